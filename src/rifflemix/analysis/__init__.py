@@ -1,0 +1,1 @@
+"""Look inside mixers and models."""

@@ -1,0 +1,20 @@
+"""Token mixers: modules (B, N, C) -> (B, N, C), their cards and their registry."""
+
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.registry import (
+    create_mixer,
+    list_mixers,
+    mixer_card,
+    mixer_class,
+    mixer_options,
+)
+
+__all__ = [
+    "MixerCard",
+    "TokenMixer",
+    "create_mixer",
+    "list_mixers",
+    "mixer_card",
+    "mixer_class",
+    "mixer_options",
+]

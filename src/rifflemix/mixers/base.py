@@ -1,0 +1,171 @@
+"""What every token mixer is: a module (B, N, C) -> (B, N, C) with a card that describes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument
+from rifflemix.ops._checks import check_padding_mask, check_tokens
+
+
+@dataclass(frozen=True)
+class MixerCard:
+    """What a mixer is and can do; the registry, tests, benchmarks and tables read it.
+
+    Attributes:
+        name: registry name.
+        title: the name people use.
+        paper: where it was published.
+        equations: the equations or sections it implements.
+        complexity: cost as printed in tables, in tokens N and channels C.
+        cost_exponent: exponent of N in the cost of the mixing itself: 1.0 for O(N) and
+            O(N log N), 2.0 for O(N^2).
+        causal: accepts `causal=True`.
+        padding: honours `key_padding_mask`.
+        streaming: has `init_state` and `step` (when built with `causal=True`).
+        permutation_equivariant: permuting the tokens permutes the outputs.
+        layout_over_length: empty, or why outputs may depend on the padded length N itself.
+        needs_max_length: cannot be built without `max_length`.
+    """
+
+    name: str
+    title: str
+    paper: str
+    equations: str
+    complexity: str
+    cost_exponent: float
+    causal: bool = False
+    padding: bool = True
+    streaming: bool = False
+    permutation_equivariant: bool = False
+    layout_over_length: str = ""
+    needs_max_length: bool = False
+
+
+class TokenMixer(nn.Module):
+    """Base of all mixers: checks arguments once, hands clean ones to `mix`, zeroes padding.
+
+    A subclass sets `card`, calls `super().__init__` and writes `mix(x, key_padding_mask)`.
+
+    Args:
+        dim: channels C.
+        num_heads: heads H; must divide `dim`.
+        max_length: most tokens the layer will see; None where the mixer does not need it.
+        layer_index: 0-based place of this layer in the stack (schedules over depth use it).
+        num_layers: layers in the stack.
+        causal: output n may depend on tokens 0..n only.
+        dropout: probability in [0, 1).
+
+    Raises:
+        InputError: an argument out of range, or `causal=True` where the card says it cannot.
+    """
+
+    card: ClassVar[MixerCard]
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int = 1,
+        max_length: int | None = None,
+        layer_index: int = 0,
+        num_layers: int = 1,
+        causal: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        _check_sizes(dim, num_heads, max_length, layer_index, num_layers, dropout)
+        if causal and not self.card.causal:
+            raise bad_argument(
+                "causal", f"False: {self.card.title} mixes in both directions", True
+            )
+        if max_length is None and self.card.needs_max_length:
+            raise bad_argument("max_length", f"the most tokens {self.card.title} will see", None)
+        self.dim = dim
+        self.num_heads = num_heads
+        self.max_length = max_length
+        self.layer_index = layer_index
+        self.num_layers = num_layers
+        self.causal = causal
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Mix tokens.
+
+        Args:
+            x: (B, N, C) tokens.
+            key_padding_mask: (B, N) bool, True = padding, as in torch.nn.MultiheadAttention.
+
+        Returns:
+            (B, N, C), zero at padded places.
+
+        Raises:
+            InputError: wrong shape, dtype or device, or N over `max_length`.
+        """
+        self._check_input(x, key_padding_mask)
+        if key_padding_mask is None:
+            return self.mix(x, None)
+        # Zeroed before as well as after: even NaN in a padded place must reach nothing.
+        padded = key_padding_mask.unsqueeze(-1)
+        return self.mix(x.masked_fill(padded, 0.0), key_padding_mask).masked_fill(padded, 0.0)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The mixing itself, on checked arguments with zeros at padded places.
+
+        Padded outputs may hold anything finite: `forward` zeroes them.
+        """
+        raise NotImplementedError
+
+    def init_state(
+        self, batch_size: int, *, device: Any = None, dtype: Any = None
+    ) -> dict[str, Tensor]:
+        """The state before the first token, for mixers whose card says `streaming`."""
+        raise bad_argument("mixer", "one that streams", self.card.name)
+
+    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C) and the state so far -> its output (B, C) and the next state."""
+        raise bad_argument("mixer", "one that streams", self.card.name)
+
+    def _check_input(self, x: Tensor, key_padding_mask: Tensor | None) -> None:
+        check_tokens("x", x)
+        if x.shape[2] != self.dim:
+            raise bad_argument("x", f"{self.dim} channels in shape (B, N, C)", tuple(x.shape))
+        if x.shape[1] < 1:
+            raise bad_argument("x", "at least one token in shape (B, N, C)", tuple(x.shape))
+        if self.max_length is not None and x.shape[1] > self.max_length:
+            raise bad_argument(
+                "x",
+                f"at most max_length = {self.max_length} tokens",
+                x.shape[1],
+                "build the mixer with a larger max_length",
+            )
+        check_padding_mask(key_padding_mask, x)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"dim={self.dim}, num_heads={self.num_heads}, causal={self.causal}"
+
+
+def _check_sizes(
+    dim: int,
+    num_heads: int,
+    max_length: int | None,
+    layer_index: int,
+    num_layers: int,
+    dropout: float,
+) -> None:
+    if dim < 1:
+        raise bad_argument("dim", "at least 1", dim)
+    if num_heads < 1 or dim % num_heads:
+        raise bad_argument("num_heads", f"a divisor of dim = {dim}", num_heads)
+    if max_length is not None and max_length < 1:
+        raise bad_argument("max_length", "at least 1", max_length)
+    if num_layers < 1:
+        raise bad_argument("num_layers", "at least 1", num_layers)
+    if not 0 <= layer_index < num_layers:
+        raise bad_argument("layer_index", f"0 to num_layers - 1 = {num_layers - 1}", layer_index)
+    if not 0.0 <= dropout < 1.0:
+        raise bad_argument("dropout", "a probability in [0, 1)", dropout)

@@ -1,0 +1,1 @@
+"""The peers that the papers' tables compare with."""

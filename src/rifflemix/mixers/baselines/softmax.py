@@ -1,0 +1,92 @@
+"""Softmax attention, the row every table is measured against."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.mixers.base import MixerCard, TokenMixer
+
+
+class Softmax(TokenMixer):
+    """Multi-head softmax attention through torch's scaled_dot_product_attention.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments.
+        bias: add a bias to the query, key, value and output maps.
+        shared: the other arguments of `TokenMixer`.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", equation (1).
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="softmax",
+        title="Softmax attention",
+        paper="Vaswani et al. 2017, Attention Is All You Need",
+        equations="(1)",
+        complexity="O(N^2 C)",
+        cost_exponent=2.0,
+        causal=True,
+        streaming=True,
+        permutation_equivariant=True,
+    )
+
+    def __init__(self, dim: int, *, bias: bool = True, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.proj = nn.Linear(dim, dim, bias=bias)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Attention of every token to every valid (and, if causal, earlier) token."""
+        q, k, v = self._split(self.qkv(x))
+        mask = self._attention_mask(x.shape[1], key_padding_mask)
+        y = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=self.causal and mask is None,
+        )
+        y = y.transpose(1, 2).flatten(2)
+        out: Tensor = self.proj(y)
+        return out
+
+    def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        heads = qkv.unflatten(-1, (3, self.num_heads, self.dim // self.num_heads))
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
+
+    def _attention_mask(self, length: int, key_padding_mask: Tensor | None) -> Tensor | None:
+        """Bool, (B, 1, 1, N), or (B, 1, N, N) when causal; True = may attend.
+
+        A query that may attend nowhere would turn into NaN. Such queries are padded ones, whose
+        outputs are zeroed later, so they are let look somewhere harmless.
+        """
+        if key_padding_mask is None:
+            return None
+        valid = ~key_padding_mask[:, None, None, :]
+        if not self.causal:
+            return valid | key_padding_mask.all(dim=1)[:, None, None, None]
+        earlier = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
+        itself = torch.eye(length, dtype=torch.bool, device=valid.device)
+        return (valid & earlier) | itself
+
+    def init_state(
+        self, batch_size: int, *, device: Any = None, dtype: Any = None
+    ) -> dict[str, Tensor]:
+        """An empty key-value cache; it grows by one token a step (not constant memory)."""
+        shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
+        empty = torch.zeros(shape, device=device, dtype=dtype)
+        return {"keys": empty, "values": empty}
+
+    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C): attend to the cache and to itself."""
+        q, k, v = self._split(self.qkv(x_t.unsqueeze(1)))
+        keys = torch.cat((state["keys"], k), dim=2)
+        values = torch.cat((state["values"], v), dim=2)
+        y = F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).flatten(1)
+        return self.proj(y), {"keys": keys, "values": values}

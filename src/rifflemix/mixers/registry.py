@@ -1,0 +1,100 @@
+"""The one list of mixers. A new mixer is one file and one line here."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from rifflemix.errors import bad_argument, unknown_name
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.baselines.softmax import Softmax
+
+_MIXERS: dict[str, type[TokenMixer]] = {
+    mixer.card.name: mixer
+    for mixer in (
+        Softmax,
+    )
+}
+
+
+def list_mixers() -> list[str]:
+    """Names of all registered mixers, in the order of the tables."""
+    return list(_MIXERS)
+
+
+def mixer_class(name: str) -> type[TokenMixer]:
+    """The class behind a registry name; an unknown name suggests the nearest."""
+    try:
+        return _MIXERS[name]
+    except KeyError:
+        raise unknown_name("mixer", name, _MIXERS) from None
+
+
+def mixer_card(name: str) -> MixerCard:
+    """The card of a registered mixer."""
+    return mixer_class(name).card
+
+
+def create_mixer(
+    name: str,
+    dim: int,
+    *,
+    num_heads: int = 1,
+    max_length: int | None = None,
+    layer_index: int = 0,
+    num_layers: int = 1,
+    causal: bool = False,
+    dropout: float = 0.0,
+    **options: Any,
+) -> TokenMixer:
+    """Build a mixer by name.
+
+    Args:
+        name: one of `list_mixers()`.
+        dim: channels C.
+        num_heads: heads H, a divisor of `dim`.
+        max_length: most tokens the layer will see.
+        layer_index: 0-based place of the layer in its stack.
+        num_layers: layers in the stack.
+        causal: output n depends on tokens 0..n only.
+        dropout: probability in [0, 1).
+        options: the mixer's own options (see its class).
+
+    Raises:
+        InputError: unknown name or option, or a value out of range.
+    """
+    cls = mixer_class(name)
+    _check_options(cls, options)
+    return cls(
+        dim,
+        num_heads=num_heads,
+        max_length=max_length,
+        layer_index=layer_index,
+        num_layers=num_layers,
+        causal=causal,
+        dropout=dropout,
+        **options,
+    )
+
+
+def mixer_options(name: str) -> dict[str, Any]:
+    """Names and defaults of a mixer's own options."""
+    return _own_options(mixer_class(name))
+
+
+def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
+    shared = inspect.signature(TokenMixer.__init__).parameters
+    own = inspect.signature(cls.__init__).parameters
+    return {
+        name: parameter.default
+        for name, parameter in own.items()
+        if name not in shared and parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def _check_options(cls: type[TokenMixer], options: dict[str, Any]) -> None:
+    known = _own_options(cls)
+    for name in options:
+        if name not in known:
+            expected = ", ".join(known) if known else "no options"
+            raise bad_argument(f"options of {cls.card.name}", expected, repr(name))

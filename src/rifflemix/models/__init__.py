@@ -1,0 +1,1 @@
+"""Backbones that take any mixer."""

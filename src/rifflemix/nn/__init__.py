@@ -1,0 +1,1 @@
+"""Small layers shared by the models."""

@@ -1,0 +1,1 @@
+"""Operators: functions on tensors, one folder per family."""

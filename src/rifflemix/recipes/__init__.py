@@ -1,0 +1,1 @@
+"""The papers' rows as configurations."""

@@ -1,0 +1,1 @@
+"""Replace attention in models of other libraries."""

@@ -1,0 +1,1 @@
+"""Data sets: generate, fetch, verify, cache, collate."""
