@@ -1,1 +1,6 @@
-"""Measure time and memory."""
+"""Measure time and memory, and compare mixers."""
+
+from rifflemix.bench.environment import describe_hardware, environment
+from rifflemix.bench.measure import median, median_seconds, peak_memory
+
+__all__ = ["describe_hardware", "environment", "median", "median_seconds", "peak_memory"]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from rifflemix.errors import bad_argument
+from rifflemix.errors import InputError, bad_argument
 from rifflemix.ops._checks import check_padding_mask, check_tokens
 
 
@@ -122,12 +122,55 @@ class TokenMixer(nn.Module):
     def init_state(
         self, batch_size: int, *, device: Any = None, dtype: Any = None
     ) -> dict[str, Tensor]:
-        """The state before the first token, for mixers whose card says `streaming`."""
-        raise bad_argument("mixer", "one that streams", self.card.name)
+        """The state before the first token.
+
+        Args:
+            batch_size: sequences B that will be streamed side by side.
+            device: of the state; use the parameters' own.
+            dtype: of the tokens that will come.
+
+        Raises:
+            InputError: the mixer does not stream, or was built without `causal=True`.
+        """
+        self._check_streams()
+        if batch_size < 1:
+            raise bad_argument("batch_size", "at least 1", batch_size)
+        return self.start_stream(batch_size, device, dtype)
 
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C) and the state so far -> its output (B, C) and the next state."""
-        raise bad_argument("mixer", "one that streams", self.card.name)
+        """One more token of each sequence.
+
+        Args:
+            x_t: (B, C) tokens at the next position.
+            state: what `init_state` or the last `step` returned; it is not changed.
+
+        Returns:
+            (B, C) outputs, equal to the parallel form's at this position, and the next state.
+
+        Raises:
+            InputError: wrong shape or dtype, or the mixer does not stream.
+        """
+        self._check_streams()
+        check_tokens("x_t", x_t, rank=2, layout="(B, C)")
+        if x_t.shape[1] != self.dim:
+            raise bad_argument("x_t", f"{self.dim} channels in shape (B, C)", tuple(x_t.shape))
+        return self.advance_stream(x_t, state)
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """What `init_state` returns, for mixers that stream."""
+        raise NotImplementedError
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """What `step` returns, for mixers that stream; the arguments are checked."""
+        raise NotImplementedError
+
+    def _check_streams(self) -> None:
+        if not self.card.streaming:
+            raise InputError(f"mixer {self.card.name} cannot stream: its card says streaming=False")
+        if not self.causal:
+            raise bad_argument("causal", f"True to stream {self.card.name}", False)
 
     def _check_input(self, x: Tensor, key_padding_mask: Tensor | None) -> None:
         check_tokens("x", x)

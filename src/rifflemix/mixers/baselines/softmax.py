@@ -75,15 +75,15 @@ class Softmax(TokenMixer):
         itself = torch.eye(length, dtype=torch.bool, device=valid.device)
         return (valid & earlier) | itself
 
-    def init_state(
-        self, batch_size: int, *, device: Any = None, dtype: Any = None
-    ) -> dict[str, Tensor]:
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """An empty key-value cache; it grows by one token a step (not constant memory)."""
         shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
         empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"keys": empty, "values": empty}
 
-    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One token (B, C): attend to the cache and to itself."""
         q, k, v = self._split(self.qkv(x_t.unsqueeze(1)))
         keys = torch.cat((state["keys"], k), dim=2)

@@ -1,0 +1,32 @@
+PY ?= python3
+VENV ?= .venv
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.PHONY: demo test test-all lint bench docs clean
+
+$(VENV)/.ok: pyproject.toml constraints.txt
+	$(PY) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q -c constraints.txt -e ".[test]"
+	@touch $@
+
+# Six mixers, one backbone, real handwritten digits; a few minutes on two cores.
+demo: $(VENV)/.ok
+	$(VENV)/bin/rifflemix compare --task digits --out runs/demo
+
+# Everything but the slow tests; under ten minutes on two cores.
+test: $(VENV)/.ok
+	$(VENV)/bin/python -m pytest -q -m "not slow"
+
+test-all: $(VENV)/.ok
+	$(VENV)/bin/python -m pytest -q
+
+lint: $(VENV)/.ok
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/.ok
+	$(VENV)/bin/rifflemix bench ops --out runs/bench-ops.json
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

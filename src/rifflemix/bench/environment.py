@@ -1,0 +1,101 @@
+"""What a result was measured with: versions, hardware, commit, command."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_LIBRARIES = ("rifflemix", "torch", "numpy", "safetensors", "accelerate", "triton")
+
+
+def environment() -> dict[str, Any]:
+    """Everything a reader needs to judge a number, as JSON-ready values.
+
+    Keys: command, time (UTC, ISO 8601), git_commit (None outside a checkout), git_dirty, python,
+    platform, libraries (name -> version), hardware (cpu, cores, threads, memory_bytes, gpu).
+    """
+    commit, dirty = _git()
+    return {
+        "command": _command(),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "git_commit": commit,
+        "git_dirty": dirty,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "libraries": {name: v for name in _LIBRARIES if (v := _version(name)) is not None},
+        "hardware": {
+            "cpu": _cpu_name(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "memory_bytes": _memory_bytes(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+
+
+def _command() -> str:
+    """The command line, under the name a reader would type."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["rifflemix" if program == "__main__.py" else program, *sys.argv[1:]])
+
+
+def describe_hardware(environment: dict[str, Any]) -> str:
+    """One line for table captions."""
+    hardware = environment["hardware"]
+    if hardware["gpu"]:
+        return str(hardware["gpu"])
+    return f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} threads"
+
+
+def _version(name: str) -> str | None:
+    if name == "torch":
+        return str(torch.__version__)
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git() -> tuple[str | None, bool | None]:
+    """Commit of the checkout this package lies in, and whether tracked files differ from it."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None, None
+    try:
+        commit = _run(root, "git", "rev-parse", "HEAD")
+        dirty = bool(_run(root, "git", "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+    return commit, dirty
+
+
+def _run(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -1,0 +1,53 @@
+"""Measurements measure what they say."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from rifflemix.bench import environment, median, median_seconds, peak_memory
+from rifflemix.bench.environment import describe_hardware
+
+CPU = torch.device("cpu")
+MEBI = 2**20
+
+MEMORY_CASES = {
+    "one result": (lambda x: x + 1, 4),
+    "two held at once": (lambda x: (x + 1) * (x + 2), 12),
+    "chain frees as it goes": (lambda x: ((x + 1) + 1) + 1, 8),
+    "in place": (lambda x: x.add_(1), 0),
+}
+
+
+@pytest.mark.parametrize(("call", "mebibytes"), MEMORY_CASES.values(), ids=MEMORY_CASES)
+def test_peak_memory_counts_what_is_held(call, mebibytes: int) -> None:
+    x = torch.zeros(1024, 1024)
+    peak = peak_memory(lambda: call(x), CPU)
+    assert abs(peak - mebibytes * MEBI) < 4096
+
+
+def test_peak_memory_repeats_exactly() -> None:
+    x = torch.randn(256, 256, requires_grad=True)
+
+    def step() -> None:
+        (x @ x).relu().sum().backward()
+
+    step()
+    assert peak_memory(step, CPU) == peak_memory(step, CPU)
+
+
+def test_times_are_per_call() -> None:
+    seconds = median_seconds(
+        {"short": lambda: time.sleep(0.001), "long": lambda: time.sleep(0.01)}, CPU, repeats=3
+    )
+    assert len(seconds["short"]) == 3
+    assert 0.001 <= median(seconds["short"]) < 0.01 <= median(seconds["long"]) < 0.1
+
+
+def test_environment_holds_what_a_reader_needs() -> None:
+    found = environment()
+    assert {"command", "time", "git_commit", "libraries", "hardware", "python"} <= set(found)
+    assert found["libraries"]["torch"] == torch.__version__
+    assert str(found["hardware"]["cores"]) in describe_hardware(found)

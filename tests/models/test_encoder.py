@@ -1,0 +1,89 @@
+"""The common backbone, with every mixer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import rifflemix as rm
+
+TOKENS = {"vocab_size": 11, "max_length": 24, "dim": 16, "num_heads": 2, "num_classes": 3}
+
+
+@pytest.mark.parametrize("mixer", rm.list_mixers())
+def test_every_mixer_trains_in_it(mixer: str) -> None:
+    model = rm.create_model("encoder", mixer=mixer, **TOKENS)
+    inputs, labels = torch.randint(0, 11, (8, 20)), torch.randint(0, 3, (8,))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(30):
+        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("mixer", rm.list_mixers())
+def test_padding_reaches_nothing(mixer: str) -> None:
+    model = rm.create_model("encoder", mixer=mixer, num_layers=2, **TOKENS).double().eval()
+    inputs = torch.randint(0, 11, (3, 20))
+    mask = torch.zeros(3, 20, dtype=torch.bool)
+    mask[0, 13:] = mask[1, 1:] = True
+    other = torch.where(mask, torch.randint(0, 11, (3, 20)), inputs)
+    torch.testing.assert_close(
+        model(other, key_padding_mask=mask), model(inputs, key_padding_mask=mask)
+    )
+
+
+def test_takes_vectors() -> None:
+    model = rm.create_model("encoder", in_channels=5, max_length=9)
+    assert model(torch.randn(2, 9, 5)).shape == (2, 10)
+
+
+def test_parameter_count() -> None:
+    """Embedding, positions, blocks (softmax 4 maps, feed-forward 2, two norms), norm, head."""
+    dim, hidden, layers = 16, 32, 2
+    model = rm.create_model("encoder", mlp_ratio=2, num_layers=layers, **TOKENS)
+    block = 4 * (dim * dim + dim) + 2 * dim * hidden + hidden + dim + 4 * dim
+    expected = 11 * dim + 24 * dim + layers * block + 2 * dim + 3 * dim + 3
+    assert sum(p.numel() for p in model.parameters()) == expected
+
+
+def test_layers_know_their_place() -> None:
+    model = rm.create_model("encoder", num_layers=3, **TOKENS)
+    places = [(b.mixer.layer_index, b.mixer.num_layers) for b in model.blocks]
+    assert places == [(0, 3), (1, 3), (2, 3)]
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "both inputs": ({"in_channels": 3}, "exactly one"),
+    "no input": ({"vocab_size": None}, "exactly one"),
+    "heads": ({"num_heads": 3}, "num_heads: expected a divisor of dim = 16, got 3"),
+    "layers": ({"num_layers": 0}, "num_layers"),
+    "classes": ({"num_classes": 0}, "num_classes"),
+    "length": ({"max_length": 0}, "max_length"),
+    "mixer": ({"mixer": "sofmax"}, "did you mean softmax"),
+    "setting": ({"depth": 3}, "settings of encoder"),
+    "option": ({"mixer_options": {"wings": 2}}, "wings"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
+def test_bad_settings(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rm.create_model("encoder", **{**TOKENS, **change})
+
+
+def test_too_long_input() -> None:
+    model = rm.create_model("encoder", **TOKENS)
+    with pytest.raises(ValueError, match="at most max_length = 24 tokens, got 25"):
+        model(torch.zeros(1, 25, dtype=torch.int64))
+
+
+def test_unknown_model_suggests_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean encoder"):
+        rm.create_model("encodr")

@@ -1,0 +1,101 @@
+"""The house's arrows: which room may import which (docs/design.md)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "rifflemix"
+EXTRAS = ("accelerate", "datasets", "timm", "transformers", "triton", "scipy", "rdkit", "sklearn")
+
+# A room may import itself, `errors`, and the rooms named here. Nothing imports `cli`.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "ops": set(),
+    "nn": {"ops"},
+    "mixers": {"ops", "nn"},
+    "models": {"mixers", "nn", "ops"},
+    "surgery": {"models", "mixers", "nn", "ops"},
+    "tasks": set(),
+    "train": set(),
+    "recipes": {"ops", "mixers", "nn", "models", "surgery", "tasks", "train"},
+    "bench": {"ops", "mixers", "nn", "models", "surgery", "tasks", "train", "recipes"},
+    "analysis": {"ops", "mixers", "nn", "models", "surgery", "tasks", "train", "recipes"},
+    "report": {"mixers", "recipes", "bench", "analysis"},
+}
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Every module a file imports anywhere in it, except under TYPE_CHECKING."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write the full name"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            found.add(node.module or "")
+    return found
+
+
+FILES = sorted(p for p in SOURCE.rglob("*.py") if room_of(p) in MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_arrows_between_rooms(path: Path) -> None:
+    room = room_of(path)
+    allowed = MAY_IMPORT[room] | {room, "errors", "__version__"}
+    rooms = {
+        module.split(".")[1] for module in imported_modules(path) if module.startswith("rifflemix.")
+    }
+    assert rooms <= allowed, f"{room} must not import {sorted(rooms - allowed)}"
+
+
+def test_every_room_is_known() -> None:
+    rooms = {room_of(p) for p in SOURCE.rglob("*.py")}
+    assert rooms <= set(MAY_IMPORT) | {"__init__", "__main__", "cli"}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: p.name)
+def test_files_stay_readable(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: p.name)
+def test_no_assert_guards_an_argument(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    lines = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    assert not lines, f"raise InputError instead of assert (lines {lines})"
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level packages in memory after a statement, in a fresh interpreter."""
+    code = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    return set(done.stdout.split())
+
+
+def test_import_is_light() -> None:
+    assert not loaded_by("import rifflemix") & {"torch", *EXTRAS}
+
+
+def test_mixers_and_models_need_no_extras() -> None:
+    everything = "import rifflemix as rm; rm.create_model; rm.create_mixer; rm.ops; rm.models"
+    assert not loaded_by(everything) & set(EXTRAS)
+
+
+def test_tasks_know_nothing_of_models() -> None:
+    loaded = loaded_by("import rifflemix.tasks")
+    assert not loaded & set(EXTRAS)

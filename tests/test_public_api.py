@@ -1,0 +1,79 @@
+"""The frozen public names."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import rifflemix as rm
+
+MIXER_ARGUMENTS = (
+    "name dim num_heads max_length layer_index num_layers causal dropout options".split()
+)
+
+
+def test_every_exported_name_exists() -> None:
+    for name in rm.__all__:
+        assert getattr(rm, name) is not None
+    assert set(rm.__all__) <= set(dir(rm))
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'wings'"):
+        _ = rm.wings
+
+
+def test_create_mixer_signature() -> None:
+    parameters = inspect.signature(rm.create_mixer).parameters
+    assert list(parameters) == MIXER_ARGUMENTS
+    defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+    assert defaults == {
+        "num_heads": 1,
+        "max_length": None,
+        "layer_index": 0,
+        "num_layers": 1,
+        "causal": False,
+        "dropout": 0.0,
+    }
+
+
+SIGNATURES = {
+    "circular_shift": "x, steps, *, key_padding_mask=None",
+    "shift_steps": "kind, num_tokens, num_channels, *, layer_index=0, num_layers=1",
+    "group_sort": "x, num_groups=1, *, order='reference', descending=None, key_padding_mask=None",
+    "interleave_columns": "num_channels, layer_index, *, heads=1, reverse=False, num_layers=None",
+    "max_exchange": "x, *, key_padding_mask=None",
+    "channel_permute": "x, steps, num_groups, *, order='reference', key_padding_mask=None",
+    "token_statistics": (
+        "w, temperature, *, normalize=True, key_padding_mask=None, return_membership=False"
+    ),
+    "causal_token_statistics": (
+        "w, temperature, denominator_bias=None, *, initial_state=None, return_state=False"
+    ),
+    "sinkhorn": "log_scores, num_iterations, *, causal=False",
+    "butterfly_strides": "length, block",
+    "butterfly_split": "x, block, stride, dim=1",
+    "butterfly_merge": "y, stride, dim=1",
+    "block_linear": "x, weight, bias=None",
+}
+NO_BACKEND = {"shift_steps", "interleave_columns", "butterfly_strides"}
+INDEXED = {"circular_shift", "group_sort", "max_exchange", "channel_permute"}
+
+
+@pytest.mark.parametrize(("name", "signature"), SIGNATURES.items(), ids=SIGNATURES)
+def test_operator_signatures(name: str, signature: str) -> None:
+    """The frozen arguments stand first, in order, with their defaults; more may follow."""
+    operator = getattr(rm.ops, name)
+    frozen = inspect.signature(eval(f"lambda {signature}: None")).parameters
+    actual = inspect.signature(operator).parameters
+    for argument, parameter in frozen.items():
+        assert argument in actual
+        assert actual[argument].kind == parameter.kind
+        assert actual[argument].default == parameter.default
+    positional = [n for n, p in frozen.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert list(actual)[: len(positional)] == positional
+    if name not in NO_BACKEND:
+        assert actual["backend"].default == "auto"
+    if name in INDEXED:
+        assert actual["return_indices"].default is False
