@@ -1,0 +1,191 @@
+"""Token statistics self-attention: the mixer of the Token Statistics Transformer."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.ops import StatisticsState, causal_token_statistics, token_statistics
+
+
+class TSSA(TokenMixer):
+    """Token statistics self-attention, in linear time and memory.
+
+    `in_proj` plays the paper's bases U_1 ... U_H, transposed; `out_proj` is free, as in the
+    released code. `dropout` drops entries of the factor 1 / (1 + second moment), as the released
+    code's attention dropout does. With `causal=True` the sums run over the tokens so far, and
+    `init_state` and `step` go token by token in constant memory.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments.
+        bias: add a bias to `in_proj`.
+        out_bias: add a bias to `out_proj`.
+        normalize: scale each feature to unit norm over the tokens for the membership; False is
+            the ablation of the paper's Table 8, which only the form in both directions has.
+        denominator_bias: give the causal form its learned bias per head and position, which
+            needs `max_length`; it starts at 0. The form in both directions has none.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: `causal=True` with a bias but no `max_length`, or with `normalize=False`.
+
+    Source: Wu et al. 2024, equations (10), (11), (31), (32); causal: (28), (29), (34).
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="tssa",
+        title="Token statistics (TSSA)",
+        paper="Wu et al. 2024, Token Statistics Transformer: Linear-Time Attention via "
+        "Variational Rate Reduction",
+        equations="(10), (11), (31), (32); causal (28), (29), (34)",
+        complexity="O(N C)",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+        permutation_equivariant=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        bias: bool = True,
+        out_bias: bool = True,
+        normalize: bool = True,
+        denominator_bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        if self.causal and not normalize:
+            raise bad_argument("normalize", "True, since causal=True defines no other form", False)
+        self.normalize = normalize
+        self.in_proj = nn.Linear(dim, dim, bias=bias)
+        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.temperature = nn.Parameter(torch.ones(self.num_heads))
+        self.denominator_bias = self._make_denominator_bias() if denominator_bias else None
+
+    def _make_denominator_bias(self) -> nn.Parameter | None:
+        if not self.causal:
+            return None
+        if self.max_length is None:
+            raise bad_argument(
+                "max_length",
+                "the most tokens the causal form will see, for its bias per position",
+                None,
+                "or pass denominator_bias=False",
+            )
+        return nn.Parameter(torch.zeros(self.num_heads, self.max_length))
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Project, take the statistics of the valid (if causal, earlier) tokens, project."""
+        w = self.project(x)
+        if self.causal:
+            y = causal_token_statistics(
+                w,
+                self.temperature,
+                self.denominator_bias,
+                key_padding_mask=key_padding_mask,
+                dropout_p=self._dropout_p(),
+            )
+        else:
+            y = token_statistics(
+                w,
+                self.temperature,
+                normalize=self.normalize,
+                key_padding_mask=key_padding_mask,
+                dropout_p=self._dropout_p(),
+            )
+        out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
+        return out
+
+    def project(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, C) in the bases of the heads: (B, H, N, C / H), what the rate is of."""
+        heads: Tensor = self.in_proj(x).unflatten(-1, (self.num_heads, -1))
+        return heads.transpose(1, 2)
+
+    def membership(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The probability (B, H, N) with which each token belongs to each head's group.
+
+        Args:
+            x: (B, N, C) tokens.
+            key_padding_mask: (B, N) bool, True = padding; the membership there is zero.
+
+        Returns:
+            (B, H, N), float32 or float64, sums to 1 over H at valid tokens.
+        """
+        self._check_input(x, key_padding_mask)
+        if key_padding_mask is not None:
+            x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+        w = self.project(x)
+        if self.causal:
+            return causal_token_statistics(
+                w,
+                self.temperature,
+                self.denominator_bias,
+                return_membership=True,
+                key_padding_mask=key_padding_mask,
+            )[1]
+        return token_statistics(
+            w,
+            self.temperature,
+            normalize=self.normalize,
+            key_padding_mask=key_padding_mask,
+            return_membership=True,
+        )[1]
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """The sums before the first token, of constant size: the fields of `StatisticsState`."""
+        weight = self.in_proj.weight
+        state = StatisticsState.zeros(
+            batch_size,
+            self.num_heads,
+            self.dim // self.num_heads,
+            device=device or weight.device,
+            dtype=dtype or weight.dtype,
+        )
+        return state._asdict()
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C): its part goes into the sums, and out come its output and the sums.
+
+        Raises:
+            InputError: a state that is not this mixer's, or a token past `max_length`.
+        """
+        if not isinstance(state, dict) or set(state) != set(StatisticsState._fields):
+            raise bad_argument("state", "what init_state or step returned", type(state).__name__)
+        self._check_position(state["position"])
+        y, after = causal_token_statistics(
+            self.project(x_t.unsqueeze(1)),
+            self.temperature,
+            self.denominator_bias,
+            initial_state=StatisticsState(**state),
+            return_state=True,
+            dropout_p=self._dropout_p(),
+        )
+        return self.out_proj(y.flatten(1)), after._asdict()
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay should leave alone."""
+        names = {"temperature"}
+        return names if self.denominator_bias is None else names | {"denominator_bias"}
+
+    def _dropout_p(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def _check_position(self, position: Tensor) -> None:
+        """Raise if a stream is full; a graph that is being traced cannot read the position."""
+        if self.max_length is None or torch.compiler.is_compiling() or not position.numel():
+            return
+        if int(position.max()) >= self.max_length:
+            raise bad_argument(
+                "x_t",
+                f"at most max_length = {self.max_length} tokens in a stream",
+                f"token {int(position.max()) + 1}",
+                "build the mixer with a larger max_length",
+            )

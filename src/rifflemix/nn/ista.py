@@ -1,0 +1,60 @@
+"""The sparse coding step that stands in for the feed-forward layer in the ablation of ToST."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument
+
+
+class ISTA(nn.Module):
+    """One non-negative ISTA step towards a sparse code of the input in a learned dictionary.
+
+    From the code a = x it goes one proximal gradient step of length `step_size` down
+    1/2 |x - D a|^2 + `sparsity` * sum(a) over a >= 0, token by token:
+    relu(x + step_size * (D^T (x - D x) - sparsity)). The step already holds x: a block uses
+    `x = ista(norm(x))` where it would use `x = x + feed_forward(norm(x))`.
+
+    Args:
+        dim: channels C; the dictionary D is C x C.
+        step_size: length of the step, above 0.
+        sparsity: weight of the l1 norm, at least 0.
+
+    Raises:
+        InputError: an argument out of range, or an input without `dim` channels.
+
+    Source: Yu et al. 2023, "White-Box Transformers via Sparse Rate Reduction", the ISTA block;
+    ablation in Wu et al. 2024 (ToST), Table 8.
+    """
+
+    def __init__(self, dim: int, *, step_size: float = 0.1, sparsity: float = 0.1) -> None:
+        super().__init__()
+        if dim < 1:
+            raise bad_argument("dim", "at least 1", dim)
+        if not step_size > 0.0:
+            raise bad_argument("step_size", "a number above 0", step_size)
+        if not sparsity >= 0.0:
+            raise bad_argument("sparsity", "a number of at least 0", sparsity)
+        self.dim = dim
+        self.step_size = step_size
+        self.sparsity = sparsity
+        self.weight = nn.Parameter(torch.empty(dim, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw D anew: He's uniform initialisation."""
+        nn.init.kaiming_uniform_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., C), non-negative."""
+        if x.shape[-1] != self.dim:
+            raise bad_argument("x", f"{self.dim} channels in shape (..., C)", tuple(x.shape))
+        residual = x - F.linear(x, self.weight)
+        descent = F.linear(residual, self.weight.mT) - self.sparsity
+        return torch.relu(x + self.step_size * descent)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"dim={self.dim}, step_size={self.step_size}, sparsity={self.sparsity}"

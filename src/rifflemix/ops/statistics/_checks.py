@@ -1,0 +1,118 @@
+"""Argument checks of the token statistics family."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rifflemix.errors import bad_argument
+from rifflemix.ops._checks import check_tokens
+from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
+
+
+def check_heads(name: str, w: Tensor) -> None:
+    """Raise unless `w` is (B, H, N, D), floating-point, with something along H, N and D."""
+    check_tokens(name, w, rank=4, layout="(B, H, N, D)")
+    _check_not_empty(name, w, "(B, H, N, D)")
+
+
+def check_whole(name: str, z: Tensor) -> None:
+    """Raise unless `z` is (B, N, C), floating-point, with something along N and C."""
+    check_tokens(name, z)
+    _check_not_empty(name, z, "(B, N, C)")
+
+
+def check_temperature(temperature: Tensor, w: Tensor) -> None:
+    """Raise unless `temperature` is a floating-point (H,) tensor where `w` is."""
+    _check_tensor("temperature", temperature, f"(H,) = ({w.shape[1]},)", (w.shape[1],), w)
+    if not temperature.is_floating_point():
+        raise bad_argument("temperature", "a floating-point dtype", temperature.dtype)
+
+
+def check_dropout(dropout_p: float) -> None:
+    """Raise unless `dropout_p` is in [0, 1)."""
+    if not 0.0 <= dropout_p < 1.0:
+        raise bad_argument("dropout_p", "a probability in [0, 1)", dropout_p)
+
+
+def check_scale(scale: float) -> None:
+    """Raise unless `scale` is above 0."""
+    if not scale > 0.0:
+        raise bad_argument("scale", "a number above 0", scale)
+
+
+def check_groups(membership: Tensor, tokens: Tensor) -> None:
+    """Raise unless `membership` is (B, H, N) for tokens (B, H, N, D) or (B, N, C)."""
+    batch, length = tokens.shape[0], tokens.shape[-2]
+    check_tokens("membership", membership, layout="(B, H, N)")
+    heads = tokens.shape[1] if tokens.dim() == 4 else membership.shape[1]
+    shape = (batch, heads, length)
+    _check_tensor("membership", membership, f"(B, H, N) = {shape}", shape, tokens)
+    expected = accumulation_dtype(tokens.dtype)
+    if membership.dtype != expected:
+        raise bad_argument("membership", f"dtype {expected}", membership.dtype)
+
+
+def check_state(state: StatisticsState | None, w: Tensor) -> None:
+    """Raise unless `state` is None or fits tokens like `w`."""
+    if state is None:
+        return
+    if not isinstance(state, StatisticsState):
+        raise bad_argument("initial_state", "a StatisticsState", type(state).__name__)
+    batch, heads, _, features = w.shape
+    shapes = ((batch, heads, features), (batch, heads, features), (batch, heads), (batch,))
+    accumulate = accumulation_dtype(w.dtype)
+    dtypes = (accumulate, accumulate, accumulate, torch.int64)
+    for name, field, shape, dtype in zip(state._fields, state, shapes, dtypes, strict=True):
+        _check_tensor(f"initial_state.{name}", field, str(shape), shape, w)
+        if field.dtype != dtype:
+            raise bad_argument(f"initial_state.{name}", f"dtype {dtype}", field.dtype)
+
+
+def check_bias(
+    bias: Tensor | None,
+    w: Tensor,
+    state: StatisticsState | None,
+    key_padding_mask: Tensor | None,
+) -> None:
+    """Raise unless `bias` is None or (H, L) with a position for every token up to the last."""
+    if bias is None:
+        return
+    check_tokens("denominator_bias", bias, rank=2, layout="(H, L)")
+    _check_tensor(
+        "denominator_bias", bias, f"(H, L) with H = {w.shape[1]}", (w.shape[1], bias.shape[1]), w
+    )
+    needed = w.shape[2] if state is None else _positions_used(state, w.shape[2], key_padding_mask)
+    if bias.shape[1] < needed:
+        raise bad_argument(
+            "denominator_bias",
+            f"at least {needed} positions, one for each token so far",
+            bias.shape[1],
+        )
+
+
+def _positions_used(state: StatisticsState, length: int, key_padding_mask: Tensor | None) -> int:
+    """Positions needed after `length` more tokens; 0 while a graph is traced.
+
+    Reading the position, which is data, would break the graph.
+    """
+    if torch.compiler.is_compiling() or len(state.position) == 0:
+        return 0
+    valid = length if key_padding_mask is None else (~key_padding_mask).sum(1)
+    return int((state.position + valid).max())
+
+
+def _check_tensor(
+    name: str, value: Tensor, layout: str, shape: tuple[int, ...], like: Tensor
+) -> None:
+    if not isinstance(value, Tensor):
+        raise bad_argument(name, f"a tensor of shape {layout}", type(value).__name__)
+    if tuple(value.shape) != shape:
+        raise bad_argument(name, f"shape {layout}", tuple(value.shape))
+    if value.device != like.device:
+        raise bad_argument(name, f"device {like.device}", value.device)
+
+
+def _check_not_empty(name: str, x: Tensor, layout: str) -> None:
+    if 0 in x.shape[1:]:
+        raise bad_argument(name, f"at least one of each in shape {layout}", tuple(x.shape))

@@ -1,0 +1,55 @@
+"""What the backends of this family share: the constants, the accumulation dtype, the state."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Floors of the denominators. They are part of the definition: results near them depend on them.
+NORM_FLOOR = 1e-12  # of the norm of a feature column over the tokens
+ENERGY_FLOOR = 1e-12  # of the causal running sum of squares, which is a squared norm
+COUNT_OFFSET = 1e-8  # added to the number of tokens in a group
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which statistics of `dtype` tokens are summed: float32, or float64 for it."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class StatisticsState(NamedTuple):
+    """What `causal_token_statistics` must remember of the tokens so far: its size is constant.
+
+    Attributes:
+        energy: (B, H, D) sum of w^2.
+        member_energy: (B, H, D) sum of Pi * w^2.
+        member_count: (B, H) sum of Pi.
+        position: (B,) int64, number of valid tokens so far, which is the index into
+            `denominator_bias` of the next one.
+    """
+
+    energy: Tensor
+    member_energy: Tensor
+    member_count: Tensor
+    position: Tensor
+
+    @classmethod
+    def zeros(
+        cls,
+        batch_size: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> StatisticsState:
+        """The state before the first token; `dtype` is that of the tokens to come."""
+        accumulate = accumulation_dtype(dtype or torch.get_default_dtype())
+        per_feature = (batch_size, num_heads, head_dim)
+        return cls(
+            energy=torch.zeros(per_feature, device=device, dtype=accumulate),
+            member_energy=torch.zeros(per_feature, device=device, dtype=accumulate),
+            member_count=torch.zeros(per_feature[:2], device=device, dtype=accumulate),
+            position=torch.zeros(batch_size, device=device, dtype=torch.int64),
+        )

@@ -1,0 +1,158 @@
+"""Token statistics in a few passes over the tokens, on any device.
+
+The sums over tokens are no matrix products: autocast would run those in half precision, and sums
+over thousands of squares must stay in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.ops.statistics.common import (
+    COUNT_OFFSET,
+    ENERGY_FLOOR,
+    NORM_FLOOR,
+    StatisticsState,
+    accumulation_dtype,
+)
+
+
+def token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    *,
+    normalize: bool,
+    key_padding_mask: Tensor | None,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:
+    """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
+    tokens = _valid_tokens(w, key_padding_mask)
+    squares = tokens.square()
+    scores = squares
+    if normalize:
+        # The floor of the norm, squared. Dividing by the squared norm needs no root, whose
+        # gradient at a column of zeros would be infinite.
+        scores = squares / squares.sum(-2, keepdim=True).clamp_min(NORM_FLOOR**2)
+    membership = _membership(scores.sum(-1), temperature, key_padding_mask)
+    weights = membership.unsqueeze(-1)
+    count = weights.sum(-2, keepdim=True) + COUNT_OFFSET
+    moment = (weights * squares).sum(-2, keepdim=True) / count
+    return _gated(tokens, weights, moment, dropout_p).to(w.dtype), membership
+
+
+def causal_token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    denominator_bias: Tensor | None,
+    *,
+    initial_state: StatisticsState | None,
+    key_padding_mask: Tensor | None,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor, StatisticsState]:
+    """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    tokens = _valid_tokens(w, key_padding_mask)
+    squares = tokens.square()
+    energy = squares.cumsum(-2)
+    if initial_state is not None:
+        energy = energy + initial_state.energy.unsqueeze(-2)
+    scores = (squares / energy.clamp_min(ENERGY_FLOOR)).sum(-1)
+    if denominator_bias is not None:
+        # Added to each of the D features before the sum over them: D times in all.
+        bias = _bias_per_token(denominator_bias, w.shape[2], initial_state, key_padding_mask)
+        scores = scores + w.shape[3] * bias.to(scores.dtype)
+    membership = _membership(scores, temperature, key_padding_mask)
+    weights = membership.unsqueeze(-1)
+    member_energy = (weights * squares).cumsum(-2)
+    member_count = membership.cumsum(-1)
+    if initial_state is not None:
+        member_energy = member_energy + initial_state.member_energy.unsqueeze(-2)
+        member_count = member_count + initial_state.member_count.unsqueeze(-1)
+    moment = member_energy / (member_count.unsqueeze(-1) + COUNT_OFFSET)
+    y = _gated(tokens, weights, moment, dropout_p).to(w.dtype)
+    state = StatisticsState(
+        # Cloned: a view would keep the sums of all tokens alive.
+        energy=energy[:, :, -1].clone(),
+        member_energy=member_energy[:, :, -1].clone(),
+        member_count=member_count[:, :, -1].clone(),
+        position=_valid_before(w, initial_state) + _valid_count(w, key_padding_mask),
+    )
+    return y, membership, state
+
+
+def variational_compression_rate(w: Tensor, membership: Tensor, scale: float) -> Tensor:
+    """See `rifflemix.ops.variational_compression_rate`."""
+    squares = w.to(membership.dtype).square()
+    count = membership.sum(-1) + COUNT_OFFSET
+    moment = (membership.unsqueeze(-1) * squares).sum(-2) / count.unsqueeze(-1)
+    return _weighted_over_groups(count, torch.log1p(scale * moment).sum(-1))
+
+
+def compression_rate(z: Tensor, membership: Tensor, scale: float) -> Tensor:
+    """See `rifflemix.ops.compression_rate`."""
+    tokens = z.to(membership.dtype).unsqueeze(1)
+    count = membership.sum(-1) + COUNT_OFFSET
+    with torch.autocast(z.device.type, enabled=False):
+        weighted = membership.unsqueeze(-1) * tokens
+        moment = weighted.mT @ tokens / count[..., None, None]
+        identity = torch.eye(z.shape[2], dtype=tokens.dtype, device=z.device)
+        rate = torch.linalg.slogdet(identity + scale * moment).logabsdet
+    return _weighted_over_groups(count, rate)
+
+
+def _weighted_over_groups(count: Tensor, rate: Tensor) -> Tensor:
+    """(B, H) counts and rates -> (B,): half the mean rate, each group weighed by its share."""
+    return 0.5 * (count * rate).sum(-1) / count.sum(-1)
+
+
+def _valid_tokens(w: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """`w` in the accumulation dtype, zero at padded places, where they add to no statistic."""
+    tokens = w.to(accumulation_dtype(w.dtype))
+    if key_padding_mask is None:
+        return tokens
+    return tokens.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+
+
+def _membership(scores: Tensor, temperature: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """(B, H, N) scores -> softmax over the heads, zero at padded places."""
+    logits = temperature.to(scores.dtype).unsqueeze(-1) * scores
+    membership = torch.softmax(logits, dim=1)
+    if key_padding_mask is None:
+        return membership
+    return membership.masked_fill(key_padding_mask.unsqueeze(1), 0.0)
+
+
+def _gated(tokens: Tensor, weights: Tensor, moment: Tensor, dropout_p: float) -> Tensor:
+    """The descent direction; `moment` is (B, H, 1 or N, D), and dropout acts on its gate."""
+    gate = F.dropout(1.0 / (1.0 + moment), dropout_p)
+    return (-weights * tokens) * gate
+
+
+def _bias_per_token(
+    bias: Tensor,
+    length: int,
+    initial_state: StatisticsState | None,
+    key_padding_mask: Tensor | None,
+) -> Tensor:
+    """(B or 1, H, N): the bias at each token's place among the valid tokens of its sample."""
+    if initial_state is None and key_padding_mask is None:
+        return bias[:, :length].unsqueeze(0)
+    if key_padding_mask is None:
+        index = torch.arange(length, device=bias.device).unsqueeze(0)
+    else:
+        # A padded place takes its predecessor's index, or -1, the last: its Pi is zero.
+        index = (~key_padding_mask).cumsum(1) - 1
+    if initial_state is not None:
+        index = index + initial_state.position.unsqueeze(1)
+    return bias[:, index].transpose(0, 1)
+
+
+def _valid_before(w: Tensor, initial_state: StatisticsState | None) -> Tensor:
+    if initial_state is not None:
+        return initial_state.position
+    return torch.zeros(w.shape[0], dtype=torch.int64, device=w.device)
+
+
+def _valid_count(w: Tensor, key_padding_mask: Tensor | None) -> Tensor | int:
+    return w.shape[2] if key_padding_mask is None else (~key_padding_mask).sum(1)
