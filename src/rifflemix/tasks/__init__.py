@@ -1,1 +1,25 @@
-"""Data sets: generate, fetch, verify, cache, collate."""
+"""Data: generate, fetch, verify, cache, collate. Knows nothing of models."""
+
+from rifflemix.tasks.base import Batch, Progress, Sample, Split, Task, TaskCard, TaskStatus
+from rifflemix.tasks.registry import (
+    list_tasks,
+    load_task,
+    prepare_task,
+    task_card,
+    task_status,
+)
+
+__all__ = [
+    "Batch",
+    "Progress",
+    "Sample",
+    "Split",
+    "Task",
+    "TaskCard",
+    "TaskStatus",
+    "list_tasks",
+    "load_task",
+    "prepare_task",
+    "task_card",
+    "task_status",
+]

@@ -1,0 +1,230 @@
+"""What every task is: three splits of labelled samples, a batch layout, a loss and metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from rifflemix.errors import bad_argument, check_choice
+
+SPLITS = ("train", "validation", "test")
+
+Sample = tuple[Tensor, int]
+"""Inputs, (N,) int64 tokens or (N, F) float32 vectors, and the label."""
+
+Batch = dict[str, Tensor]
+"""inputs (B, N) or (B, N, F); labels (B,); key_padding_mask (B, N), True = padding, if it pads."""
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being done, how much is done, and of how much (None: not known)."""
+
+
+@dataclass(frozen=True)
+class TaskCard:
+    """What a task is and where its data comes from; lists, tables and the commands read it.
+
+    Attributes:
+        name: registry name.
+        title: the name people use.
+        source: who made the data and where it comes from.
+        licence: licence of the data.
+        description: one or two sentences on inputs, labels and splits.
+        needs_data: needs files or a network; False where the data is built in or generated.
+        options: the task's own options and their defaults.
+    """
+
+    name: str
+    title: str
+    source: str
+    licence: str
+    description: str
+    needs_data: bool
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """Whether a task can be loaded as things stand, and what was found where (or is missing)."""
+
+    name: str
+    available: bool
+    detail: str
+
+
+class Split(Protocol):
+    """A map-style data set that pickles into data loader workers."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def __getitem__(self, index: int) -> Sample:
+        """One sample."""
+        ...
+
+    def digest(self) -> bytes:
+        """Hash of every input and label, in order."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A classification task, loaded.
+
+    Attributes:
+        name: registry name.
+        options: every option that shaped the data, defaults included.
+        input_kind: "tokens" (ids below `vocab_size`) or "vectors" (`num_features` floats each).
+        vocab_size: number of token ids, the padding id included; None for vectors.
+        num_features: floats per vector; None for tokens.
+        num_classes: labels are 0 to num_classes - 1.
+        max_length: most tokens a sample can have.
+        padding: batches carry a `key_padding_mask`, because lengths differ.
+        split_note: where the validation split comes from.
+        data_source: the files, the download or the generator that the data came from.
+        splits: the splits by name.
+        metric: the metric that chooses a model.
+        higher_is_better: whether more of `metric` is better.
+        pad_id: token id that fills padded places.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    input_kind: Literal["tokens", "vectors"]
+    vocab_size: int | None
+    num_features: int | None
+    num_classes: int
+    max_length: int
+    padding: bool
+    split_note: str
+    data_source: str
+    splits: Mapping[str, Split]
+    metric: str = "accuracy"
+    higher_is_better: bool = True
+    pad_id: int = 0
+
+    def split(self, name: str) -> Split:
+        """The split "train", "validation" or "test"."""
+        check_choice("split", name, SPLITS)
+        return self.splits[name]
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        """Stack samples to a batch, padded to the longest among them where the task pads."""
+        labels = torch.tensor([label for _, label in samples], dtype=torch.int64)
+        inputs = [sample for sample, _ in samples]
+        if not self.padding:
+            return {"inputs": torch.stack(inputs), "labels": labels}
+        lengths = torch.tensor([len(tokens) for tokens in inputs])
+        padded = torch.nn.utils.rnn.pad_sequence(
+            inputs, batch_first=True, padding_value=float(self.pad_id)
+        )
+        mask = torch.arange(padded.shape[1]) >= lengths[:, None]
+        return {"inputs": padded, "labels": labels, "key_padding_mask": mask}
+
+    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Mean cross-entropy in float32 of logits (B, num_classes) against the labels."""
+        self._check_outputs(outputs, batch)
+        return functional.cross_entropy(outputs.float(), batch["labels"])
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
+        """Sum and count of "accuracy" and "loss" over a batch of logits (B, num_classes)."""
+        self._check_outputs(outputs, batch)
+        labels = batch["labels"]
+        loss = functional.cross_entropy(outputs.float(), labels, reduction="sum")
+        correct = (outputs.argmax(dim=1) == labels).sum()
+        return {
+            "accuracy": (float(correct.item()), len(labels)),
+            "loss": (float(loss.item()), len(labels)),
+        }
+
+    def fingerprint(self) -> str:
+        """Hash of the options and of every sample of every split: equal means same data."""
+        head = [self.name, dict(self.options), self.input_kind, self.max_length]
+        total = hashlib.blake2b(json.dumps(head, sort_keys=True).encode(), digest_size=16)
+        for name in SPLITS:
+            total.update(self.splits[name].digest())
+        return total.hexdigest()
+
+    def _check_outputs(self, outputs: Tensor, batch: Batch) -> None:
+        expected = (len(batch["labels"]), self.num_classes)
+        if tuple(outputs.shape) != expected:
+            raise bad_argument(
+                "outputs", f"logits of shape (B, num_classes) = {expected}", tuple(outputs.shape)
+            )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caller asks of a task: checked names, defaults filled in.
+
+    Attributes:
+        data_dir: folder that holds the data files, never written to; None where none was given.
+        seed: seed of data that is generated.
+        options: every option of the card.
+        given: names of the options that the caller set.
+        progress: told how long work goes on.
+    """
+
+    data_dir: Path | None
+    seed: int
+    options: Mapping[str, Any]
+    given: frozenset[str]
+    progress: Progress
+
+
+class TaskBuilder(Protocol):
+    """What a task file provides: its card, how to load it, what it finds."""
+
+    card: ClassVar[TaskCard]
+
+    def load(self, request: Request) -> Task:
+        """The task, its data decoded or generated where that has not been done before."""
+        ...
+
+    def status(self, data_dir: Path | None) -> TaskStatus:
+        """Whether the data is at hand, without decoding it."""
+        ...
+
+    def prepared(self, request: Request) -> Path | None:
+        """The folder that holds the decoded or generated data; None where nothing is kept."""
+        ...
+
+
+def check_integer(options: Mapping[str, Any], name: str, low: int, high: int | None = None) -> int:
+    """The option `name`, raising unless it is an integer from `low` to `high`."""
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise bad_argument(name, "an integer", repr(value))
+    if value < low or (high is not None and value > high):
+        expected = f"at least {low}" if high is None else f"{low} to {high}"
+        raise bad_argument(name, expected, value)
+    return value
+
+
+def check_one_of(options: Mapping[str, Any], name: str, choices: Sequence[int]) -> int:
+    """The option `name`, raising unless it is one of the integers `choices`."""
+    value = check_integer(options, name, 0)
+    if value not in choices:
+        raise bad_argument(name, f"one of {', '.join(map(str, choices))}", value)
+    return value
+
+
+def content_order(rows: Sequence[bytes], salt: str) -> NDArray[np.int64]:
+    """A fixed shuffle that depends on the content of the rows alone, not on their order.
+
+    The same data gives the same order whichever file or library it came from, and equal rows
+    stay together.
+    """
+    key = salt.encode()
+    digests = [hashlib.blake2b(row, digest_size=16, key=key).digest() for row in rows]
+    return np.array(sorted(range(len(rows)), key=digests.__getitem__), dtype=np.int64)

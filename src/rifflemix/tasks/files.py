@@ -1,0 +1,236 @@
+"""Reading, verifying and caching data files. Nothing is unpickled, nothing unpacked to disk."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rifflemix.errors import InputError
+from rifflemix.tasks.base import Progress, TaskCard, TaskStatus
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Array:
+    """An array in memory or mapped from a .npy file; a mapped one pickles as its path."""
+
+    def __init__(self, source: NDArray[Any] | Path) -> None:
+        if isinstance(source, Path):
+            self.path: Path | None = source
+            self.values = np.load(source, mmap_mode="r", allow_pickle=False)
+        else:
+            self.path = None
+            self.values = source
+
+    def __reduce__(self) -> tuple[type[Array], tuple[NDArray[Any] | Path]]:
+        return Array, (self.values if self.path is None else self.path,)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place that holds a task's data.
+
+    Attributes:
+        name: what people call it: a file name, or the name of a download.
+        key: names the decoded copy in the cache; it changes when the data does.
+        read: decodes everything to named arrays; raises InputError on damaged data.
+        note: what a reader of results should know about this copy.
+    """
+
+    name: str
+    key: str
+    read: Callable[[Progress], Arrays]
+    note: str = ""
+
+    @property
+    def description(self) -> str:
+        """The name, with the note where there is one."""
+        return f"{self.name} ({self.note})" if self.note else self.name
+
+
+def cache_root() -> Path:
+    """The folder for decoded and generated data: $RIFFLEMIX_CACHE or ~/.cache/rifflemix."""
+    chosen = os.environ.get("RIFFLEMIX_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rifflemix"
+
+
+def stat_key(paths: Iterable[Path], *extra: object) -> str:
+    """A cache key that changes when a file moves, grows or is written again."""
+    total = hashlib.blake2b(repr(extra).encode(), digest_size=12)
+    for path in paths:
+        stat = path.stat()
+        total.update(f"{os.path.abspath(path)}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+    return total.hexdigest()
+
+
+def source_folder(card: TaskCard, source: Source) -> Path:
+    """Where the decoded copy of a source is kept."""
+    return cache_root() / card.name / source.key
+
+
+def load_source(card: TaskCard, source: Source, progress: Progress) -> dict[str, Array]:
+    """The arrays of a source, from its decoded copy where there is one."""
+    return cached_arrays(source_folder(card, source), lambda: source.read(progress))
+
+
+def cached_arrays(folder: Path, make: Callable[[], Arrays]) -> dict[str, Array]:
+    """Arrays mapped from `folder`, made and stored there first where it holds none.
+
+    Where nothing can be written the arrays stay in memory.
+    """
+    stored = _load_arrays(folder)
+    if stored is not None:
+        return stored
+    arrays = make()
+    try:
+        _store_arrays(folder, arrays)
+    except OSError:
+        return {name: Array(values) for name, values in arrays.items()}
+    return _load_arrays(folder) or {name: Array(values) for name, values in arrays.items()}
+
+
+def _load_arrays(folder: Path) -> dict[str, Array] | None:
+    try:
+        files = sorted(folder.glob("*.npy"))
+        return {path.stem: Array(path) for path in files} or None
+    except (OSError, ValueError, EOFError):
+        # A damaged cache is no more than a missing one: it is made again.
+        return None
+
+
+def _store_arrays(folder: Path, arrays: Arrays) -> None:
+    """Write a folder of .npy files; it appears whole under its name, or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(
+        prefix=".writing-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as scratch:
+        part = Path(scratch) / "part"
+        part.mkdir()
+        for name, values in arrays.items():
+            with (part / f"{name}.npy").open("wb") as stream:
+                np.save(stream, values, allow_pickle=False)
+                stream.flush()
+                os.fsync(stream.fileno())
+        if folder.exists() and _load_arrays(folder) is None:
+            shutil.rmtree(folder)
+        # Another process may have been first; its copy is the same.
+        if not folder.exists():
+            part.rename(folder)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what goes wrong while a data file is decoded into one sentence that names the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{path}: the file is missing") from None
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        lzma.LZMAError,
+        zlib.error,
+        zipfile.BadZipFile,
+        tarfile.TarError,
+    ) as error:
+        why = str(error) or type(error).__name__
+        raise damaged(path, why) from error
+
+
+def damaged(path: Path, why: str) -> InputError:
+    """The error for a data file that is not what it should be."""
+    return InputError(f"{path}: the file is damaged or truncated ({why}); get a fresh copy")
+
+
+def missing_data(
+    card: TaskCard, data_dir: Path | None, looked_for: Sequence[str], get_it: str, why: str = ""
+) -> InputError:
+    """The error for data that is nowhere: what is missing, where to get it, which flag to use."""
+    where = f"in {data_dir}" if data_dir else "without --data-dir"
+    reason = f" ({why})" if why else ""
+    return InputError(
+        f"task {card.name}: found no {card.title} files {where}{reason}; get {get_it}, and give "
+        f"the folder that holds it with --data-dir (it may hold {', '.join(looked_for)})"
+    )
+
+
+def read_npz_xz(path: Path) -> Arrays:
+    """All arrays of an xz-compressed .npz file."""
+    with reading(path):
+        with lzma.open(path) as stream:
+            content = io.BytesIO(stream.read())
+        if not zipfile.is_zipfile(content):
+            raise damaged(path, "no .npz archive inside")
+        with np.load(content, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """An array of unsigned bytes in the idx format of MNIST, gzipped (.gz) or not."""
+    with reading(path):
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        if content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
+            raise damaged(path, "no idx header of unsigned bytes")
+        rank = content[3]
+        shape = tuple(np.frombuffer(content, dtype=">u4", count=rank, offset=4).tolist())
+        values = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank)
+        if values.size != int(np.prod(shape)):
+            raise damaged(path, f"its header says shape {shape}, but {values.size} bytes follow")
+        return values.reshape(shape)
+
+
+def read_tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the wanted regular files of a .tar.gz, streamed, never unpacked."""
+    with reading(path), tarfile.open(path, "r|gz") as archive:
+        for member in archive:
+            if member.isfile() and wanted(member.name):
+                stream = archive.extractfile(member)
+                if stream is not None:
+                    yield member.name, stream.read()
+
+
+def source_status(card: TaskCard, source: Source | None, data_dir: Path | None) -> TaskStatus:
+    """The status of a task that reads files: found in `data_dir`, or cached from a download."""
+    if source is None:
+        return TaskStatus(card.name, False, f"no {card.title} files in {data_dir}")
+    cached = source_folder(card, source).is_dir()
+    if data_dir is not None:
+        state = "decoded" if cached else "not yet decoded"
+        return TaskStatus(card.name, True, f"{source.description} in {data_dir}, {state}")
+    if cached:
+        return TaskStatus(card.name, True, f"{source.name}, fetched before")
+    return TaskStatus(
+        card.name, False, f"give --data-dir, or {source.name} is fetched where there is a network"
+    )
+
+
+def check_sha256(path: Path, expected: str) -> None:
+    """Raise unless the file is there and has this sha256."""
+    if not path.is_file():
+        raise InputError(f"{path}: the file is missing; install rifflemix again")
+    with path.open("rb") as stream:
+        got = hashlib.file_digest(stream, "sha256").hexdigest()
+    if got != expected:
+        raise InputError(f"{path}: expected sha256 {expected}, got {got}; install rifflemix again")

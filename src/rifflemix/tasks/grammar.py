@@ -1,0 +1,277 @@
+"""The ListOps grammar of the Long Range Arena: draw expressions, evaluate them, write them out.
+
+Source: Tay et al., Long Range Arena (2021), section 2.1; Nangia and Bowman, ListOps (2018).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+TOKENS = ("<pad>", *map(str, range(10)), *OPERATORS, "]")
+"""Token of each id: padding, the digits, the operators, the closing bracket."""
+
+DIGIT, OPERATOR, END = 1, 11, 15
+"""Ids of digit 0, of the first operator and of the closing bracket."""
+
+Ints = NDArray[np.int64]
+Draw = Callable[[int], NDArray[np.uint64]]
+
+_ROOTS = 1024
+_FRUITLESS_ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """Which expressions are drawn.
+
+    Attributes:
+        min_length: every expression has more tokens than this.
+        max_length: every expression has fewer tokens than this.
+        max_depth: levels of the tree, the root being the first.
+        max_args: most arguments of an operator; the fewest are 2.
+    """
+
+    min_length: int
+    max_length: int
+    max_depth: int
+    max_args: int
+
+
+class Expressions(NamedTuple):
+    """Expressions one after another.
+
+    Attributes:
+        tokens: (sum of lengths,) uint8 token ids.
+        lengths: (M,) tokens of each.
+        values: (M,) what each evaluates to, 0 to 9.
+    """
+
+    tokens: NDArray[np.uint8]
+    lengths: Ints
+    values: Ints
+
+
+class _Level(NamedTuple):
+    """The nodes of one depth over all trees; the children of a node stand together below it."""
+
+    tree: Ints
+    num_args: Ints
+    operator: Ints
+    digit: Ints
+
+
+def draw_expressions(draw: Draw, grammar: Grammar) -> Expressions:
+    """The expressions of the wanted lengths among `_ROOTS` trees drawn at random.
+
+    A node above the last level is an operator with probability 1/4, else a digit; operators,
+    numbers of arguments and digits are uniform. Trees of other lengths are rejected.
+
+    Args:
+        draw: gives that many random words of 64 bits.
+        grammar: the bounds.
+    """
+    return _evaluate(_grow(draw, grammar))
+
+
+def unique_rows(
+    seed: int,
+    stream: int,
+    grammar: Grammar,
+    wanted: Callable[[bytes], bool],
+    seen: set[bytes],
+) -> Iterator[tuple[bytes, int]]:
+    """Endless distinct expressions and their values; ends where no new one turns up any more.
+
+    Args:
+        seed: of the data.
+        stream: independent streams have different numbers.
+        grammar: the bounds.
+        wanted: of the 16-byte hash of an expression, whether to keep it.
+        seen: hashes of expressions not to give again; grows.
+    """
+    # The stream is the upper half of the generator's counter: no two streams ever meet.
+    bits = np.random.Philox(key=seed, counter=[0, 0, stream, 0])
+    fruitless = 0
+    while fruitless < _FRUITLESS_ROUNDS:
+        fruitless += 1
+        tokens, lengths, values = draw_expressions(bits.random_raw, grammar)
+        ends = np.cumsum(lengths)
+        for end, length, value in zip(ends, lengths, values, strict=True):
+            row = tokens[end - length : end].tobytes()
+            digest = expression_hash(row)
+            if wanted(digest) and digest not in seen:
+                seen.add(digest)
+                fruitless = 0
+                yield row, int(value)
+
+
+def expression_hash(row: bytes) -> bytes:
+    """A hash that stands for the expression."""
+    return hashlib.blake2b(row, digest_size=16).digest()
+
+
+def evaluate(tokens: bytes) -> int:
+    """The value of one expression of token ids, read from left to right.
+
+    Raises:
+        ValueError: the tokens are no expression.
+    """
+    open_lists: list[tuple[int, list[int]]] = [(-1, [])]
+    for token in tokens:
+        if DIGIT <= token < OPERATOR:
+            open_lists[-1][1].append(token - DIGIT)
+        elif OPERATOR <= token < END:
+            open_lists.append((token - OPERATOR, []))
+        elif token == END and len(open_lists) > 1 and open_lists[-1][1]:
+            operator, arguments = open_lists.pop()
+            open_lists[-1][1].append(_apply(operator, arguments))
+        else:
+            raise ValueError("a bracket of a ListOps expression closes nothing")
+    if len(open_lists) != 1 or len(open_lists[0][1]) != 1:
+        raise ValueError("not one whole ListOps expression")
+    return open_lists[0][1][0]
+
+
+def _apply(operator: int, arguments: list[int]) -> int:
+    if operator == 0:
+        return min(arguments)
+    if operator == 1:
+        return max(arguments)
+    if operator == 2:
+        # The median cut to an integer, as the Long Range Arena's int(median).
+        ordered, count = sorted(arguments), len(arguments)
+        return (ordered[(count - 1) // 2] + ordered[count // 2]) // 2
+    return sum(arguments) % 10
+
+
+def to_source(tokens: bytes) -> str:
+    """One whole expression in the Long Range Arena's form: a pair of round brackets an argument."""
+    open_lists: list[list[str]] = [[]]
+    for token in tokens:
+        if OPERATOR <= token < END:
+            open_lists.append([TOKENS[token]])
+        elif token == END:
+            operator, *arguments = open_lists.pop()
+            brackets = "( " * (len(arguments) + 1)
+            items = " ) ".join([*arguments, TOKENS[END]])
+            open_lists[-1].append(f"{brackets}{operator} {items} )")
+        else:
+            open_lists[-1].append(TOKENS[token])
+    return open_lists[0][0]
+
+
+def from_source(source: bytes) -> bytes:
+    """Token ids of an expression in the Long Range Arena's form; round brackets are dropped.
+
+    Raises:
+        ValueError: something in it is no token.
+    """
+    text = source.replace(b"( ", b"").replace(b" )", b"")
+    for code, operator in enumerate(OPERATORS):
+        text = text.replace(operator.encode(), bytes([OPERATOR + code]))
+    ids = text[::2].translate(_ID_OF_BYTE)
+    if not ids or len(text) % 2 == 0 or 0 in ids or text[1::2].strip(b" "):
+        raise ValueError("an expression holds something other than ListOps tokens")
+    return ids
+
+
+def _id_of_byte() -> bytes:
+    table = bytearray(256)
+    for digit in range(10):
+        table[ord("0") + digit] = DIGIT + digit
+    for code in range(OPERATOR, END):
+        table[code] = code
+    table[ord("]")] = END
+    return bytes(table)
+
+
+_ID_OF_BYTE = _id_of_byte()
+
+
+def _grow(draw: Draw, grammar: Grammar) -> list[_Level]:
+    """The levels of the trees whose length is within the bounds, all trees grown at once."""
+    tree: Ints = np.arange(_ROOTS)
+    length: Ints = np.zeros(_ROOTS, dtype=np.int64)
+    levels: list[_Level] = []
+    for depth in range(1, grammar.max_depth + 1):
+        level = _draw_level(draw, tree, grammar.max_args if depth < grammar.max_depth else 0)
+        levels.append(level)
+        # A digit is one token, an operator two: its name and its closing bracket.
+        length += np.bincount(tree, minlength=_ROOTS)
+        length += np.bincount(tree[level.num_args > 0], minlength=_ROOTS)
+        children = np.repeat(tree, level.num_args)
+        pending = np.bincount(children, minlength=_ROOTS)
+        # Trees that are too long already are not grown on, so that none can fill the memory.
+        too_long = length + pending >= grammar.max_length
+        length[too_long] = grammar.max_length
+        tree = children[~too_long[children]]
+        if not len(tree):
+            break
+    accepted = (length > grammar.min_length) & (length < grammar.max_length)
+    return [_Level(*(part[accepted[level.tree]] for part in level)) for level in levels]
+
+
+def _draw_level(draw: Draw, tree: Ints, max_args: int) -> _Level:
+    """Nodes at random, one 64-bit word each; `max_args` = 0 makes all of them digits."""
+    words = draw(len(tree))
+    high, low = words >> np.uint64(32), words & np.uint64(0xFFFFFFFF)
+    args = 2 + (high * np.uint64(max(max_args - 1, 1)) >> np.uint64(32)).astype(np.int64)
+    is_operator = (low & np.uint64(3) == 0) & (max_args > 0)
+    return _Level(
+        tree=tree,
+        num_args=np.where(is_operator, args, 0),
+        operator=(low >> np.uint64(2) & np.uint64(3)).astype(np.int64),
+        digit=((low >> np.uint64(8)) * np.uint64(10) >> np.uint64(24)).astype(np.int64),
+    )
+
+
+def _evaluate(levels: list[_Level]) -> Expressions:
+    """Write out and evaluate whole trees, a level at a time."""
+    sizes, values = _measure(levels)
+    tokens = np.zeros(int(sizes[0].sum()), dtype=np.uint8)
+    starts = np.cumsum(sizes[0]) - sizes[0]
+    for depth, level in enumerate(levels):
+        parent = level.num_args > 0
+        tokens[starts] = np.where(parent, OPERATOR + level.operator, DIGIT + level.digit)
+        tokens[(starts + sizes[depth] - 1)[parent]] = END
+        if not parent.any():
+            break
+        args, below = level.num_args[parent], sizes[depth + 1]
+        before = np.cumsum(below) - below
+        first = np.cumsum(args) - args
+        starts = np.repeat(starts[parent] + 1 - before[first], args) + before
+    return Expressions(tokens, sizes[0], values)
+
+
+def _measure(levels: list[_Level]) -> tuple[list[Ints], Ints]:
+    """Tokens of every subtree, by level, and the values of the roots: from the leaves up."""
+    sizes: list[Ints] = []
+    below_size = below_value = np.zeros(0, dtype=np.int64)
+    for level in reversed(levels):
+        parent = level.num_args > 0
+        size, value = np.ones_like(level.digit), level.digit.copy()
+        if parent.any():
+            args = level.num_args[parent]
+            first = np.cumsum(args) - args
+            size[parent] = 2 + np.add.reduceat(below_size, first)
+            value[parent] = _apply_groups(level.operator[parent], below_value, first, args)
+        sizes.insert(0, size)
+        below_size, below_value = size, value
+    return sizes, below_value
+
+
+def _apply_groups(operator: Ints, values: Ints, first: Ints, args: Ints) -> Ints:
+    """Each operator on its group of values, which starts at `first` and has `args` members."""
+    group = np.repeat(np.arange(len(args)), args)
+    ordered = np.sort(group * 10 + values) % 10
+    last = first + args - 1
+    median = (ordered[first + (args - 1) // 2] + ordered[first + args // 2]) // 2
+    total = np.add.reduceat(values, first) % 10
+    return np.choose(operator, [ordered[first], ordered[last], median, total])

@@ -1,0 +1,215 @@
+"""CIFAR-10 as a sequence: 1,024 gray pixels (the Long Range Arena's Image task), or patches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rifflemix.errors import InputError, check_choice
+from rifflemix.tasks.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
+from rifflemix.tasks.files import (
+    Arrays,
+    Source,
+    damaged,
+    load_source,
+    missing_data,
+    read_tar_members,
+    reading,
+    source_folder,
+    source_status,
+    stat_key,
+)
+from rifflemix.tasks.hub import hub_source
+from rifflemix.tasks.pixels import PARTS, PixelScale, carved_task, check_parts, decode_npz_parts
+
+_FOLDER = "cifar-10-batches-bin"
+_TAR = "cifar-10-binary.tar.gz"
+_GRAY = "cifar10_gray.npz.xz"
+_RGB = "cifar10_rgb_subset.npz.xz"
+_HUB = "uoft-cs/cifar10"
+_BATCHES = {
+    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test": ("test_batch.bin",),
+}
+_IMAGES_PER_BATCH = 10_000
+_RECORD = 1 + 3 * 32 * 32
+_SHAPES = {"gray": (32, 32), "rgb": (32, 32, 3)}
+# Pixel mean and standard deviation of the 50,000 training images.
+_SCALES = {
+    "gray": PixelScale(top=255, mean=(0.4809,), std=(0.2392,)),
+    "rgb": PixelScale(top=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+}
+
+
+class Image:
+    """CIFAR-10, from its binary version, .npz.xz archives or the Hugging Face hub."""
+
+    card: ClassVar[TaskCard] = TaskCard(
+        name="image",
+        title="CIFAR-10",
+        source="Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009)",
+        licence="none stated",
+        description=(
+            "60,000 32x32 images, 10 classes. Gray with patch_size 1: 1,024 tokens with 256 "
+            "levels, the Long Range Arena's Image task; patch_size 2 to 16, or color rgb: patches "
+            "as vectors. Gray is ITU-R 601 luma, (19595 R + 38470 G + 7471 B + 32768) >> 16."
+        ),
+        needs_data=True,
+        options={"patch_size": 1, "color": "gray"},
+    )
+
+    def load(self, request: Request) -> Task:
+        """The task, decoded to the cache when first read."""
+        check_one_of(request.options, "patch_size", (1, 2, 4, 8, 16))
+        color = str(request.options["color"])
+        check_choice("color", color, _SCALES)
+        source = self._source(request.data_dir, color)
+        arrays = load_source(self.card, source, request.progress)
+        return carved_task(self.card, request.options, arrays, _SCALES[color], source.description)
+
+    def status(self, data_dir: Path | None) -> TaskStatus:
+        """What is found in `data_dir`, or was fetched before."""
+        source = _find(data_dir, "gray") if data_dir else self._source(None, "gray")
+        return source_status(self.card, source, data_dir)
+
+    def prepared(self, request: Request) -> Path | None:
+        """The folder of decoded images."""
+        return source_folder(
+            self.card, self._source(request.data_dir, str(request.options["color"]))
+        )
+
+    def _source(self, data_dir: Path | None, color: str) -> Source:
+        if data_dir is None:
+            return hub_source(_HUB, partial(_decode_hub, color), self._missing, color)
+        source = _find(data_dir, color)
+        if source is None:
+            raise self._missing(_why_not(data_dir, color), data_dir)
+        return source
+
+    def _missing(self, why: str, data_dir: Path | None = None) -> InputError:
+        return missing_data(
+            self.card,
+            data_dir,
+            (f"{_FOLDER}/", _TAR, _GRAY, _RGB),
+            f"{_TAR} from https://www.cs.toronto.edu/~kriz/cifar.html",
+            why,
+        )
+
+
+def _find(data_dir: Path, color: str) -> Source | None:
+    for folder in (data_dir / _FOLDER, data_dir):
+        if (folder / "test_batch.bin").is_file():
+            return _folder_source(folder, color)
+    archives = [
+        (_TAR, _decode_tar, ""),
+        (_GRAY, _decode_gray, "172 of its 60,000 images are JPEG approximations"),
+        (_RGB, _decode_rgb, "10,000 training and 2,000 test images"),
+    ]
+    for name, decode, note in archives:
+        path = data_dir / name
+        if path.is_file() and not (name == _GRAY and color == "rgb"):
+            return Source(name, stat_key([path], color), partial(decode, path, color), note)
+    return None
+
+
+def _why_not(data_dir: Path, color: str) -> str:
+    python_version = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
+    if any((data_dir / name).exists() for name in python_version):
+        return "the python version there holds pickles, which can run code and are not read"
+    if color == "rgb" and (data_dir / _GRAY).is_file():
+        return f"{_GRAY} there has no color"
+    return ""
+
+
+def _folder_source(folder: Path, color: str) -> Source:
+    paths = {part: [folder / name for name in names] for part, names in _BATCHES.items()}
+    every = [path for part in paths.values() for path in part]
+    for path in every:
+        if not path.is_file():
+            raise InputError(f"{path}: the file is missing, its companions are there")
+    return Source(_FOLDER, stat_key(every, color), partial(_decode_folder, paths, color))
+
+
+def _decode_folder(paths: Mapping[str, list[Path]], color: str, progress: Progress) -> Arrays:
+    progress("decoding CIFAR-10", 0, None)
+    records: dict[str, list[NDArray[np.uint8]]] = {part: [] for part in paths}
+    for part, batches in paths.items():
+        for path in batches:
+            with reading(path):
+                records[part].append(_records(path, path.read_bytes()))
+    return _from_records(records, color, str(paths["test"][0].parent))
+
+
+def _decode_tar(path: Path, color: str, progress: Progress) -> Arrays:
+    progress(f"decoding {path.name}", 0, None)
+    wanted = {f"{_FOLDER}/{name}" for names in _BATCHES.values() for name in names}
+    content = {
+        Path(name).name: _records(path, member)
+        for name, member in read_tar_members(path, wanted.__contains__)
+    }
+    for name in sorted(wanted):
+        if Path(name).name not in content:
+            raise damaged(path, f"it holds no {name}")
+    records = {part: [content[name] for name in names] for part, names in _BATCHES.items()}
+    return _from_records(records, color, str(path))
+
+
+def _records(path: Path, content: bytes) -> NDArray[np.uint8]:
+    expected = _IMAGES_PER_BATCH * _RECORD
+    if len(content) != expected:
+        raise damaged(path, f"a batch has {len(content)} bytes, expected {expected}")
+    return np.frombuffer(content, dtype=np.uint8).reshape(_IMAGES_PER_BATCH, _RECORD)
+
+
+def _from_records(records: Mapping[str, list[NDArray[np.uint8]]], color: str, name: str) -> Arrays:
+    parts: dict[str, tuple[object, object]] = {}
+    for part, batches in records.items():
+        rows = np.concatenate(batches)
+        parts[part] = _colored(_channels_last(rows[:, 1:]), color), rows[:, 0]
+    return check_parts(name, parts, _SHAPES[color])
+
+
+def _decode_gray(path: Path, color: str, progress: Progress) -> Arrays:
+    progress(f"decoding {path.name}", 0, None)
+    return decode_npz_parts(path, _SHAPES[color])
+
+
+def _decode_rgb(path: Path, color: str, progress: Progress) -> Arrays:
+    progress(f"decoding {path.name}", 0, None)
+    arrays = decode_npz_parts(path, (3, 32, 32))
+    return {
+        name: _colored(_channels_last(values), color) if name.endswith("images") else values
+        for name, values in arrays.items()
+    }
+
+
+def _decode_hub(color: str, splits: Any, progress: Progress) -> Arrays:
+    parts: dict[str, tuple[object, object]] = {}
+    for part in PARTS:
+        rows = splits[part]
+        progress(f"decoding CIFAR-10 {part} images", 0, len(rows))
+        images = np.stack([np.asarray(row["img"], dtype=np.uint8) for row in rows])
+        parts[part] = _colored(images, color), np.asarray(rows["label"])
+    return check_parts(_HUB, parts, _SHAPES[color])
+
+
+def _channels_last(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Planes of red, green and blue, 3,072 bytes an image in any shape, as (M, 32, 32, 3)."""
+    return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+
+
+def _colored(images: NDArray[np.uint8], color: str) -> NDArray[np.uint8]:
+    """(M, 32, 32, 3) as it is, or (M, 32, 32) gray by ITU-R 601 luma with rounding."""
+    if color == "rgb":
+        return images
+    # In pieces, because four-byte copies of the whole set would take over 700 MB.
+    gray = np.empty(images.shape[:3], dtype=np.uint8)
+    for start in range(0, len(images), 5000):
+        red, green, blue = np.moveaxis(images[start : start + 5000].astype(np.uint32), -1, 0)
+        gray[start : start + 5000] = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
+    return gray

@@ -1,0 +1,96 @@
+"""The Long Range Arena's ListOps files: Source<tab>Target lines, read with a check and written."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from rifflemix.errors import InputError
+from rifflemix.tasks.base import Progress, Task
+from rifflemix.tasks.files import Arrays, Source, damaged, reading, stat_key
+from rifflemix.tasks.grammar import evaluate, from_source, to_source
+from rifflemix.tasks.packed import pack_parts
+
+FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
+"""File of each split."""
+
+_FOLDERS = (".", "listops-1000", "lra_release/listops-1000")
+
+
+def find_tsv(data_dir: Path | None) -> Source | None:
+    """The three files in `data_dir`, or where the Long Range Arena's archive has them below it.
+
+    Raises:
+        InputError: some of the three are there, but not all.
+    """
+    for folder in _FOLDERS if data_dir else ():
+        paths = {split: Path(data_dir or ".", folder, name) for split, name in FILES.items()}
+        present = [path for path in paths.values() if path.is_file()]
+        if len(present) == len(paths):
+            return Source("basic_*.tsv", stat_key(present), partial(_decode, paths))
+        if present:
+            absent = next(path for path in paths.values() if not path.is_file())
+            raise InputError(f"{absent}: the file is missing, its companions are there")
+    return None
+
+
+def export_tsv(task: Task, folder: Path, progress: Progress) -> None:
+    """Write a ListOps task as the Long Range Arena's three files, each whole or not at all.
+
+    Args:
+        task: loaded with `load_task("listops", ...)`.
+        folder: made where it does not exist.
+        progress: told how many expressions are written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, file_name in FILES.items():
+        descriptor, scratch = tempfile.mkstemp(prefix=".writing-", dir=folder)
+        try:
+            with os.fdopen(descriptor, "w", newline="", encoding="ascii") as stream:
+                writer = csv.writer(stream, delimiter="\t")
+                writer.writerow(["Source", "Target"])
+                writer.writerows(_lines(task, name, progress))
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(scratch).replace(folder / file_name)
+        finally:
+            Path(scratch).unlink(missing_ok=True)
+
+
+def _lines(task: Task, name: str, progress: Progress) -> Iterator[tuple[str, int]]:
+    split = task.split(name)
+    for index in range(len(split)):
+        if index % 500 == 0:
+            progress(f"writing {FILES[name]}", index, len(split))
+        tokens, label = split[index]
+        yield to_source(bytes(tokens.tolist())), label
+
+
+def _decode(paths: Mapping[str, Path], progress: Progress) -> Arrays:
+    return pack_parts({split: _read(path, progress) for split, path in paths.items()})
+
+
+def _read(path: Path, progress: Progress) -> Iterator[tuple[bytes, int]]:
+    with reading(path), path.open("rb") as stream:
+        if stream.readline().rstrip(b"\r\n") != b"Source\tTarget":
+            raise damaged(path, "its first line is not Source<tab>Target")
+        for number, line in enumerate(stream, start=2):
+            if number % 1000 == 0:
+                progress(f"reading {path.name}", number, None)
+            source, _, target = line.rstrip(b"\r\n").partition(b"\t")
+            yield _expression(source, target, path, number)
+
+
+def _expression(source: bytes, target: bytes, path: Path, number: int) -> tuple[bytes, int]:
+    try:
+        row = from_source(source)
+        value = evaluate(row)
+    except ValueError as error:
+        raise damaged(path, f"line {number}: {error}") from None
+    if target != b"%d" % value:
+        raise damaged(path, f"line {number}: the target is not the value of the source")
+    return row, value

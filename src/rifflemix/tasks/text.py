@@ -1,0 +1,236 @@
+"""IMDB sentiment as bytes (the Long Range Arena's Text task)."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rifflemix.errors import InputError
+from rifflemix.tasks.base import (
+    Progress,
+    Request,
+    Task,
+    TaskCard,
+    TaskStatus,
+    check_integer,
+    content_order,
+)
+from rifflemix.tasks.files import (
+    Arrays,
+    Source,
+    damaged,
+    load_source,
+    missing_data,
+    read_tar_members,
+    reading,
+    source_folder,
+    source_status,
+    stat_key,
+)
+from rifflemix.tasks.hub import hub_source
+from rifflemix.tasks.packed import PackedRows, PackedSplit, pack_parts, packed_rows
+
+_FOLDER = "aclImdb"
+_TAR = "aclImdb_v1.tar.gz"
+_LINES = {"train": "imdb_train.jsonl.xz", "test": "imdb_test.jsonl.xz"}
+_HUB = "stanfordnlp/imdb"
+_CLASSES = ("neg", "pos")
+_TEXTS_PER_CLASS = 12_500
+_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/[^/]+\.txt")
+_PAD_AND_BYTES = 257
+
+Rows = Iterable[tuple[bytes, int]]
+
+
+class Text:
+    """The Large Movie Review Dataset, one token a byte."""
+
+    card: ClassVar[TaskCard] = TaskCard(
+        name="text",
+        title="IMDB",
+        source="Maas et al., Learning Word Vectors for Sentiment Analysis (2011)",
+        licence="none stated",
+        description=(
+            "50,000 film reviews as UTF-8 bytes (byte b is token b + 1, 0 is padding), negative "
+            "or positive: the Long Range Arena's Text task. Reviews are cut to their first "
+            "max_length bytes: 4,096, its quoted 4K (its configurations say 1,000)."
+        ),
+        needs_data=True,
+        options={"max_length": 4096},
+    )
+
+    def load(self, request: Request) -> Task:
+        """The task, decoded to the cache when first read."""
+        max_length = check_integer(request.options, "max_length", 1)
+        source = self._source(request.data_dir)
+        arrays = load_source(self.card, source, request.progress)
+        train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
+        kept, held_out = _carve(train, source.name)
+        return Task(
+            name=self.card.name,
+            options=dict(request.options),
+            input_kind="tokens",
+            vocab_size=_PAD_AND_BYTES,
+            num_features=None,
+            num_classes=2,
+            max_length=max_length,
+            padding=True,
+            split_note=(
+                "validation is 10 % of the training reviews, stratified, chosen by a hash of "
+                "their text (the Long Range Arena validates on the test reviews)"
+            ),
+            data_source=source.description,
+            splits={
+                "train": PackedSplit((train,), kept, max_length, first_id=1),
+                "validation": PackedSplit((train,), held_out, max_length, first_id=1),
+                "test": PackedSplit(
+                    (test,), content_order(list(test), "text: order"), max_length, 1
+                ),
+            },
+        )
+
+    def status(self, data_dir: Path | None) -> TaskStatus:
+        """What is found in `data_dir`, or was fetched before."""
+        source = _find(data_dir) if data_dir else self._source(None)
+        return source_status(self.card, source, data_dir)
+
+    def prepared(self, request: Request) -> Path:
+        """The folder of decoded reviews."""
+        return source_folder(self.card, self._source(request.data_dir))
+
+    def _source(self, data_dir: Path | None) -> Source:
+        if data_dir is None:
+            return hub_source(_HUB, _decode_hub, self._missing)
+        source = _find(data_dir)
+        if source is None:
+            raise self._missing("", data_dir)
+        return source
+
+    def _missing(self, why: str, data_dir: Path | None = None) -> InputError:
+        return missing_data(
+            self.card,
+            data_dir,
+            (f"{_FOLDER}/", _TAR, " with ".join(_LINES.values())),
+            f"{_TAR} from https://ai.stanford.edu/~amaas/data/sentiment/",
+            why,
+        )
+
+
+def _carve(train: PackedRows, source: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows for training and for validation, chosen and ordered by the texts alone."""
+    texts, labels = list(train), np.asarray(train.labels.values)
+    # Two hashes: in the order of the first, the classes of what is left would not be mixed.
+    chosen, order = content_order(texts, "text: split"), content_order(texts, "text: order")
+    held_out = np.zeros(len(labels), dtype=bool)
+    for label in range(len(_CLASSES)):
+        members = chosen[labels[chosen] == label]
+        if len(members) < 10:
+            raise InputError(
+                f"task text: {source} has {len(members)} training reviews of class {label}, "
+                "expected at least 10"
+            )
+        held_out[members[: len(members) // 10]] = True
+    return order[~held_out[order]], order[held_out[order]]
+
+
+def _find(data_dir: Path) -> Source | None:
+    for folder in (data_dir / _FOLDER, data_dir):
+        if (folder / "train" / "pos").is_dir():
+            return Source(f"{_FOLDER}/", stat_key(_texts(folder)), partial(_decode_folder, folder))
+    archive = data_dir / _TAR
+    if archive.is_file():
+        return Source(_TAR, stat_key([archive]), partial(_decode_tar, archive))
+    paths = {part: data_dir / name for part, name in _LINES.items()}
+    present = [path for path in paths.values() if path.is_file()]
+    if len(present) == 1:
+        absent = next(path for path in paths.values() if not path.is_file())
+        raise InputError(f"{absent}: the file is missing, its companion is there")
+    if present:
+        return Source("imdb_*.jsonl.xz", stat_key(present), partial(_decode_lines, paths))
+    return None
+
+
+def _texts(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for part in _LINES
+        for name in _CLASSES
+        for path in (folder / part / name).glob("*.txt")
+    )
+
+
+def _decode_folder(folder: Path, progress: Progress) -> Arrays:
+    rows: dict[str, list[tuple[bytes, int]]] = {part: [] for part in _LINES}
+    paths = _texts(folder)
+    for done, path in enumerate(paths):
+        if done % 1000 == 0:
+            progress(f"reading {folder.name}", done, len(paths))
+        with reading(path):
+            rows[path.parts[-3]].append((path.read_bytes(), _CLASSES.index(path.parent.name)))
+    return _packed(folder, rows)
+
+
+def _decode_tar(path: Path, progress: Progress) -> Arrays:
+    rows: dict[str, list[tuple[bytes, int]]] = {part: [] for part in _LINES}
+    total = 2 * len(_CLASSES) * _TEXTS_PER_CLASS
+    members = read_tar_members(path, lambda name: _MEMBER.fullmatch(name) is not None)
+    for done, (name, content) in enumerate(members):
+        if done % 1000 == 0:
+            progress(f"reading {path.name}", done, total)
+        part, label = name.split("/")[-3:-1]
+        rows[part].append((content, _CLASSES.index(label)))
+    return _packed(path, rows)
+
+
+def _packed(path: Path, parts: dict[str, list[tuple[bytes, int]]]) -> Arrays:
+    """Packed rows, after a check that all files of the data set are there."""
+    for part, rows in parts.items():
+        for label, name in enumerate(_CLASSES):
+            count = sum(row[1] == label for row in rows)
+            if count != _TEXTS_PER_CLASS:
+                raise damaged(
+                    path, f"{count} reviews in {part}/{name}, expected {_TEXTS_PER_CLASS}"
+                )
+    return pack_parts({part: _checked(str(path), rows) for part, rows in parts.items()})
+
+
+def _decode_lines(paths: dict[str, Path], progress: Progress) -> Arrays:
+    return pack_parts(
+        {part: _checked(str(path), _read_lines(path, progress)) for part, path in paths.items()}
+    )
+
+
+def _read_lines(path: Path, progress: Progress) -> Iterator[tuple[bytes, int]]:
+    progress(f"decoding {path.name}", 0, None)
+    with reading(path), lzma.open(path, "rt", encoding="utf-8", newline="\n") as stream:
+        for number, line in enumerate(stream, start=1):
+            fields = json.loads(line)
+            if not isinstance(fields, list) or len(fields) < 2 or not isinstance(fields[1], str):
+                raise damaged(path, f"line {number} is not [label, text, ...]")
+            yield fields[1].encode(), fields[0]
+
+
+def _decode_hub(splits: Any, progress: Progress) -> Arrays:
+    progress(f"decoding {_HUB}", 0, None)
+    parts: dict[str, Rows] = {}
+    for part in _LINES:
+        texts = (text.encode() for text in splits[part]["text"])
+        parts[part] = _checked(_HUB, zip(texts, splits[part]["label"], strict=True))
+    return pack_parts(parts)
+
+
+def _checked(name: str, rows: Rows) -> Iterator[tuple[bytes, int]]:
+    for number, (text, label) in enumerate(rows, start=1):
+        if label not in (0, 1):
+            raise InputError(f"{name}: review {number} has label {label!r}, expected 0 or 1")
+        if not text:
+            raise InputError(f"{name}: review {number} is empty")
+        yield text, label

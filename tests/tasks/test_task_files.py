@@ -1,0 +1,130 @@
+"""The cache and the readers."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rifflemix.errors import InputError
+from rifflemix.tasks import files
+
+
+def _make(counter: list[int], value: int = 7) -> dict[str, np.ndarray]:
+    counter.append(1)
+    return {"a": np.full((5, 2), value, dtype=np.uint8), "b": np.arange(3)}
+
+
+def test_cache_is_made_once_and_mapped(tmp_path: Path) -> None:
+    calls: list[int] = []
+    for _ in range(2):
+        arrays = files.cached_arrays(tmp_path / "deep" / "key", lambda: _make(calls))
+        assert arrays["a"].values.tolist() == [[7, 7]] * 5
+        assert arrays["b"].values.tolist() == [0, 1, 2]
+        assert isinstance(arrays["a"].values, np.memmap)
+    assert len(calls) == 1
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["key"]
+
+
+def test_damaged_cache_is_made_again(tmp_path: Path) -> None:
+    calls: list[int] = []
+    files.cached_arrays(tmp_path / "key", lambda: _make(calls))
+    content = (tmp_path / "key" / "a.npy").read_bytes()
+    (tmp_path / "key" / "a.npy").write_bytes(content[:-3])
+    arrays = files.cached_arrays(tmp_path / "key", lambda: _make(calls))
+    assert arrays["a"].values.shape == (5, 2)
+    assert len(calls) == 2
+    assert (tmp_path / "key" / "a.npy").read_bytes() == content
+
+
+def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    calls: list[int] = []
+    arrays = files.cached_arrays(tmp_path / "file" / "key", lambda: _make(calls))
+    assert arrays["a"].values.tolist() == [[7, 7]] * 5
+    copy = pickle.loads(pickle.dumps(arrays["a"]))
+    assert copy.values.tolist() == arrays["a"].values.tolist()
+
+
+def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    arrays = files.cached_arrays(tmp_path / "key", lambda: _make([]))
+    assert arrays["a"].values.shape == (5, 2)
+    assert list(tmp_path.glob("**/*")) == []
+
+
+def test_stat_key_changes_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"abc")
+    first = files.stat_key([path])
+    assert files.stat_key([path]) == first
+    assert files.stat_key([path], "rgb") != first
+    written = path.stat().st_mtime_ns
+    os.utime(path, ns=(written, written + 1))
+    assert files.stat_key([path]) != first
+    path.write_bytes(b"abcd")
+    os.utime(path, ns=(written, written))
+    assert files.stat_key([path]) != first
+
+
+def _idx(array: np.ndarray) -> bytes:
+    head = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
+    return head + array.tobytes()
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "gz"])
+def test_read_idx(tmp_path: Path, zipped: bool) -> None:
+    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    path = tmp_path / ("x.gz" if zipped else "x")
+    path.write_bytes(gzip.compress(_idx(array)) if zipped else _idx(array))
+    assert np.array_equal(files.read_idx(path), array)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        pytest.param("x", b"\x00\x00\x0d\x01" + bytes(8), "no idx header", id="floats"),
+        pytest.param("x", b"\x89PNG" + bytes(20), "no idx header", id="magic"),
+        pytest.param("x", b"", "no idx header", id="empty"),
+        pytest.param("x", b"\x00\x00\x08\x03\x00", "no idx header", id="short header"),
+        pytest.param("x", _idx(np.zeros((4, 4), np.uint8))[:-1], "15 bytes follow", id="truncated"),
+        pytest.param("x", _idx(np.zeros((4, 4), np.uint8)) + b"x", "17 bytes follow", id="longer"),
+        pytest.param("x.gz", gzip.compress(bytes(1000))[:-9], "end-of-stream", id="truncated gz"),
+        pytest.param("x.gz", b"no gzip at all", "gzip", id="no gz"),
+    ],
+)
+def test_read_idx_refuses(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(
+        InputError, match=rf"{name}: the file is damaged or truncated \(.*{message}"
+    ) as raised:
+        files.read_idx(tmp_path / name)
+    assert str(tmp_path / name) in str(raised.value)
+
+
+def test_read_npz_xz_refuses_pickles(tmp_path: Path, write_npz_xz) -> None:
+    path = tmp_path / "x.npz.xz"
+    write_npz_xz(path, x=np.array([{"an": "object"}], dtype=object))
+    with pytest.raises(InputError, match=r"x\.npz\.xz: the file is damaged.*allow_pickle"):
+        files.read_npz_xz(path)
+
+
+@pytest.mark.parametrize("cut", [0, 10, -10], ids=["empty", "head", "tail"])
+def test_read_npz_xz_refuses_truncation(tmp_path: Path, write_npz_xz, cut: int) -> None:
+    path = tmp_path / "x.npz.xz"
+    write_npz_xz(path, x=np.arange(1000))
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(InputError, match=r"x\.npz\.xz: the file is damaged or truncated"):
+        files.read_npz_xz(path)
+
+
+def test_missing_file_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="gone: the file is missing"):
+        files.read_idx(tmp_path / "gone")

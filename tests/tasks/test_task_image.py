@@ -1,0 +1,298 @@
+"""CIFAR-10: every format, gray and color, what is refused."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rifflemix.errors import InputError
+from rifflemix.tasks import Task, image, load_task, prepare_task, task_status
+from rifflemix.tasks.base import SPLITS
+
+PER_BATCH = 6
+Planes = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+@pytest.fixture
+def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
+    """Images (M, 3, 32, 32) and labels of a tiny CIFAR-10."""
+    monkeypatch.setattr(image, "_IMAGES_PER_BATCH", PER_BATCH)
+    rng = np.random.default_rng(0)
+    return {
+        part: (
+            rng.integers(0, 256, (count, 3, 32, 32), dtype=np.uint8),
+            rng.integers(0, 10, count, dtype=np.uint8),
+        )
+        for part, count in (("train", 5 * PER_BATCH), ("test", PER_BATCH))
+    }
+
+
+def batches(planes: Planes) -> dict[str, bytes]:
+    """The binary version's files: a label byte, then the planes, image by image."""
+    rows = {
+        part: np.concatenate([labels[:, None], images.reshape(len(labels), -1)], axis=1)
+        for part, (images, labels) in planes.items()
+    }
+    files = {
+        f"data_batch_{number + 1}.bin": rows["train"][
+            number * PER_BATCH : (number + 1) * PER_BATCH
+        ].tobytes()
+        for number in range(5)
+    }
+    return {**files, "test_batch.bin": rows["test"].tobytes()}
+
+
+def write_folder(data: Path, planes: Planes) -> None:
+    (data / "cifar-10-batches-bin").mkdir()
+    for name, content in batches(planes).items():
+        (data / "cifar-10-batches-bin" / name).write_bytes(content)
+
+
+def write_tar(data: Path, planes: Planes) -> None:
+    with tarfile.open(data / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        for name, content in {**batches(planes), "readme.html": b"x"}.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def gray_by_hand(planes: np.ndarray) -> np.ndarray:
+    red, green, blue = (planes[:, channel].astype(np.float64) for channel in range(3))
+    exact = (19595 * red + 38470 * green + 7471 * blue) / 65536
+    return np.floor(exact + 0.5).astype(np.uint8)
+
+
+def expected_splits(planes: Planes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    images, labels = planes["train"]
+    return {
+        "train": (images[:27], labels[:27]),
+        "validation": (images[27:], labels[27:]),
+        "test": planes["test"],
+    }
+
+
+@pytest.fixture(params=["folder", "folder itself", "tar", "npz", "hub"])
+def load(
+    request: pytest.FixtureRequest,
+    data: Path,
+    planes: Planes,
+    write_npz_xz: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Task]:
+    """Loads the tiny CIFAR-10 from each of the places it can come from."""
+    folder: Path | None = data
+    if request.param == "folder":
+        write_folder(data, planes)
+    elif request.param == "folder itself":
+        write_folder(data, planes)
+        folder = data / "cifar-10-batches-bin"
+    elif request.param == "tar":
+        write_tar(data, planes)
+    elif request.param == "npz":
+        arrays = {
+            f"{part}_{name}": values
+            for part, pair in planes.items()
+            for name, values in zip("xy", pair, strict=True)
+        }
+        write_npz_xz(data / "cifar10_rgb_subset.npz.xz", **arrays)
+    else:
+        folder = None
+        fetched = {part: hub_rows(*pair) for part, pair in planes.items()}
+        library = SimpleNamespace(load_dataset=lambda name: {"uoft-cs/cifar10": fetched}[name])
+        monkeypatch.setitem(__import__("sys").modules, "datasets", library)
+    return lambda **options: load_task("image", data_dir=folder, **options)
+
+
+class hub_rows:
+    """As much of datasets.Dataset as the decoder uses."""
+
+    def __init__(self, planes: np.ndarray, labels: np.ndarray) -> None:
+        self.images, self.labels = planes.transpose(0, 2, 3, 1), labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self):
+        return (
+            {"img": pixels, "label": int(label)}
+            for pixels, label in zip(self.images, self.labels, strict=True)
+        )
+
+    def __getitem__(self, column: str) -> list[int]:
+        assert column == "label"
+        return self.labels.tolist()
+
+
+def test_gray_tokens(load: Callable[..., Task], planes: Planes) -> None:
+    task = load()
+    assert (task.input_kind, task.vocab_size, task.max_length) == ("tokens", 256, 1024)
+    assert not task.padding
+    for name, (images, labels) in expected_splits(planes).items():
+        split = task.split(name)
+        assert [label for _, label in split] == labels.tolist()
+        tokens = torch.stack([inputs for inputs, _ in split]).numpy()
+        assert np.array_equal(tokens.reshape(-1, 32, 32), gray_by_hand(images))
+
+
+def test_color_patches(load: Callable[..., Task], planes: Planes) -> None:
+    task = load(patch_size=8, color="rgb")
+    assert (task.input_kind, task.num_features, task.max_length) == ("vectors", 192, 16)
+    vectors, _ = task.split("test")[1]
+    scale = image._SCALES["rgb"]
+    pixels = planes["test"][0][1].transpose(1, 2, 0) / 255
+    expected = (pixels - np.array(scale.mean)) / np.array(scale.std)
+    # Patch 6 is in the second row of patches, third column.
+    torch.testing.assert_close(
+        vectors[6], torch.tensor(expected[8:16, 16:24].reshape(-1)).float(), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_second_load_reads_the_decoded_copy(load: Callable[..., Task], cache: Path) -> None:
+    first = load()
+    calls: list[str] = []
+    again = load(progress=lambda what, done, total: calls.append(what))
+    assert calls == []
+    assert again.fingerprint() == first.fingerprint()
+    assert load(color="rgb").fingerprint() != first.fingerprint()
+    assert len(list((cache / "image").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "features", "length"),
+    [
+        ({"patch_size": 4}, "vectors", 16, 64),
+        ({"patch_size": 16}, "vectors", 256, 4),
+        ({"color": "rgb"}, "vectors", 3, 1024),
+        ({"color": "rgb", "patch_size": 2}, "vectors", 12, 256),
+    ],
+    ids=str,
+)
+def test_sizes(data: Path, planes: Planes, options, kind: str, features: int, length: int) -> None:
+    write_folder(data, planes)
+    task = load_task("image", data_dir=data, **options)
+    assert (task.input_kind, task.num_features, task.max_length) == (kind, features, length)
+    inputs, _ = task.split("train")[0]
+    assert inputs.shape == (length, features)
+    assert inputs.dtype == torch.float32
+
+
+def test_gray_archive(data: Path, planes: Planes, write_npz_xz: Callable[..., None]) -> None:
+    images = {part: gray_by_hand(pair[0]) for part, pair in planes.items()}
+    arrays = {f"{part}_x": values for part, values in images.items()}
+    arrays |= {f"{part}_y": pair[1] for part, pair in planes.items()}
+    write_npz_xz(data / "cifar10_gray.npz.xz", **arrays)
+    task = load_task("image", data_dir=data)
+    assert np.array_equal(task.split("test")[2][0].reshape(32, 32).numpy(), images["test"][2])
+    assert "172" in task.data_source
+    with pytest.raises(InputError, match=r"cifar10_gray\.npz\.xz there has no color"):
+        load_task("image", data_dir=data, color="rgb")
+
+
+def test_prepare_and_status(data: Path, planes: Planes, cache: Path) -> None:
+    write_tar(data, planes)
+    assert "cifar-10-binary.tar.gz" in task_status("image", data).detail
+    assert "not yet decoded" in task_status("image", data).detail
+    folder = prepare_task("image", data_dir=data)
+    assert folder is not None
+    assert folder.is_relative_to(cache)
+    assert folder.is_dir()
+    assert "not yet" not in task_status("image", data).detail
+
+
+@pytest.mark.parametrize("name", ["cifar-10-batches-py/data_batch_1", "cifar-10-python.tar.gz"])
+def test_pickles_are_refused(data: Path, name: str) -> None:
+    (data / name).parent.mkdir(exist_ok=True)
+    (data / name).write_bytes(b"\x80\x02}q\x01.")
+    with pytest.raises(InputError, match=r"holds pickles.*get cifar-10-binary\.tar\.gz"):
+        load_task("image", data_dir=data)
+
+
+@pytest.mark.parametrize("cut", [-1, 5000], ids=["one byte", "most"])
+def test_truncated_batch(data: Path, planes: Planes, cut: int) -> None:
+    write_folder(data, planes)
+    path = data / "cifar-10-batches-bin" / "data_batch_3.bin"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(InputError, match=r"data_batch_3\.bin: the file is damaged or truncated"):
+        load_task("image", data_dir=data)
+
+
+def test_missing_batch(data: Path, planes: Planes) -> None:
+    write_folder(data, planes)
+    (data / "cifar-10-batches-bin" / "data_batch_2.bin").unlink()
+    with pytest.raises(InputError, match=r"data_batch_2\.bin: the file is missing"):
+        load_task("image", data_dir=data)
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.98], ids=str)
+def test_truncated_tar(data: Path, planes: Planes, keep: float) -> None:
+    write_tar(data, planes)
+    path = data / "cifar-10-binary.tar.gz"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz: the file is damaged"):
+        load_task("image", data_dir=data)
+
+
+def test_tar_without_a_batch(data: Path, planes: Planes) -> None:
+    with tarfile.open(data / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("cifar-10-batches-bin/readme.html"))
+    with pytest.raises(InputError, match=r"holds no cifar-10-batches-bin/data_batch_1\.bin"):
+        load_task("image", data_dir=data)
+
+
+def test_label_out_of_range(data: Path, planes: Planes) -> None:
+    planes["test"][1][3] = 10
+    write_folder(data, planes)
+    with pytest.raises(InputError, match=r"cifar-10-batches-bin, test: expected labels 0 to 9"):
+        load_task("image", data_dir=data)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        pytest.param({"train_x": np.zeros((9, 32, 32))}, "in uint8, got .* float64", id="dtype"),
+        pytest.param({"train_x": np.zeros((9, 28, 28), np.uint8)}, r"\(28, 28\)", id="shape"),
+        pytest.param({"train_y": np.zeros(8, np.uint8)}, "one integer label for each", id="count"),
+        pytest.param({"train_y": np.zeros(9)}, "one integer label for each", id="float labels"),
+        pytest.param({"train_y": np.full(9, -1)}, "labels 0 to 9, got -1", id="negative"),
+        pytest.param({"train_x": None}, "found none", id="absent"),
+        pytest.param({}, "no images for the validation split", id="too few"),
+    ],
+)
+def test_archive_of_something_else(
+    data: Path, write_npz_xz: Callable[..., None], arrays: dict[str, object], message: str
+) -> None:
+    content: dict[str, object] = {
+        "train_x": np.zeros((9, 32, 32), np.uint8),
+        "train_y": np.zeros(9, np.uint8),
+        "test_x": np.zeros((2, 32, 32), np.uint8),
+        "test_y": np.zeros(2, np.uint8),
+        **arrays,
+    }
+    content = {name: values for name, values in content.items() if values is not None}
+    write_npz_xz(data / "cifar10_gray.npz.xz", **content)
+    with pytest.raises(InputError, match=message) as raised:
+        load_task("image", data_dir=data)
+    assert "cifar10_gray.npz.xz" in str(raised.value)
+
+
+@pytest.mark.slow
+def test_real_archives(shared_data: Path) -> None:
+    gray = load_task("image", data_dir=shared_data)
+    assert {name: len(gray.split(name)) for name in SPLITS} == {
+        "train": 45000, "validation": 5000, "test": 10000
+    }  # fmt: skip
+    pixels = gray.split("train").images.values.astype(np.float64) / 255
+    assert pixels.mean() == pytest.approx(image._SCALES["gray"].mean[0], abs=1e-4)
+    assert pixels.std() == pytest.approx(image._SCALES["gray"].std[0], abs=1e-4)
+    color = load_task("image", data_dir=shared_data, color="rgb", patch_size=4)
+    vectors = torch.stack([inputs for inputs, _ in color.split("train")]).reshape(-1, 3)
+    assert vectors.mean(0).abs().max() < 0.02
+    assert (vectors.std(0) - 1).abs().max() < 0.02
