@@ -1,0 +1,169 @@
+"""CSP: channel-wise sample permutation in place of attention maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.ops._checks import check_divides
+from rifflemix.ops.permutation import SHIFT_KINDS, channel_permute, group_sort, shift_steps
+
+ORDERS = ("reference", "ascending")
+
+
+class CSP(TokenMixer):
+    """Value map, circular shift and group sort of each channel, output map.
+
+    The paper has no heads: `num_heads` changes nothing here, `heads` gives every head a reference
+    channel of its own. With a schedule for `shift` the reference channels stay unshifted in
+    reference order; an explicit list is taken as it is.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` and `num_layers`
+            place the layer in the schedules "power" and "code_exp"; `dropout` acts on the output.
+        num_groups: groups K of ceil(N / K) tokens each; 1 sorts the whole sequence.
+        group_size: tokens G in a group; 1 only shifts. 2 when neither is given.
+        shift: a kind of `rifflemix.ops.shift_steps`, or C integers.
+        order: "reference" (as published) or "ascending" (as in all reported runs).
+        pad: let the last group be shorter where the groups do not fill N; False raises instead.
+        heads: contiguous heads the channels are split into, a divisor of C.
+        bias: add a bias to the value map.
+        out_proj: have an output map, with bias.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: an option out of range, or both `num_groups` and `group_size`.
+
+    Source: Yuan and Xu, "Towards Better Multi-head Attention via Channel-wise Sample
+    Permutation", equations (3)-(5) and section 3.2.2.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="csp",
+        title="CSP",
+        paper="Yuan and Xu, Towards Better Multi-head Attention via Channel-wise Sample "
+        "Permutation",
+        equations="(3)-(5)",
+        complexity="O(N C log(N/K))",
+        cost_exponent=1.0,
+        layout_over_length=(
+            "groups and shift schedules are laid out over N, padding included; only trailing "
+            'padding with group_size and shift="none" or a list never matters'
+        ),
+    )
+
+    steps: Tensor | None
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_groups: int | None = None,
+        group_size: int | None = None,
+        shift: str | Sequence[int] = "linear",
+        order: str = "reference",
+        pad: bool = True,
+        heads: int = 1,
+        bias: bool = False,
+        out_proj: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        check_choice("order", order, ORDERS)
+        check_divides("heads", heads, dim, "dim")
+        self.num_groups, self.group_size = _check_groups(num_groups, group_size)
+        self.order = order
+        self.pad = pad
+        self.heads = heads
+        self.shift = _check_shift(shift, dim)
+        explicit = None if isinstance(self.shift, str) else torch.tensor(self.shift)
+        self.register_buffer("steps", explicit, persistent=False)
+        self.value = nn.Linear(dim, dim, bias=bias)
+        self.proj = nn.Linear(dim, dim) if out_proj else nn.Identity()
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Permute the values channel by channel."""
+        y: Tensor = self.proj(self._permute(self.value(x), key_padding_mask))
+        return F.dropout(y, self.dropout, self.training)
+
+    def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
+        length = v.shape[1]
+        size = self._size_of_groups(length)
+        steps = self._shift_steps(length, v.device)
+        missing = -length % size
+        if missing:
+            # The places that fill the last group are padding, which every operator leaves alone.
+            mask = v.new_zeros(v.shape[:2], dtype=torch.bool) if mask is None else mask
+            v, mask = F.pad(v, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=True)
+        num_groups = v.shape[1] // size
+        if steps is None:
+            y = group_sort(v, num_groups, order=self.order, heads=self.heads, key_padding_mask=mask)
+        else:
+            y = channel_permute(
+                v, steps, num_groups, order=self.order, heads=self.heads, key_padding_mask=mask
+            )
+        return y[:, :length]
+
+    def _size_of_groups(self, length: int) -> int:
+        if self.num_groups is not None:
+            name, number, size = "num_groups", self.num_groups, -(-length // self.num_groups)
+        else:
+            name, number, size = "group_size", self.group_size, min(self.group_size, length)
+        if not self.pad:
+            hint = "use pad=True to let the last group be shorter"
+            check_divides(name, number, length, "the number of tokens N", hint)
+        return size
+
+    def _shift_steps(self, length: int, device: torch.device) -> Tensor | None:
+        """(C,) steps for this many tokens; None where nothing shifts."""
+        if self.shift == "none":
+            return None
+        if not isinstance(self.shift, str):
+            return self.steps
+        steps = shift_steps(
+            self.shift,
+            length,
+            self.dim,
+            layer_index=self.layer_index,
+            num_layers=self.num_layers,
+            device=device,
+        )
+        if self.order == "ascending":
+            return steps
+        channels = torch.arange(self.dim, device=device)
+        return steps.masked_fill(channels % (self.dim // self.heads) == 0, 0)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        groups = (
+            f"num_groups={self.num_groups}" if self.num_groups else f"group_size={self.group_size}"
+        )
+        shift = self.shift if isinstance(self.shift, str) else "list"
+        return f"dim={self.dim}, {groups}, shift={shift}, order={self.order}, heads={self.heads}"
+
+
+def _check_groups(num_groups: int | None, group_size: int | None) -> tuple[int | None, int]:
+    """The two settings, of which `num_groups` counts if it is there."""
+    if num_groups is not None and group_size is not None:
+        raise bad_argument("group_size", "None beside num_groups", group_size)
+    if num_groups is not None and num_groups < 1:
+        raise bad_argument("num_groups", "at least 1", num_groups)
+    if group_size is not None and group_size < 1:
+        raise bad_argument("group_size", "at least 1", group_size)
+    return num_groups, 2 if group_size is None else group_size
+
+
+def _check_shift(shift: str | Sequence[int], dim: int) -> str | tuple[int, ...]:
+    if isinstance(shift, str):
+        check_choice("shift", shift, SHIFT_KINDS)
+        return shift
+    whole = isinstance(shift, Sequence) and all(type(step) is int for step in shift)
+    if not whole or len(shift) != dim:
+        raise bad_argument("shift", f"a kind of shift or dim = {dim} integers", shift)
+    return tuple(shift)

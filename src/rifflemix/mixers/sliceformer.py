@@ -1,0 +1,90 @@
+"""Sliceformer: sorting each channel over the tokens in place of attention maps."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import check_choice
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.ops._checks import check_divides
+from rifflemix.ops.permutation import group_sort, interleave_columns, max_exchange
+
+VARIANTS = ("ascending", "descending", "interleave", "max_exchange")
+
+
+class Sliceformer(TokenMixer):
+    """Value map, a sort of every channel over all tokens, output map.
+
+    The paper has no heads: `num_heads` changes nothing here, `heads` sets the width within which
+    Order-Interleave alternates (the other variants treat every channel alike).
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` (and with
+            `reverse` `num_layers`) set the columns of "interleave"; `dropout` acts on the output.
+        variant: "ascending", "descending", "interleave" (ascending, but descending in
+            `rifflemix.ops.interleave_columns`) or "max_exchange".
+        heads: contiguous heads the channels are split into, a divisor of C.
+        reverse: count layers from the last one, as the authors' vision code does.
+        bias: add a bias to the value map.
+        out_proj: have an output map, with bias.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: an option out of range.
+
+    Source: Yuan and Xu, "Sliceformer: Make Multi-head Attention as Simple as Sorting in
+    Discriminative Tasks", section III; the output map is in all of their code.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="sliceformer",
+        title="Sliceformer",
+        paper="Yuan and Xu, Sliceformer: Make Multi-head Attention as Simple as Sorting in "
+        "Discriminative Tasks",
+        equations="(4)-(6)",
+        complexity="O(N C log N)",
+        cost_exponent=1.0,
+    )
+
+    descending: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        variant: str = "ascending",
+        heads: int = 1,
+        reverse: bool = False,
+        bias: bool = False,
+        out_proj: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        check_choice("variant", variant, VARIANTS)
+        check_divides("heads", heads, dim, "dim")
+        self.variant = variant
+        columns = interleave_columns(
+            dim, self.layer_index, heads=heads, reverse=reverse, num_layers=self.num_layers
+        )
+        self.register_buffer("descending", columns, persistent=False)
+        self.value = nn.Linear(dim, dim, bias=bias)
+        self.proj = nn.Linear(dim, dim) if out_proj else nn.Identity()
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Sort the values channel by channel."""
+        y: Tensor = self.proj(self._permute(self.value(x), key_padding_mask))
+        return F.dropout(y, self.dropout, self.training)
+
+    def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
+        if self.variant == "max_exchange":
+            return max_exchange(v, key_padding_mask=mask)
+        if self.variant == "interleave":
+            return group_sort(v, descending=self.descending, key_padding_mask=mask)
+        return group_sort(v, order=self.variant, key_padding_mask=mask)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"dim={self.dim}, variant={self.variant}"

@@ -1,0 +1,61 @@
+"""Argument checks of the permutation family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops._checks import check_divides, check_padding_mask, check_tokens
+from rifflemix.ops.permutation.eager import KEY_DTYPES
+
+ORDERS = ("reference", "ascending", "descending")
+BACKENDS = ("reference", "eager")
+
+
+def check_values(x: Tensor, key_padding_mask: Tensor | None) -> None:
+    """Raise unless `x` holds at least one token and channel of a type with a sort key."""
+    check_tokens("x", x)
+    if x.dtype not in KEY_DTYPES:
+        raise bad_argument("x", "float16, bfloat16, float32 or float64", x.dtype)
+    if x.shape[1] < 1 or x.shape[2] < 1:
+        raise bad_argument("x", "at least one token and one channel", tuple(x.shape))
+    check_padding_mask(key_padding_mask, x)
+
+
+def check_groups(x: Tensor, num_groups: int, heads: int = 1) -> None:
+    """Raise unless the groups divide the tokens and the heads divide the channels."""
+    check_divides("num_groups", num_groups, x.shape[1], "the number of tokens N")
+    check_divides("heads", heads, x.shape[2], "the number of channels C")
+
+
+def check_steps(steps: Tensor | Sequence[int], x: Tensor) -> Tensor:
+    """The steps on x's device; they are settings, so their own device does not matter."""
+    steps = torch.as_tensor(steps, device=x.device)
+    if steps.is_floating_point() or steps.is_complex() or steps.dtype == torch.bool:
+        raise bad_argument("steps", "integers", steps.dtype)
+    if tuple(steps.shape) != (x.shape[2],):
+        raise bad_argument("steps", f"shape (C,) = ({x.shape[2]},)", tuple(steps.shape))
+    return steps.to(torch.int64)
+
+
+def directions(
+    x: Tensor, order: str | None, descending: Tensor | None
+) -> tuple[bool, Tensor | None]:
+    """Whether the order is the reference channel's, and the channels that count downwards."""
+    if descending is None:
+        order = "reference" if order is None else order
+        check_choice("order", order, ORDERS)
+        if order != "descending":
+            return order == "reference", None
+        return False, torch.ones(x.shape[2], dtype=torch.bool, device=x.device)
+    if order not in (None, "ascending"):
+        raise bad_argument("order", '"ascending" beside descending', repr(order))
+    if not isinstance(descending, Tensor) or descending.dtype != torch.bool:
+        got = descending.dtype if isinstance(descending, Tensor) else type(descending).__name__
+        raise bad_argument("descending", "a bool tensor, True = descending", got)
+    if tuple(descending.shape) != (x.shape[2],):
+        raise bad_argument("descending", f"shape (C,) = ({x.shape[2]},)", tuple(descending.shape))
+    return False, descending.to(x.device)

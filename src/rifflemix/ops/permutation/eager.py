@@ -1,0 +1,200 @@
+"""The permutation family in plain torch, for any device.
+
+Functions return (y, index), and None for the index unless `with_index`: it can cost more than y.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+Permuted = tuple[Tensor, Tensor | None]
+
+KEY_DTYPES = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
+
+
+def take(x: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
+    """Gather x along the tokens, zero at padded places."""
+    return _zero_padding(x.gather(1, index), mask)
+
+
+def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Roll channel c by steps[c] within the valid tokens of each sample."""
+    index = _shift_index(x, steps, mask)
+    return take(x, index, mask), index
+
+
+def group_sort(
+    x: Tensor,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    with_index: bool,
+) -> Permuted:
+    """Sort each channel within groups of tokens; see the public function."""
+    group_size = x.shape[1] // num_groups
+    if statically_known_true(group_size == 2):
+        return _sort_pairs(x, reference, heads, descending, mask, with_index)
+    index = _sort_index(x, num_groups, reference, heads, descending, mask)
+    return take(x, index, mask), index if with_index else None
+
+
+def channel_permute(
+    x: Tensor,
+    steps: Tensor,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    with_index: bool,
+) -> Permuted:
+    """Shift, then sort."""
+    shifted, index = circular_shift(x, steps, mask)
+    y, sorting = group_sort(shifted, num_groups, reference, heads, descending, mask, with_index)
+    return y, None if sorting is None else index.gather(1, sorting)
+
+
+def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
+    """Swap the first valid token of each channel with the channel's largest."""
+    batch, length, channels = x.shape
+    if mask is None:
+        first = x.new_zeros((batch, 1, channels), dtype=torch.int64)
+        largest = x.detach().argmax(dim=1, keepdim=True)
+    else:
+        first = mask.to(torch.int32).argmin(dim=1)[:, None, None].expand(-1, 1, channels)
+        key = ordered_key(x)
+        lowest = torch.iinfo(key.dtype).min
+        largest = key.masked_fill(mask.unsqueeze(-1), lowest).argmax(dim=1, keepdim=True)
+    y = x.scatter(1, largest, x.gather(1, first)).scatter(1, first, x.gather(1, largest))
+    if not with_index:
+        return _zero_padding(y, mask), None
+    identity = torch.arange(length, device=x.device)[:, None].expand(x.shape)
+    return _zero_padding(y, mask), identity.scatter(1, largest, first).scatter(1, first, largest)
+
+
+def ordered_key(x: Tensor) -> Tensor:
+    """Integers of x's width, ordered as its values: -0.0 equals 0.0, NaN is the largest.
+
+    The two extreme integers are never used: they are free to mark padding.
+    """
+    x = x.detach()
+    bits = x.view(KEY_DTYPES[x.dtype])
+    top = torch.iinfo(bits.dtype).max
+    # A float's bits count upwards as an integer, except that negative ones count downwards.
+    key = torch.where(bits < 0, bits ^ top, bits)
+    return key.masked_fill(x == 0, 0).masked_fill(x.isnan(), top - 1)
+
+
+def sort_key(x: Tensor, descending: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Keys whose ascending stable order is the one wanted: NaN after numbers, padding after NaN."""
+    key = ordered_key(x)
+    top = torch.iinfo(key.dtype).max
+    if descending is not None:
+        key = torch.where(descending & ~x.isnan(), ~key, key)
+    return key if mask is None else key.masked_fill(mask.unsqueeze(-1), top)
+
+
+def _sort_index(
+    x: Tensor,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
+    """(B, N, C): the token that each place takes.
+
+    In each group, sorting gives the r-th token in order; each place then asks for one rank. As
+    padded tokens come last in order, in the order of their places, and padded places ask for the
+    last ranks in the same order, padding maps to itself.
+    """
+    groups = (num_groups, x.shape[1] // num_groups)
+    keys = torch.unflatten(sort_key(x, descending, mask), 1, groups)
+    order = keys.sort(dim=2, stable=True).indices
+    if reference:
+        per_head = torch.unflatten(order, 3, (heads, -1))
+        ranks = invert(per_head[..., 0], dim=2).unsqueeze(-1).expand_as(per_head)
+        order = per_head.gather(2, ranks).flatten(3)
+    elif mask is not None:
+        ranks = _valid_first(torch.unflatten(mask, 1, groups), dim=2)
+        order = order.gather(2, ranks.unsqueeze(-1).expand_as(order))
+    starts = torch.arange(num_groups, device=x.device) * groups[1]
+    return (order + starts[:, None, None]).flatten(1, 2)
+
+
+def _sort_pairs(
+    x: Tensor,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    with_index: bool,
+) -> Permuted:
+    """Groups of two need one comparison: either the pair stays or it is exchanged."""
+    pairs = torch.unflatten(x, 1, (-1, 2))
+    swap = _out_of_order(pairs.detach(), descending)
+    if reference:
+        per_head = torch.unflatten(swap, 2, (heads, -1))
+        swap = (per_head ^ per_head[..., :1]).flatten(2)
+    if mask is not None:
+        swap = swap & ~torch.unflatten(mask, 1, (-1, 2)).any(dim=2).unsqueeze(-1)
+    y = _zero_padding(_exchange(pairs, swap), mask)
+    if not with_index:
+        return y, None
+    places = torch.unflatten(torch.arange(x.shape[1], device=x.device), 0, (-1, 2))
+    return y, _exchange(places[None, :, :, None], swap)
+
+
+def _out_of_order(pairs: Tensor, descending: Tensor | None) -> Tensor:
+    """(B, K, C) bool from (B, K, 2, C): the second should come before the first."""
+    first, second = pairs.unbind(2)
+    in_order = first <= second
+    if descending is not None:
+        in_order = torch.where(descending, first >= second, in_order)
+    # A comparison with NaN is False, and only a first NaN before a number is out of order.
+    return ~in_order & (second == second)
+
+
+def _exchange(pairs: Tensor, swap: Tensor) -> Tensor:
+    first, second = pairs.unbind(2)
+    exchanged = (torch.where(swap, second, first), torch.where(swap, first, second))
+    return torch.stack(exchanged, dim=2).flatten(1, 2)
+
+
+def _shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
+    length = x.shape[1]
+    places = torch.arange(length, device=x.device)
+    if mask is None:
+        return ((places[:, None] - steps) % length).expand(x.shape)
+    ranks = _valid_first(mask, dim=1)
+    place_of_rank = invert(ranks, dim=1).unsqueeze(-1).expand(x.shape)
+    num_valid = (~mask).sum(dim=1).clamp(min=1)
+    index = place_of_rank.gather(1, (ranks.unsqueeze(-1) - steps) % num_valid[:, None, None])
+    return torch.where(mask.unsqueeze(-1), places[:, None], index)
+
+
+def _valid_first(mask: Tensor, dim: int) -> Tensor:
+    """The rank of each place when valid places come first, each kind in its own order."""
+    valid = ~mask
+    among_padding = mask.cumsum(dim) + valid.sum(dim, keepdim=True)
+    return torch.where(valid, valid.cumsum(dim), among_padding) - 1
+
+
+def invert(permutation: Tensor, dim: int) -> Tensor:
+    shape = [1] * permutation.dim()
+    shape[dim] = -1
+    places = torch.arange(permutation.shape[dim], device=permutation.device).view(shape)
+    return torch.empty_like(permutation).scatter(dim, permutation, places.expand_as(permutation))
+
+
+def _zero_padding(y: Tensor, mask: Tensor | None) -> Tensor:
+    return y if mask is None else y.masked_fill(mask.unsqueeze(-1), 0.0)

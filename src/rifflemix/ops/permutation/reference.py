@@ -1,0 +1,142 @@
+"""The permutation family as the papers write it: loops over samples, groups and channels.
+
+Each function returns the index (B, N, C) of the token that every place takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
+    """CSP equation (3): out[i] = v[(i - J) mod L] on the L valid tokens of a sample."""
+    index = _identity(x)
+    for sample, valid in enumerate(_valid_places(x, mask)):
+        for channel, step in enumerate(steps.tolist()):
+            for rank, place in enumerate(valid):
+                index[sample, place, channel] = valid[(rank - step) % len(valid)]
+    return index
+
+
+def group_sort(
+    x: Tensor,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
+    """CSP equations (4) and (5): every group's valid tokens, sorted or in the reference's order."""
+    index = _identity(x)
+    group_size = x.shape[1] // num_groups
+    head_width = x.shape[2] // heads
+    down = [False] * x.shape[2] if descending is None else descending.tolist()
+    for sample, valid in enumerate(_valid_places(x, mask)):
+        for group in range(num_groups):
+            places = [place for place in valid if place // group_size == group]
+            for channel in range(x.shape[2]):
+                order = _argsort(x[sample, places, channel].tolist(), down[channel])
+                if reference:
+                    leader = x[sample, places, channel // head_width * head_width].tolist()
+                    rank = _argsort(_argsort(leader))
+                else:
+                    rank = list(range(len(places)))
+                for at, place in enumerate(places):
+                    index[sample, place, channel] = places[order[rank[at]]]
+    return index
+
+
+def channel_permute(
+    x: Tensor,
+    steps: Tensor,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+) -> Tensor:
+    """CSP equation (5): P_c = T_c S_{J_c}."""
+    shift = circular_shift(x, steps, mask)
+    sort = group_sort(x.gather(1, shift), num_groups, reference, heads, descending, mask)
+    return shift.gather(1, sort)
+
+
+def max_exchange(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Sliceformer's Max-Exchange: the first valid token and the first largest change places."""
+    index = _identity(x)
+    for sample, valid in enumerate(_valid_places(x, mask)):
+        for channel in range(x.shape[2] if valid else 0):
+            values = x[sample, valid, channel].tolist()
+            # NaN counts as the largest, as in a sort.
+            largest = valid[max(range(len(values)), key=lambda at: _ascending(values[at]))]
+            index[sample, valid[0], channel] = largest
+            index[sample, largest, channel] = valid[0]
+    return index
+
+
+def relaxed_plan(
+    x: Tensor, num_groups: int, temperature: float, num_iterations: int, mask: Tensor | None
+) -> Tensor:
+    """CSP equations (8) and (9): alternating normalisation of exp(v_1 v_c^T / temperature).
+
+    The kernel's rows and columns are scaled beforehand, which does not change the limit.
+    """
+    batch, length, channels = x.shape
+    size = length // num_groups
+    plan = torch.eye(size, dtype=x.dtype, device=x.device).repeat(batch, num_groups, channels, 1, 1)
+    for sample, valid in enumerate(_valid_places(x, mask)):
+        for group in range(num_groups):
+            inside = [place - group * size for place in valid if place // size == group]
+            if not inside:
+                continue
+            values = x[sample, group * size : (group + 1) * size][inside]
+            rows, columns = torch.meshgrid(*[torch.tensor(inside)] * 2, indexing="ij")
+            for channel in range(channels):
+                gain = torch.outer(values[:, 0], values[:, channel])
+                f, g = _optimal_potentials(values[:, 0], values[:, channel])
+                kernel = torch.exp((gain - f[:, None] - g[None, :]) / temperature)
+                for _ in range(num_iterations):
+                    kernel = kernel / kernel.sum(dim=1, keepdim=True)
+                    kernel = kernel / kernel.sum(dim=0, keepdim=True)
+                plan[sample, group, channel, rows, columns] = kernel
+    return plan
+
+
+def _optimal_potentials(leader: Tensor, channel: Tensor) -> tuple[Tensor, Tensor]:
+    """Solve the dual of appendix B: f_n + g_m >= leader_n channel_m, equal for sorted partners."""
+    rows, columns = leader.argsort(stable=True), channel.argsort(stable=True)
+    f, g = torch.zeros_like(leader), torch.zeros_like(channel)
+    for rank, (n, m) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
+        if rank:
+            before, partner = rows[rank - 1], columns[rank - 1]
+            slope = (channel[partner] + channel[m]) / 2
+            f[n] = f[before] + (leader[n] - leader[before]) * slope
+        g[m] = leader[n] * channel[m] - f[n]
+    return f, g
+
+
+def _ascending(value: float) -> tuple[bool, float]:
+    return (True, 0.0) if math.isnan(value) else (False, value)
+
+
+def _descending(value: float) -> tuple[bool, float]:
+    return (True, 0.0) if math.isnan(value) else (False, -value)
+
+
+def _argsort(values: list[float] | list[int], descending: bool = False) -> list[int]:
+    key = _descending if descending else _ascending
+    return sorted(range(len(values)), key=lambda at: key(values[at]))
+
+
+def _valid_places(x: Tensor, mask: Tensor | None) -> Iterator[list[int]]:
+    for sample in range(x.shape[0]):
+        padded = [False] * x.shape[1] if mask is None else mask[sample].tolist()
+        yield [place for place, pad in enumerate(padded) if not pad]
+
+
+def _identity(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[1], device=x.device)[:, None].repeat(x.shape[0], 1, x.shape[2])

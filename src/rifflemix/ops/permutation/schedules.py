@@ -1,0 +1,185 @@
+"""What the permutation mixers decide before they see a token: shift steps and sort directions."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops._checks import check_divides
+
+SHIFT_KINDS = ("none", "linear", "power", "code_linear", "code_exp")
+
+
+def shift_steps(
+    kind: str,
+    num_tokens: int,
+    num_channels: int,
+    *,
+    layer_index: int = 0,
+    num_layers: int = 1,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Circular shift of every channel of one layer.
+
+    With channels c = 0..C-1, tokens N, layers L and the joint channel index g = layer_index*C + c:
+
+    - "none": 0.
+    - "linear": c * ceil(N/C) mod N, for N of the order of C.
+    - "power": round(N^(g/(LC-1))) - 1, for N much larger than C; the first channel of every layer
+      is the reference of the group sort and stays where it is.
+    - "code_linear": 2 * max(c-1, 0) mod N, as the authors released it.
+    - "code_exp": ceil(N^(g/(LC))) mod N, as the authors released it; channel 0 moves too.
+
+    The powers are decided in integer arithmetic, never by a rounded logarithm.
+
+    Args:
+        kind: one of the five names above.
+        num_tokens: tokens N.
+        num_channels: channels C of this layer.
+        layer_index: 0-based place of the layer in its stack ("power" and "code_exp" use it).
+        num_layers: layers L of the stack.
+        device: where the result goes.
+
+    Returns:
+        (C,) int64 in 0..N-1.
+
+    Raises:
+        InputError: an unknown kind or a number out of range.
+
+    Source: CSP (Yuan and Xu), section 3.2.2; the base of the power law is not floored (floored it
+    is 1, which shifts nothing, as soon as LC - 1 exceeds log2 N).
+    """
+    check_choice("kind", kind, SHIFT_KINDS)
+    for name, count in (("num_tokens", num_tokens), ("num_channels", num_channels)):
+        if count < 1:
+            raise bad_argument(name, "at least 1", count)
+    _check_layer(layer_index, num_layers)
+    target = torch.get_default_device() if device is None else torch.device(device)
+    if kind in ("power", "code_exp"):
+        steps: Tensor = torch.ops.rifflemix.power_shift_steps(
+            kind, num_tokens, num_channels, layer_index, num_layers, target
+        )
+        return steps
+    channels = torch.arange(num_channels, device=target)
+    if kind == "linear":
+        return channels * -(-num_tokens // num_channels) % num_tokens
+    if kind == "code_linear":
+        return 2 * (channels - 1).clamp(min=0) % num_tokens
+    return torch.zeros_like(channels)
+
+
+def interleave_columns(
+    num_channels: int,
+    layer_index: int,
+    *,
+    heads: int = 1,
+    reverse: bool = False,
+    num_layers: int | None = None,
+) -> Tensor:
+    """Which channels Order-Interleave sorts in descending order.
+
+    Within each head of width n = C / heads, column j is descending iff floor(j / w) is odd, with
+    w = max(1, n // 2^layer_index): none in layer 0, halves in layer 1, quarters in layer 2.
+
+    Args:
+        num_channels: channels C.
+        layer_index: 0-based place of the layer in its stack.
+        heads: contiguous heads the channels are split into; the paper has one.
+        reverse: count layers from the last one, so that the first layer is the finest (as the
+            authors' vision code does); needs `num_layers`.
+        num_layers: layers of the stack.
+
+    Returns:
+        (C,) bool, True = descending; the `descending` argument of `group_sort`.
+
+    Raises:
+        InputError: a number out of range, `heads` that does not divide C, or `reverse` without
+            `num_layers`.
+
+    Source: Sliceformer (Yuan and Xu), equations (5)-(6), as the authors' code defines them. Where
+    2w does not divide n, that code starts its last run one column late; the rule is kept here.
+    """
+    if num_channels < 1:
+        raise bad_argument("num_channels", "at least 1", num_channels)
+    check_divides("heads", heads, num_channels, "num_channels")
+    if num_layers is not None:
+        _check_layer(layer_index, num_layers)
+    elif layer_index < 0:
+        raise bad_argument("layer_index", "at least 0", layer_index)
+    level = layer_index
+    if reverse:
+        if num_layers is None:
+            raise bad_argument("num_layers", "the number of layers when reverse=True", None)
+        level = num_layers - 1 - layer_index
+    head_width = num_channels // heads
+    run = max(1, head_width >> level)
+    columns = torch.arange(num_channels) % head_width
+    return columns // run % 2 == 1
+
+
+def _check_layer(layer_index: int, num_layers: int) -> None:
+    if num_layers < 1:
+        raise bad_argument("num_layers", "at least 1", num_layers)
+    if not 0 <= layer_index < num_layers:
+        raise bad_argument("layer_index", f"0 to num_layers - 1 = {num_layers - 1}", layer_index)
+
+
+@torch.library.custom_op("rifflemix::power_shift_steps", mutates_args=())
+def _power_shift_steps(
+    kind: str,
+    num_tokens: int,
+    num_channels: int,
+    layer_index: int,
+    num_layers: int,
+    device: torch.device,
+) -> Tensor:
+    """A custom op so that exact integers survive torch.compile and export with any N."""
+    steps = _power_steps(kind, num_tokens, num_channels, layer_index, num_layers)
+    return torch.tensor(steps, device=device)
+
+
+@_power_shift_steps.register_fake
+def _(
+    kind: str,
+    num_tokens: int,
+    num_channels: int,
+    layer_index: int,
+    num_layers: int,
+    device: torch.device,
+) -> Tensor:
+    return torch.empty(num_channels, dtype=torch.int64, device=device)
+
+
+@functools.lru_cache(maxsize=256)
+def _power_steps(
+    kind: str, num_tokens: int, num_channels: int, layer_index: int, num_layers: int
+) -> tuple[int, ...]:
+    first = layer_index * num_channels
+    total = num_layers * num_channels
+    joint = range(first, first + num_channels)
+    if kind == "code_exp":
+        return tuple(_ceil_power(num_tokens, g, total) % num_tokens for g in joint)
+    return (0, *(_nearest_power(num_tokens, g, total - 1) - 1 for g in joint[1:]))
+
+
+def _ceil_power(base: int, numerator: int, denominator: int) -> int:
+    """Smallest integer m >= base^(numerator/denominator)."""
+    value: float = base ** (numerator / denominator)
+    near = round(value)
+    if abs(value - near) > 1e-9 * value:
+        return math.ceil(value)
+    # Too close for floating point to say on which side: m^q against base^p settles it.
+    return near if near**denominator >= base**numerator else near + 1
+
+
+def _nearest_power(base: int, numerator: int, denominator: int) -> int:
+    """The integer nearest to base^(numerator/denominator), which never lies half-way."""
+    value: float = base ** (numerator / denominator)
+    near = round(value + 0.5)
+    if abs(value + 0.5 - near) > 1e-9 * value:
+        return math.floor(value + 0.5)
+    return near if (2 * near - 1) ** denominator <= base**numerator << denominator else near - 1
