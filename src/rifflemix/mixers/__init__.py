@@ -8,9 +8,11 @@ from rifflemix.mixers.registry import (
     mixer_class,
     mixer_options,
 )
+from rifflemix.mixers.sinkhorn_cross import SinkhornCrossAttention
 
 __all__ = [
     "MixerCard",
+    "SinkhornCrossAttention",
     "TokenMixer",
     "create_mixer",
     "list_mixers",

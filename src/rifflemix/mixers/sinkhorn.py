@@ -1,0 +1,240 @@
+"""Sparse Sinkhorn attention: attention to the own block and to a block sorted into its place."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.sorting_networks import BlockSorter, SortOptions
+from rifflemix.ops.sinkhorn import COMBINE, sinkhorn_attention
+
+
+class Sinkhorn(TokenMixer):
+    """Sparse Sinkhorn attention.
+
+    Tokens are cut into blocks. A sorting network scores blocks against each other, Sinkhorn
+    balancing turns the scores into a soft permutation, and each block of queries attends to the
+    block of keys and values sorted into its place beside its own. Lengths that are no multiple
+    of the block are padded inside; with a mask, valid tokens are moved together first, so that
+    the result is that of the valid tokens alone.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: it
+            fixes the outputs of the sorting network.
+        block_size: tokens b in a block; None takes the power of two next above
+            sqrt(max_length).
+        sort_net: "linear", "relu", "mlp", "relu_mlp" (see `SortingNetwork`), or "attention",
+            which compares pooled queries and keys and has no parameters.
+        temperature: tau; lower sorts harder.
+        num_iterations: Sinkhorn iterations N_k; the paper finds 5 to 10 best.
+        gumbel: when Gumbel noise is added to the scores: "training", "always" or "never".
+        kernel: "exp", or "relu" as in a known port; see `gumbel_sinkhorn`.
+        combine: "concat", "sum_logits" or "sum_out"; see `block_attention`.
+        sortcut: m > 0: all queries share the first m sorted blocks (encoders only).
+        sortcut_local: SortCut with each query's own block beside them.
+        mixture: add full softmax attention with the same queries, keys, values (quadratic).
+        tie_kv: keys serve as values.
+        top_k: k > 0: no Sinkhorn, each block takes the k blocks of highest score, weighted by
+            softmax.
+        null_kv: causal only: a learned key and value for blocks that have nothing to take; with
+            `top_k`, k of them compete with the blocks of the past.
+        final_row_norm: causal Sinkhorn ends with a row step; False is the literal order.
+        rotate_heads: causal only: blocks of the second half of the heads end one token earlier.
+        bias: add a bias to the query, key, value and output maps.
+        shared: the other arguments of `TokenMixer`.
+
+    Source: Tay et al. 2020, "Sparse Sinkhorn Attention", section 3.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="sinkhorn",
+        title="Sparse Sinkhorn attention",
+        paper="Tay et al. 2020, Sparse Sinkhorn Attention",
+        equations="(1)-(6)",
+        # Block attention costs N b C, applying the sort matrix (N/b)^2 b C. The paper counts
+        # memory, b^2 + (N/b)^2. At the default b ~ sqrt(N) both terms of the time are N^1.5;
+        # with b held fixed while N grows it would be N^2.
+        complexity="O(N b C + N^2 C / b); O(N^1.5 C) at b = sqrt(N)",
+        cost_exponent=1.5,
+        causal=True,
+        needs_max_length=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        block_size: int | None = None,
+        sort_net: str = "linear",
+        temperature: float = 0.75,
+        num_iterations: int = 8,
+        gumbel: str = "training",
+        kernel: str = "exp",
+        combine: str = "concat",
+        sortcut: int = 0,
+        sortcut_local: bool = False,
+        mixture: bool = False,
+        tie_kv: bool = False,
+        top_k: int = 0,
+        null_kv: bool = False,
+        final_row_norm: bool = True,
+        rotate_heads: bool = False,
+        bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        self.block_size, num_blocks = block_layout(block_size, self.max_length)
+        self.combine = combine
+        self.sortcut = sortcut
+        self.sortcut_local = sortcut_local
+        self.mixture = mixture
+        self.tie_kv = tie_kv
+        self.rotate_heads = rotate_heads
+        options = SortOptions(
+            sort_net, temperature, num_iterations, gumbel, kernel, top_k, null_kv, final_row_norm
+        )
+        self._check_options(options, num_blocks)
+        self.sorter = BlockSorter(
+            options,
+            dim,
+            self.num_heads,
+            self.block_size,
+            num_blocks,
+            causal=self.causal,
+            shared=bool(sortcut and top_k),
+        )
+        self.qkv = nn.Linear(dim, (2 if tie_kv else 3) * dim, bias=bias)
+        self.proj = nn.Linear(dim, dim, bias=bias)
+        if null_kv:
+            width = dim // self.num_heads
+            self.null_key = nn.Parameter(torch.randn(self.num_heads, width))
+            self.null_value = nn.Parameter(torch.randn(self.num_heads, width))
+
+    def _check_options(self, options: SortOptions, num_blocks: int) -> None:
+        check_choice("combine", self.combine, COMBINE)
+        if not 0 <= self.sortcut <= num_blocks:
+            raise bad_argument("sortcut", f"0 to {num_blocks} blocks", self.sortcut)
+        if not 0 <= options.top_k <= num_blocks:
+            raise bad_argument("top_k", f"0 to {num_blocks} blocks", options.top_k)
+        if self.sortcut and self.causal:
+            raise bad_argument(
+                "sortcut", "0 with causal=True", self.sortcut, "SortCut is for encoders only"
+            )
+        if self.sortcut_local and not self.sortcut:
+            raise bad_argument("sortcut_local", "False without sortcut", True)
+        if self.sortcut and not self.sortcut_local and self.combine != "concat":
+            raise bad_argument(
+                "combine", '"concat" for SortCut without a local term', repr(self.combine)
+            )
+        if options.top_k and self.sortcut > options.top_k:
+            raise bad_argument("sortcut", f"at most top_k = {options.top_k}", self.sortcut)
+        per_query = self.sortcut or max(options.top_k, 1)
+        if self.combine == "sum_logits" and per_query > 1:
+            raise bad_argument("combine", "one sorted block for each query block", "sum_logits")
+        if self.rotate_heads and not (self.causal and self.num_heads > 1):
+            raise bad_argument("rotate_heads", "False without causal=True and 2 heads", True)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Sort and attend on the valid tokens moved together, then move them back."""
+        length = x.shape[1]
+        order = None
+        if key_padding_mask is not None:
+            x, key_padding_mask, order = move_padding_last(x, key_padding_mask)
+        # A causal layer needs no mask: padding stands last, where no valid token looks.
+        mask = None if self.causal else key_padding_mask
+        x, mask = pad_to_blocks(x, mask, self.block_size, masked=not self.causal)
+        y = self._attend(x, mask)[:, :length]
+        if order is not None:
+            y = y.gather(1, order.argsort(1).unsqueeze(-1).expand_as(y))
+        out: Tensor = self.proj(y)
+        return out
+
+    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        heads = torch.unflatten(self.qkv(x), -1, (-1, self.num_heads, self.dim // self.num_heads))
+        parts = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = parts[0], parts[1], parts[-1]
+        if not self.rotate_heads:
+            y = self._attend_heads(x, q, k, v, mask, slice(None), 0)
+        else:
+            half = self.num_heads // 2
+            plain = self._attend_heads(x, q, k, v, mask, slice(0, half), 0)
+            rotation = self.block_size - 1
+            rolled = self._attend_heads(x, q, k, v, mask, slice(half, None), rotation)
+            y = torch.cat((plain, rolled), 1)
+        return y.transpose(1, 2).flatten(2)
+
+    def _attend_heads(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        heads: slice,
+        rotation: int,
+    ) -> Tensor:
+        """Attention of some heads, with blocks that start at token `rotation`."""
+        rolled = [t.roll(-rotation, -2) if rotation else t for t in (x, q, k)]
+        sort: Tensor = self.sorter(*rolled, mask)[:, heads]
+        null_kv = None
+        if self.sorter.options.null_kv:
+            null_kv = (self.null_key[heads], self.null_value[heads])
+        return sinkhorn_attention(
+            q[:, heads],
+            k[:, heads],
+            v[:, heads],
+            sort,
+            self.block_size,
+            combine=self.combine,
+            sortcut=min(self.sortcut, sort.shape[2]),
+            sortcut_local=self.sortcut_local,
+            mixture=self.mixture,
+            causal=self.causal,
+            key_padding_mask=mask,
+            null_kv=null_kv,
+            rotation=rotation,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, block_size={self.block_size}, combine={self.combine}"
+
+
+def block_layout(block_size: int | None, max_length: int | None) -> tuple[int, int]:
+    """Block size and most blocks for `max_length` tokens."""
+    if max_length is None:
+        raise bad_argument("max_length", "the most tokens the layer will see", None)
+    if block_size is None:
+        block_size = 1
+        while block_size**2 < max_length:
+            block_size *= 2
+    if block_size < 1:
+        raise bad_argument("block_size", "at least 1", block_size)
+    return block_size, -(-max_length // block_size)
+
+
+def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Valid tokens first, in order; also their mask and where each place came from, (B, N)."""
+    order = key_padding_mask.to(torch.uint8).argsort(dim=1, stable=True)
+    moved = x.gather(1, order.unsqueeze(-1).expand_as(x))
+    return moved, key_padding_mask.gather(1, order), order
+
+
+def pad_to_blocks(
+    x: Tensor, key_padding_mask: Tensor | None, block_size: int, *, masked: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Zeros up to a multiple of the block, and the mask that marks them if `masked`."""
+    extra = -x.shape[1] % block_size
+    if not extra:
+        return x, key_padding_mask
+    if masked:
+        if key_padding_mask is None:
+            key_padding_mask = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        key_padding_mask = F.pad(key_padding_mask, (0, extra), value=True)
+    return F.pad(x, (0, 0, 0, extra)), key_padding_mask

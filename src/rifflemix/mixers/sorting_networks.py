@@ -1,0 +1,213 @@
+"""Sorting of blocks: the networks that score them and the step from scores to a sort matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops.sinkhorn import (
+    KERNELS,
+    block_scores,
+    gumbel_noise,
+    gumbel_sinkhorn,
+    pool_blocks,
+    top_k_blocks,
+)
+
+SORT_NETS = ("linear", "relu", "mlp", "relu_mlp")
+GUMBEL = ("training", "always", "never")
+
+
+class SortingNetwork(nn.Module):
+    """Scores of every block for every block, by a network of its own for each head.
+
+    - "linear": F1(x), the best of the paper's ablation
+    - "relu": relu(F1(x))
+    - "mlp": F2(relu(F1(x)))
+    - "relu_mlp": relu(F2(relu(F1(x)))), the one printed in the text
+
+    Args:
+        kind: one of these.
+        dim: channels C of the pooled vectors, and of the hidden layer.
+        num_heads: heads H.
+        num_scores: scores M for each block.
+
+    Source: Tay et al. 2020, "Sparse Sinkhorn Attention", equations (3), (4) and table 8.
+    """
+
+    def __init__(self, kind: str, dim: int, num_heads: int, num_scores: int) -> None:
+        super().__init__()
+        check_choice("sort_net", kind, SORT_NETS)
+        self.kind = kind
+        if kind.endswith("mlp"):
+            self.hidden_weight = nn.Parameter(torch.empty(num_heads, dim, dim))
+            self.hidden_bias = nn.Parameter(torch.empty(num_heads, dim))
+        self.weight = nn.Parameter(torch.empty(num_heads, dim, num_scores))
+        self.bias = nn.Parameter(torch.empty(num_heads, num_scores))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform weights, each head by its own fans; zero biases."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                for head in parameter:
+                    nn.init.xavier_uniform_(head)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, n, C) pooled blocks -> (B, H, n, M) scores."""
+        hidden = pooled.unsqueeze(1)
+        if self.kind.endswith("mlp"):
+            hidden = (hidden @ self.hidden_weight + self.hidden_bias.unsqueeze(1)).relu()
+        scores = hidden @ self.weight + self.bias.unsqueeze(1)
+        return scores.relu() if self.kind.startswith("relu") else scores
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        heads, dim, scores = self.weight.shape
+        return f"kind={self.kind}, dim={dim}, num_heads={heads}, num_scores={scores}"
+
+
+@dataclass(frozen=True)
+class SortOptions:
+    """How blocks are sorted; `rifflemix.mixers.sinkhorn.Sinkhorn` explains each of them."""
+
+    sort_net: str = "linear"
+    temperature: float = 0.75
+    num_iterations: int = 8
+    gumbel: str = "training"
+    kernel: str = "exp"
+    top_k: int = 0
+    null_kv: bool = False
+    final_row_norm: bool = True
+
+    def check(self, *, causal: bool) -> None:
+        """Raise InputError for a value out of range or options that exclude each other."""
+        check_choice("sort_net", self.sort_net, (*SORT_NETS, "attention"))
+        check_choice("gumbel", self.gumbel, GUMBEL)
+        check_choice("kernel", self.kernel, KERNELS)
+        if not self.temperature > 0:
+            raise bad_argument("temperature", "a number above 0", self.temperature)
+        if self.num_iterations < 0:
+            raise bad_argument("num_iterations", "at least 0", self.num_iterations)
+        if self.top_k < 0:
+            raise bad_argument("top_k", "at least 0", self.top_k)
+        if self.top_k and self.kernel != "exp":
+            raise bad_argument("kernel", '"exp" with top_k', repr(self.kernel))
+        if self.null_kv and not causal:
+            raise bad_argument("null_kv", "False without causal=True", True)
+        if not self.final_row_norm and (self.top_k or not causal):
+            raise bad_argument("final_row_norm", "True unless balancing is causal", False)
+
+
+class BlockSorter(nn.Module):
+    """The sort matrix of a sequence: pooling, sorting network, noise, balancing or selection.
+
+    Args:
+        options: how to sort.
+        dim: channels C.
+        num_heads: heads H.
+        block_size: tokens b in a block.
+        num_blocks: most blocks a sequence may have.
+        causal: use the past only.
+        shared: one destination for all queries (top-k under SortCut).
+    """
+
+    def __init__(
+        self,
+        options: SortOptions,
+        dim: int,
+        num_heads: int,
+        block_size: int,
+        num_blocks: int,
+        *,
+        causal: bool = False,
+        shared: bool = False,
+    ) -> None:
+        super().__init__()
+        options.check(causal=causal)
+        self.options = options
+        self.block_size = block_size
+        self.causal = causal
+        self.shared = shared
+        # Null blocks compete with real ones for selection; balancing leaves them out.
+        self.scored_null = options.top_k if options.null_kv else 0
+        self.net: SortingNetwork | None = None
+        if options.sort_net != "attention":
+            num_scores = self.scored_null + num_blocks
+            self.net = SortingNetwork(options.sort_net, dim, num_heads, num_scores)
+
+    def forward(self, x: Tensor, q: Tensor, k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The sort matrix that `rifflemix.ops.sinkhorn.sinkhorn_attention` takes.
+
+        Args:
+            x: (B, N, C) inputs of the layer, N a multiple of the block.
+            q: (B, H, N, D) queries, read by the attention sorting network only.
+            k: (B, H, N, D) keys, likewise.
+            key_padding_mask: (B, N) bool, True = padding.
+
+        Returns:
+            (B, H, R, n) or, with null blocks, (B, H, R, num_null + n).
+        """
+        scores = self._scores(x, q, k, key_padding_mask)
+        noise = None
+        if self.options.gumbel == "always" or (self.options.gumbel == "training" and self.training):
+            noise = gumbel_noise(scores.shape, device=scores.device, dtype=scores.dtype)
+        dead = None
+        if key_padding_mask is not None:
+            dead = torch.unflatten(key_padding_mask, 1, (-1, self.block_size)).all(-1)
+        return self._to_sort_matrix(scores, noise, dead)
+
+    def _scores(self, x: Tensor, q: Tensor, k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        if self.net is None:
+            compared = block_scores(
+                q,
+                k,
+                self.block_size,
+                causal=self.causal,
+                shared=self.shared,
+                key_padding_mask=key_padding_mask,
+            )
+            return F.pad(compared, (self.scored_null, 0))
+        pooled = pool_blocks(
+            x,
+            x.shape[1] if self.shared else self.block_size,
+            causal=self.causal,
+            key_padding_mask=key_padding_mask,
+        )
+        num_blocks = x.shape[1] // self.block_size
+        scores: Tensor = self.net(pooled)
+        return scores[..., : self.scored_null + num_blocks]
+
+    def _to_sort_matrix(self, scores: Tensor, noise: Tensor | None, dead: Tensor | None) -> Tensor:
+        options = self.options
+        if options.top_k:
+            return top_k_blocks(
+                scores if noise is None else scores + noise,
+                # A short sequence may have fewer blocks than picks.
+                min(options.top_k, scores.shape[-1]),
+                temperature=options.temperature,
+                causal=self.causal,
+                num_null=self.scored_null,
+                block_padding_mask=dead,
+            )
+        sort = gumbel_sinkhorn(
+            scores,
+            options.num_iterations,
+            temperature=options.temperature,
+            noise=noise,
+            kernel=options.kernel,
+            causal=self.causal,
+            final_row_norm=options.final_row_norm,
+            block_padding_mask=dead,
+        )
+        if not options.null_kv:
+            return sort
+        # A block with nothing in its past takes the null block.
+        nothing = sort.detach().sum(-1, keepdim=True) <= 0
+        return torch.cat((nothing.to(sort.dtype), sort), -1)

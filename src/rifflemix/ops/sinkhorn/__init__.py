@@ -1,0 +1,36 @@
+"""Sparse Sinkhorn attention: learned sorting of blocks of keys and values.
+
+Source: Tay, Bahri, Yang, Metzler, Juan 2020, "Sparse Sinkhorn Attention".
+"""
+
+from rifflemix.ops.sinkhorn.attention import COMBINE, block_attention, sinkhorn_attention
+from rifflemix.ops.sinkhorn.balancing import (
+    KERNELS,
+    gumbel_noise,
+    gumbel_sinkhorn,
+    sinkhorn,
+    top_k_blocks,
+)
+from rifflemix.ops.sinkhorn.blocks import (
+    PADDING_RULES,
+    block_scores,
+    pool_blocks,
+    sort_blocks,
+    sorted_padding_mask,
+)
+
+__all__ = [
+    "COMBINE",
+    "KERNELS",
+    "PADDING_RULES",
+    "block_attention",
+    "block_scores",
+    "gumbel_noise",
+    "gumbel_sinkhorn",
+    "pool_blocks",
+    "sinkhorn",
+    "sinkhorn_attention",
+    "sort_blocks",
+    "sorted_padding_mask",
+    "top_k_blocks",
+]

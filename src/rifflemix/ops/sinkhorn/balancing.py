@@ -1,0 +1,221 @@
+"""From block scores to a sort matrix: Sinkhorn balancing, Gumbel noise, top-k selection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops._checks import check_backend
+from rifflemix.ops.sinkhorn import eager, reference
+
+KERNELS = ("exp", "relu")
+_RELU_EPSILON = 1e-6
+_GUMBEL_EPSILON = 1e-6
+
+
+def sinkhorn(
+    log_scores: Tensor,
+    num_iterations: int,
+    *,
+    causal: bool = False,
+    final_row_norm: bool = True,
+    block_padding_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Balance exp(log_scores) into a (nearly) doubly stochastic sort matrix, in the log domain.
+
+    Each iteration normalises every row over its sources, then every column over its
+    destinations, so the columns sum to one at the end. With `causal=True` only sources v < u
+    are live for destination u (row 0 is all zero), and a column is normalised over the
+    destinations u' <= u seen so far, so that row u depends on rows up to u only.
+
+    Args:
+        log_scores: (..., n, n), rows destinations, columns sources; -inf marks an entry that
+            must stay zero.
+        num_iterations: row and column steps N_k; 0 gives exp(log_scores), nothing normalised.
+        causal: strictly past sources, running columns.
+        final_row_norm: causal only: end with one more row step, so that each sorted block is a
+            convex combination. False is the literal order, which leaves S[u, u-1] = 1.
+        block_padding_mask: (B, n) bool, True = a block that holds padding only; B is the first
+            axis of `log_scores`, absent where that is (n, n). Such blocks are neither source
+            nor destination, and the others come out as if they were not there.
+        backend: "auto", "reference" or "eager".
+
+    Returns:
+        S, the shape and dtype of `log_scores`; zero rows and columns where nothing is live.
+
+    Raises:
+        InputError: a shape, dtype or count that does not fit.
+
+    Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.1.1 and 3.3.2.
+    """
+    _check_scores("log_scores", log_scores, square=True)
+    _check_count("num_iterations", num_iterations, 0)
+    _check_block_mask(block_padding_mask, log_scores, log_scores.shape[-1])
+    run = {"reference": reference.sinkhorn, "eager": eager.sinkhorn}[
+        check_backend(backend, ("reference", "eager"))
+    ]
+    return run(log_scores, num_iterations, causal, final_row_norm, block_padding_mask)
+
+
+def gumbel_noise(
+    shape: Sequence[int],
+    *,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Standard Gumbel samples -log(-log u), u uniform in (0, 1).
+
+    Args:
+        shape: shape of the result.
+        generator: where randomness comes from; torch's default generator if None.
+        device: device of the result.
+        dtype: floating-point type of the result; drawn in at least float32.
+
+    Returns:
+        Samples of that shape, between about -2.6 and 13.8 (u is kept 1e-6 off 0 and 1).
+
+    Source: Tay et al. 2020, section 3.2.1; Jang et al. 2016.
+    """
+    wanted = dtype or torch.get_default_dtype()
+    wide = eager.statistics_dtype(wanted)
+    u = torch.rand(tuple(shape), generator=generator, device=device, dtype=wide)
+    u = u.clamp(_GUMBEL_EPSILON, 1.0 - _GUMBEL_EPSILON)
+    return -torch.log(-torch.log(u)).to(wanted)
+
+
+def gumbel_sinkhorn(
+    scores: Tensor,
+    num_iterations: int,
+    *,
+    temperature: float = 0.75,
+    noise: Tensor | None = None,
+    kernel: str = "exp",
+    causal: bool = False,
+    final_row_norm: bool = True,
+    block_padding_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Sinkhorn((log kernel(scores) + noise) / temperature).
+
+    Args:
+        scores: (..., n, n) output R of a sorting network, rows destinations.
+        num_iterations: see `sinkhorn`.
+        temperature: tau > 0; lower is nearer a permutation.
+        noise: same shape as `scores` (see `gumbel_noise`), or None.
+        kernel: "exp" takes the scores as logarithms (the paper); "relu" takes relu(scores)
+            + 1e-6 itself as the matrix to balance (a widely used PyTorch port).
+        causal: see `sinkhorn`.
+        final_row_norm: see `sinkhorn`.
+        block_padding_mask: see `sinkhorn`.
+        backend: see `sinkhorn`.
+
+    Returns:
+        S, the shape and dtype of `scores`.
+
+    Raises:
+        InputError: a shape, name or number that does not fit.
+
+    Source: Tay et al. 2020, section 3.2.1.
+    """
+    _check_scores("scores", scores, square=True)
+    check_choice("kernel", kernel, KERNELS)
+    _check_temperature(temperature)
+    logits = scores if kernel == "exp" else torch.log(scores.relu() + _RELU_EPSILON)
+    if noise is not None:
+        if noise.shape != scores.shape:
+            raise bad_argument("noise", f"shape {tuple(scores.shape)}", tuple(noise.shape))
+        logits = logits + noise
+    return sinkhorn(
+        logits / temperature,
+        num_iterations,
+        causal=causal,
+        final_row_norm=final_row_norm,
+        block_padding_mask=block_padding_mask,
+        backend=backend,
+    )
+
+
+def top_k_blocks(
+    scores: Tensor,
+    k: int,
+    *,
+    temperature: float = 1.0,
+    causal: bool = False,
+    num_null: int = 0,
+    block_padding_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Choose k source blocks for each destination, one by one, instead of balancing.
+
+    Pick j is the source of highest score among those not yet picked; its weight is its softmax
+    probability among them. Ties go to the earlier source. Where no source is left the row is
+    zero.
+
+    Args:
+        scores: (..., R, num_null + n), rows destinations, columns sources.
+        k: picks for each destination.
+        temperature: tau > 0 of the softmax.
+        causal: sources v < u only (null blocks always); needs R = n.
+        num_null: first columns that stand for null blocks, open to every destination.
+        block_padding_mask: (B, n) bool, True = a block that holds padding only; see `sinkhorn`.
+        backend: see `sinkhorn`.
+
+    Returns:
+        (..., R * k, num_null + n): row u * k + j is pick j of destination u.
+
+    Raises:
+        InputError: a shape, name or number that does not fit.
+
+    Source: the top-k variant of the sinkhorn-transformer package (no Sinkhorn iterations).
+    """
+    _check_scores("scores", scores, square=False)
+    rows, columns = scores.shape[-2:]
+    _check_count("num_null", num_null, 0)
+    if not 1 <= k <= columns:
+        raise bad_argument("k", f"1 to {columns}, the number of source blocks", k)
+    _check_temperature(temperature)
+    if causal and rows != columns - num_null:
+        raise bad_argument("scores", f"shape (..., n, {num_null} + n)", tuple(scores.shape))
+    _check_block_mask(block_padding_mask, scores, columns - num_null)
+    run = {"reference": reference.top_k_blocks, "eager": eager.top_k_blocks}[
+        check_backend(backend, ("reference", "eager"))
+    ]
+    return run(scores, k, temperature, causal, num_null, block_padding_mask)
+
+
+def _check_scores(name: str, scores: Tensor, *, square: bool) -> None:
+    layout = "(..., n, n)" if square else "(..., rows, columns)"
+    if not isinstance(scores, Tensor):
+        raise bad_argument(name, f"a tensor of shape {layout}", type(scores).__name__)
+    if scores.dim() < 2 or (square and scores.shape[-1] != scores.shape[-2]):
+        raise bad_argument(name, f"shape {layout}", tuple(scores.shape))
+    if not scores.is_floating_point():
+        raise bad_argument(name, "a floating-point dtype", scores.dtype)
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise bad_argument(name, f"an integer of at least {least}", value)
+
+
+def _check_temperature(temperature: float) -> None:
+    if not temperature > 0:
+        raise bad_argument("temperature", "a number above 0", temperature)
+
+
+def _check_block_mask(mask: Tensor | None, scores: Tensor, num_blocks: int) -> None:
+    if mask is None:
+        return
+    shape = (*scores.shape[:1], num_blocks) if scores.dim() > 2 else (num_blocks,)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise bad_argument("block_padding_mask", "a bool tensor, True = padding only", got)
+    if tuple(mask.shape) != shape:
+        raise bad_argument("block_padding_mask", f"shape {shape}", tuple(mask.shape))
+    if mask.device != scores.device:
+        raise bad_argument("block_padding_mask", f"device {scores.device}", mask.device)

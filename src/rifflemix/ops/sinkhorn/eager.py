@@ -1,0 +1,166 @@
+"""Sparse Sinkhorn attention in plain torch: vectorised, any device."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Stands for the log of zero. Finite, so that a row or column without a live entry gives zeros
+# and zero gradients where -inf would give NaN.
+LOG_ZERO = -1e30
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type sums are accumulated in: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def live_entries(
+    log_scores: Tensor, causal: bool, block_padding_mask: Tensor | None, num_null: int = 0
+) -> Tensor:
+    """Bool, True where destination (row) may take from source (column).
+
+    The first `num_null` columns are null blocks, open to every live destination.
+    """
+    rows, columns = log_scores.shape[-2:]
+    live = ~torch.isneginf(log_scores)
+    if causal:
+        ones = torch.ones(rows, columns, dtype=torch.bool, device=live.device)
+        live = live & ones.tril(num_null - 1)
+    if block_padding_mask is not None:
+        shape = (-1, *(1,) * (log_scores.dim() - 3)) if log_scores.dim() > 2 else ()
+        alive = ~block_padding_mask.reshape(*shape, block_padding_mask.shape[-1])
+        live = live & F.pad(alive, (num_null, 0), value=True).unsqueeze(-2)
+        if rows == alive.shape[-1]:
+            live = live & alive.unsqueeze(-1)
+    return live
+
+
+def sinkhorn(
+    log_scores: Tensor,
+    num_iterations: int,
+    causal: bool,
+    final_row_norm: bool,
+    block_padding_mask: Tensor | None,
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.sinkhorn`."""
+    live = live_entries(log_scores, causal, block_padding_mask)
+    r = log_scores.to(statistics_dtype(log_scores.dtype)).masked_fill(~live, LOG_ZERO)
+    for _ in range(num_iterations):
+        r = (r - r.logsumexp(-1, keepdim=True)).masked_fill(~live, LOG_ZERO)
+        # A causal column may only be normalised over the destinations seen so far.
+        columns = r.logcumsumexp(-2) if causal else r.logsumexp(-2, keepdim=True)
+        r = (r - columns).masked_fill(~live, LOG_ZERO)
+    if causal and final_row_norm and num_iterations:
+        r = (r - r.logsumexp(-1, keepdim=True)).masked_fill(~live, LOG_ZERO)
+    return r.exp().to(log_scores.dtype)
+
+
+def top_k_blocks(
+    scores: Tensor,
+    k: int,
+    temperature: float,
+    causal: bool,
+    num_null: int,
+    block_padding_mask: Tensor | None,
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.top_k_blocks`."""
+    live = live_entries(scores, causal, block_padding_mask, num_null)
+    wide = scores.to(statistics_dtype(scores.dtype)) / temperature
+    picks = []
+    for _ in range(k):
+        weights = wide.masked_fill(~live, LOG_ZERO).softmax(-1).masked_fill(~live, 0.0)
+        # argmax, not topk: it promises the first of equal entries.
+        best = F.one_hot(weights.argmax(-1), weights.shape[-1]).bool()
+        picks.append(weights.masked_fill(~best, 0.0))
+        live = live & ~best
+    return torch.stack(picks, -2).flatten(-3, -2).to(scores.dtype)
+
+
+def pool_blocks(
+    x: Tensor, block_size: int, causal: bool, key_padding_mask: Tensor | None
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.pool_blocks`."""
+    if key_padding_mask is not None:
+        x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+    blocks = torch.unflatten(x, 1, (-1, block_size))
+    totals = blocks.sum(2, dtype=statistics_dtype(x.dtype))
+    if causal:
+        # Totals of earlier blocks are shifted in, never subtracted out: subtraction would leave
+        # the rounding errors of later tokens behind.
+        totals = F.pad(totals.cumsum(1)[:, :-1], (0, 0, 1, 0)) + blocks[:, :, 0]
+    return totals.to(x.dtype)
+
+
+def block_scores(
+    q: Tensor,
+    k: Tensor,
+    block_size: int,
+    causal: bool,
+    shared: bool,
+    key_padding_mask: Tensor | None,
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.block_scores`."""
+    if causal:
+        destinations = _running_mean(q, key_padding_mask)[:, :, ::block_size]
+        k = _running_mean(k, key_padding_mask)
+        sources = _masked_sum(k, key_padding_mask, block_size)
+    else:
+        span = q.shape[2] if shared else block_size
+        destinations = _masked_mean(q, key_padding_mask, span)
+        sources = _masked_mean(k, key_padding_mask, block_size)
+    return (destinations / math.sqrt(q.shape[-1])) @ sources.transpose(-1, -2)
+
+
+def _valid(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """(B, 1, N, 1) ones at valid tokens, zeros at padding, in the type of statistics."""
+    dtype = statistics_dtype(x.dtype)
+    if key_padding_mask is None:
+        return torch.ones(1, 1, x.shape[2], 1, dtype=dtype, device=x.device)
+    return (~key_padding_mask)[:, None, :, None].to(dtype)
+
+
+def _sum_spans(x: Tensor, span: int) -> Tensor:
+    total: Tensor = torch.unflatten(x, 2, (-1, span)).sum(3)
+    return total
+
+
+def _masked_sum(x: Tensor, key_padding_mask: Tensor | None, span: int) -> Tensor:
+    return _sum_spans(x * _valid(x, key_padding_mask), span).to(x.dtype)
+
+
+def _masked_mean(x: Tensor, key_padding_mask: Tensor | None, span: int) -> Tensor:
+    valid = _valid(x, key_padding_mask)
+    if key_padding_mask is None:
+        return (_sum_spans(x * valid, span) / span).to(x.dtype)
+    return (_sum_spans(x * valid, span) / _sum_spans(valid, span).clamp(min=1.0)).to(x.dtype)
+
+
+def _running_mean(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    valid = _valid(x, key_padding_mask)
+    return ((x * valid).cumsum(2) / valid.cumsum(2).clamp(min=1.0)).to(x.dtype)
+
+
+def sort_blocks(blocks: Tensor, sort: Tensor) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.sort_blocks`."""
+    return torch.unflatten(sort @ blocks.flatten(-2), -1, blocks.shape[-2:])
+
+
+def sorted_padding_mask(
+    sort: Tensor, block_size: int, key_padding_mask: Tensor | None, rule: str, num_null: int
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.sorted_padding_mask`."""
+    weights = sort.detach().to(statistics_dtype(sort.dtype))
+    total = weights.sum(-1, keepdim=True)
+    nothing = total <= 0
+    if key_padding_mask is None:
+        return nothing.expand(*total.shape[:-1], block_size)
+    valid = torch.unflatten(~key_padding_mask[:, None], -1, (-1, block_size))
+    valid = F.pad(valid, (0, 0, num_null, 0), value=True)
+    if rule == "majority":
+        return (2 * (weights @ valid.to(weights.dtype)) < total) | nothing
+    heaviest = weights.argmax(-1, keepdim=True).expand(*total.shape[:-1], block_size)
+    return ~valid.expand(-1, sort.shape[1], -1, -1).gather(2, heaviest) | nothing

@@ -1,0 +1,236 @@
+"""Attention over local and sorted blocks in plain torch: any device."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.ops.sinkhorn.eager import sort_blocks, sorted_padding_mask
+
+
+def sinkhorn_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    *,
+    combine: str,
+    sortcut: int,
+    sortcut_local: bool,
+    mixture: bool,
+    causal: bool,
+    key_padding_mask: Tensor | None,
+    null_kv: tuple[Tensor, Tensor] | None,
+    padding_rule: str,
+    rotation: int,
+    dropout_p: float,
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.sinkhorn_attention`."""
+    full = full_attention(q, k, v, causal, key_padding_mask, dropout_p) if mixture else None
+    if rotation:
+        q, k, v = (t.roll(-rotation, 2) for t in (q, k, v))
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask.roll(-rotation, 1)
+    if sortcut:
+        sort = sort[:, :, :sortcut]
+    sorted_k, sorted_v, unseen = _sorted_sources(
+        k, v, sort, block_size, causal, key_padding_mask, null_kv, padding_rule
+    )
+    if sortcut and not sortcut_local:
+        hidden = None if unseen is None else unseen.flatten(2).unsqueeze(2)
+        y = attend(q, sorted_k.flatten(2, 3), sorted_v.flatten(2, 3), hidden, dropout_p)
+    else:
+        q_blocks, k_blocks, v_blocks = (_to_blocks(t, block_size) for t in (q, k, v))
+        hidden = _local_hidden(key_padding_mask, block_size, causal, q.device)
+        sorted_k, sorted_v, unseen = _per_query_block(
+            sorted_k, sorted_v, unseen, q_blocks.shape[2], shared=bool(sortcut)
+        )
+        if rotation:
+            hidden, unseen = _hide_wrapped(hidden, unseen, q_blocks, rotation)
+        y = block_attention(
+            q_blocks, k_blocks, v_blocks, sorted_k, sorted_v, combine, hidden, unseen, dropout_p
+        )
+        y = y.flatten(2, 3).roll(rotation, 2)
+    return y if full is None else y + full
+
+
+def _to_blocks(x: Tensor, block_size: int) -> Tensor:
+    """(B, H, N, D) -> (B, H, n, b, D)."""
+    return torch.unflatten(x, 2, (-1, block_size))
+
+
+def _sorted_sources(
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    causal: bool,
+    key_padding_mask: Tensor | None,
+    null_kv: tuple[Tensor, Tensor] | None,
+    padding_rule: str,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sorted keys and values (B, H, R, b, D), and what is hidden of them (B, H, R, b)."""
+    num_null = sort.shape[-1] - k.shape[2] // block_size
+    if key_padding_mask is not None and padding_rule == "majority":
+        padded = key_padding_mask[:, None, :, None]
+        k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
+    sources = [_to_blocks(t, block_size) for t in (k, v)]
+    if null_kv is not None:
+        sources = [
+            torch.cat((_null_blocks(null, blocks, num_null), blocks), 2)
+            for null, blocks in zip(null_kv, sources, strict=True)
+        ]
+    unseen = None
+    if causal or key_padding_mask is not None:
+        unseen = sorted_padding_mask(sort, block_size, key_padding_mask, padding_rule, num_null)
+    return sort_blocks(sources[0], sort), sort_blocks(sources[1], sort), unseen
+
+
+def _null_blocks(null: Tensor, blocks: Tensor, num_null: int) -> Tensor:
+    """(H, D) repeated to (B, H, num_null, b, D)."""
+    batch, heads, _, block_size, width = blocks.shape
+    return null[:, None, None].expand(batch, heads, num_null, block_size, width)
+
+
+def _per_query_block(
+    sorted_k: Tensor, sorted_v: Tensor, unseen: Tensor | None, num_blocks: int, shared: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Rows of sorted blocks -> what each query block sees, (B, H, n, s, D) and (B, H, n, 1, s)."""
+    rows = 1 if shared else num_blocks
+    sorted_k, sorted_v = (
+        torch.unflatten(t, 2, (rows, -1)).flatten(3, 4).expand(-1, -1, num_blocks, -1, -1)
+        for t in (sorted_k, sorted_v)
+    )
+    if unseen is not None:
+        unseen = torch.unflatten(unseen, 2, (rows, -1)).flatten(3).unsqueeze(-2)
+    return sorted_k, sorted_v, unseen
+
+
+def _local_hidden(
+    key_padding_mask: Tensor | None, block_size: int, causal: bool, device: torch.device
+) -> Tensor | None:
+    """What a query may not see of its own block; broadcasts to (B, H, n, b, b)."""
+    hidden = None
+    if causal:
+        hidden = torch.ones(block_size, block_size, dtype=torch.bool, device=device).triu(1)
+    if key_padding_mask is not None:
+        padded = torch.unflatten(key_padding_mask[:, None], -1, (-1, block_size)).unsqueeze(-2)
+        hidden = padded if hidden is None else hidden | padded
+    return hidden
+
+
+def _hide_wrapped(
+    hidden: Tensor | None, unseen: Tensor | None, q: Tensor, rotation: int
+) -> tuple[Tensor, Tensor]:
+    """The first `rotation` tokens, which a rotation puts last, keep to themselves."""
+    num_blocks, block_size = q.shape[2:4]
+    place = torch.arange(num_blocks * block_size, device=q.device)
+    wrapped = (place >= num_blocks * block_size - rotation).reshape(num_blocks, block_size)
+    apart = wrapped.unsqueeze(-1) != wrapped.unsqueeze(-2)
+    alone = wrapped.unsqueeze(-1)
+    return (
+        apart if hidden is None else apart | hidden,
+        alone if unseen is None else alone | unseen,
+    )
+
+
+def full_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    key_padding_mask: Tensor | None,
+    dropout_p: float,
+) -> Tensor:
+    """Softmax attention over all tokens: the other half of the mixture."""
+    if key_padding_mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout_p)
+    hidden = key_padding_mask[:, None, None]
+    if causal:
+        length = q.shape[2]
+        hidden = hidden | hidden.new_ones(length, length).triu(1)
+    return attend(q, k, v, hidden, dropout_p)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, dropout_p: float = 0.0
+) -> Tensor:
+    """Softmax attention over the last two axes; zero where a query sees no key.
+
+    q (..., M, D), k and v (..., S, D) with two or three leading axes; hidden: bool, broadcasts
+    to (..., M, S), True = not seen.
+    """
+    blind = None
+    mask = None
+    if hidden is not None:
+        blind = hidden.all(-1, keepdim=True)
+        # A row without a key would turn into NaN: it looks anywhere, and is zeroed after.
+        mask = ~hidden | blind
+        if q.dim() == 5 and mask.dim() > 2:
+            mask = mask.reshape(*(1,) * (5 - mask.dim()), *mask.shape)
+            mask = _fold(mask.expand(-1, *q.shape[1:3], -1, -1))
+    y = F.scaled_dot_product_attention(
+        _fold(q), _fold(k), _fold(v), attn_mask=mask, dropout_p=dropout_p
+    ).reshape(q.shape)
+    return y if blind is None else y.masked_fill(blind, 0.0)
+
+
+def _fold(x: Tensor) -> Tensor:
+    """Heads and blocks in one axis: the fused attention kernels take four axes, not five."""
+    return x.flatten(1, 2) if x.dim() == 5 else x
+
+
+def block_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sorted_k: Tensor,
+    sorted_v: Tensor,
+    combine: str,
+    hidden: Tensor | None,
+    sorted_hidden: Tensor | None,
+    dropout_p: float,
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.block_attention`."""
+    if combine == "sum_out":
+        local = attend(q, k, v, hidden, dropout_p)
+        return local + attend(q, sorted_k, sorted_v, sorted_hidden, dropout_p)
+    if combine == "sum_logits":
+        return _sum_logits(q, k, sorted_k, sorted_v, hidden, sorted_hidden, dropout_p)
+    both = None
+    if hidden is not None or sorted_hidden is not None:
+        both = torch.cat((_full(sorted_hidden, q, sorted_k), _full(hidden, q, k)), -1)
+    keys, values = torch.cat((sorted_k, k), -2), torch.cat((sorted_v, v), -2)
+    return attend(q, keys, values, both, dropout_p)
+
+
+def _full(hidden: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+    shape = (*q.shape[:-1], k.shape[-2])
+    if hidden is None:
+        return torch.zeros((), dtype=torch.bool, device=q.device).expand(shape)
+    return hidden.expand(shape)
+
+
+def _sum_logits(
+    q: Tensor,
+    k: Tensor,
+    sorted_k: Tensor,
+    sorted_v: Tensor,
+    hidden: Tensor | None,
+    sorted_hidden: Tensor | None,
+    dropout_p: float,
+) -> Tensor:
+    """softmax(Q psi(K)^T + Q K^T) psi(V); a hidden local key adds nothing to its logit."""
+    q = q * q.shape[-1] ** -0.5
+    local = q @ k.transpose(-1, -2)
+    if hidden is not None:
+        local = local.masked_fill(hidden, 0.0)
+    logits = q @ sorted_k.transpose(-1, -2) + local
+    if sorted_hidden is not None:
+        logits = logits.masked_fill(sorted_hidden, torch.finfo(logits.dtype).min)
+    weights = logits.softmax(-1)
+    if sorted_hidden is not None:
+        weights = weights.masked_fill(sorted_hidden, 0.0)
+    return F.dropout(weights, dropout_p) @ sorted_v

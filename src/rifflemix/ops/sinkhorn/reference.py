@@ -1,0 +1,202 @@
+"""Sparse Sinkhorn attention written out, one entry at a time: slow, the truth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+
+def _for_each_matrix(
+    scores: Tensor,
+    block_padding_mask: Tensor | None,
+    run: Callable[[Tensor, list[bool]], Tensor],
+    num_blocks: int,
+) -> Tensor:
+    """Run on every (rows, columns) matrix of the leading axes, with its list of dead blocks."""
+    leading = scores.shape[:-2]
+    results = []
+    for place in itertools.product(*(range(size) for size in leading)):
+        dead = [False] * num_blocks
+        if block_padding_mask is not None:
+            dead = (block_padding_mask[place[0]] if leading else block_padding_mask).tolist()
+        results.append(run(scores[place], dead))
+    return torch.stack(results).reshape(*leading, *results[0].shape)
+
+
+def _log_sum_exp(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).logsumexp(0)
+
+
+def sinkhorn(
+    log_scores: Tensor,
+    num_iterations: int,
+    causal: bool,
+    final_row_norm: bool,
+    block_padding_mask: Tensor | None,
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.sinkhorn`."""
+
+    def balance(scores: Tensor, dead: list[bool]) -> Tensor:
+        n = len(dead)
+        r = {
+            (u, v): scores[u, v]
+            for u in range(n)
+            for v in range(n)
+            if not dead[u] and not dead[v] and not (causal and v >= u)
+            if scores[u, v] > -math.inf
+        }
+
+        def normalise_rows() -> None:
+            for u in range(n):
+                row = [place for place in r if place[0] == u]
+                if row:
+                    norm = _log_sum_exp(r[place] for place in row)
+                    r.update({place: r[place] - norm for place in row})
+
+        def normalise_columns() -> None:
+            for v in range(n):
+                column = [place for place in r if place[1] == v]
+                norms = {
+                    (u, v): _log_sum_exp(r[p] for p in column if not causal or p[0] <= u)
+                    for u, v in column
+                }
+                r.update({place: r[place] - norms[place] for place in column})
+
+        for _ in range(num_iterations):
+            normalise_rows()
+            normalise_columns()
+        if causal and final_row_norm and num_iterations:
+            normalise_rows()
+        zero = scores.new_zeros(())
+        entries = [r[u, v].exp() if (u, v) in r else zero for u in range(n) for v in range(n)]
+        return torch.stack(entries).reshape(n, n)
+
+    return _for_each_matrix(log_scores, block_padding_mask, balance, log_scores.shape[-1])
+
+
+def top_k_blocks(
+    scores: Tensor,
+    k: int,
+    temperature: float,
+    causal: bool,
+    num_null: int,
+    block_padding_mask: Tensor | None,
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.top_k_blocks`."""
+    rows, columns = scores.shape[-2:]
+
+    def select(matrix: Tensor, dead: list[bool]) -> Tensor:
+        out = []
+        for u in range(rows):
+            left = [
+                v
+                for v in range(columns)
+                if v < num_null or not (dead[v - num_null] or (causal and v - num_null >= u))
+                if matrix[u, v] > -math.inf and not (rows == len(dead) and dead[u])
+            ]
+            for _ in range(k):
+                row = list(matrix.new_zeros(columns).unbind())
+                if left:
+                    weights = torch.stack([matrix[u, v] / temperature for v in left]).softmax(0)
+                    best = max(range(len(left)), key=lambda i: float(weights[i]))
+                    row[left.pop(best)] = weights[best]
+                out.append(torch.stack(row))
+        return torch.stack(out)
+
+    return _for_each_matrix(scores, block_padding_mask, select, columns - num_null)
+
+
+def _valid_tokens(mask: Tensor | None, sample: int, tokens: Iterable[int]) -> list[int]:
+    return [t for t in tokens if mask is None or not mask[sample, t]]
+
+
+def pool_blocks(
+    x: Tensor, block_size: int, causal: bool, key_padding_mask: Tensor | None
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.pool_blocks`."""
+    batch, length, channels = x.shape
+    out = x.new_zeros(batch, length // block_size, channels)
+    for b, u in itertools.product(range(batch), range(length // block_size)):
+        start = u * block_size
+        tokens = range(start + 1) if causal else range(start, start + block_size)
+        for token in _valid_tokens(key_padding_mask, b, tokens):
+            out[b, u] += x[b, token]
+    return out
+
+
+def block_scores(
+    q: Tensor,
+    k: Tensor,
+    block_size: int,
+    causal: bool,
+    shared: bool,
+    key_padding_mask: Tensor | None,
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.block_scores`."""
+    batch, heads, length, width = q.shape
+    n = length // block_size
+
+    def mean(x: Tensor, b: int, h: int, tokens: Iterable[int]) -> Tensor:
+        valid = _valid_tokens(key_padding_mask, b, tokens)
+        return x[b, h, valid].sum(0) / max(len(valid), 1)
+
+    def tokens_of(u: int) -> range:
+        return range(u * block_size, (u + 1) * block_size)
+
+    def destination(b: int, h: int, u: int) -> Tensor:
+        if causal:
+            return mean(q, b, h, range(u * block_size + 1))
+        return mean(q, b, h, range(length) if shared else tokens_of(u))
+
+    def source(b: int, h: int, v: int) -> Tensor:
+        if not causal:
+            return mean(k, b, h, tokens_of(v))
+        total = k.new_zeros(width)
+        for token in _valid_tokens(key_padding_mask, b, tokens_of(v)):
+            total = total + mean(k, b, h, range(token + 1))
+        return total
+
+    rows = 1 if shared else n
+    scores = [
+        destination(b, h, u) @ source(b, h, v) / math.sqrt(width)
+        for b, h, u, v in itertools.product(range(batch), range(heads), range(rows), range(n))
+    ]
+    return torch.stack(scores).reshape(batch, heads, rows, n)
+
+
+def sort_blocks(blocks: Tensor, sort: Tensor) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.sort_blocks`."""
+    rows = [
+        sum(
+            (sort[..., u, v, None, None] * blocks[..., v, :, :] for v in range(sort.shape[-1])),
+            start=blocks.new_zeros(()),
+        )
+        for u in range(sort.shape[-2])
+    ]
+    return torch.stack(rows, -3)
+
+
+def sorted_padding_mask(
+    sort: Tensor, block_size: int, key_padding_mask: Tensor | None, rule: str, num_null: int
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.sorted_padding_mask`."""
+    batch, heads, rows, columns = sort.shape
+    hidden = torch.zeros(batch, heads, rows, block_size, dtype=torch.bool, device=sort.device)
+
+    def valid(b: int, v: int, place: int) -> bool:
+        token = (v - num_null) * block_size + place
+        return v < num_null or key_padding_mask is None or not key_padding_mask[b, token]
+
+    for b, h, u, place in itertools.product(*map(range, hidden.shape)):
+        weights = [float(w) for w in sort[b, h, u]]
+        if rule == "majority":
+            seen = sum(weights[v] for v in range(columns) if valid(b, v, place))
+            enough = 2 * seen >= sum(weights)
+        else:
+            enough = valid(b, weights.index(max(weights)), place)
+        hidden[b, h, u, place] = not (enough and sum(weights) > 0)
+    return hidden

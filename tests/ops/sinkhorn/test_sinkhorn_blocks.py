@@ -1,0 +1,130 @@
+"""Pooling, block scores, sorting of blocks, padding of sorted blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rifflemix.errors import InputError
+from rifflemix.ops import block_scores, pool_blocks, sort_blocks, sorted_padding_mask
+
+DOUBLE = torch.float64
+
+
+def masks(batch: int, length: int) -> list[torch.Tensor | None]:
+    scattered = torch.rand(batch, length) > 0.5
+    scattered[-1] = True
+    return [None, scattered]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("length", "block"), [(1, 1), (12, 4), (12, 12), (7, 1)])
+def test_pooling_eager_equals_reference(length: int, block: int, causal: bool) -> None:
+    x = torch.randn(3, length, 5, dtype=DOUBLE)
+    for mask in masks(3, length):
+        results = [
+            pool_blocks(x, block, causal=causal, key_padding_mask=mask, backend=backend)
+            for backend in ("eager", "reference")
+        ]
+        torch.testing.assert_close(*results)
+
+
+def test_pooling_by_hand() -> None:
+    x = torch.arange(6.0).view(1, 6, 1)
+    assert pool_blocks(x, 2).flatten().tolist() == [1.0, 5.0, 9.0]
+    assert pool_blocks(x, 2, causal=True).flatten().tolist() == [0.0, 3.0, 10.0]
+
+
+def test_causal_pooling_reads_no_later_token() -> None:
+    x = torch.randn(2, 12, 3)
+    pooled = pool_blocks(x, 4, causal=True)
+    for token in range(12):
+        changed = x.clone()
+        changed[:, token:] = 1e4 * torch.randn(2, 12 - token, 3)
+        after = pool_blocks(changed, 4, causal=True)
+        seen = -(-token // 4)  # blocks whose first token comes before this one
+        assert torch.equal(after[:, :seen], pooled[:, :seen])
+
+
+def test_pooling_sums_bfloat16_in_float32() -> None:
+    x = torch.full((1, 1024, 1), 1.0).bfloat16()
+    assert pool_blocks(x, 1024).item() == 1024.0
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"shared": True}], ids=str)
+def test_block_scores_eager_equals_reference(options: dict[str, bool]) -> None:
+    q, k = torch.randn(2, 3, 2, 12, 5, dtype=DOUBLE)
+    for mask in masks(3, 12):
+        results = [
+            block_scores(q, k, 4, key_padding_mask=mask, backend=backend, **options)
+            for backend in ("eager", "reference")
+        ]
+        torch.testing.assert_close(*results)
+
+
+def test_sorting_by_a_permutation_permutes() -> None:
+    blocks = torch.randn(2, 3, 4, 5, 6, dtype=DOUBLE)
+    order = torch.tensor([2, 0, 3, 1])
+    sort = torch.nn.functional.one_hot(order, 4).to(DOUBLE).expand(2, 3, 4, 4)
+    for backend in ("eager", "reference"):
+        assert torch.equal(sort_blocks(blocks, sort, backend=backend), blocks[:, :, order])
+
+
+def test_sorting_eager_equals_reference_with_gradients() -> None:
+    blocks = torch.randn(2, 3, 4, 2, dtype=DOUBLE, requires_grad=True)
+    sort = torch.rand(2, 5, 3, dtype=DOUBLE, requires_grad=True)
+    expected = sort_blocks(blocks, sort, backend="reference")
+    torch.testing.assert_close(sort_blocks(blocks, sort), expected)
+    assert torch.autograd.gradcheck(sort_blocks, (blocks, sort))
+
+
+@pytest.mark.parametrize("rule", ["majority", "argmax"])
+@pytest.mark.parametrize("num_null", [0, 2])
+def test_sorted_mask_eager_equals_reference(num_null: int, rule: str) -> None:
+    sort = torch.rand(3, 2, 4, num_null + 4, dtype=DOUBLE)
+    sort[0, 0, 1] = 0.0
+    for mask in masks(3, 12):
+        results = [
+            sorted_padding_mask(sort, 3, mask, rule=rule, num_null=num_null, backend=backend)
+            for backend in ("eager", "reference")
+        ]
+        assert torch.equal(*results)
+        assert results[0][0, 0, 1].all()
+
+
+def test_sorted_mask_weighs_valid_tokens_against_all() -> None:
+    mask = torch.tensor([[False, False, False, True]])
+    sort = torch.tensor([[[[0.6, 0.4], [0.4, 0.6]]]])
+    expected = [[False, False], [False, True]]
+    assert sorted_padding_mask(sort, 2, mask)[0, 0].tolist() == expected
+    # A row that has not converged to a sum of one is judged by its proportions.
+    assert sorted_padding_mask(0.1 * sort, 2, mask)[0, 0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: pool_blocks(torch.randn(1, 7, 2), 2), "block_size"),
+        (lambda: pool_blocks(torch.randn(7, 2), 2), "x"),
+        (
+            lambda: pool_blocks(torch.randn(1, 4, 2), 2, key_padding_mask=torch.ones(1, 4)),
+            "key_padding_mask",
+        ),
+        (lambda: block_scores(torch.randn(1, 1, 4, 2), torch.randn(1, 1, 6, 2), 2), "k"),
+        (
+            lambda: block_scores(*torch.randn(2, 1, 1, 4, 2), 2, causal=True, shared=True),
+            "shared",
+        ),
+        (lambda: sort_blocks(torch.randn(1, 3, 2, 2), torch.randn(1, 3, 2)), "sort"),
+        (lambda: sort_blocks(torch.randn(3, 2), torch.randn(3)), "blocks"),
+        (lambda: sorted_padding_mask(torch.randn(1, 1, 2, 2), 2, rule="half"), "rule"),
+        (lambda: sorted_padding_mask(torch.randn(1, 1, 2, 2), 2, num_null=2), "num_null"),
+        (
+            lambda: sorted_padding_mask(torch.randn(1, 1, 2, 2), 2, torch.ones(1, 5) > 0),
+            "key_padding_mask",
+        ),
+    ],
+)
+def test_bad_input_names_the_argument(call, name: str) -> None:
+    with pytest.raises(InputError, match=f"^{name}:"):
+        call()
