@@ -8,9 +8,17 @@ import pytest
 
 import rifflemix as rm
 
-MIXER_ARGUMENTS = (
-    "name dim num_heads max_length layer_index num_layers causal dropout options".split()
-)
+MIXER_ARGUMENTS = [
+    "name",
+    "dim",
+    "num_heads",
+    "max_length",
+    "layer_index",
+    "num_layers",
+    "causal",
+    "dropout",
+    "options",
+]
 
 
 def test_every_exported_name_exists() -> None:
@@ -41,7 +49,8 @@ def test_create_mixer_signature() -> None:
 SIGNATURES = {
     "circular_shift": "x, steps, *, key_padding_mask=None",
     "shift_steps": "kind, num_tokens, num_channels, *, layer_index=0, num_layers=1",
-    "group_sort": "x, num_groups=1, *, order='reference', descending=None, key_padding_mask=None",
+    # order=None stands for "reference", or for "ascending" beside `descending`
+    "group_sort": "x, num_groups=1, *, order=None, descending=None, key_padding_mask=None",
     "interleave_columns": "num_channels, layer_index, *, heads=1, reverse=False, num_layers=None",
     "max_exchange": "x, *, key_padding_mask=None",
     "channel_permute": "x, steps, num_groups, *, order='reference', key_padding_mask=None",

@@ -30,7 +30,9 @@ LENGTHS = (1, 2, 3, 7, 16, 33, 64)
 Form = tuple[str, bool]
 
 
-def build(form: Form, *, dim: int = 32, heads: int = 4, dtype: Any = torch.float64) -> rm.TokenMixer:
+def build(
+    form: Form, *, dim: int = 32, heads: int = 4, dtype: Any = torch.float64
+) -> rm.TokenMixer:
     name, causal = form
     torch.manual_seed(7)
     mixer = rm.create_mixer(name, dim, num_heads=heads, max_length=MAX_LENGTH, causal=causal)

@@ -79,9 +79,7 @@ class TokenMixer(nn.Module):
         super().__init__()
         _check_sizes(dim, num_heads, max_length, layer_index, num_layers, dropout)
         if causal and not self.card.causal:
-            raise bad_argument(
-                "causal", f"False: {self.card.title} mixes in both directions", True
-            )
+            raise bad_argument("causal", f"False: {self.card.title} mixes in both directions", True)
         if max_length is None and self.card.needs_max_length:
             raise bad_argument("max_length", f"the most tokens {self.card.title} will see", None)
         self.dim = dim

@@ -8,11 +8,23 @@ from typing import Any
 from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.softmax import Softmax
+from rifflemix.mixers.butterfly import Butterfly
+from rifflemix.mixers.csp import CSP
+from rifflemix.mixers.sinkhorn import Sinkhorn
+from rifflemix.mixers.sliceformer import Sliceformer
+from rifflemix.mixers.token_parallel import TokenParallel
+from rifflemix.mixers.tssa import TSSA
 
 _MIXERS: dict[str, type[TokenMixer]] = {
     mixer.card.name: mixer
     for mixer in (
         Softmax,
+        CSP,
+        Sliceformer,
+        TSSA,
+        Butterfly,
+        TokenParallel,
+        Sinkhorn,
     )
 }
 

@@ -1,1 +1,65 @@
 """Operators: functions on tensors, one folder per family."""
+
+from rifflemix.ops.butterfly import (
+    block_linear,
+    butterfly_merge,
+    butterfly_split,
+    butterfly_strides,
+)
+from rifflemix.ops.permutation import (
+    channel_permute,
+    circular_shift,
+    group_sort,
+    interleave_columns,
+    max_exchange,
+    relaxed_group_sort,
+    shift_steps,
+)
+from rifflemix.ops.sinkhorn import (
+    block_attention,
+    block_scores,
+    gumbel_noise,
+    gumbel_sinkhorn,
+    pool_blocks,
+    sinkhorn,
+    sinkhorn_attention,
+    sort_blocks,
+    sorted_padding_mask,
+    top_k_blocks,
+)
+from rifflemix.ops.statistics import (
+    StatisticsState,
+    causal_token_statistics,
+    compression_rate,
+    token_statistics,
+    variational_compression_rate,
+)
+
+__all__ = [
+    "StatisticsState",
+    "block_attention",
+    "block_linear",
+    "block_scores",
+    "butterfly_merge",
+    "butterfly_split",
+    "butterfly_strides",
+    "causal_token_statistics",
+    "channel_permute",
+    "circular_shift",
+    "compression_rate",
+    "group_sort",
+    "gumbel_noise",
+    "gumbel_sinkhorn",
+    "interleave_columns",
+    "max_exchange",
+    "pool_blocks",
+    "relaxed_group_sort",
+    "shift_steps",
+    "sinkhorn",
+    "sinkhorn_attention",
+    "sort_blocks",
+    "sorted_padding_mask",
+    "token_statistics",
+    "top_k_blocks",
+    "variational_compression_rate",
+]

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.mixers.attention import masked_attention
 from rifflemix.mixers.base import MixerCard, TokenMixer
 
 
@@ -42,14 +43,13 @@ class Softmax(TokenMixer):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Attention of every token to every valid (and, if causal, earlier) token."""
         q, k, v = self._split(self.qkv(x))
-        mask = self._attention_mask(x.shape[1], key_padding_mask)
-        y = F.scaled_dot_product_attention(
+        y = masked_attention(
             q,
             k,
             v,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=self.causal and mask is None,
+            key_padding_mask=key_padding_mask,
+            causal=self.causal,
+            dropout=self.dropout if self.training else 0.0,
         )
         y = y.transpose(1, 2).flatten(2)
         out: Tensor = self.proj(y)
@@ -59,21 +59,6 @@ class Softmax(TokenMixer):
         heads = qkv.unflatten(-1, (3, self.num_heads, self.dim // self.num_heads))
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
-
-    def _attention_mask(self, length: int, key_padding_mask: Tensor | None) -> Tensor | None:
-        """Bool, (B, 1, 1, N), or (B, 1, N, N) when causal; True = may attend.
-
-        A query that may attend nowhere would turn into NaN. Such queries are padded ones, whose
-        outputs are zeroed later, so they are let look somewhere harmless.
-        """
-        if key_padding_mask is None:
-            return None
-        valid = ~key_padding_mask[:, None, None, :]
-        if not self.causal:
-            return valid | key_padding_mask.all(dim=1)[:, None, None, None]
-        earlier = torch.ones(length, length, dtype=torch.bool, device=valid.device).tril()
-        itself = torch.eye(length, dtype=torch.bool, device=valid.device)
-        return (valid & earlier) | itself
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """An empty key-value cache; it grows by one token a step (not constant memory)."""

@@ -1,0 +1,130 @@
+"""Butterfly attention: softmax attention in strided groups, complete after a few layers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.baselines.softmax import Softmax
+from rifflemix.nn.butterfly import mix_groups
+from rifflemix.ops.butterfly import butterfly_strides
+
+
+class Butterfly(TokenMixer):
+    """One sublayer of butterfly attention: every group of `block_size` tokens attends to itself.
+
+    The tokens of a group lie one stride apart; `layer_index` picks the stride, so that a stack of
+    as many layers as `strides(N)` has entries lets every token reach every other. Lengths that
+    allow no such strides are padded inside, and the padding is masked; a path that would lead
+    over a padded place then has to wait for the next pass through the strides.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
+            weights.
+        block_size: a, tokens per group, at least 2. Default: the power of two at or above sqrt(S)
+            where S is `max_length` if given, else the number of tokens at hand. Shorter inputs
+            than a block are one group.
+        bias: add a bias to the query, key, value and output maps.
+        reverse: go through the strides from the largest to 1.
+        token_order: "natural", or "random" for one fixed random order of the tokens, the same in
+            every layer (the paper's "Rand Butt."; needs `max_length`).
+        token_order_seed: seed of that order.
+        shared: the other arguments of `TokenMixer`.
+
+    Source: Dimension Mixer, section 3.1 and Algorithm 1; appendix B for the random order.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="butterfly",
+        title="Butterfly attention",
+        paper="Sapkota and Bhattarai 2025, Dimension Mixer",
+        equations="Algorithm 1",
+        complexity="O(N sqrt(N) C)",
+        cost_exponent=1.5,
+        layout_over_length="groups are laid out over all N places, padded ones included",
+    )
+    token_rank: Tensor | None
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        block_size: int | None = None,
+        bias: bool = True,
+        reverse: bool = False,
+        token_order: str = "natural",
+        token_order_seed: int = 0,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        check_choice("token_order", token_order, ("natural", "random"))
+        if block_size is not None and block_size < 2:
+            raise bad_argument("block_size", "at least 2", block_size)
+        if block_size is None and self.max_length is not None:
+            block_size = default_block_size(self.max_length)
+        self.block_size = block_size
+        self.reverse = reverse
+        self.attention = Softmax(dim, num_heads=self.num_heads, dropout=self.dropout, bias=bias)
+        rank = None
+        if token_order == "random":
+            rank = self._random_rank(token_order_seed)
+        self.register_buffer("token_rank", rank)
+
+    def _random_rank(self, seed: int) -> Tensor:
+        """(max_length,) place of each token in the random order."""
+        if self.max_length is None:
+            raise bad_argument("max_length", "a length to draw the random token_order for", None)
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randperm(self.max_length, generator=generator)
+
+    def strides(self, length: int) -> list[int]:
+        """Strides that layers 0, 1, ... use on `length` tokens, before they repeat."""
+        block, padded = self._layout(length)
+        strides = butterfly_strides(padded, block)
+        return strides[::-1] if self.reverse else strides
+
+    def _layout(self, length: int) -> tuple[int, int]:
+        """Block size, and the length to pad to, at which powers of the block and one last stride
+        are complete.
+        """
+        block = self.block_size or default_block_size(length)
+        if length <= block:
+            return length, length
+        span = block
+        while span * block < length:
+            span *= block
+        return block, -(-length // span) * span
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Attention within the groups of this layer's stride."""
+        if self.token_rank is None:
+            return self._mix_in_order(x, key_padding_mask)
+        order = self.token_rank[: x.shape[1]].argsort()
+        mask = None if key_padding_mask is None else key_padding_mask[:, order]
+        return self._mix_in_order(x[:, order], mask)[:, order.argsort()]
+
+    def _mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        length = int(x.shape[1])  # an exported program holds the layout of one length
+        block, padded = self._layout(length)
+        strides = self.strides(length)
+        stride = strides[self.layer_index % len(strides)]
+        if padded > length:
+            if key_padding_mask is None:
+                key_padding_mask = x.new_zeros(x.shape[:2], dtype=torch.bool)
+            x = F.pad(x, (0, 0, 0, padded - length))
+            key_padding_mask = F.pad(key_padding_mask, (0, padded - length), value=True)
+        return mix_groups(self.attention, x, block, stride, key_padding_mask)[:, :length]
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, block_size={self.block_size}, layer={self.layer_index}"
+
+
+def default_block_size(length: int) -> int:
+    """2^ceil(log2(sqrt(length))): 8, 16, 32 for 64, 256, 1024; in integers, without rounding."""
+    return 1 << ((length - 1).bit_length() + 1) // 2

@@ -1,0 +1,111 @@
+"""Token-parallel attention: softmax attention on groups of channels that never meet inside."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.attention import masked_attention
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.nn.butterfly import BlockLinear
+
+
+class TokenParallel(TokenMixer):
+    """Attention over all tokens with block-diagonal maps: each group of channels has its own.
+
+    The feed-forward layer that follows in the host mixes the groups.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` counts the heads
+            of all groups together.
+        num_groups: groups g of C/g channels; divides `num_heads`. Default: one head per group
+            (the paper's Token-Parallel 1).
+        use_wout: end with a block-diagonal output map. Default, as the paper says: with several
+            heads per group (Token-Parallel 2), but not with one, where the value map absorbs it.
+            The released code has the flag inverted, and the paper's table was counted with it:
+            `use_wout=num_groups == num_heads` gives its parameter counts.
+        softmax_over: "keys", as attention is defined; or "queries", as in the released code,
+            where the weights of each key, not of each query, sum to one. Not for `causal=True`:
+            each weight would depend on later queries.
+        bias: add a bias to the maps.
+        shared: the other arguments of `TokenMixer`.
+
+    Source: Dimension Mixer, appendix D.1.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="token_parallel",
+        title="Token-parallel attention",
+        paper="Sapkota and Bhattarai 2025, Dimension Mixer",
+        equations="appendix D.1",
+        complexity="O(N^2 C)",
+        cost_exponent=2.0,
+        causal=True,
+        permutation_equivariant=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_groups: int | None = None,
+        use_wout: bool | None = None,
+        softmax_over: str = "keys",
+        bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        check_choice("softmax_over", softmax_over, ("keys", "queries"))
+        if self.causal and softmax_over == "queries":
+            raise bad_argument("softmax_over", "'keys' when causal=True", repr(softmax_over))
+        self.softmax_over = softmax_over
+        groups = self.num_heads if num_groups is None else num_groups
+        if groups < 1 or self.num_heads % groups:
+            raise bad_argument("num_groups", f"a divisor of num_heads = {self.num_heads}", groups)
+        self.num_groups = groups
+        width = dim // groups
+        self.qkv = BlockLinear(groups, width, 3 * width, bias=bias)
+        if use_wout is None:
+            use_wout = groups < self.num_heads
+        self.proj = BlockLinear(groups, width, width, bias=bias) if use_wout else None
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Attention of every token to every valid (and, if causal, earlier) token."""
+        heads = self.num_heads // self.num_groups
+        qkv = self.qkv(x).unflatten(-1, (self.num_groups, 3, heads, self.dim // self.num_heads))
+        q, k, v = qkv.permute(3, 0, 2, 4, 1, 5).flatten(2, 3).unbind(0)
+        y = self._attend(q, k, v, key_padding_mask)
+        y = y.transpose(1, 2).flatten(2)
+        return y if self.proj is None else self.proj(y)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """(B, H, N, D) queries, keys and values -> (B, H, N, D)."""
+        dropout = self.dropout if self.training else 0.0
+        if self.softmax_over == "queries":
+            return _query_normalised(q, k, v, key_padding_mask, dropout)
+        return masked_attention(
+            q, k, v, key_padding_mask=key_padding_mask, causal=self.causal, dropout=dropout
+        )
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, num_groups={self.num_groups}"
+
+
+def _query_normalised(
+    q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, dropout: float
+) -> Tensor:
+    """Attention whose weights sum to one over the valid queries, for each key."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if key_padding_mask is not None:
+        # The lowest number, not -inf: a sample that is padding throughout must not become NaN.
+        lowest = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(key_padding_mask[:, None, :, None], lowest)
+        v = v.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+    weights = F.dropout(scores.softmax(dim=-2), dropout)
+    return weights @ v

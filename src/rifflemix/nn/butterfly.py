@@ -1,0 +1,334 @@
+"""Butterfly structure as layers: block-diagonal maps, MLPs of them, and any block on groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops.butterfly import (
+    block_linear,
+    butterfly_merge,
+    butterfly_split,
+    butterfly_strides,
+)
+
+
+def mix_groups(
+    host: Callable[..., Tensor],
+    x: Tensor,
+    block: int,
+    stride: int,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """Let a host block run on every butterfly group of tokens as on a short sequence.
+
+    Args:
+        host: called as host(x, key_padding_mask=...) with (B * N/block, block, C) tokens and a
+            mask of shape (B * N/block, block) or None. No group comes to it masked throughout.
+        x: (B, N, C) tokens.
+        block: tokens per group.
+        stride: distance between the tokens of a group.
+        key_padding_mask: (B, N) bool, True = padding; goes through the same permutation.
+
+    Returns:
+        (B, N, C) in the order of x, zero at padded places.
+
+    Raises:
+        InputError: block * stride does not divide N.
+
+    Source: Dimension Mixer, Algorithm 1.
+    """
+    batch = x.shape[0]
+    if key_padding_mask is None:
+        groups = butterfly_split(x, block, stride)
+        y = host(groups.flatten(0, 1), key_padding_mask=None)
+        return butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
+    padded = key_padding_mask.unsqueeze(-1)
+    groups = butterfly_split(x.masked_fill(padded, 0.0), block, stride)
+    mask = butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
+    # Softmax over nothing is NaN: a group of padding is shown as zeros and zeroed afterwards.
+    mask = mask & ~mask.all(dim=1, keepdim=True)
+    y = host(groups.flatten(0, 1), key_padding_mask=mask)
+    merged = butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
+    return merged.masked_fill(padded, 0.0)
+
+
+class ButterflyBlocks(nn.Module):
+    """A host block, such as a whole transformer block, run on butterfly groups of tokens.
+
+    Args:
+        host: module called as host(x, key_padding_mask=...), (B, N, C) -> (B, N, C).
+        block: tokens per group.
+        stride: distance between the tokens of a group; see `ops.butterfly_strides`.
+
+    Source: Dimension Mixer, Algorithm 1.
+    """
+
+    def __init__(self, host: nn.Module, block: int, stride: int) -> None:
+        super().__init__()
+        self.host = host
+        self.block = block
+        self.stride = stride
+
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C), zero at padded places; block * stride must divide N."""
+        return mix_groups(self.host, x, self.block, self.stride, key_padding_mask)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"block={self.block}, stride={self.stride}"
+
+
+class BlockLinear(nn.Module):
+    """A linear map whose matrix is block-diagonal.
+
+    Args:
+        blocks: number of blocks.
+        in_features: features per block that come in.
+        out_features: features per block that go out.
+        bias: add a bias.
+        init: "uniform", U(-1/sqrt(in), 1/sqrt(in)) for weight and bias, which the reported runs
+            used; "randn", N(0, 1) for both, as the paper's pseudocode prints; or "identity", with
+            zero bias, for square blocks.
+
+    Source: Dimension Mixer, Algorithm 2.
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        init: str = "uniform",
+    ) -> None:
+        super().__init__()
+        sizes = {"blocks": blocks, "in_features": in_features, "out_features": out_features}
+        for name, size in sizes.items():
+            if size < 1:
+                raise bad_argument(name, "at least 1", size)
+        check_choice("init", init, ("uniform", "randn", "identity"))
+        if init == "identity" and in_features != out_features:
+            raise bad_argument("init", "uniform or randn where blocks are not square", repr(init))
+        self.init = init
+        self.weight = nn.Parameter(torch.empty(blocks, in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(blocks, out_features)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
+        width = self.weight.shape[1]
+        for parameter in self.parameters():
+            if self.init == "uniform":
+                nn.init.uniform_(parameter, -1 / math.sqrt(width), 1 / math.sqrt(width))
+            elif self.init == "randn":
+                nn.init.normal_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+        if self.init == "identity":
+            with torch.no_grad():
+                self.weight.diagonal(dim1=1, dim2=2).fill_(1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., blocks * in_features) -> (..., blocks * out_features)."""
+        return block_linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        blocks, width, out = self.weight.shape
+        return f"blocks={blocks}, in_features={width}, out_features={out}"
+
+
+class BlockMLP(nn.Module):
+    """An MLP per block of features, side by side: no activation after the last map.
+
+    Args:
+        num_features: n features in.
+        block_dims: features per block, layer by layer, such as (a, r a, a); the first divides n.
+        activation: module class between the maps.
+        init: see `BlockLinear`.
+
+    Source: Dimension Mixer, Algorithm 2.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        block_dims: Sequence[int],
+        *,
+        activation: Callable[[], nn.Module] = nn.GELU,
+        init: str = "uniform",
+    ) -> None:
+        super().__init__()
+        if len(block_dims) < 2:
+            raise bad_argument("block_dims", "at least two widths", tuple(block_dims))
+        if block_dims[0] < 1 or num_features % block_dims[0]:
+            expected = f"a first width that divides num_features = {num_features}"
+            raise bad_argument("block_dims", expected, tuple(block_dims))
+        blocks = num_features // block_dims[0]
+        layers: list[nn.Module] = []
+        for width, out in pairwise(block_dims):
+            layers += [BlockLinear(blocks, width, out, init=init), activation()]
+        self.layers = nn.Sequential(*layers[:-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., n) -> (..., blocks * last width)."""
+        y: Tensor = self.layers(x)
+        return y
+
+
+class BlockResMLP(BlockMLP):
+    """A `BlockMLP` that adds each block to its result; the released one has ELU inside.
+
+    Args:
+        num_features: n features in and out.
+        block_dims: features per block, layer by layer; the last width equals the first.
+        activation: module class between the maps.
+        init: see `BlockLinear`.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        block_dims: Sequence[int],
+        *,
+        activation: Callable[[], nn.Module] = nn.ELU,
+        init: str = "uniform",
+    ) -> None:
+        super().__init__(num_features, block_dims, activation=activation, init=init)
+        if block_dims[-1] != block_dims[0]:
+            raise bad_argument("block_dims", "a last width like the first", tuple(block_dims))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., n) -> (..., n)."""
+        return x + super().forward(x)
+
+
+class _ButterflyStack(nn.Module):
+    """Maps of n features applied one after the other, each in the order of its stride."""
+
+    def __init__(self, num_features: int, block: int, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.block = block
+        self.strides = butterfly_strides(num_features, block)
+        self.layers = nn.ModuleList(make() for _ in self.strides)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., n) -> (..., n)."""
+        for stride, layer in zip(self.strides, self.layers, strict=True):
+            y = layer(butterfly_split(x, self.block, stride, dim=-1).flatten(-2))
+            x = butterfly_merge(y.unflatten(-1, (-1, self.block)), stride, dim=-2)
+        return x
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"block={self.block}, strides={self.strides}"
+
+
+class ButterflyMLP(_ButterflyStack):
+    """Block MLPs along a complete butterfly: every output feature depends on every input one.
+
+    There is no activation between the butterfly layers, as each is an MLP itself.
+
+    Args:
+        num_features: n.
+        block: a, features per block; a divisor of n.
+        expansion: r, so that int(r a) features per block are hidden.
+        activation: module class inside the block MLPs.
+        residual: add each block to its result (`BlockResMLP`).
+        init: see `BlockLinear`.
+
+    Source: Dimension Mixer, section 3.1 and Algorithm 2.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        block: int,
+        expansion: float = 2,
+        *,
+        activation: Callable[[], nn.Module] = nn.GELU,
+        residual: bool = False,
+        init: str = "uniform",
+    ) -> None:
+        dims = (block, int(expansion * block), block)
+        kind = BlockResMLP if residual else BlockMLP
+        super().__init__(
+            num_features, block, lambda: kind(num_features, dims, activation=activation, init=init)
+        )
+
+
+class ButterflyLinear(_ButterflyStack):
+    """A product of butterfly factors without bias; it starts as the identity.
+
+    Args:
+        num_features: n.
+        block: a, features per block; a divisor of n.
+
+    Source: Dimension Mixer, section 3.1 (the linear special case).
+    """
+
+    def __init__(self, num_features: int, block: int) -> None:
+        super().__init__(
+            num_features,
+            block,
+            lambda: BlockLinear(num_features // block, block, block, bias=False, init="identity"),
+        )
+
+
+class ButterflyLinearMLP(nn.Module):
+    """An MLP n -> r n -> n whose two maps are products of two block-diagonal ones (Monarch).
+
+    The paper's baseline for `ButterflyMLP`.
+
+    Args:
+        num_features: n, the square of `block`.
+        block: a, features per block.
+        expansion: r, an integer.
+        activation: module class between the two maps. The class that was released has ELU and the
+            reported MLP-Mixer runs left it so, where the other MLPs use GELU.
+        init: see `BlockLinear`.
+
+    Source: Dimension Mixer, section 4 (Butterfly-Linear); Dao et al. 2022, Monarch.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        block: int,
+        expansion: int = 2,
+        *,
+        activation: Callable[[], nn.Module] = nn.ELU,
+        init: str = "uniform",
+    ) -> None:
+        super().__init__()
+        if block < 1 or num_features != block * block:
+            raise bad_argument("block", f"the square root of num_features = {num_features}", block)
+        if expansion < 1:
+            raise bad_argument("expansion", "an integer of at least 1", expansion)
+        self.block = block
+        self.wide = wide = expansion * block
+        self.expand_blocks = BlockLinear(block, block, wide, bias=False, init=init)
+        self.expand_across = BlockLinear(wide, block, block, init=init)
+        self.act = activation()
+        self.reduce_blocks = BlockLinear(wide, block, block, bias=False, init=init)
+        self.reduce_across = BlockLinear(block, wide, block, init=init)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., n) -> (..., n)."""
+        y = _transpose(self.expand_blocks(x), self.wide)
+        y = self.reduce_blocks(self.act(self.expand_across(y)))
+        out: Tensor = self.reduce_across(_transpose(y, self.block))
+        return out
+
+
+def _transpose(x: Tensor, columns: int) -> Tensor:
+    """(..., rows * columns) as a matrix, transposed and flattened again."""
+    y: Tensor = x.unflatten(-1, (-1, columns)).transpose(-1, -2).flatten(-2)
+    return y

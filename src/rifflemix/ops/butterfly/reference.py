@@ -1,0 +1,42 @@
+"""Butterfly operators as literal as their definitions: explicit indices and loops."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def split_indices(length: int, block: int, stride: int) -> list[list[int]]:
+    """Places of each group: group q * stride + r holds q * block * stride + r + j * stride."""
+    groups = []
+    for start in range(0, length, block * stride):
+        for base in range(start, start + stride):
+            groups.append([base + j * stride for j in range(block)])  # noqa: PERF401
+    return groups
+
+
+def butterfly_split(x: Tensor, block: int, stride: int, dim: int) -> Tensor:
+    """Gather the places of every group; `dim` is not negative."""
+    index = torch.tensor(split_indices(x.shape[dim], block, stride), device=x.device)
+    y: Tensor = x.index_select(dim, index.flatten()).unflatten(dim, tuple(index.shape))
+    return y
+
+
+def butterfly_merge(y: Tensor, stride: int, dim: int) -> Tensor:
+    """Put every place back where `butterfly_split` took it from; `dim` is not negative."""
+    groups, block = y.shape[dim], y.shape[dim + 1]
+    came_to = [0] * (groups * block)
+    for g, group in enumerate(split_indices(groups * block, block, stride)):
+        for j, place in enumerate(group):
+            came_to[place] = g * block + j
+    return y.flatten(dim, dim + 1).index_select(dim, torch.tensor(came_to, device=y.device))
+
+
+def block_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One matrix product per block, side by side."""
+    blocks, width, _ = weight.shape
+    outputs = []
+    for k in range(blocks):
+        y = x[..., k * width : (k + 1) * width] @ weight[k]
+        outputs.append(y if bias is None else y + bias[k])
+    return torch.cat(outputs, dim=-1)

@@ -1,0 +1,132 @@
+"""Which strides a butterfly needs: integers only, no rounding, no logarithms."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rifflemix.errors import bad_argument
+
+_CELLS = 2**24  # places times sources looked at together: 16 MiB
+
+
+def butterfly_strides(length: int, block: int) -> list[int]:
+    """The strides of the sublayers of one complete butterfly.
+
+    They are 1, block, block^2, ... as long as the blocks divide, then length / block. Where these
+    do not yet bring every place to every other (24 places in blocks of 4: 1, 6 reach 16), valid
+    strides are appended, each time the one that reaches most, the smallest on ties.
+
+    Args:
+        length: n, places to mix.
+        block: a, places that one group holds; a divisor of `length`, at least 2 unless
+            `length` is 1.
+
+    Returns:
+        Strides s, each valid (a * s divides n); applied one after the other, each output place
+        depends on every input place. `[1]` where one group holds everything.
+
+    Raises:
+        InputError: no strides can do it: `block` does not divide `length`, or groups of one
+            place would have to mix several.
+
+    Source: Dimension Mixer, Algorithm 1, with integer divisibility in place of its rule, which
+    for some lengths is not valid (24 and 4: stride 4) or, made valid, not complete.
+    """
+    _check_lengths(length, block)
+    if length == block:
+        return [1]
+    strides = [1]
+    while length % (strides[-1] * block * block) == 0:
+        strides.append(strides[-1] * block)
+    mixed = strides[-1] * block
+    if mixed == length:
+        return strides
+    strides.append(length // block)
+    # So far each source fills its aligned run of `mixed` places; the last stride copies the run
+    # to every place that agrees modulo length / block. All places, then, if the run covers these.
+    if mixed >= length // block:
+        return strides
+    return _completed(strides, mixed, length, block)
+
+
+def _check_lengths(length: int, block: int) -> None:
+    if not isinstance(length, int) or length < 1:
+        raise bad_argument("length", "an integer of at least 1", length)
+    if not isinstance(block, int) or block < 1 or length % block:
+        raise bad_argument(
+            "block",
+            f"a divisor of length = {length}",
+            block,
+            "pad the tokens to a multiple of the block",
+        )
+    if block == 1 and length > 1:
+        raise bad_argument(
+            "block", f"at least 2 to mix {length} places", block, "groups of one place mix nothing"
+        )
+
+
+def _completed(strides: list[int], run: int, length: int, block: int) -> list[int]:
+    """`strides` with valid ones appended until every place reaches every other.
+
+    It ends: strides 1 and length / block, with the powers between, connect all places, so from
+    an incomplete set some valid stride always reaches further.
+
+    Args:
+        strides: the chain so far; its first strides fill aligned runs of `run` places.
+        run: places that one source fills before the last stride of the chain.
+        length: n.
+        block: a.
+    """
+    last = length // block
+    valid = [stride for stride in range(1, last + 1) if last % stride == 0]
+    chain = list(strides)
+    source: int | None = 0
+    while source is not None:
+        reached = _reached_from([source], chain, length, block)
+        while not bool(reached.all()):
+            spread = {stride: _spread(reached, stride, block) for stride in valid}
+            best = max(valid, key=lambda stride: int(spread[stride].sum()))
+            chain.append(best)
+            reached = spread[best]
+        source = _unserved_source(chain, run, length, block)
+    return chain
+
+
+def _unserved_source(chain: list[int], run: int, length: int, block: int) -> int | None:
+    """A place that does not reach all others, or None.
+
+    One source per aligned run is enough, as a run is filled first; and only up to the period of
+    the groups, as moving all places by it (around the end) moves groups onto groups.
+    """
+    spans = [block * stride for stride in chain if block * stride < length]
+    sources = range(0, min(math.lcm(run, *spans), length), run)
+    at_once = max(1, _CELLS // length)
+    for start in range(0, len(sources), at_once):
+        some = sources[start : start + at_once]
+        served = _reached_from(some, chain, length, block).all(dim=0).tolist()
+        if False in served:
+            return some[served.index(False)]
+    return None
+
+
+def _reached_from(sources: Sequence[int], chain: list[int], length: int, block: int) -> Tensor:
+    """(length, sources) bool: the places that each source reaches through the chain."""
+    # The device is named: a default device, "meta" included, must not catch these integers.
+    reached = torch.zeros(length, len(sources), dtype=torch.bool, device="cpu")
+    for column, source in enumerate(sources):
+        reached[source, column] = True
+    for stride in chain:
+        reached = _spread(reached, stride, block)
+    return reached
+
+
+def _spread(reached: Tensor, stride: int, block: int) -> Tensor:
+    """Every place whose group of this stride holds a reached place, column by column."""
+    groups = reached.view(-1, block, stride, reached.shape[1])
+    met = functools.reduce(torch.bitwise_or, groups.unbind(1))
+    return met.unsqueeze(1).expand_as(groups).reshape(reached.shape)

@@ -1,0 +1,218 @@
+"""Butterfly attention against dense attention with the groups written out as a mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import rifflemix as rm
+from rifflemix.mixers.butterfly import Butterfly, default_block_size
+
+
+def build(*, layer_index: int = 0, num_layers: int = 6, **options) -> Butterfly:
+    mixer = rm.create_mixer(
+        "butterfly", 8, num_heads=2, layer_index=layer_index, num_layers=num_layers, **options
+    )
+    return mixer.double().eval()
+
+
+def dense(mixer: Butterfly, x: Tensor, may_attend: Tensor) -> Tensor:
+    """Multi-head attention of every token to those that (B, N, N) allows, one head at a time."""
+    q, k, v = mixer.attention.qkv(x).chunk(3, dim=-1)
+    width = x.shape[-1] // mixer.num_heads
+    heads = []
+    for h in range(mixer.num_heads):
+        part = slice(h * width, (h + 1) * width)
+        scores = q[..., part] @ k[..., part].mT / math.sqrt(width)
+        scores = scores.masked_fill(~may_attend, -torch.inf)
+        heads.append(scores.softmax(-1).nan_to_num(0.0) @ v[..., part])
+    return mixer.attention.proj(torch.cat(heads, -1))
+
+
+def same_group(length: int, block: int, stride: int) -> Tensor:
+    place = torch.arange(length)
+    key = place // (block * stride) * stride + place % stride
+    return key[:, None] == key[None, :]
+
+
+def test_golden_block_attention(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
+    vectors = {k: torch.from_numpy(v) for k, v in golden("block_attention").items()}
+    mixer = rm.create_mixer("butterfly", 8, num_heads=2, block_size=4, num_layers=2).eval()
+    names = ("queries", "keys", "values")
+    mixer.load_state_dict(
+        {
+            "attention.qkv.weight": torch.cat([vectors[f"p.{n}.weight"] for n in names]),
+            "attention.qkv.bias": torch.cat([vectors[f"p.{n}.bias"] for n in names]),
+            "attention.proj.weight": vectors["p.fc_out.weight"],
+            "attention.proj.bias": vectors["p.fc_out.bias"],
+        }
+    )
+    assert mixer.strides(12) == [1, 3]
+    torch.testing.assert_close(mixer(vectors["x"]), vectors["y"], atol=1e-5, rtol=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_equals_dense_attention_within_the_groups(data: st.DataObject) -> None:
+    """Any length, layer, block, order of the strides and of the tokens, and any mask."""
+    length = data.draw(st.integers(1, 40))
+    block = data.draw(st.sampled_from([None, 2, 3, 4, 8]))
+    reverse = data.draw(st.booleans())
+    order = data.draw(st.sampled_from(["natural", "random"]))
+    layer = data.draw(st.integers(0, 5))
+    mixer = build(
+        layer_index=layer, block_size=block, reverse=reverse, token_order=order, max_length=40
+    )
+    x = torch.randn(2, length, 8, dtype=torch.float64)
+    bits = st.lists(st.booleans(), min_size=2 * length, max_size=2 * length)
+    mask = torch.tensor(data.draw(bits)).view(2, length)
+    strides = mixer.strides(length)
+    size = min(block or default_block_size(40), length)
+    groups = same_group(length, size, strides[layer % len(strides)])
+    if order == "random":
+        place = mixer.token_rank[:length].argsort().argsort()
+        groups = groups[place][:, place]
+    expected = dense(mixer, x, groups & ~mask[:, None, :]).masked_fill(mask.unsqueeze(-1), 0.0)
+    y = mixer(x, key_padding_mask=mask)
+    torch.testing.assert_close(y, expected, atol=1e-10, rtol=1e-10)
+    unmasked = dense(mixer, x, groups)
+    torch.testing.assert_close(mixer(x), unmasked, atol=1e-10, rtol=1e-10)
+
+
+def depends(length: int, layers: list[Butterfly]) -> Tensor:
+    """(N, N) bool: output i of residual layers moves with input j."""
+    x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
+    y = x
+    for layer in layers:
+        y = y + layer(nn.functional.layer_norm(y, (8,)))
+    # A random direction per output, as the sum over channels alone could vanish.
+    outputs = (y[0] * torch.randn(8, dtype=torch.float64)).sum(-1)
+    rows = [torch.autograd.grad(o, x, retain_graph=True)[0][0].norm(dim=-1) for o in outputs]
+    return torch.stack(rows) > 0
+
+
+@pytest.mark.parametrize("order", ["natural", "random"])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("length", "block"), [(16, 4), (8, 4), (12, 4), (27, 3), (32, 4), (64, None), (6, None)]
+)
+def test_all_layers_mix_all_tokens_and_fewer_do_not(
+    length: int, block: int | None, reverse: bool, order: str
+) -> None:
+    options = {"block_size": block, "reverse": reverse, "token_order": order}
+    count = len(build(max_length=length, **options).strides(length))
+    layers = [build(max_length=length, layer_index=i, **options) for i in range(count)]
+    assert depends(length, layers).all()
+    for missing in range(count):
+        assert not depends(length, layers[:missing] + layers[missing + 1 :]).all()
+
+
+@pytest.mark.parametrize("block", [2, 3, 4, 8])
+def test_padding_inside_cuts_no_token_off(block: int) -> None:
+    """A path may lead over a padded place; then the next passes find another."""
+    for length in range(1, 65):
+        mixer = build(block_size=block)
+        size = min(block, length)
+        met = torch.eye(length)
+        for stride in 4 * mixer.strides(length):
+            met = (same_group(length, size, stride).float() @ met).clamp(max=1.0)
+        assert met.all()
+
+
+@pytest.mark.parametrize(
+    ("length", "block"),
+    [(1, 1), (2, 2), (4, 2), (5, 4), (16, 4), (64, 8), (65, 16), (256, 16), (1024, 32), (2048, 64)],
+)
+def test_default_block(length: int, block: int) -> None:
+    assert default_block_size(length) == block
+    assert build(max_length=length).block_size == block
+
+
+@pytest.mark.parametrize(
+    ("max_length", "length", "strides"),
+    [
+        (2048, 2048, [1, 32]),
+        (4096, 4096, [1, 64]),
+        (1024, 1024, [1, 32]),
+        (64, 64, [1, 8]),
+        (64, 20, [1, 3]),
+        (64, 8, [1]),
+        (64, 1, [1]),
+        (None, 64, [1, 8]),
+        (None, 20, [1, 3]),
+        (None, 1, [1]),
+    ],
+)
+def test_strides_of_a_stack(max_length: int | None, length: int, strides: list[int]) -> None:
+    assert build(max_length=max_length).strides(length) == strides
+    assert build(max_length=max_length, reverse=True).strides(length) == strides[::-1]
+
+
+def test_lengths_over_the_square_of_the_block_take_more_layers() -> None:
+    mixer = build(block_size=4)
+    assert [len(mixer.strides(n)) for n in (4, 5, 16, 17, 64, 65)] == [1, 2, 2, 3, 3, 4]
+
+
+def test_layers_repeat_the_strides() -> None:
+    x = torch.randn(1, 16, 8, dtype=torch.float64)
+    outputs = []
+    for layer_index in range(4):
+        torch.manual_seed(0)
+        outputs.append(build(layer_index=layer_index)(x))
+    assert torch.equal(outputs[0], outputs[2])
+    assert torch.equal(outputs[1], outputs[3])
+    assert not torch.allclose(outputs[0], outputs[1])
+
+
+def test_random_order_is_one_for_all_layers_and_follows_its_seed() -> None:
+    ranks = [
+        build(token_order="random", max_length=30, layer_index=i, token_order_seed=seed).token_rank
+        for i, seed in [(0, 0), (1, 0), (0, 1)]
+    ]
+    assert torch.equal(ranks[0].sort().values, torch.arange(30))
+    assert torch.equal(ranks[0], ranks[1])
+    assert not torch.equal(ranks[0], ranks[2])
+
+
+def test_random_order_compiles() -> None:
+    mixer = build(token_order="random", max_length=30)
+    x = torch.randn(2, 21, 8, dtype=torch.float64)
+    torch.compiler.reset()
+    compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), mixer(x), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("length", [1, 9, 16, 22])
+def test_gradients(length: int) -> None:
+    mixer = build(layer_index=1, block_size=4)
+    x = torch.randn(1, length, 8, dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(length).unsqueeze(0) > 5
+    assert torch.autograd.gradcheck(lambda x: mixer(x, key_padding_mask=mask), (x,))
+
+
+def test_dropout_acts_in_training_only() -> None:
+    mixer = rm.create_mixer("butterfly", 8, num_heads=2, dropout=0.5)
+    x = torch.randn(2, 16, 8)
+    assert not torch.equal(mixer.train()(x), mixer(x))
+    assert torch.equal(mixer.eval()(x), mixer(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"block_size": 1}, "block_size: expected at least 2"),
+        ({"block_size": -4}, "block_size"),
+        ({"token_order": "shuffled"}, "token_order: expected one of natural, random"),
+        ({"token_order": "random"}, "max_length: expected"),
+    ],
+)
+def test_bad_options(options: dict, named: str) -> None:
+    with pytest.raises(rm.InputError, match=named):
+        rm.create_mixer("butterfly", 8, **options)
