@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -149,6 +150,10 @@ class Task:
 
     def fingerprint(self) -> str:
         """Hash of the options and of every sample of every split: equal means same data."""
+        return self._fingerprint
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
         head = [self.name, dict(self.options), self.input_kind, self.max_length]
         total = hashlib.blake2b(json.dumps(head, sort_keys=True).encode(), digest_size=16)
         for name in SPLITS:

@@ -1,0 +1,122 @@
+"""Building the models that are compared, and what one training step of them needs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from rifflemix.bench.compare.config import CompareConfig
+from rifflemix.bench.measure import peak_memory
+from rifflemix.errors import InputError
+from rifflemix.mixers import TokenMixer, list_mixers
+from rifflemix.models import create_model
+from rifflemix.tasks import Task
+from rifflemix.train.optim import build_optimizer
+from rifflemix.train.seeds import seed_everything
+
+
+def build_model(config: CompareConfig, task: Task, mixer: str, seed: int) -> nn.Module:
+    """The backbone with one mixer.
+
+    Mixers draw different amounts of random numbers when they are made, which would shift all
+    weights that are drawn after them. So that mixers are compared from the same start, everything
+    outside the mixers is copied from a reference model of the same seed.
+
+    Args:
+        config: the comparison.
+        task: gives vocabulary or features, classes and lengths.
+        mixer: registry name.
+        seed: of the initial weights.
+
+    Raises:
+        InputError: the mixer or the backbone cannot be built at this shape.
+    """
+    reference = _create(config, task, list_mixers()[0], {}, seed)
+    model = _create(config, task, mixer, dict(config.mixer_options.get(mixer, {})), seed)
+    _copy_backbone(reference, model)
+    return model
+
+
+def check_model(config: CompareConfig, task: Task, mixer: str) -> int:
+    """Build a model and run two samples through it.
+
+    Returns:
+        Number of trainable parameters.
+
+    Raises:
+        InputError: it cannot be built or run, naming the mixer.
+    """
+    try:
+        model = build_model(config, task, mixer, config.seeds[0]).eval()
+        batch = task.collate([task.split("train")[index] for index in range(2)])
+        with torch.no_grad():
+            outputs = model(batch["inputs"], key_padding_mask=batch.get("key_padding_mask"))
+    except InputError as error:
+        raise InputError(f"mixer {mixer}: {error}") from error
+    if not torch.isfinite(outputs).all():
+        raise InputError(
+            f"mixer {mixer}: expected finite outputs for the first samples of task {task.name}, "
+            "got NaN or infinity; check the data"
+        )
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
+    """Peak bytes of two training steps from nothing, on the first samples of the training split.
+
+    Weights, gradients, optimiser state and activations are all counted; the batch is not.
+    """
+    device = torch.device(config.device)
+    train = task.split("train")
+    count = min(config.train.batch_size, len(train))
+    batch = {k: v.to(device) for k, v in task.collate([train[i] for i in range(count)]).items()}
+    built = build_model(config, task, mixer, config.seeds[0])
+    bf16 = config.train.precision == "bf16"
+
+    def two_steps() -> None:
+        model = copy.deepcopy(built).to(device).train()
+        optimizer = build_optimizer(model, config.train)
+        for _ in range(2):  # the second one runs beside the optimiser's state
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+                outputs = model(batch["inputs"], key_padding_mask=batch.get("key_padding_mask"))
+            task.loss(outputs, batch).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return peak_memory(two_steps, device)
+
+
+def _create(
+    config: CompareConfig, task: Task, mixer: str, options: dict[str, Any], seed: int
+) -> nn.Module:
+    seed_everything(seed)
+    kind = {
+        "tokens": {"vocab_size": task.vocab_size},
+        "vectors": {"in_channels": task.num_features},
+    }[task.input_kind]
+    return create_model(
+        config.model,
+        mixer=mixer,
+        mixer_options=options,
+        dim=config.dim,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_classes=task.num_classes,
+        max_length=task.max_length,
+        **kind,
+    )
+
+
+def _copy_backbone(source: nn.Module, target: nn.Module) -> None:
+    """Copy every tensor that lies outside all mixers, where both models have it."""
+    mixers = tuple(
+        f"{name}." for name, module in target.named_modules() if isinstance(module, TokenMixer)
+    )
+    values = source.state_dict()
+    for name, tensor in target.state_dict().items():
+        same = name in values and values[name].shape == tensor.shape
+        if same and not name.startswith(mixers):
+            tensor.copy_(values[name])

@@ -1,0 +1,218 @@
+"""Running a comparison: one training run per seed and mixer, results kept after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rifflemix.bench.compare.config import CompareConfig
+from rifflemix.bench.compare.models import build_model, training_memory
+from rifflemix.bench.compare.plan import RESULTS_FILE, ComparePlan, claimed_folder
+from rifflemix.bench.compare.results import Run, assemble, failed_run, finished_run
+from rifflemix.tasks import Task
+from rifflemix.train import TrainEvent, TrainingDiverged, TrainResult, train
+from rifflemix.train.files import read_json, write_json
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where one run stands.
+
+    Attributes:
+        mixer, seed: which run.
+        state: measuring (memory), training, done, diverged or stopped.
+        step, max_steps: optimiser updates made and to make.
+        loss: mean training loss lately.
+        accuracy: newest on the validation split, 0..1.
+        steps_per_second: training speed so far.
+    """
+
+    mixer: str
+    seed: int
+    state: str
+    step: int
+    max_steps: int
+    loss: float | None = None
+    accuracy: float | None = None
+    steps_per_second: float | None = None
+
+
+OnStatus = Callable[[RunStatus], None]
+ShouldStop = Callable[[], bool]
+
+
+@dataclass
+class _Progress:
+    """What has been done so far, by this and by earlier processes."""
+
+    runs: list[Run] = field(default_factory=list)
+    failed: list[Run] = field(default_factory=list)
+    peak_memory: dict[str, int] = field(default_factory=dict)
+
+    def has(self, seed: int, mixer: str) -> bool:
+        return any(
+            run["seed"] == seed and run["mixer"] == mixer for run in (*self.runs, *self.failed)
+        )
+
+
+def run_comparison(
+    plan: ComparePlan,
+    *,
+    on_status: OnStatus | None = None,
+    should_stop: ShouldStop | None = None,
+) -> dict[str, Any]:
+    """Train what has not been trained yet; results.json is rewritten after every run.
+
+    Args:
+        plan: a checked comparison.
+        on_status: told where the present run stands, at every step.
+        should_stop: polled at every step; when True the present run is checkpointed and left.
+
+    Returns:
+        What results.json holds: "status" is "complete", or "partial" after a stop.
+
+    Raises:
+        InputError: the folder cannot be written or is in use, or the data holds a NaN.
+    """
+    say = on_status or _silent
+    stop = should_stop or _never
+    with claimed_folder(plan), using_threads(plan.config.threads):
+        progress, complete = _load(plan)
+        if complete is not None:
+            return complete
+        for seed, mixer in plan.runs:
+            if progress.has(seed, mixer):
+                continue
+            if stop() or not _run(plan, seed, mixer, progress, say, stop):
+                break
+            _save(plan, progress)
+        return _save(plan, progress)
+
+
+def train_mixer(
+    config: CompareConfig,
+    task: Task,
+    mixer: str,
+    seed: int,
+    out: Path,
+    *,
+    on_status: OnStatus | None = None,
+    should_stop: ShouldStop | None = None,
+) -> TrainResult:
+    """One training run of a comparison, or of its own; goes on where `out` was left.
+
+    Raises:
+        InputError: as rifflemix.train.train.
+        TrainingDiverged: loss, metric or weights are not finite.
+    """
+    feed = _StatusFeed(mixer, seed, config.train.max_steps, on_status or _silent)
+    try:
+        result = train(
+            build_model(config, task, mixer, seed),
+            task,
+            replace(config.train, seed=seed),
+            out,
+            device=config.device,
+            on_event=feed.on_event,
+            should_stop=should_stop,
+            model_settings=config.model_settings(mixer),
+        )
+    except TrainingDiverged:
+        feed.show(state="diverged")
+        raise
+    feed.show(state="done" if result.finished else "stopped")
+    return result
+
+
+def _run(
+    plan: ComparePlan,
+    seed: int,
+    mixer: str,
+    progress: _Progress,
+    say: OnStatus,
+    stop: ShouldStop,
+) -> bool:
+    """One run, from where it was left; False if it was stopped again."""
+    config, folder = plan.config, f"{mixer}/seed{seed}"
+    if mixer not in progress.peak_memory:
+        say(RunStatus(mixer, seed, "measuring", 0, config.train.max_steps))
+        progress.peak_memory[mixer] = training_memory(config, plan.task, mixer)
+    try:
+        result = train_mixer(
+            config, plan.task, mixer, seed, plan.out / folder, on_status=say, should_stop=stop
+        )
+    except TrainingDiverged as error:
+        progress.failed.append(failed_run(mixer, seed, folder, str(error)))
+        return True
+    if result.finished:
+        progress.runs.append(finished_run(mixer, seed, folder, result, plan.out / folder))
+    return result.finished
+
+
+class _StatusFeed:
+    """Turns the training loop's events into statuses."""
+
+    def __init__(self, mixer: str, seed: int, max_steps: int, say: OnStatus) -> None:
+        self._status = RunStatus(mixer, seed, "training", 0, max_steps)
+        self._say = say
+
+    def show(self, **changes: Any) -> None:
+        """Change the status and tell it."""
+        self._status = replace(self._status, **changes)
+        self._say(self._status)
+
+    def on_event(self, event: TrainEvent) -> None:
+        """What the training loop calls."""
+        changes: dict[str, Any] = {"step": event.step}
+        if event.loss is not None:
+            changes["loss"] = event.loss
+        if event.steps_per_second is not None:
+            changes["steps_per_second"] = event.steps_per_second
+        if event.kind == "eval" and event.split == "validation":
+            changes["accuracy"] = event.metrics["accuracy"]
+        self.show(**changes)
+
+
+def _load(plan: ComparePlan) -> tuple[_Progress, dict[str, Any] | None]:
+    """What earlier processes left, and their results if they are complete."""
+    path = plan.out / RESULTS_FILE
+    if not path.exists():
+        return _Progress(), None
+    results = read_json(path)
+    memory = {
+        mixer["name"]: mixer["peak_memory_bytes"]
+        for mixer in results["mixers"]
+        if mixer["peak_memory_bytes"] is not None
+    }
+    progress = _Progress(results["runs"], results["failed_runs"], memory)
+    return progress, results if results["status"] == "complete" else None
+
+
+def _save(plan: ComparePlan, progress: _Progress) -> dict[str, Any]:
+    results = assemble(plan, progress.runs, progress.failed, progress.peak_memory)
+    write_json(plan.out / RESULTS_FILE, results)
+    return results
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Let torch compute with `count` CPU threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _silent(status: RunStatus) -> None:
+    pass
+
+
+def _never() -> bool:
+    return False

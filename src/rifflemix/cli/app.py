@@ -1,0 +1,57 @@
+"""The commands put together, and how errors end."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from rifflemix.cli import bench, compare, data, listing, train
+from rifflemix.cli.interrupt import EXIT_INTERRUPTED
+from rifflemix.errors import InputError
+
+# typer carries click inside itself in newer versions and beside itself in older ones; the base
+# class of all wrong-usage errors is found the same way in both.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+EXIT_BAD_INPUT = 2
+
+app = typer.Typer(
+    name="rifflemix",
+    help="Sub-quadratic token mixers for PyTorch, and the tools that compare them fairly.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=compare.EPILOG)(compare.compare)
+app.command(epilog=train.EPILOG)(train.train)
+app.add_typer(listing.app, name="list")
+app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
+
+
+# Read once, when torch is imported: threads that spin while they wait crawl on a busy machine, and
+# the profiler behind the memory figures prints its own starts and stops.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "KINETO_LOG_LEVEL": "99"}
+
+
+def main() -> int:
+    """Run the command line; returns the exit code: 0, 1, 2 (bad input) or 130 (interrupted)."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        code = app(sys.argv[1:] or ["--help"], prog_name="rifflemix", standalone_mode=False)
+    except InputError as error:
+        return _fail(str(error))
+    except _UsageError as error:
+        return _fail(error.format_message())  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _fail(message: str) -> int:
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return EXIT_BAD_INPUT

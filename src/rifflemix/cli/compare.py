@@ -1,0 +1,126 @@
+"""rifflemix compare: the main job."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rifflemix.cli import options
+from rifflemix.cli.data import DataProgress
+from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
+from rifflemix.cli.output import print_json, progress_console, show
+from rifflemix.cli.settings import Settings
+from rifflemix.errors import bad_argument
+
+if TYPE_CHECKING:
+    from rifflemix.bench.compare import ComparePlan
+
+EPILOG = """Examples:
+
+  rifflemix compare --task digits --out runs/digits
+
+  rifflemix compare --task digits --mixers csp,tssa,softmax --seeds 3 --out runs/three
+
+  rifflemix compare --task image --data-dir data --max-steps 200 --out runs/image
+
+  rifflemix compare --task digits --mixers csp --mixer-option csp.num_groups=4 --out runs/csp
+
+Ctrl-C stops after the present step; the same command goes on where it stopped.
+"""
+
+
+def compare(
+    task: Annotated[str, typer.Option(help="Task; see `rifflemix list tasks`.")],
+    out: Annotated[Path, typer.Option(help="Results folder, new or to be continued.")],
+    mixers: Annotated[
+        str | None, typer.Option(help="Names with commas between them; all if unset.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds: 0, 1, ...")] = 1,
+    max_steps: options.MaxSteps = None,
+    batch_size: options.BatchSize = None,
+    lr: options.LearningRate = None,
+    dim: options.Dim = None,
+    layers: options.Layers = None,
+    heads: options.Heads = None,
+    model: options.Model = "encoder",
+    task_option: options.TaskOptions = None,
+    mixer_option: options.MixerOptions = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "float32",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Train every mixer on the same backbone, data, budget and seeds; write one fair table.
+
+    Writes results.json, table.md, plot.png and report.html to --out.
+    """
+    from rifflemix.bench.compare import default_mixers, plan_comparison
+    from rifflemix.report.notes import partial_note
+
+    if seeds < 1:
+        raise bad_argument("--seeds", "at least 1", seeds)
+    settings = Settings(
+        task=task,
+        model=model,
+        max_steps=max_steps,
+        batch_size=batch_size,
+        lr=lr,
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        task_option=task_option,
+        mixer_option=mixer_option,
+        device=device,
+        precision=precision,
+        threads=threads,
+    )
+    names = default_mixers() if mixers is None else options.parse_names(mixers, "--mixers")
+    config = settings.compare_config(names, tuple(range(seeds)))
+    with DataProgress(progress_console()) as progress:
+        plan = plan_comparison(config, out, data_dir=data_dir, progress=progress)
+    results = _run(plan)
+    _write_report(plan.out, results)
+    if json:
+        print_json(results)
+    else:
+        _show(plan.out, results)
+    if results["status"] != "complete":
+        progress_console().print(partial_note(results), soft_wrap=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _run(plan: ComparePlan) -> dict[str, Any]:
+    from rifflemix.bench.compare import run_comparison
+    from rifflemix.mixers import mixer_card
+    from rifflemix.report.live import live_progress
+
+    titles = {name: mixer_card(name).title for name in plan.config.mixers}
+    live = live_progress(progress_console(), titles, plan.config.seeds)
+
+    with live, StopRequest(live.note) as stop:
+        return run_comparison(plan, on_status=live.update, should_stop=stop)
+
+
+def _write_report(out: Path, results: dict[str, Any]) -> None:
+    from rifflemix.report import comparison_files
+    from rifflemix.train.files import write_atomically
+
+    for name, content in comparison_files(results).items():
+        write_atomically(out / name, partial(_write, content))
+
+
+def _write(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+
+
+def _show(out: Path, results: dict[str, Any]) -> None:
+    from rifflemix.report.notes import softmax_note
+    from rifflemix.report.table import terminal_table
+
+    show(terminal_table(results))
+    show(softmax_note(results))
+    show(f"Written to {out}: results.json, table.md, plot.png, report.html")

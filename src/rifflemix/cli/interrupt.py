@@ -1,0 +1,46 @@
+"""Ctrl-C: the first one asks to stop in good order, the second one stops at once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+EXIT_INTERRUPTED = 130
+
+
+class StopRequest:
+    """While entered, the first Ctrl-C only sets a flag; calling the object reads it.
+
+    Args:
+        say: shows a line of text; told what happens now and what a second Ctrl-C does.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._requested = False
+        self._previous: Any = None
+
+    def __call__(self) -> bool:
+        """Whether somebody asked to stop."""
+        return self._requested
+
+    def __enter__(self) -> Self:
+        """Take over SIGINT."""
+        self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give SIGINT back."""
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._requested = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._say("stopping after this step; press Ctrl-C again to stop at once")

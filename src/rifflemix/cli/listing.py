@@ -1,0 +1,93 @@
+"""rifflemix list: what there is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import typer
+
+from rifflemix.cli.options import DataDir, Json
+from rifflemix.cli.output import plain_table, print_json, show
+
+_DIM, _HEADS, _LENGTH = 256, 8, 256
+
+app = typer.Typer(help="List mixers, models and tasks.")
+
+
+@app.command(
+    epilog="Examples:  rifflemix list mixers   |   rifflemix list mixers --json",
+)
+def mixers(json: Json = False) -> None:
+    """Mixers: paper, complexity, what each can do, parameters of one layer at C = 256."""
+    from rifflemix.mixers import list_mixers
+
+    entries = [_mixer(name) for name in list_mixers()]
+    if json:
+        print_json(entries)
+        return
+    headers = ("Name", "Paper", "Complexity", "Causal", "Padding", "Streaming", "Parameters")
+    keys = ("name", "paper", "complexity", "causal", "padding", "streaming", "parameters")
+    show(plain_table(headers, [[_cell(entry[key]) for key in keys] for entry in entries]))
+
+
+@app.command(epilog="Examples:  rifflemix list models   |   rifflemix list models --json")
+def models(json: Json = False) -> None:
+    """Models: backbones and presets, by the names that --model takes."""
+    from rifflemix.models import list_models
+
+    if json:
+        print_json([{"name": name} for name in list_models()])
+        return
+    show(plain_table(("Name",), [[name] for name in list_models()]))
+
+
+@app.command(epilog="Examples:  rifflemix list tasks   |   rifflemix list tasks --data-dir data")
+def tasks(data_dir: DataDir = None, json: Json = False) -> None:
+    """Tasks: what they are, options with defaults, licence, and whether the data is at hand."""
+    from rifflemix.tasks import list_tasks, task_card, task_status
+
+    entries: list[dict[str, Any]] = []
+    for name in list_tasks():
+        card, status = task_card(name), task_status(name, data_dir)
+        entries.append(
+            {
+                "name": name,
+                "title": card.title,
+                "description": card.description,
+                "source": card.source,
+                "licence": card.licence,
+                "needs_data": card.needs_data,
+                "options": dict(card.options),
+                "available": status.available,
+                "detail": status.detail,
+            }
+        )
+    if json:
+        print_json(entries)
+        return
+    rows = [
+        (entry["name"], entry["description"], _options(entry["options"]), entry["detail"])
+        for entry in entries
+    ]
+    show(plain_table(("Name", "Description", "Options", "Data"), rows))
+
+
+def _mixer(name: str) -> dict[str, Any]:
+    from rifflemix.mixers import create_mixer, mixer_card
+
+    mixer = create_mixer(name, _DIM, num_heads=_HEADS, max_length=_LENGTH)
+    return asdict(mixer_card(name)) | {
+        "parameters": sum(parameter.numel() for parameter in mixer.parameters()),
+        "parameters_at": {"dim": _DIM, "num_heads": _HEADS, "max_length": _LENGTH},
+    }
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _options(options: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in options.items()) or "none"

@@ -1,0 +1,150 @@
+"""Options that several commands share, and how their texts become values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rifflemix.errors import bad_argument, unknown_name
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Folder of data files; it is only read.")
+]
+TaskOptions = Annotated[
+    list[str] | None,
+    typer.Option("--task-option", metavar="KEY=VALUE", help="Option of the task; repeatable."),
+]
+MixerOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mixer-option", metavar="MIXER.KEY=VALUE", help="Option of a mixer; repeatable."
+    ),
+]
+Model = Annotated[str, typer.Option(help="Backbone; see `rifflemix list models`.")]
+MaxSteps = Annotated[
+    int | None,
+    typer.Option("--max-steps", "--steps", help="Optimiser steps of each run; by task if unset."),
+]
+BatchSize = Annotated[int | None, typer.Option(help="Sequences per step; by task if unset.")]
+LearningRate = Annotated[
+    float | None, typer.Option("--lr", help="Peak learning rate; by task if unset.")
+]
+Dim = Annotated[int | None, typer.Option(help="Channels of the backbone; by task if unset.")]
+Layers = Annotated[
+    int | None, typer.Option("--layers", help="Blocks of the backbone; by task if unset.")
+]
+Heads = Annotated[
+    int | None, typer.Option("--heads", help="Heads, where a mixer has them; by task if unset.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ..., or auto.")]
+Precision = Annotated[str, typer.Option(help="float32, or bf16 (autocast).")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; torch's own choice if unset.")]
+
+_PRECISIONS = {"float32": "no", "bf16": "bf16"}
+
+
+def parse_precision(text: str) -> str:
+    """What `TrainConfig.precision` calls it."""
+    if text not in _PRECISIONS:
+        raise bad_argument("--precision", " or ".join(_PRECISIONS), repr(text))
+    return _PRECISIONS[text]
+
+
+def parse_device(text: str) -> str:
+    """`auto` becomes cuda where there is one, else cpu."""
+    import torch
+
+    if text != "auto":
+        return text
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def parse_threads(count: int | None) -> int:
+    """The number of CPU threads, torch's own choice by default."""
+    import torch
+
+    return torch.get_num_threads() if count is None else count
+
+
+def parse_names(text: str, option: str) -> tuple[str, ...]:
+    """`a,b,c` -> ("a", "b", "c")."""
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise bad_argument(option, "names with commas between them", repr(text))
+    return names
+
+
+def parse_task_options(pairs: Iterable[str] | None, task: str) -> dict[str, Any]:
+    """KEY=VALUE texts as the task's card types them."""
+    from rifflemix.tasks import task_card
+
+    return _typed(pairs or (), task_card(task).options, "--task-option", f"option of task {task}")
+
+
+def parse_mixer_options(
+    pairs: Iterable[str] | None, mixers: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """MIXER.KEY=VALUE texts as the mixers' defaults type them."""
+    from rifflemix.mixers.registry import mixer_options
+
+    chosen = list(mixers)
+    by_mixer: dict[str, list[str]] = {}
+    for pair in pairs or ():
+        mixer, dot, rest = pair.partition(".")
+        if not dot or "=" in mixer:
+            raise bad_argument("--mixer-option", "MIXER.KEY=VALUE", repr(pair))
+        if mixer not in chosen:
+            raise unknown_name("mixer in --mixer-option", mixer, chosen)
+        by_mixer.setdefault(mixer, []).append(rest)
+    return {
+        mixer: _typed(rests, mixer_options(mixer), "--mixer-option", f"option of mixer {mixer}")
+        for mixer, rests in by_mixer.items()
+    }
+
+
+def _typed(
+    pairs: Iterable[str], defaults: Mapping[str, Any], option: str, kind: str
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise bad_argument(option, "KEY=VALUE", repr(pair))
+        if key not in defaults:
+            raise unknown_name(kind, key, defaults)
+        if key in values:
+            raise bad_argument(option, "each key only once", f"{key} twice")
+        values[key] = parse_value(text, defaults[key], f"{option} {key}")
+    return values
+
+
+def parse_value(text: str, default: Any, name: str) -> Any:
+    """A text as a value of the default's type.
+
+    A default of None, or a text that is a JSON list, may stand for several types: there JSON
+    decides, and what is not JSON stays text.
+    """
+    if isinstance(default, bool):
+        return _parse(text, name, "true or false", {"true": True, "false": False}.__getitem__)
+    if isinstance(default, int):
+        return _parse(text, name, "a whole number", int)
+    if isinstance(default, float):
+        return _parse(text, name, "a number", float)
+    if isinstance(default, str) and not text.startswith("["):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _parse(text: str, name: str, expected: str, convert: Any) -> Any:
+    try:
+        return convert(text)
+    except (KeyError, ValueError):
+        raise bad_argument(name, expected, repr(text)) from None

@@ -1,0 +1,124 @@
+"""rifflemix train: one configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rifflemix.cli import options
+from rifflemix.cli.data import DataProgress
+from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
+from rifflemix.cli.output import plain_table, print_json, progress_console, show
+from rifflemix.cli.settings import Settings
+
+if TYPE_CHECKING:
+    from rifflemix.bench.compare import CompareConfig
+
+EPILOG = """Examples:
+
+  rifflemix train --task digits --mixer tssa --out runs/tssa
+
+  rifflemix train --task digits --task-option patch_size=2 --mixer csp --seed 7 --out runs/csp
+
+Ctrl-C stops after the present step; the same command goes on where it stopped.
+"""
+
+
+def train(
+    task: Annotated[str, typer.Option(help="Task; see `rifflemix list tasks`.")],
+    mixer: Annotated[str, typer.Option(help="Mixer; see `rifflemix list mixers`.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run, new or to be continued.")],
+    seed: Annotated[int, typer.Option(help="Of weights, data order and noise.")] = 0,
+    max_steps: options.MaxSteps = None,
+    batch_size: options.BatchSize = None,
+    lr: options.LearningRate = None,
+    dim: options.Dim = None,
+    layers: options.Layers = None,
+    heads: options.Heads = None,
+    model: options.Model = "encoder",
+    task_option: options.TaskOptions = None,
+    mixer_option: options.MixerOptions = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "float32",
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Train one mixer on one task; resumes from --out by itself."""
+    settings = Settings(
+        task=task,
+        model=model,
+        max_steps=max_steps,
+        batch_size=batch_size,
+        lr=lr,
+        dim=dim,
+        layers=layers,
+        heads=heads,
+        task_option=task_option,
+        mixer_option=mixer_option,
+        device=device,
+        precision=precision,
+        threads=threads,
+    )
+    results = _run(settings.compare_config((mixer,), (seed,)), out, data_dir)
+    if json:
+        print_json(results)
+    else:
+        _show(out, results)
+    if not results["result"]["finished"]:
+        progress_console().print("stopped; the same command goes on", soft_wrap=True)
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _run(config: CompareConfig, out: Path, data_dir: Path | None) -> dict[str, Any]:
+    from rifflemix.bench.compare import (
+        check_folder,
+        check_model,
+        single_run,
+        train_mixer,
+        using_threads,
+    )
+    from rifflemix.mixers import mixer_card
+    from rifflemix.report.live import live_progress
+    from rifflemix.tasks import load_task
+    from rifflemix.train.files import write_json
+
+    mixer, seed = config.mixers[0], config.seeds[0]
+    check_folder(out)
+    console = progress_console()
+    with DataProgress(console) as progress:
+        task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)
+    check_model(config, task, mixer)
+    live = live_progress(console, {mixer: mixer_card(mixer).title}, config.seeds)
+    with using_threads(config.threads):
+        with live, StopRequest(live.note) as stop:
+            result = train_mixer(
+                config, task, mixer, seed, out, on_status=live.update, should_stop=stop
+            )
+        results = single_run(config, task, mixer, seed, result)
+    write_json(out / "results.json", results)
+    return results
+
+
+def _show(out: Path, results: dict[str, Any]) -> None:
+    from rifflemix.report.units import format_bytes, format_duration, format_percent, format_rate
+
+    result = results["result"]
+    rows = [("steps", f"{result['step']} of {result['max_steps']}")]
+    if result["best_value"] is not None:
+        best = f"{format_percent(result['best_value'])} % at step {result['best_step']}"
+        rows.append(("best validation accuracy", best))
+    if result["test"] is not None:
+        rows.append(("test accuracy", f"{format_percent(result['test']['accuracy'])} %"))
+    if result["steps_per_second"] is not None:
+        rows.append(("steps/s", format_rate(result["steps_per_second"])))
+    if results["peak_memory_bytes"] is not None:
+        rows.append(("peak memory", format_bytes(results["peak_memory_bytes"])))
+    rows += [
+        ("parameters", f"{result['parameters']:,}"),
+        ("wall time", format_duration(results["wall_seconds"])),
+        ("written to", str(out)),
+    ]
+    show(plain_table((results["config"]["mixers"][0], results["config"]["task"]), rows))

@@ -1,0 +1,165 @@
+"""Progress of a comparison while it runs: a live table, or plain lines where nothing can move."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rifflemix.report.table import MISSING
+from rifflemix.report.units import format_duration, format_percent, format_rate
+
+if TYPE_CHECKING:
+    from rifflemix.bench.compare import RunStatus
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class LiveProgress(Protocol):
+    """What both kinds of display do."""
+
+    def __enter__(self) -> Self:
+        """Start to show."""
+        ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop to show."""
+        ...
+
+    def update(self, status: RunStatus) -> None:
+        """Show where a run stands."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Show a line of text."""
+        ...
+
+
+def live_progress(
+    console: Console, titles: Mapping[str, str], seeds: Sequence[int]
+) -> LiveProgress:
+    """A moving table on a terminal, else plain lines.
+
+    Args:
+        console: where to write.
+        titles: mixer names and what to call them, in the order of the rows.
+        seeds: the seeds every mixer runs through.
+    """
+    return LiveTable(console, titles, seeds) if console.is_terminal else PlainLines(console)
+
+
+class LiveTable:
+    """One row a mixer, redrawn a few times a second."""
+
+    def __init__(self, console: Console, titles: Mapping[str, str], seeds: Sequence[int]) -> None:
+        self._titles = titles
+        self._seeds = seeds
+        self._latest: dict[str, RunStatus] = {}
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def update(self, status: RunStatus) -> None:
+        """Show where a run stands."""
+        self._latest[status.mixer] = status
+
+    def note(self, text: str) -> None:
+        """Print above the table."""
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def _table(self) -> Table:
+        table = Table(box=SIMPLE_HEAD)
+        table.add_column("Mixer")
+        for header in ("Seed", "Status", "Step", "Loss", "Val. acc. %", "Steps/s", "ETA"):
+            table.add_column(header, justify="left" if header == "Status" else "right")
+        for name, title in self._titles.items():
+            table.add_row(Text(title), *self._cells(self._latest.get(name)))
+        return table
+
+    def _cells(self, status: RunStatus | None) -> tuple[str, ...]:
+        if status is None:
+            return (MISSING, "waiting", *[MISSING] * 5)
+        return (
+            f"{self._seeds.index(status.seed) + 1}/{len(self._seeds)}",
+            status.state,
+            f"{status.step}/{status.max_steps}",
+            MISSING if status.loss is None else f"{status.loss:.3f}",
+            MISSING if status.accuracy is None else format_percent(status.accuracy),
+            MISSING if status.steps_per_second is None else format_rate(status.steps_per_second),
+            remaining(status),
+        )
+
+
+class PlainLines:
+    """A line when a run changes its state, and one every ten seconds in between."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last_key: tuple[str, int, str] | None = None
+        self._last_time = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def update(self, status: RunStatus) -> None:
+        """Print, unless something like it was printed a moment ago."""
+        key = (status.mixer, status.seed, status.state)
+        now = time.monotonic()
+        if key == self._last_key and now - self._last_time < _SECONDS_BETWEEN_LINES:
+            return
+        self._last_key, self._last_time = key, now
+        self.note(status_line(status))
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def status_line(status: RunStatus) -> str:
+    """One line for a log."""
+    parts = [f"{status.mixer} seed {status.seed}: {status.state}"]
+    parts.append(f"step {status.step}/{status.max_steps}")
+    if status.loss is not None:
+        parts.append(f"loss {status.loss:.3f}")
+    if status.accuracy is not None:
+        parts.append(f"validation accuracy {format_percent(status.accuracy)} %")
+    if status.steps_per_second is not None:
+        parts.append(f"{format_rate(status.steps_per_second)} steps/s")
+    return ", ".join(parts)
+
+
+def remaining(status: RunStatus) -> str:
+    """Time left for this run at the present speed."""
+    if status.state != "training" or not status.steps_per_second:
+        return MISSING
+    return format_duration((status.max_steps - status.step) / status.steps_per_second)

@@ -1,0 +1,159 @@
+"""What a reader must know to judge the table: task, budget, protocol, and where softmax wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rifflemix.report.table import BASELINE, Row, baseline_row, comparison_rows
+from rifflemix.report.units import format_count, format_duration
+
+
+def comparison_notes(results: Mapping[str, Any]) -> list[str]:
+    """Plain sentences under the table, in the order a sceptical reader asks."""
+    notes = [_task(results), _budget(results), _seeds(results), _protocol(results)]
+    notes += [_speed(results), *_mixed_places(results), _memory()]
+    notes += [*_failures(results), softmax_note(results)]
+    if results["status"] != "complete":
+        notes.insert(0, partial_note(results))
+    return notes
+
+
+def partial_note(results: Mapping[str, Any]) -> str:
+    """How much of the plan has been done."""
+    return (
+        f"Partial results: {results['runs_done']} of {results['runs_planned']} runs are done; "
+        "the same command goes on."
+    )
+
+
+def softmax_note(results: Mapping[str, Any]) -> str:
+    """Against whom, and in what, softmax attention comes out ahead."""
+    rows = comparison_rows(results)
+    softmax = baseline_row(rows)
+    if softmax is None or softmax.test is None:
+        return f"{BASELINE} has no finished run here, so nothing is said relative to it."
+    others = [row for row in rows if row is not softmax and row.test is not None]
+    wins = [
+        f"{what} than {', '.join(beaten)}"
+        for what, better in _CONTESTS
+        if (beaten := [row.title for row in others if better(softmax, row)])
+    ]
+    close = [row.title for row in others if _within_spread(softmax, row)]
+    sentence = (
+        f"Where softmax attention wins: {'; '.join(wins)}."
+        if wins
+        else "Softmax attention wins against no mixer in any column here."
+    )
+    if close:
+        sentence += (
+            " Its test accuracy is within one standard deviation of that of "
+            f"{', '.join(close)}: no difference is shown there."
+        )
+    return sentence
+
+
+def _more_accurate(softmax: Row, other: Row) -> bool:
+    return bool(softmax.test and other.test and softmax.test.shown > other.test.shown)
+
+
+def _faster(softmax: Row, other: Row) -> bool:
+    return (softmax.steps_per_second or 0.0) > (other.steps_per_second or 0.0)
+
+
+def _smaller(softmax: Row, other: Row) -> bool:
+    return (softmax.peak_memory_bytes or 0) < (other.peak_memory_bytes or 0)
+
+
+def _fewer_parameters(softmax: Row, other: Row) -> bool:
+    return softmax.parameters < other.parameters
+
+
+_CONTESTS: tuple[tuple[str, Callable[[Row, Row], bool]], ...] = (
+    ("higher mean test accuracy", _more_accurate),
+    ("faster training", _faster),
+    ("less memory", _smaller),
+    ("fewer parameters", _fewer_parameters),
+)
+
+
+def _within_spread(softmax: Row, other: Row) -> bool:
+    """Whether the means differ by no more than the larger standard deviation of the two."""
+    if softmax.test is None or other.test is None:
+        return False
+    spreads = [std for std in (softmax.test.std, other.test.std) if std is not None]
+    return bool(spreads) and abs(softmax.test.mean - other.test.mean) <= max(spreads)
+
+
+def _task(results: Mapping[str, Any]) -> str:
+    task = results["task"]
+    sizes = ", ".join(f"{format_count(n)} {name}" for name, n in task["sizes"].items())
+    options = ", ".join(f"{name}={value}" for name, value in task["options"].items())
+    name = f"{task['name']} ({options})" if options else task["name"]
+    return (
+        f"Task {name}: {task['title']}; {task['num_classes']} classes, up to "
+        f"{format_count(task['max_length'])} tokens; samples: {sizes}; data: "
+        f"{task['data_source']}."
+    )
+
+
+def _budget(results: Mapping[str, Any]) -> str:
+    config = results["config"]
+    train = config["train"]
+    return (
+        f"Every mixer: model {config['model']}, dim {config['dim']}, {config['num_layers']} "
+        f"layers, {config['num_heads']} heads, {format_count(train['max_steps'])} steps of "
+        f"{train['batch_size']} sequences, learning rate {train['lr']:g}, the same data order "
+        "and, outside the mixers, the same initial weights for each seed. No mixer was tuned."
+    )
+
+
+def _seeds(results: Mapping[str, Any]) -> str:
+    count = len(results["seeds"])
+    if count == 1:
+        return "One seed: the spread is unknown, and small differences mean nothing."
+    return f"Mean ± sample standard deviation over {count} seeds."
+
+
+def _protocol(results: Mapping[str, Any]) -> str:
+    protocol = results["protocol"]
+    return (
+        f"The {protocol['model_chosen_on']} split chose the weights (best accuracy there); the "
+        f"test split chose nothing. Where it comes from: {protocol['split_note'].rstrip('.')}."
+    )
+
+
+def _speed(results: Mapping[str, Any]) -> str:
+    environment, config = results["environment"], results["config"]
+    hardware = environment["hardware"]
+    cpu = f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} threads"
+    precision = "bf16 autocast" if config["train"]["precision"] == "bf16" else "float32"
+    machine = hardware["gpu"] if config["device"].startswith("cuda") else cpu
+    return (
+        f"Steps/s: median over seeds, during the runs themselves, on {machine}, torch "
+        f"{environment['libraries']['torch']}, {precision}; all runs together took "
+        f"{format_duration(results['wall_seconds'])}."
+    )
+
+
+def _mixed_places(results: Mapping[str, Any]) -> list[str]:
+    """A warning where the runs do not all come from one machine and one version of the code."""
+    keys = ("hardware", "libraries", "git_commit", "git_dirty")
+    places = [{key: run["environment"][key] for key in keys} for run in results["runs"]]
+    if all(place == places[0] for place in places):
+        return []
+    return [
+        "The runs were not all made on one machine with one version of the code and its libraries "
+        "(results.json says which where): their speeds do not compare."
+    ]
+
+
+def _memory() -> str:
+    return (
+        "Peak memory: what torch's allocator holds at most in two training steps from nothing "
+        "(weights, gradients, optimiser state and activations), on the same real batch for all."
+    )
+
+
+def _failures(results: Mapping[str, Any]) -> list[str]:
+    return [f"{run['mixer']}, seed {run['seed']}: {run['error']}" for run in results["failed_runs"]]

@@ -1,0 +1,213 @@
+"""The comparison table: its rows, as Markdown and for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from rifflemix.report.units import format_bytes, format_count, format_percent, format_rate
+
+BASELINE = "softmax"
+MISSING = "-"
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy over seeds, in 0..1; `std` (n - 1) is None for a single seed."""
+
+    mean: float
+    std: float | None
+    n: int
+
+    def __str__(self) -> str:
+        """Percent: "98.77 ± 0.12"."""
+        spread = "" if self.std is None else f" ± {format_percent(self.std)}"
+        return f"{format_percent(self.mean)}{spread}"
+
+    @property
+    def shown(self) -> float:
+        """The mean as printed, so that two mixers that print alike tie."""
+        return round(100 * self.mean, 2)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One mixer's numbers; None where no run has finished yet."""
+
+    name: str
+    title: str
+    complexity: str
+    parameters: int
+    test: Score | None
+    validation: Score | None
+    steps_per_second: float | None
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell's text, and whether it is the best of its column."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class _Column:
+    """How a column is shown and ranked; `value` is None for columns that rank nothing."""
+
+    header: str
+    show: Callable[[Row, Row | None], str]
+    value: Callable[[Row], float | None] | None = None
+    higher_is_better: bool = True
+
+
+def comparison_rows(results: Mapping[str, Any]) -> list[Row]:
+    """One row a mixer, in the registry's order (never by a score: the table is no ranking)."""
+    return [
+        Row(
+            name=mixer["name"],
+            title=mixer["title"],
+            complexity=mixer["complexity"],
+            parameters=mixer["parameters"],
+            test=_score(mixer["test"]),
+            validation=_score(mixer["validation"]),
+            steps_per_second=mixer["steps_per_second"],
+            peak_memory_bytes=mixer["peak_memory_bytes"],
+        )
+        for mixer in results["mixers"]
+    ]
+
+
+def baseline_row(rows: Iterable[Row]) -> Row | None:
+    """The softmax row that relative numbers refer to, if it was part of the run."""
+    return next((row for row in rows if row.name == BASELINE), None)
+
+
+def table_headers() -> list[str]:
+    """Column titles."""
+    return [column.header for column in _COLUMNS]
+
+
+def table_cells(rows: list[Row]) -> list[list[Cell]]:
+    """Cells of each row, the best value of each ranked column marked."""
+    baseline = baseline_row(rows)
+    texts = [[column.show(row, baseline) for column in _COLUMNS] for row in rows]
+    marks = [_best(column, rows) for column in _COLUMNS]
+    return [
+        [Cell(text, best=marks[c][r]) for c, text in enumerate(row_texts)]
+        for r, row_texts in enumerate(texts)
+    ]
+
+
+def markdown_table(results: Mapping[str, Any], notes: Iterable[str]) -> str:
+    """The whole of table.md: title, table, notes."""
+    headers = table_headers()
+    lines = [
+        f"# {results['task']['title']}",
+        "",
+        _markdown_row(headers),
+        _markdown_row(["---"] + ["---:"] * (len(headers) - 2) + ["---"]),
+    ]
+    lines.extend(
+        _markdown_row(f"**{cell.text}**" if cell.best else cell.text for cell in cells)
+        for cells in table_cells(comparison_rows(results))
+    )
+    lines.append("")
+    lines.extend(f"- {note}" for note in notes)
+    return "\n".join(lines) + "\n"
+
+
+def terminal_table(results: Mapping[str, Any]) -> Table:
+    """The table for a terminal."""
+    table = Table(box=SIMPLE_HEAD, title=Text(results["task"]["title"]))
+    headers = table_headers()
+    for index, header in enumerate(headers):
+        inner = 0 < index < len(headers) - 1
+        table.add_column(header, justify="right" if inner else "left", overflow="fold")
+    for cells in table_cells(comparison_rows(results)):
+        table.add_row(*(Text(c.text, style="bold" if c.best else "") for c in cells))
+    return table
+
+
+def _score(summary: Mapping[str, Any] | None) -> Score | None:
+    if summary is None:
+        return None
+    return Score(mean=summary["mean"], std=summary["std"], n=summary["n"])
+
+
+def _best(column: _Column, rows: list[Row]) -> list[bool]:
+    """Which rows hold the best value; nobody does in a column of fewer than two values."""
+    if column.value is None:
+        return [False] * len(rows)
+    values = [column.value(row) for row in rows]
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return [False] * len(rows)
+    best = max(known) if column.higher_is_better else min(known)
+    return [value == best for value in values]
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _show_score(score: Score | None) -> str:
+    return MISSING if score is None else str(score)
+
+
+def _relative(value: float, reference: float | None) -> str:
+    return f" ({value / reference:.2f}x)" if reference else ""
+
+
+def _show_speed(row: Row, baseline: Row | None) -> str:
+    if row.steps_per_second is None:
+        return MISSING
+    reference = baseline.steps_per_second if baseline else None
+    return format_rate(row.steps_per_second) + _relative(row.steps_per_second, reference)
+
+
+def _show_memory(row: Row, baseline: Row | None) -> str:
+    if row.peak_memory_bytes is None:
+        return MISSING
+    reference = baseline.peak_memory_bytes if baseline else None
+    return format_bytes(row.peak_memory_bytes) + _relative(row.peak_memory_bytes, reference)
+
+
+def _show_seeds(row: Row, _: Row | None) -> str:
+    return str(row.test.n) if row.test else "0"
+
+
+_COLUMNS = (
+    _Column("Mixer", lambda row, _: row.title),
+    _Column("Seeds", _show_seeds),
+    _Column(
+        "Test accuracy, %",
+        lambda row, _: _show_score(row.test),
+        lambda row: row.test.shown if row.test else None,
+    ),
+    _Column(
+        "Validation accuracy, %",
+        lambda row, _: _show_score(row.validation),
+        lambda row: row.validation.shown if row.validation else None,
+    ),
+    _Column("Steps/s (vs softmax)", _show_speed, lambda row: row.steps_per_second),
+    _Column(
+        "Peak memory (vs softmax)",
+        _show_memory,
+        lambda row: row.peak_memory_bytes,
+        higher_is_better=False,
+    ),
+    _Column(
+        "Parameters",
+        lambda row, _: format_count(row.parameters),
+        lambda row: row.parameters,
+        higher_is_better=False,
+    ),
+    _Column("Complexity", lambda row, _: row.complexity),
+)

@@ -1,0 +1,48 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def format_bytes(count: float) -> str:
+    """1536 -> "1.5 KiB": three significant digits, binary units."""
+    value = float(count)
+    for unit in _BYTE_UNITS[:-1]:
+        if value < 999.5:
+            return f"{_three_digits(value)} {unit}"
+        value /= 1024
+    return f"{_three_digits(value)} {_BYTE_UNITS[-1]}"
+
+
+def format_count(count: int) -> str:
+    """1234567 -> "1,234,567"."""
+    return f"{count:,}"
+
+
+def format_rate(per_second: float) -> str:
+    """Three significant digits: 0.0123, 1.23, 12.3, 1234."""
+    return _three_digits(per_second)
+
+
+def format_duration(seconds: float) -> str:
+    """75 -> "1 min 15 s"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def format_percent(fraction: float) -> str:
+    """0.98765 -> "98.77"."""
+    return f"{100 * fraction:.2f}"
+
+
+def _three_digits(value: float) -> str:
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"

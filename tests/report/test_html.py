@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from fake_comparison import comparison, unfinished
+
+from rifflemix.report import REPORT_FILES, comparison_files
+from rifflemix.report.html import html_report
+
+PLOT = b"\x89PNG not really"
+VOID = {"meta", "img", "polyline", "path"}
+
+
+class Page(HTMLParser):
+    """Collects tags and text; fails on tags that do not nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def page_of(results: dict[str, Any]) -> Page:
+    return Page(html_report(results, ["a note"], PLOT))
+
+
+def test_page_fetches_nothing() -> None:
+    text = html_report(comparison(), ["a note"], PLOT)
+    assert not re.search(r"https?://|//[a-z]|@import|url\(", text.replace("<!DOCTYPE html>", ""))
+    page = Page(text)
+    assert not page.all("script")
+    assert not page.all("link")
+    sources = [value for _, a in page.tags for key, value in a.items() if key in ("src", "href")]
+    assert len(sources) == 1
+    assert sources[0] == "data:image/png;base64," + base64.b64encode(PLOT).decode()
+
+
+def test_page_is_accessible() -> None:
+    page = page_of(comparison())
+    assert page.all("html")[0]["lang"] == "en"
+    assert "Csp: " in (page.all("img")[0]["alt"] or "")
+    assert all(cell["scope"] in ("row", "col") for cell in page.all("th"))
+    assert len(page.all("caption")) == len(page.all("table")) == 2
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in page.all("svg"))
+    ids = {a["id"] for _, a in page.tags if "id" in a}
+    assert {a["aria-labelledby"] for a in page.all("section")} == ids
+    assert next(tag for tag, _ in page.tags if tag in ("h1", "h2")) == "h1"
+
+
+def test_page_shows_every_mixer_and_run() -> None:
+    page = page_of(comparison())
+    assert len(page.all("tr")) == (1 + 6) + (1 + 18)
+    assert len(page.all("svg")) == 2 * 6
+    assert len(page.all("polyline")) == 2 * 6 * 18
+
+
+def test_every_text_is_escaped() -> None:
+    evil = "<script>alert('&')</script>\""
+    results = comparison(mixers=2)
+    results["task"] |= {"title": evil, "name": evil}
+    results["command"] = evil
+    for mixer in results["mixers"]:
+        mixer |= {"title": evil, "paper": evil, "complexity": evil}
+    for run in results["runs"]:
+        run["folder"] = evil
+    page = Page(html_report(results, [evil], PLOT))
+    assert not page.all("script")
+    assert page.text.count(evil) > 10
+
+
+def test_partial_results_are_marked() -> None:
+    results = comparison() | {"status": "partial", "runs_planned": 24}
+    assert "18 of 24 runs are done" in page_of(results).text
+    assert "Partial" not in page_of(comparison()).text
+
+
+def test_page_of_nothing() -> None:
+    page = page_of(unfinished())
+    assert "0 of 2 runs" in page.text
+    assert not page.all("svg")
+
+
+@pytest.mark.parametrize("results", [comparison(), unfinished()], ids=["complete", "unfinished"])
+def test_all_files_are_made(results: dict[str, Any]) -> None:
+    files = comparison_files(results)
+    assert tuple(files) == REPORT_FILES
+    assert all(files.values())
+
+
+def test_flat_curves_and_single_points_are_drawn_inside_the_panel() -> None:
+    results = comparison(mixers=1, seeds=1)
+    results["runs"][0]["validation_curve"] = [{"step": 0, "accuracy": 0.5, "loss": 1.0}]
+    results["runs"][0]["train_curve"] = []
+    for line in page_of(results).all("polyline"):
+        for point in (line["points"] or "").split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= 240
+            assert 0 <= y <= 150

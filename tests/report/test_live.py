@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rifflemix.bench.compare import RunStatus
+from rifflemix.report.live import LiveTable, PlainLines, live_progress, remaining
+
+TITLES = {"softmax": "Softmax attention", "csp": "[bold]CSP"}
+
+
+def status(**changes: Any) -> RunStatus:
+    values: dict[str, Any] = {
+        "mixer": "csp", "seed": 1, "state": "training", "step": 10, "max_steps": 100,
+        "loss": 1.25, "accuracy": 0.5, "steps_per_second": 3.0,
+    }  # fmt: skip
+    return RunStatus(**{**values, **changes})
+
+
+def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, force_terminal=terminal, width=120, highlight=False), text
+
+
+def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
+    assert isinstance(live_progress(console(terminal=True)[0], TITLES, [0]), LiveTable)
+    assert isinstance(live_progress(console(terminal=False)[0], TITLES, [0]), PlainLines)
+
+
+def test_table_has_a_row_for_every_mixer() -> None:
+    screen, text = console(terminal=True)
+    with LiveTable(screen, TITLES, [0, 1]) as live:
+        live.update(status())
+        live.note("[a note]")
+    shown = text.getvalue()
+    assert "[a note]" in shown
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert "waiting" in rows["Softmax"]
+    for word in ("[bold]CSP", "2/2", "training", "10/100", "1.250", "50.00", "3.00", "30 s"):
+        assert word in rows["[bold]CSP"]
+
+
+def test_lines_are_limited_but_no_change_of_state_is_missed() -> None:
+    screen, text = console(terminal=False)
+    with PlainLines(screen) as lines:
+        for step in range(50):
+            lines.update(status(step=step))
+        lines.update(status(step=50, state="done"))
+    assert text.getvalue().splitlines() == [
+        "csp seed 1: training, step 0/100, loss 1.250, validation accuracy 50.00 %, 3.00 steps/s",
+        "csp seed 1: done, step 50/100, loss 1.250, validation accuracy 50.00 %, 3.00 steps/s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "30 s"),
+        ({"state": "done"}, "-"),
+        ({"steps_per_second": None}, "-"),
+        ({"step": 100}, "0 s"),
+    ],
+)
+def test_remaining(changes: dict[str, Any], text: str) -> None:
+    assert remaining(status(**changes)) == text

@@ -1,0 +1,394 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import rifflemix.cli
+from rifflemix.cli.interrupt import StopRequest
+from rifflemix.cli.options import parse_mixer_options, parse_names, parse_value
+from rifflemix.errors import InputError
+from rifflemix.mixers import list_mixers
+from rifflemix.models import list_models
+from rifflemix.tasks import list_tasks
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+TINY = (
+    "--task", "digits", "--task-option", "patch_size=4", "--dim", "16", "--layers", "1",
+    "--heads", "2", "--batch-size", "8",
+)  # fmt: skip
+FILES = {"config.json", "results.json", "table.md", "plot.png", "report.html"}
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run the command line in this process."""
+
+    def run(*arguments: str) -> Outcome:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["rifflemix", *arguments])
+        for name in ("OMP_WAIT_POLICY", "KINETO_LOG_LEVEL"):
+            monkeypatch.setenv(name, os.environ.get(name, "99"))
+        code = rifflemix.cli.main()
+        return Outcome(code, *capfd.readouterr())
+
+    return run
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Run the command line in its own process, as users without an install do."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "rifflemix", *arguments],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def is_one_line_error(outcome: Outcome) -> bool:
+    return (
+        outcome.code == 2
+        and outcome.out == ""
+        and outcome.err.startswith("error: ")
+        and outcome.err.count("\n") == 1
+        and outcome.err.endswith("\n")
+    )
+
+
+# Help and lists.
+
+
+def test_help_is_quick_because_torch_stays_away() -> None:
+    code = (
+        "import sys, rifflemix.cli; sys.argv = ['rifflemix', '--help']; "
+        "code = rifflemix.cli.main(); "
+        "assert not {'torch', 'matplotlib'} & set(sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "compare" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("compare",), ("train",), ("list", "mixers"), ("list", "models"), ("list", "tasks"),
+        ("data", "list"), ("data", "prepare"), ("bench", "ops"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_every_command_has_help_with_an_example_and_json(
+    command: tuple[str, ...], cli: Cli
+) -> None:
+    outcome = cli(*command, "--help")
+    assert outcome.code == 0
+    assert f"rifflemix {' '.join(command)}" in outcome.out.split("Examples:")[1]
+    assert "--json" in outcome.out
+
+
+def test_no_arguments_show_the_help(cli: Cli) -> None:
+    outcome = cli()
+    assert outcome.code == 0
+    assert "compare" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("what", "names"), [("mixers", list_mixers), ("models", list_models), ("tasks", list_tasks)]
+)
+def test_lists_as_json_and_as_tables(what: str, names: Callable[[], list[str]], cli: Cli) -> None:
+    outcome = cli("list", what, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [entry["name"] for entry in json.loads(outcome.out)] == names()
+    table = cli("list", what)
+    assert table.code == 0
+    assert all(name in table.out for name in names())
+
+
+def test_list_of_mixers_holds_cards_and_parameters(cli: Cli) -> None:
+    softmax = json.loads(cli("list", "mixers", "--json").out)[0]
+    assert softmax["parameters"] == 4 * 256 * 256 + 4 * 256
+    assert softmax["parameters_at"]["dim"] == 256
+    assert {"paper", "complexity", "causal", "padding", "streaming"} <= softmax.keys()
+
+
+def test_data_list_and_prepare(cli: Cli) -> None:
+    listed = {entry["name"]: entry for entry in json.loads(cli("data", "list", "--json").out)}
+    assert listed["digits"]["available"] is True
+    assert "digits" in cli("data", "list").out
+    prepared = cli("data", "prepare", "digits", "--json")
+    assert json.loads(prepared.out) == {"task": "digits", "folder": None}
+    assert cli("data", "prepare", "digits").out == "digits: ready\n"
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("bogus", "No such command 'bogus'"),
+        ("list", "Missing command"),
+        ("list mixer", "No such command 'mixer'"),
+        ("compare --out OUT", "Missing option '--task'"),
+        ("compare --task digits", "Missing option '--out'"),
+        ("compare --tsk digits --out OUT", "No such option: --tsk"),
+        ("compare --task digit --out OUT", "unknown task 'digit'; did you mean digits?"),
+        (
+            "compare --task digits --mixers sofmax --out OUT",
+            "unknown mixer 'sofmax'; did you mean softmax?",
+        ),
+        (
+            "compare --task digits --model encodr --out OUT",
+            "unknown model 'encodr'; did you mean encoder?",
+        ),
+        ("compare --task digits --mixers csp,, --out OUT", "--mixers: expected names"),
+        ("compare --task digits --mixers csp,csp --out OUT", "'csp' twice"),
+        ("compare --task digits --heads 3 --out OUT", "num_heads: expected a divisor of dim = 64"),
+        ("compare --task digits --dim 0 --out OUT", "dim: expected at least 1, got 0"),
+        ("compare --task digits --layers 0 --out OUT", "num_layers: expected at least 1"),
+        ("compare --task digits --seeds 0 --out OUT", "--seeds: expected at least 1, got 0"),
+        ("compare --task digits --seeds many --out OUT", "Invalid value for '--seeds'"),
+        ("compare --task digits --max-steps 0 --out OUT", "max_steps: expected"),
+        ("compare --task digits --batch-size -1 --out OUT", "batch_size: expected"),
+        ("compare --task digits --lr nan --out OUT", "lr: expected a number over 0, got nan"),
+        ("compare --task digits --threads 0 --out OUT", "threads: expected at least 1"),
+        ("compare --task digits --precision fp8 --out OUT", "--precision: expected float32 or"),
+        ("compare --task digits --device tpu --out OUT", "device: expected cpu, cuda"),
+        ("compare --task digits --data-dir /nowhere --out OUT", "data_dir: expected an existing"),
+        ("compare --task digits --task-option patch_size --out OUT", "expected KEY=VALUE"),
+        ("compare --task digits --task-option patch_siz=2 --out OUT", "did you mean patch_size"),
+        ("compare --task digits --task-option patch_size=two --out OUT", "a whole number"),
+        ("compare --task digits --task-option patch_size=3 --out OUT", "one of 1, 2, 4, got 3"),
+        ("compare --task digits --mixer-option csp=4 --out OUT", "expected MIXER.KEY=VALUE"),
+        ("compare --task digits --mixer-option cps.a=4 --out OUT", "did you mean csp"),
+        (
+            "compare --task digits --mixer-option csp.num_group=4 --out OUT",
+            "did you mean num_groups",
+        ),
+        ("compare --task digits --out /proc/nothing", "out: expected a folder that can be written"),
+        ("compare --task digits --out /dev/null", "out: expected a folder, got the file"),
+        ("train --task digits --mixer sofmax --out OUT", "did you mean softmax"),
+        ("train --task digits --mixer csp --heads 3 --out OUT", "mixer csp: num_heads"),
+        ("train --task digits --mixer csp --seed -1 --out OUT", "seed"),
+        ("train --task digits --mixer csp --out /proc/nothing", "out: expected a folder"),
+        ("data prepare digts", "did you mean digits"),
+        ("data prepare digits --task-option patch_size=3", "one of 1, 2, 4, got 3"),
+        ("bench ops --shape 1,2,3", "--shape: expected BATCH,TOKENS,CHANNELS,HEADS"),
+        ("bench ops --shape 1,64,30,4", "heads: expected a divisor"),
+        ("bench ops --dtype int8", "dtype"),
+        ("bench ops --out /proc/nothing/x.json", "--out"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    arguments: str, words: str, cli: Cli, tmp_path: Path
+) -> None:
+    outcome = cli(*arguments.replace("OUT", str(tmp_path / "deep" / "out")).split())
+    assert is_one_line_error(outcome), outcome
+    assert words in outcome.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_data_names_the_flag(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    out = tmp_path / "out"
+    outcome = cli(
+        "compare", "--task", "image", "--data-dir", str(tmp_path / "data"), "--out", str(out)
+    )
+    assert is_one_line_error(outcome), outcome
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "default", "value"),
+    [
+        ("3", 1, 3), ("true", False, True), ("0.5", 1.0, 0.5), ("1e-3", 1.0, 1e-3),
+        ("linear", "none", "linear"), ("[0, 1]", "none", [0, 1]), ("7", "none", "7"),
+        ("7", None, 7), ("text", None, "text"), ("null", None, None), ("[1]", (2,), [1]),
+    ],
+)  # fmt: skip
+def test_texts_take_the_type_of_the_default(text: str, default: Any, value: Any) -> None:
+    parsed = parse_value(text, default, "x")
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(("text", "default"), [("yes", True), ("1.5", 1), ("x", 1.0)])
+def test_texts_of_another_type_are_refused(text: str, default: Any) -> None:
+    with pytest.raises(InputError, match="x: expected"):
+        parse_value(text, default, "x")
+
+
+def test_mixer_options_are_grouped_by_mixer() -> None:
+    pairs = ["csp.num_groups=4", "csp.order=ascending", "softmax.bias=false"]
+    assert parse_mixer_options(pairs, ["softmax", "csp"]) == {
+        "csp": {"num_groups": 4, "order": "ascending"},
+        "softmax": {"bias": False},
+    }
+    with pytest.raises(InputError, match="only once"):
+        parse_mixer_options(["csp.num_groups=4", "csp.num_groups=2"], ["csp"])
+    assert parse_names("a, b", "--mixers") == ("a", "b")
+
+
+# The main job.
+
+
+def test_compare_end_to_end(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = (
+        "compare", *TINY, "--mixers", "softmax,csp", "--max-steps", "2", "--seeds", "2",
+        "--mixer-option", "csp.num_groups=2", "--out", str(out),
+    )  # fmt: skip
+    first = cli(*arguments)
+    assert first.code == 0, first.err
+    assert "Softmax attention" in first.out
+    assert "csp seed 1: done, step 2/2" in first.err
+    assert {p.name for p in out.iterdir() if p.is_file() and p.name != ".lock"} == FILES
+    assert {p.name for p in out.glob("*/*")} == {"seed0", "seed1"}
+    results = json.loads((out / "results.json").read_text())
+    assert results["command"] == " ".join(["rifflemix", *arguments])
+    assert results["config"]["mixer_options"] == {"csp": {"num_groups": 2}}
+    assert results["mixers"][0]["test"]["n"] == 2
+
+    pictures = {name: (out / name).read_bytes() for name in FILES - {"config.json"}}
+    (out / "plot.png").unlink()
+    again = cli(*arguments, "--json")
+    assert again.code == 0
+    assert again.err == ""
+    assert json.loads(again.out) == results
+    assert {name: (out / name).read_bytes() for name in pictures} == pictures
+
+    other = cli(*arguments, "--lr", "0.5")
+    assert is_one_line_error(other), other
+    assert "was started with train.lr = 0.002, got 0.5" in other.err
+    assert {name: (out / name).read_bytes() for name in pictures} == pictures
+
+
+def test_compare_takes_every_mixer_by_default(cli: Cli, tmp_path: Path) -> None:
+    outcome = cli("compare", *TINY, "--max-steps", "1", "--out", str(tmp_path), "--json")
+    results = json.loads(outcome.out)
+    assert [mixer["name"] for mixer in results["mixers"]] == list_mixers()
+    assert all(mixer["test"]["n"] == 1 for mixer in results["mixers"])
+
+
+def test_train_end_to_end(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = ("train", *TINY, "--mixer", "tssa", "--max-steps", "3", "--out", str(out))
+    outcome = cli(*arguments, "--json")
+    assert outcome.code == 0, outcome.err
+    results = json.loads(outcome.out)
+    assert results == json.loads((out / "results.json").read_text())
+    assert results["result"]["finished"] is True
+    assert results["protocol"]["model_chosen_on"] == "validation"
+    assert results["peak_memory_bytes"] > 0
+    table = cli(*arguments)
+    assert table.code == 0
+    assert "test accuracy" in table.out
+    other = cli(*arguments, "--seed", "1")
+    assert is_one_line_error(other), other
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
+def test_a_killed_compare_goes_on_to_the_same_numbers(
+    kill: signal.Signals, cli: Cli, tmp_path: Path
+) -> None:
+    arguments = (
+        "compare",
+        *TINY,
+        "--mixers",
+        "softmax,tssa",
+        "--max-steps",
+        "40",
+        "--threads",
+        "1",
+    )
+    out = tmp_path / "killed"
+    process = start(*arguments, "--out", str(out))
+    log = out / "softmax" / "seed0" / "log.jsonl"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.stat().st_size > 1000):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(kill)
+    printed, said = process.communicate(timeout=60)
+    if kill == signal.SIGINT:
+        assert process.returncode == 130, said
+        assert "stopping after this step" in said
+        assert said.splitlines()[-1].endswith("the same command goes on.")
+        assert "Softmax attention" in printed
+        assert "Partial results" in (out / "table.md").read_text()
+        assert json.loads((out / "results.json").read_text())["status"] == "partial"
+    assert cli(*arguments, "--out", str(out)).code == 0
+    assert cli(*arguments, "--out", str(tmp_path / "straight")).code == 0
+    killed, straight = (
+        json.loads((tmp_path / name / "results.json").read_text())["runs"]
+        for name in ("killed", "straight")
+    )
+    for key in ("mixer", "test", "validation_curve", "train_curve"):
+        assert [run[key] for run in killed] == [run[key] for run in straight]
+
+
+def test_interrupt_before_the_start_ends_cleanly(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rifflemix.bench.compare.plan_comparison", interrupted)
+    outcome = cli("compare", *TINY, "--out", str(tmp_path / "out"))
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "")
+
+
+def test_second_interrupt_stops_at_once() -> None:
+    said: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest(said.append) as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        assert len(said) == 1
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_bench_ops_writes_what_it_prints(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = {"median_seconds": 0.1, "times copy": 2.0, "times x": 1.0, "peak_memory_bytes": 2**20}
+    shape = {"batch": 1, "tokens": 8, "channels": 4, "heads": 2}
+    rows = [{"kind": "operator", "name": "copy", "shape": shape}]
+    rows[0] |= {"forward": part, "forward_backward": part}
+    asked: dict[str, Any] = {}
+
+    def run(shapes: Any, **arguments: Any) -> dict[str, Any]:
+        asked.update(arguments, shapes=shapes)
+        return {"rows": rows}
+
+    monkeypatch.setattr("rifflemix.bench.ops.run", run)
+    file = tmp_path / "ops.json"
+    outcome = cli(
+        "bench", "ops", "--shape", "1,8,4,2", "--repeats", "2", "--out", str(file), "--json"
+    )
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out) == json.loads(file.read_text()) == {"rows": rows}
+    assert str(asked["shapes"][0]) == "(1, 8, 4)"
+    assert asked["repeats"] == 2
+    assert "100 ms" in cli("bench", "ops", "--shape", "1,8,4,2").out
