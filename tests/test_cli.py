@@ -167,6 +167,7 @@ def test_data_list_and_prepare(cli: Cli) -> None:
         ("compare --task digits --seeds many --out OUT", "Invalid value for '--seeds'"),
         ("compare --task digits --max-steps 0 --out OUT", "max_steps: expected"),
         ("compare --task digits --batch-size -1 --out OUT", "batch_size: expected"),
+        ("compare --task digits --batch-size 99999 --out OUT", "at most the 1087 samples"),
         ("compare --task digits --lr nan --out OUT", "lr: expected a number over 0, got nan"),
         ("compare --task digits --threads 0 --out OUT", "threads: expected at least 1"),
         ("compare --task digits --precision fp8 --out OUT", "--precision: expected float32 or"),

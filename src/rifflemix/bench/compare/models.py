@@ -10,7 +10,7 @@ from torch import nn
 
 from rifflemix.bench.compare.config import CompareConfig
 from rifflemix.bench.measure import peak_memory
-from rifflemix.errors import InputError
+from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, list_mixers
 from rifflemix.models import create_model
 from rifflemix.tasks import Task
@@ -47,8 +47,9 @@ def check_model(config: CompareConfig, task: Task, mixer: str) -> int:
         Number of trainable parameters.
 
     Raises:
-        InputError: it cannot be built or run, naming the mixer.
+        InputError: it cannot be built or run, naming the mixer, or the batch is too large.
     """
+    _check_batch(config, task)
     try:
         model = build_model(config, task, mixer, config.seeds[0]).eval()
         batch = task.collate([task.split("train")[index] for index in range(2)])
@@ -120,3 +121,14 @@ def _copy_backbone(source: nn.Module, target: nn.Module) -> None:
         same = name in values and values[name].shape == tensor.shape
         if same and not name.startswith(mixers):
             tensor.copy_(values[name])
+
+
+def _check_batch(config: CompareConfig, task: Task) -> None:
+    """Raise unless a batch holds each training sample at most once."""
+    available = len(task.split("train"))
+    if config.train.batch_size > available:
+        raise bad_argument(
+            "batch_size",
+            f"at most the {available} samples of the training split",
+            config.train.batch_size,
+        )
