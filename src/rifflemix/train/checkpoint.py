@@ -1,0 +1,120 @@
+"""Everything a run needs to go on exactly, in one safetensors file.
+
+torch's distributed state dicts give whole tensors under the model's own names whether the model
+is plain, under DDP or sharded by FSDP, so that all three share this code. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+from rifflemix.train.files import read_tensors, write_tensors
+
+Tensors = dict[str, Tensor]
+
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_GROUPS = ("model", "optimizer", "best", "rng")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One moment of a run.
+
+    Attributes:
+        model: weights and buffers.
+        optimizer: "<parameter>/<state>" -> tensor.
+        best: the best weights so far; empty before the first evaluation.
+        rng: generator -> (processes, bytes) uint8.
+        progress: counters, history and timing, JSON values.
+    """
+
+    model: Tensors
+    optimizer: Tensors
+    best: Tensors
+    rng: Tensors
+    progress: dict[str, Any]
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write atomically: a crash leaves the previous checkpoint.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    tensors = {
+        f"{group}/{name}": tensor
+        for group in _GROUPS
+        for name, tensor in getattr(checkpoint, group).items()
+    }
+    write_tensors(path, tensors, checkpoint.progress)
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read what `save_checkpoint` wrote.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    tensors, progress = read_tensors(path)
+    groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
+    for key, tensor in tensors.items():
+        group, name = key.split("/", 1)
+        groups[group][name] = tensor
+    return Checkpoint(**groups, progress=progress)
+
+
+def model_weights(model: nn.Module) -> Tensors:
+    """Copies on the CPU of all weights and buffers; empty outside the main process."""
+    return _copies(get_model_state_dict(model, options=_WHOLE))
+
+
+def load_model_weights(model: nn.Module, weights: Tensors, processes: int) -> None:
+    """Put back what `model_weights` gave the main process; the others pass an empty dict."""
+    set_model_state_dict(model, dict[str, Any](weights), options=_loading(processes))
+
+
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Tensors:
+    """Copies on the CPU of the optimiser's tensors; empty outside the main process."""
+    whole = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+    states: Mapping[str, Mapping[str, Tensor]] = whole.get("state", {})  # type: ignore[assignment]
+    return _copies(
+        {f"{name}/{key}": tensor for name, of in states.items() for key, tensor in of.items()}
+    )
+
+
+def load_optimizer_state(
+    model: nn.Module, optimizer: Optimizer, state: Tensors, processes: int
+) -> None:
+    """Put back what `optimizer_state` gave the main process; the others pass an empty dict.
+
+    The settings (rates, decay) stay as `optimizer` has them.
+    """
+    current = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+    if current:
+        nested: dict[str, Tensors] = {}
+        for key, tensor in state.items():
+            name, entry = key.rsplit("/", 1)
+            nested.setdefault(name, {})[entry] = tensor
+        current["state"] = nested  # type: ignore[assignment]
+    set_optimizer_state_dict(model, optimizer, current, options=_loading(processes))
+
+
+def _loading(processes: int) -> StateDictOptions:
+    return StateDictOptions(full_state_dict=True, broadcast_from_rank0=processes > 1)
+
+
+def _copies(tensors: Mapping[str, Any]) -> Tensors:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}

@@ -1,0 +1,227 @@
+"""The settings of one training run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
+
+from rifflemix.errors import bad_argument, check_choice, unknown_name
+from rifflemix.train.schedules import SCHEDULES
+
+OPTIMIZERS = ("adamw", "adam")
+PRECISIONS = ("no", "bf16")
+
+# Settings that only some schedules read; elsewhere a value would be silently ignored.
+_SCHEDULE_FIELDS = {
+    "warmup_init": ("constant", "linear", "cosine", "inverse_sqrt", "multistep"),
+    "warmup_power": ("constant", "linear", "cosine", "inverse_sqrt", "multistep"),
+    "min_lr": ("linear", "cosine"),
+    "schedule_steps": ("linear", "cosine", "cosine_restarts", "one_cycle"),
+    "cycle_beta1": ("one_cycle",),
+    "milestones": ("multistep",),
+    "decay_factor": ("multistep",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train: budget, optimiser, learning rate, evaluation, checkpoints, seed.
+
+    Attributes:
+        max_steps: optimiser updates.
+        batch_size: samples per update over all processes and accumulation steps.
+        optimizer: "adamw" (decoupled decay, also what flax's Adam calls weight_decay) or "adam"
+            (decay added to the gradient).
+        lr: learning rate; its peak, except for "rsqrt", where the peak is lr / sqrt(warmup).
+        betas, eps: Adam's.
+        weight_decay: applied to parameters of two or more dimensions that no module excludes.
+        schedule: constant, linear, cosine, cosine_restarts, rsqrt, inverse_sqrt, one_cycle or
+            multistep; rifflemix.train.schedules has the formulas.
+        schedule_steps: length of the decay, or of one cycle; None means max_steps.
+        schedule_interval: the rate changes only every so many steps (per-epoch schedules).
+        warmup_steps, warmup_init, warmup_power: the rate rises from warmup_init over
+            warmup_steps updates with (step / warmup_steps) ** warmup_power.
+        min_lr: where linear and cosine end.
+        milestones, decay_factor: multistep's.
+        cycle_beta1: (high, low) between which one_cycle moves beta1 against the rate, as
+            torch's OneCycleLR does with (0.95, 0.85); None keeps betas[0].
+        clip_norm, clip_value: gradient clipping, by total norm or by element.
+        accumulation: backward passes per update.
+        precision: "no" (float32) or "bf16" (autocast).
+        eval_every: steps between evaluations on the validation split, which also runs at the
+            end; None means only at the end.
+        checkpoint_every, checkpoint_seconds: steps and seconds between checkpoints.
+        log_every: steps between lines of log.jsonl; a line holds the mean loss since the last.
+        seed: of the data order, dropout and other noise.
+        num_workers: data loading processes; 0 loads in the training process.
+
+    Raises:
+        InputError: a value out of range, naming the field.
+    """
+
+    max_steps: int = 1000
+    batch_size: int = 32
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    schedule: str = "cosine"
+    schedule_steps: int | None = None
+    schedule_interval: int = 1
+    warmup_steps: int = 0
+    warmup_init: float = 0.0
+    warmup_power: float = 1.0
+    min_lr: float = 0.0
+    milestones: tuple[int, ...] = ()
+    decay_factor: float = 0.1
+    cycle_beta1: tuple[float, float] | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulation: int = 1
+    precision: str = "no"
+    eval_every: int | None = None
+    checkpoint_every: int | None = None
+    checkpoint_seconds: float | None = 300.0
+    log_every: int = 10
+    seed: int = 0
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every field; lists become tuples."""
+        for name in ("betas", "milestones", "cycle_beta1"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        _check_numbers(self)
+        _check_pairs(self)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        _check_schedule(self)
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise bad_argument(
+                "clip_value", "None beside clip_norm", self.clip_value, "clip one way"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON values; `from_dict` reads them back."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """The settings from JSON values; missing ones take their defaults.
+
+        Raises:
+            InputError: an unknown name (the nearest is suggested) or a bad value.
+        """
+        if not isinstance(values, Mapping):
+            raise bad_argument("config", "a mapping of setting names to values", repr(values))
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown_name("training setting", str(name), known)
+        return cls(**values)
+
+
+# Least value, and whether None is allowed.
+_WHOLE_NUMBERS = {
+    "max_steps": (1, False),
+    "batch_size": (1, False),
+    "schedule_interval": (1, False),
+    "accumulation": (1, False),
+    "log_every": (1, False),
+    "schedule_steps": (1, True),
+    "eval_every": (1, True),
+    "checkpoint_every": (1, True),
+    "warmup_steps": (0, False),
+    "num_workers": (0, False),
+    "seed": (0, False),
+}
+_POSITIVE_NUMBERS = {
+    "lr": False,
+    "eps": False,
+    "warmup_power": False,
+    "decay_factor": False,
+    "clip_norm": True,
+    "clip_value": True,
+    "checkpoint_seconds": True,
+}
+_OTHER_NUMBERS = ("weight_decay", "warmup_init", "min_lr")
+
+
+def _check_numbers(config: TrainConfig) -> None:
+    for name, (least, may_be_none) in _WHOLE_NUMBERS.items():
+        value = getattr(config, name)
+        if not (_is_count(value, least) or (may_be_none and value is None)):
+            expected = f"a whole number of at least {least}{', or None' if may_be_none else ''}"
+            raise bad_argument(name, expected, repr(value))
+    for name, may_be_none in _POSITIVE_NUMBERS.items():
+        value = getattr(config, name)
+        if not ((_is_number(value) and value > 0) or (may_be_none and value is None)):
+            expected = f"a number over 0{', or None' if may_be_none else ''}"
+            raise bad_argument(name, expected, repr(value))
+    for name in _OTHER_NUMBERS:
+        value = getattr(config, name)
+        if not (_is_number(value) and value >= 0):
+            raise bad_argument(name, "a number of at least 0", repr(value))
+
+
+def _check_pairs(config: TrainConfig) -> None:
+    if not _are_betas(config.betas):
+        raise bad_argument("betas", "two numbers in [0, 1)", repr(config.betas))
+    if config.cycle_beta1 is not None and not _are_betas(config.cycle_beta1):
+        raise bad_argument("cycle_beta1", "two numbers in [0, 1)", repr(config.cycle_beta1))
+    marks = config.milestones
+    if not isinstance(marks, tuple) or not all(_is_count(mark, 1) for mark in marks):
+        raise bad_argument("milestones", "whole numbers of at least 1", repr(marks))
+    if list(marks) != sorted(set(marks)):
+        raise bad_argument("milestones", "increasing steps", repr(marks))
+
+
+def _check_schedule(config: TrainConfig) -> None:
+    for field in fields(config):
+        readers = _SCHEDULE_FIELDS.get(field.name)
+        value = getattr(config, field.name)
+        if readers and config.schedule not in readers and value != field.default:
+            default = "unset" if field.default is MISSING else repr(field.default)
+            raise bad_argument(
+                field.name,
+                f"{default} with schedule {config.schedule!r}",
+                repr(value),
+                f"only {', '.join(readers)} read it",
+            )
+    least = {"rsqrt": 1, "inverse_sqrt": 1, "one_cycle": 2}.get(config.schedule, 0)
+    if config.warmup_steps < least:
+        expected = f"at least {least} with schedule {config.schedule!r}"
+        raise bad_argument("warmup_steps", expected, config.warmup_steps)
+    if config.schedule == "multistep" and not config.milestones:
+        raise bad_argument("milestones", "at least one with schedule 'multistep'", "none")
+    total = config.schedule_steps or config.max_steps
+    if config.schedule == "one_cycle":
+        if config.warmup_steps >= total:
+            raise bad_argument(
+                "warmup_steps", f"fewer than the cycle's {total}", config.warmup_steps
+            )
+        if config.max_steps > total:
+            raise bad_argument("schedule_steps", f"at least max_steps = {config.max_steps}", total)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _are_betas(value: object) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(_is_number(beta) and 0.0 <= beta < 1.0 for beta in value)
+    )

@@ -1,0 +1,165 @@
+"""Which samples make which batch, and how they get to the device."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.train.config import TrainConfig
+from rifflemix.train.protocols import Batch, Split, TrainableTask
+from rifflemix.train.seeds import derive_seed, seed_sequence
+
+_ORDER, _WORKERS = 1, 2  # purposes of derived seeds
+
+
+@lru_cache(maxsize=2)
+def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
+    """(length,) int64: the order of samples in `epoch`, a pure function of (seed, epoch)."""
+    return np.random.default_rng(seed_sequence(seed, _ORDER, epoch)).permutation(length)
+
+
+def batch_indices(length: int, config: TrainConfig, step: int) -> list[int]:
+    """Samples of the global batch at `step`.
+
+    Epochs follow each other without a seam: a batch may hold the end of one and the start of
+    the next, no sample is dropped, and all are used equally often.
+    """
+    first = step * config.batch_size
+    return [
+        int(epoch_order(length, config.seed, place // length)[place % length])
+        for place in range(first, first + config.batch_size)
+    ]
+
+
+class TrainOrder(Sampler[list[int]]):
+    """One process's micro-batches from `first_step` to the end of the run.
+
+    A global batch is cut into accumulation x processes equal parts, in order.
+    """
+
+    def __init__(
+        self, length: int, config: TrainConfig, first_step: int, rank: int, processes: int
+    ) -> None:
+        self.length = length
+        self.config = config
+        self.first_step = first_step
+        self.rank = rank
+        self.processes = processes
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(self.first_step, self.config.max_steps):
+            yield from self.micro_batches(step)
+
+    def micro_batches(self, step: int) -> list[list[int]]:
+        """The micro-batches of one update, one per accumulation step."""
+        indices = batch_indices(self.length, self.config, step)
+        size = micro_batch_size(self.config, self.processes)
+        parts = [indices[start : start + size] for start in range(0, len(indices), size)]
+        return parts[self.rank :: self.processes]
+
+
+class EvaluationOrder(Sampler[list[int]]):
+    """One process's batches over a whole split, in order; as many as in every other.
+
+    Where the split runs out before its turn, `counts` is False for that batch and
+    sample 0 stands in, because sharded models run in lockstep.
+    """
+
+    def __init__(self, length: int, size: int, rank: int, processes: int) -> None:
+        starts = range(0, length, size * processes)
+        shares = [
+            range(length)[start + rank * size : min(start + (rank + 1) * size, length)]
+            for start in starts
+        ]
+        self.counts = [len(share) > 0 for share in shares]
+        self.batches = [list(share) or [0] for share in shares]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def micro_batch_size(config: TrainConfig, processes: int) -> int:
+    """Samples in one forward pass of one process."""
+    return config.batch_size // (config.accumulation * processes)
+
+
+def load_batches(
+    task: TrainableTask,
+    split: Split,
+    order: Sampler[list[int]],
+    config: TrainConfig,
+    device: torch.device,
+) -> Iterator[Batch]:
+    """CPU batches of `split` in `order`.
+
+    Raises:
+        InputError: as the split raises it, also in a loading process.
+    """
+    # Its own generator: the loader must not draw from the training noise.
+    generator = torch.Generator().manual_seed(derive_seed(config.seed, _WORKERS))
+    loader: DataLoader[Any] = DataLoader(
+        cast(Any, split),
+        batch_sampler=order,
+        collate_fn=cast(Any, task.collate),
+        num_workers=config.num_workers,
+        worker_init_fn=_leave_interrupts_to_parent if config.num_workers else None,
+        pin_memory=device.type == "cuda",
+        generator=generator,
+    )
+    return _one_sentence_errors(iter(loader))
+
+
+def _one_sentence_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """A loading process reports an error as the whole traceback; keep its last line."""
+    try:
+        yield from batches
+    except InputError as error:
+        last_line = str(error).rstrip().rpartition("\n")[2]
+        raise InputError(last_line.rpartition("InputError: ")[2]) from error
+
+
+def check_split(task: TrainableTask, name: str) -> None:
+    """Raise InputError if the split `name` is empty."""
+    if len(task.split(name)) == 0:
+        raise bad_argument(f"split {name!r} of task {task.name!r}", "at least one sample", 0)
+
+
+def check_finite(batch: Batch, indices: list[int], split_name: str) -> None:
+    """Raise InputError, naming the sample, where a float input is NaN or infinite."""
+    inputs = batch["inputs"]
+    if not inputs.is_floating_point() or bool(torch.isfinite(inputs).all()):
+        return
+    finite = torch.isfinite(inputs).flatten(1)
+    row = int((~finite.all(1)).nonzero()[0])
+    value = inputs[row].flatten()[~finite[row]][0].item()
+    raise InputError(
+        f"{split_name} data: expected finite numbers, got {value} in sample {indices[row]}"
+    )
+
+
+def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
+    """The batch on `device`."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def count_tokens(batch: Batch) -> int:
+    """Valid tokens in a CPU batch."""
+    mask = batch.get("key_padding_mask")
+    if mask is not None:
+        return int(mask.numel() - mask.sum())
+    return batch["inputs"].shape[0] * batch["inputs"].shape[1]
+
+
+def _leave_interrupts_to_parent(_: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,104 @@
+"""Metrics of a model on a whole split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument
+from rifflemix.train.config import TrainConfig
+from rifflemix.train.data import (
+    EvaluationOrder,
+    check_finite,
+    load_batches,
+    micro_batch_size,
+    to_device,
+)
+from rifflemix.train.engine import Engine
+from rifflemix.train.protocols import Batch, TrainableTask
+from rifflemix.train.results import TrainingDiverged
+from rifflemix.train.seeds import derive_seed, rng_state, seed_everything, set_rng_state
+
+_NOISE = 3  # purpose of the derived seed
+
+
+def run_model(model: nn.Module, batch: Batch) -> Tensor:
+    """Outputs of `model` for a batch; the mask is passed where the batch has one."""
+    mask = batch.get("key_padding_mask")
+    options = {} if mask is None else {"key_padding_mask": mask}
+    outputs: Tensor = model(batch["inputs"], **options)
+    return outputs
+
+
+def evaluate(
+    engine: Engine,
+    model: nn.Module,
+    task: TrainableTask,
+    split_name: str,
+    config: TrainConfig,
+    should_stop: Callable[[], bool],
+) -> dict[str, float] | None:
+    """Mean of every metric over a split; None where `should_stop` broke it off.
+
+    Training noise is neither used nor moved: a model that is noisy in evaluation draws the same
+    noise each time.
+
+    Raises:
+        InputError: a NaN in the data, or metrics without the task's own.
+        TrainingDiverged: a metric is not finite.
+    """
+    noise = rng_state(engine.device)
+    was_training = model.training
+    model.eval()
+    seed_everything(derive_seed(config.seed, _NOISE, engine.rank))
+    try:
+        sums = _sum_metrics(engine, model, task, split_name, config, should_stop)
+    finally:
+        model.train(was_training)
+        set_rng_state(noise, engine.device)
+    return None if sums is None else _means(sums, task, split_name)
+
+
+@torch.no_grad()
+def _sum_metrics(
+    engine: Engine,
+    model: nn.Module,
+    task: TrainableTask,
+    split_name: str,
+    config: TrainConfig,
+    should_stop: Callable[[], bool],
+) -> dict[str, tuple[float, float]] | None:
+    split = task.split(split_name)
+    size = micro_batch_size(config, engine.processes)
+    order = EvaluationOrder(len(split), size, engine.rank, engine.processes)
+    sums: dict[str, tuple[float, float]] = {}
+    batches = load_batches(task, split, order, config, engine.device)
+    for indices, counts, cpu_batch in zip(order.batches, order.counts, batches, strict=True):
+        if should_stop():
+            return None
+        check_finite(cpu_batch, indices, split_name)
+        batch = to_device(cpu_batch, engine.device)
+        for name, (value, count) in task.metrics(run_model(model, batch), batch).items():
+            total, seen = sums.get(name, (0.0, 0.0))
+            sums[name] = (total + counts * float(value), seen + counts * count)
+    flat = engine.total([number for pair in sums.values() for number in pair])
+    return dict(zip(sums, zip(flat[::2], flat[1::2], strict=True), strict=True))
+
+
+def _means(
+    sums: dict[str, tuple[float, float]], task: TrainableTask, split_name: str
+) -> dict[str, float]:
+    means = {name: total / count for name, (total, count) in sums.items()}
+    for needed in ("loss", task.metric):
+        if needed not in means:
+            raise bad_argument(f"metrics of task {task.name!r}", f"{needed!r}", sorted(means))
+    for name, value in means.items():
+        if not math.isfinite(value):
+            raise TrainingDiverged(
+                f"training diverged: {name} on the {split_name} split is {value}; "
+                "lower lr, lengthen warmup_steps or set clip_norm"
+            )
+    return means

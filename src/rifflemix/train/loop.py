@@ -1,0 +1,408 @@
+"""Training: updates, evaluation, choice of the best weights, checkpoints, exact resume."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rifflemix.train.checkpoint import load_model_weights
+from rifflemix.train.config import TrainConfig
+from rifflemix.train.data import (
+    TrainOrder,
+    check_finite,
+    check_split,
+    count_tokens,
+    load_batches,
+    to_device,
+)
+from rifflemix.train.engine import Engine
+from rifflemix.train.evaluate import evaluate, run_model
+from rifflemix.train.files import read_json, read_tensors, write_json
+from rifflemix.train.optim import allocate_state, build_optimizer, decay_groups, set_rates
+from rifflemix.train.protocols import Batch, TrainableTask
+from rifflemix.train.results import TrainEvent, TrainingDiverged, TrainResult
+from rifflemix.train.run_folder import RunFolder, describe_run
+from rifflemix.train.schedules import learning_rate, momentum
+from rifflemix.train.seeds import derive_seed
+from rifflemix.train.state import RunState
+
+OnEvent = Callable[[TrainEvent], None]
+ShouldStop = Callable[[], bool]
+
+_NOISE = 4  # purpose of the derived seed
+
+
+def train(
+    model: nn.Module,
+    task: TrainableTask,
+    config: TrainConfig,
+    out_dir: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    on_event: OnEvent | None = None,
+    should_stop: ShouldStop | None = None,
+    model_settings: Mapping[str, Any] | None = None,
+) -> TrainResult:
+    """Train `model` on `task`, choose the best weights on validation, test them once.
+
+    Everything is kept in `out_dir`: config.json, log.jsonl, checkpoint.safetensors,
+    best.safetensors and, at the end, result.json. Called again with the same arguments it goes
+    on from the last checkpoint, on the CPU bit for bit as if it had never stopped, or returns
+    the stored result of a finished run. The caller seeds before creating the model
+    (`seed_everything`); data order and noise follow `config.seed` alone.
+
+    Args:
+        model: called as model(inputs, key_padding_mask=...); ends on the device it was trained
+            on, with the chosen weights (a stopped run: with those of its last update), and
+            under FSDP sharded.
+        task: see TrainableTask.
+        config: see TrainConfig.
+        out_dir: the run's folder, made if absent.
+        device: "cpu", "cuda", "cuda:1" ...; None takes an accelerator where there is one.
+        on_event: told of each update, evaluation and checkpoint, in the main process.
+        should_stop: asked after each update and during evaluations; True writes a checkpoint
+            and returns a result with `finished=False`.
+        model_settings: what the model was built from (JSON values); stored in config.json and
+            compared on resume.
+
+    Returns:
+        The result, the same in every process.
+
+    Raises:
+        InputError: a folder of another run, in use, damaged or not writable; a batch that does
+            not divide; an empty split; NaN in the data; accelerate missing.
+        TrainingDiverged: loss, metric or weights are not finite; the last checkpoint stays.
+    """
+    for split_name in ("train", "validation", "test"):
+        check_split(task, split_name)
+    optimizer = build_optimizer(model, config)
+    engine = Engine(config, device)
+    description = describe_run(
+        model, task, config, model_settings or {}, engine.processes, engine.device.type
+    )
+    folder = RunFolder(Path(out_dir))
+    with ExitStack() as stack:
+        stored = engine.on_main(lambda: _open(folder, description, stack))
+        if stored is not None:
+            _load_best(engine, folder, model)
+            return TrainResult.from_dict(stored)
+        stack.callback(engine.release, model)
+        run = _Run(engine, model, optimizer, task, config, folder, on_event, should_stop)
+        return run.to_the_end()
+
+
+def _open(folder: RunFolder, description: dict[str, Any], stack: ExitStack) -> Any:
+    stack.enter_context(folder.opened(description))
+    return read_json(folder.result) if folder.result.exists() else None
+
+
+def _load_best(engine: Engine, folder: RunFolder, model: nn.Module) -> None:
+    weights, _ = read_tensors(folder.best)
+    load_model_weights(model.to(engine.device), weights, processes=1)
+
+
+class _Run:
+    """One call of `train` on an open folder."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: nn.Module,
+        optimizer: Optimizer,
+        task: TrainableTask,
+        config: TrainConfig,
+        folder: RunFolder,
+        on_event: OnEvent | None,
+        should_stop: ShouldStop | None,
+    ) -> None:
+        self.engine = engine
+        self.task = task
+        self.config = config
+        self.folder = folder
+        self.on_event = on_event
+        self.should_stop = should_stop
+        split = task.split("train")
+        sizes = {name: p.numel() for name, p in model.named_parameters()}
+        groups = decay_groups(model)
+        self.decayed = sum(sizes[name] for name in groups.decayed)
+        self.parameters = self.decayed + sum(sizes[name] for name in groups.not_decayed)
+        self.model, self.optimizer = engine.prepare(model, optimizer)
+        allocate_state(self.optimizer)
+        noise_seed = derive_seed(config.seed, _NOISE, engine.rank)
+        self.state = RunState(engine, folder, self.model, self.optimizer, noise_seed)
+        self.progress = self.state.progress
+        if not self.state.is_resumed:
+            self._log_start()
+        self.first_step = self.progress.step
+        self.saved = self._moment()
+        self.saved_time = time.monotonic()
+        self.unread: list[Tensor] = []  # losses still on the device
+        self.unread_tokens = 0
+        self.order = TrainOrder(len(split), config, self.first_step, engine.rank, engine.processes)
+        self.batches = load_batches(task, split, self.order, config, engine.device)
+
+    # The course of a run.
+
+    def to_the_end(self) -> TrainResult:
+        """Update, evaluate and save until done or asked to stop."""
+        while True:
+            if self._evaluation_is_due() and not self._validate():
+                return self._stop()
+            if self.progress.step >= self.config.max_steps:
+                return self._finish()
+            stop, save = self._requests()
+            if stop:
+                return self._stop()
+            if save:
+                self._save()
+            self._update()
+
+    def _evaluation_is_due(self) -> bool:
+        step, every = self.progress.step, self.config.eval_every
+        history = self.progress.validation
+        if step == 0 or (history and history[-1]["step"] == step):
+            return False
+        return step >= self.config.max_steps or (every is not None and step % every == 0)
+
+    def _requests(self) -> tuple[bool, bool]:
+        """(stop, save), the same in every process."""
+        every, seconds = self.config.checkpoint_every, self.config.checkpoint_seconds
+        is_late = seconds is not None and time.monotonic() - self.saved_time >= seconds
+        stop, save = self._agree(self._is_asked_to_stop(), is_late)
+        return stop, save or (every is not None and self.progress.step % every == 0)
+
+    def _is_asked_to_stop(self) -> bool:
+        return self.should_stop is not None and bool(self.should_stop())
+
+    def _agree(self, *wishes: bool) -> list[bool]:
+        """What any process wishes, all do."""
+        return [votes > 0 for votes in self.engine.total([float(wish) for wish in wishes])]
+
+    def _moment(self) -> tuple[int, int]:
+        return self.progress.step, len(self.progress.validation)
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless this very moment is saved already."""
+        if self._moment() == self.saved:
+            return
+        self._read_losses()
+        with self.progress.clock("checkpoint"):
+            self.state.save()
+        self.saved = self._moment()
+        self.saved_time = time.monotonic()
+        self._tell("checkpoint")
+
+    def _stop(self) -> TrainResult:
+        self._save()
+        return self._result(finished=False, test=None)
+
+    def _finish(self) -> TrainResult:
+        self._save()
+        self.state.load_best()
+        test = self._evaluate("test")
+        if test is None:
+            return self._result(finished=False, test=None)
+        result = self._result(finished=True, test=test)
+        self._log({"step": self.progress.best_step, "split": "test", **test})
+        self.engine.on_main(lambda: write_json(self.folder.result, result.to_dict()))
+        self._tell("done", split="test", metrics=test)
+        return result
+
+    # One update.
+
+    def _update(self) -> None:
+        progress, config = self.progress, self.config
+        rate = learning_rate(config, progress.step)
+        set_rates(self.optimizer, rate, momentum(config, progress.step))
+        is_first = progress.step == self.first_step
+        loss = torch.zeros((), device=self.engine.device)
+        for indices in self.order.micro_batches(progress.step):
+            with progress.clock("data"):
+                batch = self._next_batch(indices)
+            with self._working(is_timed=not is_first):
+                loss += self._forward_backward(batch)
+        self.unread.append(loss / config.accumulation)
+        progress.step += 1
+        progress.samples += config.batch_size
+        is_logged = progress.step % config.log_every == 0 or progress.step == config.max_steps
+        if is_first or is_logged:
+            self._read_losses(is_timed=not is_first)
+        if is_logged:
+            self._log_losses(rate)
+        self._tell("step", lr=rate)
+
+    def _next_batch(self, indices: list[int]) -> Batch:
+        batch = next(self.batches)
+        check_finite(batch, indices, "train")
+        self.unread_tokens += count_tokens(batch)
+        return to_device(batch, self.engine.device)
+
+    def _forward_backward(self, batch: Batch) -> Tensor:
+        accelerator = self.engine.accelerator
+        with accelerator.accumulate(self.model):
+            loss = self.task.loss(run_model(self.model, batch), batch)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                self._clip()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        return loss.detach()
+
+    def _clip(self) -> None:
+        accelerator, config = self.engine.accelerator, self.config
+        if config.clip_norm is not None:
+            accelerator.clip_grad_norm_(self.model.parameters(), config.clip_norm)
+        if config.clip_value is not None:
+            accelerator.clip_grad_value_(self.model.parameters(), config.clip_value)
+
+    @contextmanager
+    def _working(self, *, is_timed: bool) -> Iterator[None]:
+        """Clock what belongs to updates; timed parts make the speed."""
+        before = self.progress.seconds.get("train", 0.0)
+        with self.progress.clock("train"):
+            yield
+        if is_timed:
+            self.progress.timed_seconds += self.progress.seconds["train"] - before
+
+    def _read_losses(self, *, is_timed: bool = True) -> None:
+        """Fetch the losses still on the device: this waits for it, so not at every update.
+
+        Raises:
+            TrainingDiverged: one is not finite.
+        """
+        if not self.unread:
+            return
+        progress = self.progress
+        count = len(self.unread)
+        with self._working(is_timed=is_timed):
+            own = [float(loss) for loss in torch.stack(self.unread).tolist()]
+            *totals, tokens = self.engine.total([*own, float(self.unread_tokens)])
+        losses = [total / self.engine.processes for total in totals]
+        self.unread, self.unread_tokens = [], 0
+        for step, loss in enumerate(losses, start=progress.step - count + 1):
+            if not math.isfinite(loss):
+                raise TrainingDiverged(
+                    f"training diverged: the loss is {loss} at step {step}; lower lr "
+                    f"({self.config.lr}), lengthen warmup_steps or set clip_norm; the last "
+                    f"checkpoint in {self.folder.path} is of step {self.saved[0]}"
+                )
+        progress.losses += losses
+        progress.tokens += int(tokens)
+        if is_timed:
+            progress.timed_steps += count
+            progress.timed_tokens += int(tokens)
+
+    def _log_losses(self, rate: float) -> None:
+        progress = self.progress
+        progress.train_loss = math.fsum(progress.losses) / len(progress.losses)
+        progress.losses = []
+        self._log(
+            {"step": progress.step, "split": "train", "loss": progress.train_loss, "lr": rate}
+        )
+
+    # Evaluation.
+
+    def _validate(self) -> bool:
+        """Evaluate and keep the weights if they are the best so far; False if stopped."""
+        self._read_losses()
+        metrics = self._evaluate("validation")
+        if metrics is None:
+            return False
+        progress = self.progress
+        entry = {"step": progress.step, **metrics}
+        progress.validation.append(entry)
+        self._log({"step": progress.step, "split": "validation", **metrics})
+        if self._is_better(metrics[self.task.metric]):
+            with progress.clock("checkpoint"):
+                self.state.keep_best(metrics[self.task.metric], self.task.metric)
+        self._tell("eval", split="validation", metrics=metrics)
+        return True
+
+    def _is_better(self, value: float) -> bool:
+        """Strictly: of equals the earliest is kept."""
+        best = self.progress.best_value
+        if best is None:
+            return True
+        return value > best if self.task.higher_is_better else value < best
+
+    def _evaluate(self, split: str) -> dict[str, float] | None:
+        def is_stopped() -> bool:
+            return self._agree(self._is_asked_to_stop())[0]
+
+        with self.progress.clock("evaluation"):
+            return evaluate(self.engine, self.model, self.task, split, self.config, is_stopped)
+
+    # What is told.
+
+    def _log(self, entry: Mapping[str, Any]) -> None:
+        self.engine.on_main(lambda: self.folder.append_log(entry))
+
+    def _log_start(self) -> None:
+        self._log({"step": 0, "parameters": self.parameters, "decayed_parameters": self.decayed})
+
+    def _tell(
+        self,
+        kind: Literal["step", "eval", "checkpoint", "done"],
+        *,
+        lr: float | None = None,
+        split: str | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        if self.on_event is None or not self.engine.is_main:
+            return
+        progress = self.progress
+        self.on_event(
+            TrainEvent(
+                kind=kind,
+                step=progress.step,
+                max_steps=self.config.max_steps,
+                loss=progress.train_loss,
+                lr=lr,
+                steps_per_second=progress.per_second(progress.timed_steps),
+                split=split,
+                metrics=metrics or {},
+            )
+        )
+
+    def _result(self, *, finished: bool, test: dict[str, float] | None) -> TrainResult:
+        progress, task = self.progress, self.task
+        seconds = {
+            name: progress.seconds.get(name, 0.0)
+            for name in ("train", "data", "evaluation", "checkpoint")
+        }
+        return TrainResult(
+            finished=finished,
+            step=progress.step,
+            max_steps=self.config.max_steps,
+            metric=task.metric,
+            best_step=progress.best_step,
+            best_value=progress.best_value,
+            validation=list(progress.validation),
+            test=test,
+            protocol={
+                "selected_by": "validation",
+                "metric": task.metric,
+                "higher_is_better": task.higher_is_better,
+                "split_note": task.split_note,
+                "test_evaluations": int(finished),
+            },
+            train_loss=progress.train_loss,
+            parameters=self.parameters,
+            decayed_parameters=self.decayed,
+            samples=progress.samples,
+            tokens=progress.tokens,
+            steps_per_second=progress.per_second(progress.timed_steps),
+            tokens_per_second=progress.per_second(progress.timed_tokens),
+            seconds={**seconds, "total": sum(seconds.values())},
+            processes=self.engine.processes,
+            device=str(self.engine.device),
+            precision=self.config.precision,
+        )

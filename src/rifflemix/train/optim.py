@@ -1,0 +1,98 @@
+"""Adam and AdamW, and which parameters they decay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Adam, AdamW, Optimizer
+
+from rifflemix.errors import bad_argument
+from rifflemix.train.config import TrainConfig
+from rifflemix.train.protocols import ExcludesDecay
+
+_OPTIMIZERS: dict[str, type[Adam]] = {"adamw": AdamW, "adam": Adam}
+
+
+@dataclass(frozen=True)
+class DecayGroups:
+    """Names of the trainable parameters: those that weight decay touches, and the others."""
+
+    decayed: list[str]
+    not_decayed: list[str]
+
+
+def decay_groups(model: nn.Module) -> DecayGroups:
+    """Sort the trainable parameters of `model`.
+
+    Decayed are those of two or more dimensions (matrices, embeddings, convolutions), except the
+    ones that a submodule names in `no_weight_decay() -> set[str]`, relative to itself. Biases,
+    norms and other vectors are not decayed.
+    """
+    excluded = _excluded_names(model)
+    groups = DecayGroups([], [])
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decays = parameter.dim() >= 2 and name not in excluded
+            (groups.decayed if decays else groups.not_decayed).append(name)
+    return groups
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+    """The optimiser over the trainable parameters, its state allocated.
+
+    Raises:
+        InputError: the model has no trainable parameter.
+    """
+    groups = decay_groups(model)
+    if not groups.decayed and not groups.not_decayed:
+        raise bad_argument("model", "at least one trainable parameter", "none")
+    parameters = dict(model.named_parameters())
+    options: list[dict[str, Any]] = [
+        {"params": [parameters[name] for name in names], "weight_decay": decay}
+        for names, decay in (
+            (groups.decayed, config.weight_decay),
+            (groups.not_decayed, 0.0),
+        )
+        if names
+    ]
+    return _OPTIMIZERS[config.optimizer](options, lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def set_rates(optimizer: Optimizer, lr: float, beta1: float) -> None:
+    """Set learning rate and beta1 of the next update."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        group["betas"] = (beta1, group["betas"][1])
+
+
+@torch.no_grad()
+def allocate_state(optimizer: Optimizer) -> None:
+    """Give every parameter its moments, zero, and its update count, zero.
+
+    Adam makes them at a parameter's first gradient. Made beforehand they change no update, and a
+    parameter without gradients so far is restored as exactly as any other.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for state in optimizer.state.values():
+        for tensor in state.values():  # moments too: Adam adds its decay to the zero gradient
+            tensor.zero_()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def _excluded_names(model: nn.Module) -> set[str]:
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, ExcludesDecay)
+        for name in module.no_weight_decay()
+    }

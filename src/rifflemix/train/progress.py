@@ -1,0 +1,63 @@
+"""How far a run has come: counters, history, losses and the clock, all of it resumable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Progress:
+    """The part of a run's state that is not tensors; JSON values only.
+
+    Attributes:
+        step: updates made.
+        losses: of the updates since the last log line.
+        train_loss: mean loss of the newest log line.
+        validation: every evaluation, {"step", metric ...}.
+        best_step, best_value: the evaluation that chose the weights kept.
+        samples, tokens: training data seen, all processes.
+        seconds: wall time by activity.
+        timed_steps, timed_tokens, timed_seconds: what the speed is computed from.
+        log_bytes: size of the log at the checkpoint.
+    """
+
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    train_loss: float | None = None
+    validation: list[dict[str, float]] = field(default_factory=list)
+    best_step: int | None = None
+    best_value: float | None = None
+    samples: int = 0
+    tokens: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    timed_steps: int = 0
+    timed_tokens: int = 0
+    timed_seconds: float = 0.0
+    log_bytes: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Progress:
+        """From JSON values."""
+        return cls(**values)
+
+    @contextmanager
+    def clock(self, activity: str) -> Iterator[None]:
+        """Add the time spent inside to `seconds[activity]`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
+
+    def per_second(self, amount: int) -> float | None:
+        """`amount` over the timed seconds; None before there are any."""
+        return amount / self.timed_seconds if self.timed_seconds > 0 else None

@@ -1,0 +1,72 @@
+"""What the training loop asks of a task and of a model; it knows nothing else about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+Batch = dict[str, Tensor]
+
+
+class Split(Protocol):
+    """A map-style dataset of samples that any process may read, the same each time."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Sample `index`."""
+
+
+class TrainableTask(Protocol):
+    """Data, loss and metrics.
+
+    A batch is a dict with "inputs" (B, N) int64 or (B, N, F) float32, whatever `loss` and
+    `metrics` need, and, where the task pads, "key_padding_mask" (B, N) bool, True = padding.
+    The model is called as `model(batch["inputs"], key_padding_mask=mask or absent)`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Registry name."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Resolved options, JSON values only."""
+
+    @property
+    def metric(self) -> str:
+        """The metric that chooses the best weights."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Which way `metric` improves."""
+
+    @property
+    def split_note(self) -> str:
+        """Where the validation split comes from."""
+
+    def split(self, name: str, /) -> Split:
+        """The split "train", "validation" or "test"."""
+
+    def collate(self, samples: Sequence[Any], /) -> Batch:
+        """A batch of samples."""
+
+    def loss(self, outputs: Tensor, batch: Batch, /) -> Tensor:
+        """Mean loss over the batch, a float32 scalar."""
+
+    def metrics(self, outputs: Tensor, batch: Batch, /) -> Mapping[str, tuple[float, int]]:
+        """Metric name -> (sum, count); has at least "loss" and `metric`."""
+
+    def fingerprint(self) -> str:
+        """Hash of the data and the options."""
+
+
+@runtime_checkable
+class ExcludesDecay(Protocol):
+    """A module some of whose parameters must not be decayed."""
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameter names, relative to the module."""

@@ -1,0 +1,102 @@
+"""What a training run tells while it goes, and what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from rifflemix.errors import InputError
+
+
+class TrainingDiverged(InputError):
+    """The loss, a metric or a weight became infinite or NaN."""
+
+
+@dataclass(frozen=True)
+class TrainEvent:
+    """One thing that happened, told to `on_event` in the main process.
+
+    Attributes:
+        kind: "step" after every update, "eval" after an evaluation, "checkpoint" after one is
+            written, "done" at the end.
+        step, max_steps: updates made and to make.
+        loss: mean training loss of the newest log line; None before the first.
+        lr: learning rate of the newest update.
+        steps_per_second: as in TrainResult, so far; None before it is known.
+        split: what was evaluated, for "eval".
+        metrics: the evaluation's, for "eval"; the test split's, for "done".
+    """
+
+    kind: Literal["step", "eval", "checkpoint", "done"]
+    step: int
+    max_steps: int
+    loss: float | None = None
+    lr: float | None = None
+    steps_per_second: float | None = None
+    split: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """The outcome of a run, finished or stopped.
+
+    Attributes:
+        finished: False when `should_stop` ended it; train again with the same arguments to go on.
+        step, max_steps: updates made and to make.
+        metric: the metric that chose the weights.
+        best_step, best_value: where it was best on the validation split, and its value there.
+        validation: every evaluation: {"step", "loss", metric ...}.
+        test: metrics of the chosen weights on the test split; None until finished.
+        protocol: {"selected_by", "metric", "higher_is_better", "split_note",
+            "test_evaluations"}: which split chose the weights and how often the test split was
+            looked at.
+        train_loss: mean training loss of the newest log line.
+        parameters: trainable numbers in the model; decayed_parameters of them feel weight decay.
+        samples, tokens: training samples and valid (not padded) tokens seen, all processes.
+        steps_per_second, tokens_per_second: speed of updates alone (forward, backward,
+            optimiser); loading, evaluation, checkpoints and each process's first update, which
+            pays for warm-up, are not counted. None before a second update.
+        seconds: wall time: "train", "data" (waiting for batches), "evaluation", "checkpoint" and
+            their "total", over all the processes that worked on the run one after the other.
+        processes, device, precision: how it ran.
+    """
+
+    finished: bool
+    step: int
+    max_steps: int
+    metric: str
+    best_step: int | None
+    best_value: float | None
+    validation: list[dict[str, float]]
+    test: dict[str, float] | None
+    protocol: dict[str, Any]
+    train_loss: float | None
+    parameters: int
+    decayed_parameters: int
+    samples: int
+    tokens: int
+    steps_per_second: float | None
+    tokens_per_second: float | None
+    seconds: dict[str, float]
+    processes: int
+    device: str
+    precision: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as JSON values; `from_dict` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainResult:
+        """The result from JSON values; entries that are not its own are passed over.
+
+        Raises:
+            InputError: an entry is missing.
+        """
+        names = [entry.name for entry in fields(cls)]
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise InputError(f"training result: expected an entry {missing[0]!r}, got none")
+        return cls(**{name: values[name] for name in names})

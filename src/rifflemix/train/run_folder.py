@@ -1,0 +1,167 @@
+"""The folder of one run: what may be resumed there, its log and its files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.train.config import TrainConfig
+from rifflemix.train.files import (
+    flush,
+    locked,
+    make_folder,
+    read_json,
+    remove_leftovers,
+    write_json,
+)
+from rifflemix.train.protocols import TrainableTask
+
+# Settings that change neither a number nor a line of the log: a resumed run may change them.
+_FREE_SETTINGS = ("num_workers", "checkpoint_every", "checkpoint_seconds")
+
+
+class RunFolder:
+    """Names in `path`: config.json, log.jsonl, checkpoint.safetensors, best.safetensors,
+    result.json.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.log = path / "log.jsonl"
+        self.checkpoint = path / "checkpoint.safetensors"
+        self.best = path / "best.safetensors"
+        self.result = path / "result.json"
+
+    @contextlib.contextmanager
+    def opened(self, identity: Mapping[str, Any]) -> Iterator[None]:
+        """Hold the folder for a run described by `identity`, new or to be resumed.
+
+        Raises:
+            InputError: the folder cannot be written, is in use, or holds something else.
+        """
+        make_folder(self.path)
+        with locked(self.path):
+            remove_leftovers(self.path)
+            self._check(identity)
+            write_json(self.config, identity)
+            yield
+
+    def _check(self, identity: Mapping[str, Any]) -> None:
+        if not self.config.exists():
+            for path in (self.checkpoint, self.best, self.result, self.log):
+                if path.exists():
+                    raise bad_argument(
+                        "out_dir",
+                        "a new folder or one with a run's config.json",
+                        f"{self.path}, which holds {path.name} without it",
+                    )
+            return
+        stored = read_json(self.config)
+        difference = _first_difference(_guarded(stored), _guarded(identity))
+        if difference is not None:
+            name, before, now = difference
+            raise InputError(
+                f"out_dir: {self.path} holds another run: expected {name} = {before!r}, "
+                f"got {now!r}; choose another folder or remove this one"
+            )
+
+    def cut_log(self, size: int) -> None:
+        """Drop what was logged after the moment when the log had `size` bytes.
+
+        Raises:
+            InputError: the log is shorter than that.
+        """
+        try:
+            with open(self.log, "ab") as file:
+                if file.tell() < size:
+                    raise InputError(
+                        f"{self.log} is damaged: expected at least {size} bytes, got "
+                        f"{file.tell()}; remove the folder to start over"
+                    )
+                file.truncate(size)
+        except OSError as error:
+            raise InputError(f"cannot write {self.log}: {error.strerror}") from error
+
+    def append_log(self, entry: Mapping[str, Any]) -> None:
+        """Add one line of JSON."""
+        try:
+            with open(self.log, "a", encoding="utf-8") as file:
+                file.write(json.dumps(entry, allow_nan=False) + "\n")
+        except OSError as error:
+            raise InputError(f"cannot write {self.log}: {error.strerror}") from error
+
+    def settle_log(self) -> int:
+        """Flush the log to disk; its size in bytes."""
+        flush(self.log)
+        return self.log.stat().st_size
+
+
+def describe_run(
+    model: nn.Module,
+    task: TrainableTask,
+    config: TrainConfig,
+    settings: Mapping[str, Any],
+    processes: int,
+    device_type: str,
+) -> dict[str, Any]:
+    """What a run is: two calls with equal descriptions compute the same.
+
+    `settings` is what the model was built from, as the caller tells it.
+    """
+    description = {
+        "config": config.to_dict(),
+        "task": {
+            "name": task.name,
+            "options": dict(task.options),
+            "fingerprint": task.fingerprint(),
+        },
+        "model": {"settings": dict(settings), "signature": _signature(model)},
+        "processes": processes,
+        "device": device_type,
+    }
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(description, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise bad_argument("model_settings and task options", "JSON values", error) from error
+    return plain
+
+
+def _signature(model: nn.Module) -> str:
+    """Hash of the modules with their settings and of the tensors' names, shapes and types."""
+    tensors = [f"{k} {tuple(t.shape)} {t.dtype}" for k, t in model.state_dict().items()]
+    return hashlib.sha256("\n".join([repr(model), *tensors]).encode()).hexdigest()[:16]
+
+
+def _guarded(description: Any) -> dict[str, Any]:
+    flat = dict(_flatten("", description))
+    return {
+        name: value
+        for name, value in flat.items()
+        if name.removeprefix("config.") not in _FREE_SETTINGS
+    }
+
+
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flatten(f"{name}.{key}" if name else key, inner)
+    else:
+        yield name, value
+
+
+def _first_difference(
+    stored: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[str, Any, Any] | None:
+    for name in [*now, *stored]:
+        before, after = stored.get(name, "nothing"), now.get(name, "nothing")
+        if before != after:
+            return name, before, after
+    return None

@@ -1,0 +1,130 @@
+"""The live state of a run, how it is saved and how it is put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from rifflemix.train.checkpoint import (
+    Checkpoint,
+    Tensors,
+    load_checkpoint,
+    load_model_weights,
+    load_optimizer_state,
+    model_weights,
+    optimizer_state,
+    save_checkpoint,
+)
+from rifflemix.train.engine import Engine
+from rifflemix.train.files import write_tensors
+from rifflemix.train.progress import Progress
+from rifflemix.train.results import TrainingDiverged
+from rifflemix.train.run_folder import RunFolder
+from rifflemix.train.seeds import rng_state, seed_everything, set_rng_state
+
+_NO_TENSORS = Checkpoint({}, {}, {}, {}, {})
+
+
+class RunState:
+    """Weights, optimiser, best weights, noise and progress of one process.
+
+    Args:
+        engine: the processes and the device.
+        folder: where the state is saved; only the main process touches it.
+        model, optimizer: as `engine.prepare` returned them.
+        noise_seed: seeds this process's noise where there is no checkpoint.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: RunFolder,
+        model: nn.Module,
+        optimizer: Optimizer,
+        noise_seed: int,
+    ) -> None:
+        self.engine = engine
+        self.folder = folder
+        self.model = model
+        self.optimizer = optimizer
+        self.best: Tensors = {}  # on the CPU of the main process
+        self.progress = Progress()
+        self.is_resumed = self._restore()
+        if not self.is_resumed:
+            seed_everything(noise_seed)
+
+    def keep_best(self, value: float, metric: str) -> None:
+        """Take the present weights for the best and write them to best.safetensors."""
+        self.progress.best_step = self.progress.step
+        self.progress.best_value = value
+        self.best = model_weights(self.model)
+        meta = {"step": self.progress.step, metric: value}
+        self.engine.on_main(lambda: write_tensors(self.folder.best, self.best, meta))
+
+    def load_best(self) -> None:
+        """Put the best weights into the model."""
+        load_model_weights(self.model, self.best, self.engine.processes)
+
+    def save(self) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            InputError: it cannot be written.
+            TrainingDiverged: a weight is not finite. The checkpoint before stays in both cases.
+        """
+        weights = model_weights(self.model)
+        moments = optimizer_state(self.model, self.optimizer)
+        rng = {
+            name: self.engine.stack(state) for name, state in rng_state(self.engine.device).items()
+        }
+        self.engine.on_main(lambda: self._write(weights, moments, rng))
+
+    def _write(self, weights: Tensors, moments: Tensors, rng: Tensors) -> None:
+        for name in sorted({key.rpartition("/")[0] for key in moments}):
+            if not bool(torch.isfinite(weights[name]).all()):
+                raise TrainingDiverged(
+                    f"training diverged: parameter {name} is not finite after step "
+                    f"{self.progress.step}; lower lr, lengthen warmup_steps or set clip_norm"
+                )
+        self.progress.log_bytes = self.folder.settle_log()
+        progress = self.progress.to_dict()
+        save_checkpoint(
+            self.folder.checkpoint, Checkpoint(weights, moments, self.best, rng, progress)
+        )
+
+    def _restore(self) -> bool:
+        """Go back to the checkpoint; False where there is none."""
+        held = _NO_TENSORS
+
+        def read() -> Any:
+            nonlocal held
+            if not self.folder.checkpoint.exists():
+                self.folder.cut_log(0)
+                return None
+            held = load_checkpoint(self.folder.checkpoint)
+            self.folder.cut_log(held.progress["log_bytes"])
+            return {
+                "progress": held.progress,
+                "rng": {name: states.tolist() for name, states in held.rng.items()},
+            }
+
+        found = self.engine.on_main(read)
+        if found is None:
+            return False
+        processes = self.engine.processes
+        load_model_weights(self.model, held.model, processes)
+        load_optimizer_state(self.model, self.optimizer, held.optimizer, processes)
+        self.best = held.best
+        self.progress = Progress.from_dict(found["progress"])
+        set_rng_state(
+            {name: _bytes(states[self.engine.rank]) for name, states in found["rng"].items()},
+            self.engine.device,
+        )
+        return True
+
+
+def _bytes(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.uint8)

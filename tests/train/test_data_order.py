@@ -1,0 +1,127 @@
+"""Which samples make which batch: a pure function, the same however the work is divided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from toy_training import ToyTask, make_config
+
+from rifflemix.errors import InputError
+from rifflemix.train.data import (
+    EvaluationOrder,
+    TrainOrder,
+    batch_indices,
+    check_finite,
+    count_tokens,
+    epoch_order,
+    load_batches,
+    micro_batch_size,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 50])
+def test_an_epoch_holds_every_sample_once(length: int) -> None:
+    for epoch in range(3):
+        assert sorted(epoch_order(length, 0, epoch)) == list(range(length))
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = {tuple(epoch_order(50, seed, epoch)) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 50, 64, 130])
+def test_batches_follow_the_epochs_without_a_seam(batch_size: int) -> None:
+    config = make_config(batch_size=batch_size)
+    stream = [i for step in range(60) for i in batch_indices(50, config, step)]
+    epochs = [int(i) for epoch in range(60 * batch_size // 50) for i in epoch_order(50, 0, epoch)]
+    assert stream[: len(epochs)] == epochs
+
+
+def test_any_step_can_be_had_alone() -> None:
+    config = make_config()
+    epoch_order.cache_clear()
+    assert batch_indices(50, config, 17) == [batch_indices(50, config, s) for s in range(18)][17]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_parts_make_the_whole(processes: int, accumulation: int) -> None:
+    config = make_config(accumulation=accumulation)
+    orders = [TrainOrder(50, config, 0, rank, processes) for rank in range(processes)]
+    for step in range(20):
+        parts = [order.micro_batches(step) for order in orders]
+        assert all(len(part) == accumulation for part in parts)
+        assert {len(micro) for part in parts for micro in part} == {
+            micro_batch_size(config, processes)
+        }
+        turns = [part[turn] for turn in range(accumulation) for part in parts]
+        assert [i for micro in turns for i in micro] == batch_indices(50, config, step)
+
+
+@pytest.mark.parametrize("first", [0, 5, 22])
+def test_order_from_the_middle_is_the_tail(first: int) -> None:
+    config = make_config(accumulation=2)
+    whole = list(TrainOrder(50, config, 0, 0, 1))
+    assert list(TrainOrder(50, config, first, 0, 1)) == whole[2 * first :]
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 21, 32])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_evaluation_covers_the_split_in_lockstep(length: int, processes: int) -> None:
+    orders = [EvaluationOrder(length, 4, rank, processes) for rank in range(processes)]
+    assert len({len(order) for order in orders}) == 1
+    counted = [
+        index
+        for turn in range(len(orders[0]))
+        for order in orders
+        if order.counts[turn]
+        for index in order.batches[turn]
+    ]
+    assert counted == list(range(length))
+    assert all(len(batch) in range(1, 5) for order in orders for batch in order)
+
+
+class Failing:
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> Any:
+        raise InputError(f"sample {index}: expected a label, got none")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_loading_processes_stay_one_sentence(workers: int) -> None:
+    config = make_config(num_workers=workers)
+    order = EvaluationOrder(50, 4, 0, 1)
+    with pytest.raises(InputError) as caught:
+        next(load_batches(ToyTask(), Failing(), order, config, CPU))
+    assert str(caught.value) == "sample 0: expected a label, got none"
+
+
+def test_loading_does_not_draw_from_the_training_noise() -> None:
+    before = torch.get_rng_state()
+    order = EvaluationOrder(8, 4, 0, 1)
+    list(load_batches(ToyTask(), ToyTask().split("train"), order, make_config(), CPU))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_check_finite(value: float) -> None:
+    inputs = torch.zeros(3, 2, 2)
+    check_finite({"inputs": inputs}, [7, 8, 9], "test")
+    check_finite({"inputs": torch.zeros(3, 2, dtype=torch.int64)}, [7, 8, 9], "test")
+    inputs[1, 0, 1] = value
+    with pytest.raises(InputError, match=f"test data: .* got {value} in sample 8"):
+        check_finite({"inputs": inputs}, [7, 8, 9], "test")
+
+
+@pytest.mark.parametrize("inputs", [torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 5)])
+def test_count_tokens(inputs: torch.Tensor) -> None:
+    assert count_tokens({"inputs": inputs}) == 6
+    mask = torch.tensor([[False, False, True], [True, True, True]])
+    assert count_tokens({"inputs": inputs, "key_padding_mask": mask}) == 2

@@ -1,0 +1,118 @@
+"""Two processes compute what one does; sharded state goes to a checkpoint and back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy_training
+from test_resume import outcome
+from toy_training import SETTINGS, ToyTask, make_config, make_model
+
+from rifflemix.errors import InputError
+from rifflemix.train import train
+from rifflemix.train.checkpoint import load_checkpoint
+
+pytestmark = pytest.mark.slow
+
+QUIET = {"dropout": 0.0, "noise": 0.0, "has_unused": False}
+FOLDER = Path(toy_training.__file__).parent
+
+
+def launch(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", str(FOLDER / script), *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+
+
+def launch_training(
+    out_dir: Path,
+    settings: dict[str, Any],
+    *more: object,
+    script: str = "toy_training.py",
+    **model: Any,
+) -> Any:
+    config = json.dumps(make_config(**settings).to_dict())
+    return launch(script, out_dir, config, json.dumps({"model": model}), *more)
+
+
+@pytest.mark.parametrize(
+    ("script", "settings"),
+    [
+        ("toy_training.py", {"batch_size": 64}),
+        ("toy_training.py", {"accumulation": 2}),
+        ("fsdp_training.py", {"accumulation": 2}),
+    ],
+    ids=["ddp-over-epochs", "ddp-accumulation", "fsdp-accumulation"],
+)
+def test_two_processes_equal_one(tmp_path: Path, script: str, settings: dict[str, Any]) -> None:
+    settings = {"log_every": 1, **settings}
+    done = launch_training(tmp_path / "two", settings, script=script, **QUIET)
+    assert done.returncode == 0, done.stderr
+    one = train(
+        make_model(**QUIET),
+        ToyTask(),
+        make_config(**settings),
+        tmp_path / "one",
+        device="cpu",
+        model_settings=SETTINGS,
+    )
+    two = json.loads(done.stdout.splitlines()[-1])
+    assert two["processes"] == 2
+    assert (two["samples"], two["tokens"]) == (one.samples, one.tokens)
+    assert two["best_step"] == one.best_step
+    assert two["test"] == pytest.approx(one.test, rel=1e-4)
+    logs = [(tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("one", "two")]
+    for line, twin in zip(*map(list, logs), strict=True):
+        entry, other = json.loads(line), json.loads(twin)
+        assert entry.pop("split", None) == other.pop("split", None)
+        assert entry == pytest.approx(other, rel=1e-4, abs=1e-6)
+    checkpoints = [load_checkpoint(tmp_path / n / "checkpoint.safetensors") for n in ("one", "two")]
+    for name, tensor in checkpoints[0].model.items():
+        torch.testing.assert_close(checkpoints[1].model[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("script", ["toy_training.py", "fsdp_training.py"], ids=["ddp", "fsdp"])
+def test_two_processes_resume_exactly(tmp_path: Path, script: str) -> None:
+    """With every noise on, which differs between the two."""
+    noisy = {"has_unused": False, "script": script}
+    assert launch_training(tmp_path / "straight", {}, **noisy).returncode == 0
+    assert launch_training(tmp_path / "killed", {}, 14, **noisy).returncode != 0
+    assert not (tmp_path / "killed" / "result.json").exists()
+    assert launch_training(tmp_path / "killed", {}, **noisy).returncode == 0
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
+    again = launch_training(tmp_path / "killed", {}, **noisy)
+    assert json.loads(again.stdout.splitlines()[-1])["finished"]
+    rng = load_checkpoint(tmp_path / "killed" / "checkpoint.safetensors").rng["torch"]
+    assert not torch.equal(rng[0], rng[1])
+    with pytest.raises(InputError, match="processes = 2, got 1"):
+        train(
+            make_model(has_unused=False),
+            ToyTask(),
+            make_config(),
+            tmp_path / "killed",
+            device="cpu",
+            model_settings=SETTINGS,
+        )
+
+
+def test_an_error_of_the_main_process_ends_all(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = launch_training(tmp_path / "file" / "run", {})
+    assert done.returncode != 0
+    assert done.stderr.count("InputError: cannot make folder") >= 2
+
+
+def test_fsdp_where_it_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("an accelerator is here")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(InputError, match="FSDP: expected several processes"):
+        train(make_model(), ToyTask(), make_config(), tmp_path / "run", device="cpu")

@@ -1,0 +1,232 @@
+"""Files are whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from rifflemix.errors import InputError
+from rifflemix.train import files
+from rifflemix.train.files import (
+    locked,
+    make_folder,
+    read_json,
+    read_tensors,
+    remove_leftovers,
+    write_json,
+    write_tensors,
+)
+
+TENSORS = {
+    "a": torch.arange(6.0).reshape(2, 3),
+    "scalar": torch.tensor(3.0),
+    "half": torch.ones(3, dtype=torch.bfloat16),
+    "bytes": torch.tensor([1, 2, 3], dtype=torch.uint8),
+    "mask": torch.tensor([True, False]),
+    "none": torch.zeros(0, 4),
+}
+
+
+def test_tensors_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, TENSORS, {"step": 3, "value": 0.1})
+    tensors, meta = read_tensors(path)
+    assert meta == {"step": 3, "value": 0.1}
+    assert tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert tensors[name].dtype == tensor.dtype
+        assert torch.equal(tensors[name], tensor)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_tensor_files_are_equal_byte_for_byte(tmp_path: Path) -> None:
+    contents = set()
+    for turn in range(5):
+        path = tmp_path / f"{turn}.safetensors"
+        write_tensors(path, TENSORS, {"step": 3})
+        contents.add(path.read_bytes())
+    assert len(contents) == 1
+
+
+def test_tensor_files_are_as_readable_as_others(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x.safetensors", TENSORS, {})
+    write_json(tmp_path / "x.json", {})
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize("keep", [0, 4, 40, 400, -1], ids=lambda keep: f"keep={keep}")
+def test_truncated_tensors(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, TENSORS, {})
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(InputError, match=r"x.safetensors is damaged") as caught:
+        read_tensors(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bit", [0, 3, 7])
+def test_any_flipped_bit(tmp_path: Path, bit: int) -> None:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.ones(2), "b": torch.ones(1, dtype=torch.uint8)}, {"step": 3})
+    content = path.read_bytes()
+    for place in range(len(content)):
+        spoiled = bytearray(content)
+        spoiled[place] ^= 1 << bit
+        path.write_bytes(bytes(spoiled))
+        with pytest.raises(InputError, match=r"damaged|not written by rifflemix"):
+            read_tensors(path)
+
+
+def test_tensors_of_others(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
+    with pytest.raises(InputError, match="not written by rifflemix"):
+        read_tensors(tmp_path / "x.safetensors")
+
+
+def test_missing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*x.safetensors"):
+        read_tensors(tmp_path / "x.safetensors")
+    with pytest.raises(InputError, match=r"cannot read .*x.json: No such file"):
+        read_json(tmp_path / "x.json")
+
+
+def test_json(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": [1, None]})
+    assert read_json(path) == json.loads(path.read_text()) == {"a": [1, None]}
+    path.write_text('{"a": [1,')
+    with pytest.raises(InputError, match=r"x.json is damaged"):
+        read_json(path)
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, float("nan"))
+
+
+@pytest.mark.parametrize("broken", ["replace", "fsync"])
+def test_failed_write_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, TENSORS, {"step": 1})
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, broken, fail)
+    with pytest.raises(InputError, match=r"cannot write .*x.safetensors: No space left"):
+        write_tensors(path, TENSORS, {"step": 2})
+    assert path.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_really_full_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte written fails as on a full disk."""
+    link = Path.with_name
+
+    def redirect(self: Path, name: str) -> Path:
+        path = link(self, name)
+        if not path.is_symlink():
+            path.symlink_to("/dev/full")
+        return path
+
+    monkeypatch.setattr(Path, "with_name", redirect)
+    with pytest.raises(InputError, match="cannot write"):
+        write_json(tmp_path / "x.json", {"a": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_is_on_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(files.os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd)))
+    monkeypatch.setattr(files.os, "replace", lambda *a: (calls.append("replace"), replace(*a)))
+    write_json(tmp_path / "x.json", {})
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+def test_leftovers(tmp_path: Path) -> None:
+    (tmp_path / ".x.json.123.tmp").write_text("half")
+    (tmp_path / "kept.tmp").write_text("a user's")
+    remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.tmp"]
+
+
+@pytest.mark.parametrize("under", ["file", "file/deeper"])
+def test_folder_under_a_file(tmp_path: Path, under: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot make folder"):
+        make_folder(tmp_path / under)
+
+
+def test_lock_within_a_process(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        refusal = pytest.raises(InputError, match="in use by another process")
+        with refusal, locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass
+
+
+HOLD_AND_FORK = """
+import os, sys, time
+from pathlib import Path
+from rifflemix.train.files import locked
+with locked(Path(sys.argv[1])):
+    child = os.fork()
+    if child:
+        print(child, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_lock_is_not_kept_by_a_forked_child(tmp_path: Path) -> None:
+    """As data loading processes are, which outlive a killed parent by seconds."""
+    command = [sys.executable, "-c", HOLD_AND_FORK, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        child = int(holder.stdout.readline())
+        time.sleep(0.2)  # for the child to get going
+        with pytest.raises(InputError, match="in use"), locked(tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+        try:
+            with locked(tmp_path):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_lock_ends_with_its_process(tmp_path: Path) -> None:
+    code = (
+        "import fcntl, os, sys, time\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "fcntl.flock(fd, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(InputError, match="in use"), locked(tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+    with locked(tmp_path):
+        pass
