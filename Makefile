@@ -1,5 +1,6 @@
 PY ?= python3
 VENV ?= .venv
+DEMO_MIXERS = softmax,csp,sliceformer,tssa,butterfly,sinkhorn
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo test test-all lint bench docs clean
@@ -11,7 +12,7 @@ $(VENV)/.ok: pyproject.toml constraints.txt
 
 # Six mixers, one backbone, real handwritten digits; a few minutes on two cores.
 demo: $(VENV)/.ok
-	$(VENV)/bin/rifflemix compare --task digits --out runs/demo
+	$(VENV)/bin/rifflemix compare --task digits --mixers $(DEMO_MIXERS) --out runs/demo
 
 # Everything but the slow tests; under ten minutes on two cores.
 test: $(VENV)/.ok

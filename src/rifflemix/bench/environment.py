@@ -53,7 +53,9 @@ def describe_hardware(environment: dict[str, Any]) -> str:
     hardware = environment["hardware"]
     if hardware["gpu"]:
         return str(hardware["gpu"])
-    return f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} threads"
+    cores, threads = hardware["cores"], hardware["threads"]
+    plural = "" if threads == 1 else "s"
+    return f"{hardware['cpu']}, {cores} cores, {threads} thread{plural}"
 
 
 def _version(name: str) -> str | None:

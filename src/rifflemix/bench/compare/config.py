@@ -66,7 +66,7 @@ class CompareConfig:
         for name in ("dim", "num_layers", "num_heads", "threads"):
             if getattr(self, name) < 1:
                 raise bad_argument(name, "at least 1", getattr(self, name))
-        _check_device(self.device)
+        check_device(self.device)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -111,7 +111,8 @@ def _check_list(name: str, values: tuple[Any, ...]) -> None:
         raise bad_argument(name, "each only once", f"{repeated[0]!r} twice")
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Raise unless `device` names one that is there."""
     try:
         kind = torch.device(device).type
     except RuntimeError:
