@@ -114,16 +114,34 @@ def test_all_layers_mix_all_tokens_and_fewer_do_not(
         assert not depends(length, layers[:missing] + layers[missing + 1 :]).all()
 
 
-@pytest.mark.parametrize("block", [2, 3, 4, 8])
-def test_padding_inside_cuts_no_token_off(block: int) -> None:
-    """A path may lead over a padded place; then the next passes find another."""
-    for length in range(1, 65):
-        mixer = build(block_size=block)
-        size = min(block, length)
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("block", [None, 2, 3, 4, 6, 8])
+def test_one_pass_through_the_strides_cuts_no_token_off(block: int | None, reverse: bool) -> None:
+    """Tokens meet over tokens only: a padded place passes nothing on."""
+    mixer = build(block_size=block, reverse=reverse)
+    for length in range(1, 131):
+        size = min(block or default_block_size(length), length)
         met = torch.eye(length)
-        for stride in 4 * mixer.strides(length):
+        for stride in mixer.strides(length):
             met = (same_group(length, size, stride).float() @ met).clamp(max=1.0)
-        assert met.all()
+        assert met.all(), f"{length} tokens, strides {mixer.strides(length)}"
+
+
+@pytest.mark.parametrize("length", [13, 20, 36])
+def test_stacks_that_need_more_strides_mix_all_tokens(length: int) -> None:
+    """20 and 36 tokens allow strides without padding that powers of the block do not find."""
+    count = len(build(block_size=4).strides(length))
+    layers = [build(block_size=4, layer_index=i, num_layers=count) for i in range(count)]
+    assert depends(length, layers).all()
+
+
+@pytest.mark.parametrize("length", [20, 44, 45])
+def test_searched_strides_compile(length: int) -> None:
+    torch.compiler.reset()
+    mixer = build(block_size=4, layer_index=1)
+    x = torch.randn(2, length, 8, dtype=torch.float64)
+    compiled = torch.compile(mixer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), mixer(x))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +175,7 @@ def test_strides_of_a_stack(max_length: int | None, length: int, strides: list[i
 
 def test_lengths_over_the_square_of_the_block_take_more_layers() -> None:
     mixer = build(block_size=4)
-    assert [len(mixer.strides(n)) for n in (4, 5, 16, 17, 64, 65)] == [1, 2, 2, 3, 3, 4]
+    assert [len(mixer.strides(n)) for n in (4, 5, 16, 17, 64, 65)] == [1, 3, 2, 6, 3, 8]
 
 
 def test_layers_repeat_the_strides() -> None:

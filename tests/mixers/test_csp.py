@@ -187,13 +187,21 @@ def test_shared_heads_change_nothing() -> None:
     assert torch.equal(*outputs)
 
 
-def test_dropout_acts_on_the_output() -> None:
-    mixer = create_mixer("csp", 16, dropout=0.5).train()
+def test_dropout_belongs_to_the_block_around() -> None:
+    mixer = create_mixer("csp", 16, dropout=0.5)
     x = torch.randn(4, 32, 16)
-    y = mixer(x)
-    dropped = y == 0
-    assert 0.4 < dropped.float().mean() < 0.6
-    torch.testing.assert_close(y[~dropped], 2 * mixer.eval()(x)[~dropped])
+    assert torch.equal(mixer.train()(x), mixer.eval()(x))
+
+
+@pytest.mark.parametrize("inner_dim", [4, 16, 40])
+def test_inner_dim_is_what_is_permuted(inner_dim: int) -> None:
+    mixer = create_mixer("csp", 16, inner_dim=inner_dim, heads=2, out_bias=False)
+    assert sum(p.numel() for p in mixer.parameters()) == 2 * 16 * inner_dim
+    x = torch.randn(2, 10, 16)
+    steps = shift_steps("linear", 10, inner_dim)
+    steps[inner_dim // 2] = 0  # the second head's reference
+    v = channel_permute(mixer.value(x), steps, 5, heads=2)
+    assert torch.equal(mixer(x), mixer.proj(v))
 
 
 @pytest.mark.parametrize(

@@ -103,13 +103,17 @@ def test_parameter_count(options: dict[str, Any], expected: int) -> None:
     assert set(mixer.state_dict()) <= {"value.weight", "value.bias", "proj.weight", "proj.bias"}
 
 
-def test_dropout_acts_on_the_output() -> None:
-    mixer = Sliceformer(16, dropout=0.5).train()
+def test_dropout_belongs_to_the_block_around() -> None:
+    mixer = Sliceformer(16, dropout=0.5)
     x = torch.randn(4, 32, 16)
-    y = mixer(x)
-    dropped = y == 0
-    assert 0.4 < dropped.float().mean() < 0.6
-    torch.testing.assert_close(y[~dropped], 2 * mixer.eval()(x)[~dropped])
+    assert torch.equal(mixer.train()(x), mixer.eval()(x))
+
+
+def test_arena_sizes() -> None:
+    """The Long Range Arena's Image model sorts 48 of 96 channels, with no bias anywhere."""
+    mixer = Sliceformer(96, inner_dim=48, heads=8, variant="interleave", out_bias=False)
+    assert sum(p.numel() for p in mixer.parameters()) == 2 * 96 * 48
+    assert mixer(torch.randn(2, 9, 96)).shape == (2, 9, 96)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -12,7 +12,7 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.softmax import Softmax
 from rifflemix.nn.butterfly import mix_groups
-from rifflemix.ops.butterfly import butterfly_strides
+from rifflemix.ops.butterfly import butterfly_layout
 
 
 class Butterfly(TokenMixer):
@@ -20,8 +20,8 @@ class Butterfly(TokenMixer):
 
     The tokens of a group lie one stride apart; `layer_index` picks the stride, so that a stack of
     as many layers as `strides(N)` has entries lets every token reach every other. Lengths that
-    allow no such strides are padded inside, and the padding is masked; a path that would lead
-    over a padded place then has to wait for the next pass through the strides.
+    the block does not divide are padded inside; the padding is masked, and strides are added
+    where it would cut tokens off.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
@@ -84,21 +84,13 @@ class Butterfly(TokenMixer):
 
     def strides(self, length: int) -> list[int]:
         """Strides that layers 0, 1, ... use on `length` tokens, before they repeat."""
-        block, padded = self._layout(length)
-        strides = butterfly_strides(padded, block)
+        strides = self._layout(length)[2]
         return strides[::-1] if self.reverse else strides
 
-    def _layout(self, length: int) -> tuple[int, int]:
-        """Block size, and the length to pad to, at which powers of the block and one last stride
-        are complete.
-        """
-        block = self.block_size or default_block_size(length)
-        if length <= block:
-            return length, length
-        span = block
-        while span * block < length:
-            span *= block
-        return block, -(-length // span) * span
+    def _layout(self, length: int) -> tuple[int, int, list[int]]:
+        """Tokens per group, the length to pad to, and the strides."""
+        block = min(self.block_size or default_block_size(length), length)
+        return (block, *_constant_layout(length, block))
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Attention within the groups of this layer's stride."""
@@ -110,7 +102,7 @@ class Butterfly(TokenMixer):
 
     def _mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         length = int(x.shape[1])  # an exported program holds the layout of one length
-        block, padded = self._layout(length)
+        block, padded, _ = self._layout(length)
         strides = self.strides(length)
         stride = strides[self.layer_index % len(strides)]
         if padded > length:
@@ -123,6 +115,12 @@ class Butterfly(TokenMixer):
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
         return f"{super().extra_repr()}, block_size={self.block_size}, layer={self.layer_index}"
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _constant_layout(length: int, block: int) -> tuple[int, list[int]]:
+    """`butterfly_layout` where a compiler must not trace into its search."""
+    return butterfly_layout(length, block)
 
 
 def default_block_size(length: int) -> int:

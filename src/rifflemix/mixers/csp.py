@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.value_maps import value_and_output_maps
 from rifflemix.ops._checks import check_divides
 from rifflemix.ops.permutation import SHIFT_KINDS, channel_permute, group_sort, shift_steps
 
@@ -26,15 +27,18 @@ class CSP(TokenMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` and `num_layers`
-            place the layer in the schedules "power" and "code_exp"; `dropout` acts on the output.
+            place the layer in the schedules "power" and "code_exp"; `dropout` has no use here.
         num_groups: groups K of ceil(N / K) tokens each; 1 sorts the whole sequence.
         group_size: tokens G in a group; 1 only shifts. 2 when neither is given.
         shift: a kind of `rifflemix.ops.shift_steps`, or C integers.
         order: "reference" (as published) or "ascending" (as in all reported runs).
         pad: let the last group be shorter where the groups do not fill N; False raises instead.
-        heads: contiguous heads the channels are split into, a divisor of C.
+        heads: contiguous heads the permuted channels are split into.
+        inner_dim: channels that are permuted, C where unset; `shift` lists and `heads` are about
+            these.
         bias: add a bias to the value map.
-        out_proj: have an output map, with bias.
+        out_proj: have an output map; without one, the permuted values are the output.
+        out_bias: give the output map a bias.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -70,27 +74,31 @@ class CSP(TokenMixer):
         order: str = "reference",
         pad: bool = True,
         heads: int = 1,
+        inner_dim: int | None = None,
         bias: bool = False,
         out_proj: bool = True,
+        out_bias: bool = True,
         **shared: Any,
     ) -> None:
         super().__init__(dim, **shared)
         check_choice("order", order, ORDERS)
-        check_divides("heads", heads, dim, "dim")
+        self.value, self.proj = value_and_output_maps(
+            dim, inner_dim, bias=bias, out_proj=out_proj, out_bias=out_bias
+        )
+        self.inner_dim = self.value.out_features
+        check_divides("heads", heads, self.inner_dim, "the permuted channels")
         self.num_groups, self.group_size = _check_groups(num_groups, group_size)
         self.order = order
         self.pad = pad
         self.heads = heads
-        self.shift = _check_shift(shift, dim)
+        self.shift = _check_shift(shift, self.inner_dim)
         explicit = None if isinstance(self.shift, str) else torch.tensor(self.shift)
         self.register_buffer("steps", explicit, persistent=False)
-        self.value = nn.Linear(dim, dim, bias=bias)
-        self.proj = nn.Linear(dim, dim) if out_proj else nn.Identity()
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Permute the values channel by channel."""
         y: Tensor = self.proj(self._permute(self.value(x), key_padding_mask))
-        return F.dropout(y, self.dropout, self.training)
+        return y
 
     def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
         length = v.shape[1]
@@ -129,15 +137,15 @@ class CSP(TokenMixer):
         steps = shift_steps(
             self.shift,
             length,
-            self.dim,
+            self.inner_dim,
             layer_index=self.layer_index,
             num_layers=self.num_layers,
             device=device,
         )
         if self.order == "ascending":
             return steps
-        channels = torch.arange(self.dim, device=device)
-        return steps.masked_fill(channels % (self.dim // self.heads) == 0, 0)
+        channels = torch.arange(self.inner_dim, device=device)
+        return steps.masked_fill(channels % (self.inner_dim // self.heads) == 0, 0)
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
@@ -159,11 +167,11 @@ def _check_groups(num_groups: int | None, group_size: int | None) -> tuple[int |
     return num_groups, 2 if group_size is None else group_size
 
 
-def _check_shift(shift: str | Sequence[int], dim: int) -> str | tuple[int, ...]:
+def _check_shift(shift: str | Sequence[int], channels: int) -> str | tuple[int, ...]:
     if isinstance(shift, str):
         check_choice("shift", shift, SHIFT_KINDS)
         return shift
     whole = isinstance(shift, Sequence) and all(type(step) is int for step in shift)
-    if not whole or len(shift) != dim:
-        raise bad_argument("shift", f"a kind of shift or dim = {dim} integers", shift)
+    if not whole or len(shift) != channels:
+        raise bad_argument("shift", f"a kind of shift or {channels} integers", shift)
     return tuple(shift)

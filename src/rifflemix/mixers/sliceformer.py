@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rifflemix.errors import check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.ops._checks import check_divides
+from rifflemix.mixers.value_maps import value_and_output_maps
 from rifflemix.ops.permutation import group_sort, interleave_columns, max_exchange
 
 VARIANTS = ("ascending", "descending", "interleave", "max_exchange")
@@ -23,13 +22,15 @@ class Sliceformer(TokenMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` (and with
-            `reverse` `num_layers`) set the columns of "interleave"; `dropout` acts on the output.
+            `reverse` `num_layers`) set the columns of "interleave"; `dropout` has no use here.
         variant: "ascending", "descending", "interleave" (ascending, but descending in
             `rifflemix.ops.interleave_columns`) or "max_exchange".
-        heads: contiguous heads the channels are split into, a divisor of C.
+        heads: contiguous heads the sorted channels are split into.
         reverse: count layers from the last one, as the authors' vision code does.
+        inner_dim: channels that are sorted, C where unset.
         bias: add a bias to the value map.
-        out_proj: have an output map, with bias.
+        out_proj: have an output map; without one, the sorted values are the output.
+        out_bias: give the output map a bias.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -58,25 +59,31 @@ class Sliceformer(TokenMixer):
         variant: str = "ascending",
         heads: int = 1,
         reverse: bool = False,
+        inner_dim: int | None = None,
         bias: bool = False,
         out_proj: bool = True,
+        out_bias: bool = True,
         **shared: Any,
     ) -> None:
         super().__init__(dim, **shared)
         check_choice("variant", variant, VARIANTS)
-        check_divides("heads", heads, dim, "dim")
+        self.value, self.proj = value_and_output_maps(
+            dim, inner_dim, bias=bias, out_proj=out_proj, out_bias=out_bias
+        )
         self.variant = variant
         columns = interleave_columns(
-            dim, self.layer_index, heads=heads, reverse=reverse, num_layers=self.num_layers
+            self.value.out_features,
+            self.layer_index,
+            heads=heads,
+            reverse=reverse,
+            num_layers=self.num_layers,
         )
         self.register_buffer("descending", columns, persistent=False)
-        self.value = nn.Linear(dim, dim, bias=bias)
-        self.proj = nn.Linear(dim, dim) if out_proj else nn.Identity()
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Sort the values channel by channel."""
         y: Tensor = self.proj(self._permute(self.value(x), key_padding_mask))
-        return F.dropout(y, self.dropout, self.training)
+        return y
 
     def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
         if self.variant == "max_exchange":

@@ -240,7 +240,7 @@ class ButterflyMLP(_ButterflyStack):
         num_features: n.
         block: a, features per block; a divisor of n.
         expansion: r, so that int(r a) features per block are hidden.
-        activation: module class inside the block MLPs.
+        activation: module class inside the block MLPs; unset, GELU, or ELU with `residual`.
         residual: add each block to its result (`BlockResMLP`).
         init: see `BlockLinear`.
 
@@ -253,14 +253,15 @@ class ButterflyMLP(_ButterflyStack):
         block: int,
         expansion: float = 2,
         *,
-        activation: Callable[[], nn.Module] = nn.GELU,
+        activation: Callable[[], nn.Module] | None = None,
         residual: bool = False,
         init: str = "uniform",
     ) -> None:
         dims = (block, int(expansion * block), block)
-        kind = BlockResMLP if residual else BlockMLP
+        kind, usual = (BlockResMLP, nn.ELU) if residual else (BlockMLP, nn.GELU)
+        act = usual if activation is None else activation
         super().__init__(
-            num_features, block, lambda: kind(num_features, dims, activation=activation, init=init)
+            num_features, block, lambda: kind(num_features, dims, activation=act, init=init)
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from rifflemix.errors import bad_argument
 from rifflemix.ops._checks import check_backend
 from rifflemix.ops.butterfly import eager, reference
-from rifflemix.ops.butterfly.strides import butterfly_strides
+from rifflemix.ops.butterfly.strides import butterfly_layout, butterfly_strides
 
 _BACKENDS: dict[str, ModuleType] = {"reference": reference, "eager": eager}
 
@@ -148,4 +148,10 @@ def _check_matches(name: str, parameter: Tensor, x: Tensor) -> None:
         raise bad_argument(name, f"dtype {x.dtype} of x", parameter.dtype)
 
 
-__all__ = ["block_linear", "butterfly_merge", "butterfly_split", "butterfly_strides"]
+__all__ = [
+    "block_linear",
+    "butterfly_layout",
+    "butterfly_merge",
+    "butterfly_split",
+    "butterfly_strides",
+]

@@ -54,6 +54,42 @@ def butterfly_strides(length: int, block: int) -> list[int]:
     return _completed(strides, mixed, length, block)
 
 
+def butterfly_layout(num_tokens: int, block: int) -> tuple[int, list[int]]:
+    """The length to pad to, and strides that bring every token to every other.
+
+    Where `block` divides the tokens nothing is padded and the strides are those of
+    `butterfly_strides`. Else padding fills up a length that powers of the block and one last
+    stride serve; as nothing travels over a padded place, a second way through some of the strides
+    is added where tokens would be cut off.
+
+    Args:
+        num_tokens: N, at least 1.
+        block: a, tokens per group, at least 2 unless N is 1; N itself where it is larger.
+
+    Returns:
+        Padded length, a multiple of the group size min(a, N), and the strides in order.
+
+    Raises:
+        InputError: a number out of range.
+    """
+    block = min(block, num_tokens)
+    if num_tokens % block == 0:
+        return num_tokens, butterfly_strides(num_tokens, block)
+    span = block
+    while span * block < num_tokens:
+        span *= block
+    length = -(-num_tokens // span) * span
+    strides = butterfly_strides(length, block)
+    last = length // block
+    if len(strides) == 2 and num_tokens - (last - 1) * block >= last:
+        return length, strides  # the last, shorter block still meets every group of the last stride
+    # Each token reaches the lowest place of its group, which is never padding, and so by the last
+    # stride a place at or below any other; what is missing then are the strides inside a run.
+    is_power = strides[-1] == strides[-2] * block
+    way_back = strides[:-1] if is_power or len(strides) == 2 else strides
+    return length, strides + way_back
+
+
 def _check_lengths(length: int, block: int) -> None:
     if not isinstance(length, int) or length < 1:
         raise bad_argument("length", "an integer of at least 1", length)
