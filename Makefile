@@ -12,7 +12,7 @@ $(VENV)/.ok: pyproject.toml constraints.txt
 
 # Six mixers, one backbone, real handwritten digits; a few minutes on two cores.
 demo: $(VENV)/.ok
-	$(VENV)/bin/rifflemix compare --task digits --mixers $(DEMO_MIXERS) --out runs/demo
+	$(VENV)/bin/rifflemix compare --task digits --mixers $(DEMO_MIXERS) --seeds 2 --out runs/demo
 
 # Everything but the slow tests; under ten minutes on two cores.
 test: $(VENV)/.ok
@@ -27,7 +27,7 @@ lint: $(VENV)/.ok
 	$(VENV)/bin/mypy
 
 bench: $(VENV)/.ok
-	$(VENV)/bin/rifflemix bench ops --out runs/bench-ops.json
+	$(VENV)/bin/rifflemix bench ops --out runs/bench
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -33,7 +33,7 @@ class Budget:
 # Chosen so that all six mixers end in minutes on two cores (digits) or within an hour or two (the
 # others); none was tuned for a mixer.
 _BUDGETS = {
-    "digits": Budget(64, 2, 4, max_steps=500, batch_size=64, lr=2e-3, evaluations=10),
+    "digits": Budget(64, 2, 4, max_steps=400, batch_size=64, lr=5e-3, evaluations=8),
     "mnist": Budget(64, 2, 4, max_steps=1000, batch_size=64, lr=1e-3, evaluations=5),
     "image": Budget(64, 2, 4, max_steps=1000, batch_size=32, lr=1e-3, evaluations=2),
     "text": Budget(64, 2, 4, max_steps=1000, batch_size=16, lr=1e-3, evaluations=2),
