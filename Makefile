@@ -5,7 +5,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo test test-all lint bench docs clean
 
-$(VENV)/.ok: pyproject.toml constraints.txt
+KERNELS = setup.py $(wildcard src/rifflemix/ops/native/*.cpp src/rifflemix/ops/native/*.h)
+
+$(VENV)/.ok: pyproject.toml constraints.txt $(KERNELS)
 	$(PY) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q -c constraints.txt -e ".[test]"
 	@touch $@

@@ -5,17 +5,36 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+# A call that lasts so long needs no warming up, and is not worth making once more to find out.
+_LONG_SECONDS = 1.0
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one call took: seconds, and bytes above the level at its start."""
+
+    seconds: float
+    peak_memory_bytes: int
 
 
 def median_seconds(
-    calls: Mapping[str, Callable[[], object]],
+    calls: Mapping[str, Call],
     device: torch.device,
     *,
     repeats: int = 7,
     min_seconds: float = 0.02,
+    max_seconds: float | None = None,
+    probes: Mapping[str, Probe] | None = None,
+    should_stop: Callable[[], bool] | None = None,
 ) -> dict[str, list[float]]:
     """Times of several calls, taken in turn so that a noisy machine disturbs all alike.
 
@@ -24,15 +43,28 @@ def median_seconds(
         device: where the calls compute; GPU work is waited for.
         repeats: timings of each call.
         min_seconds: a timing repeats a short call until it has lasted this long.
+        max_seconds: a call gets fewer timings, but at least one, rather than take longer in all.
+        probes: what a call took when it was made before; its warm-up, if it was a long one.
+        should_stop: polled before every timing; when True the times so far are returned.
 
     Returns:
-        name -> seconds a call, one entry per repeat; take the median, and ratios of medians.
+        name -> seconds a call, one entry per timing; take the median, and ratios of medians.
     """
-    loops = {name: _calibrate(call, device, min_seconds) for name, call in calls.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
+    loops: dict[str, int] = {}
+    spent = {name: probe.seconds for name, probe in (probes or {}).items()}
     for _ in range(repeats):
         for name, call in calls.items():
-            seconds[name].append(_timed(call, device, loops[name]))
+            if should_stop is not None and should_stop():
+                return seconds
+            if name not in loops:
+                loops[name] = _warm_up(call, device, min_seconds, spent.get(name, 0.0))
+            taken = seconds[name]
+            next_one = loops[name] * taken[-1] if taken else 0.0
+            if max_seconds is not None and taken and spent[name] + next_one > max_seconds:
+                continue
+            taken.append(_timed(call, device, loops[name]))
+            spent[name] = spent.get(name, 0.0) + loops[name] * taken[-1]
     return seconds
 
 
@@ -41,7 +73,14 @@ def median(values: list[float]) -> float:
     return statistics.median(values)
 
 
-def peak_memory(call: Callable[[], object], device: torch.device) -> int:
+def probe(call: Call, device: torch.device) -> Probe:
+    """Make a call once and say what it took."""
+    seconds: list[float] = []
+    memory = peak_memory(lambda: seconds.append(_timed(call, device, 1)), device)
+    return Probe(seconds[0], memory)
+
+
+def peak_memory(call: Call, device: torch.device) -> int:
     """Most bytes that torch's allocator held above the level at the start, in one call.
 
     On a CPU the allocator's own record is replayed (interpreter and libraries not counted, and
@@ -59,13 +98,39 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
     return _highest_level(record)
 
 
+def kernel_share(call: Call, device: torch.device) -> float:
+    """Share of a call's time that is spent computing; the rest is Python, autograd and launching.
+
+    On a GPU its kernels count, on a CPU torch's operators. The profiler slows the rest down a
+    little, so that the true share is somewhat higher.
+
+    Returns:
+        0..1.
+    """
+    on_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with profile(activities=activities) as record:
+        seconds = _timed(call, device, 1)
+    events = record.key_averages()
+    if on_gpu:
+        busy = sum(e.self_device_time_total for e in events if e.device_type == DeviceType.CUDA)
+    else:
+        busy = sum(e.self_cpu_time_total for e in events if _is_operator(e.key))
+    return min(1e-6 * float(busy) / seconds, 1.0)
+
+
+def _is_operator(key: str) -> bool:
+    """Whether an event is one of torch's or of a library's operators: `aten::add`."""
+    return "::" in key and not key.startswith("autograd::")
+
+
 def _highest_level(record: profile) -> int:
     """Replay allocations and frees in order of time."""
-    results = record.profiler.kineto_results  # type: ignore[union-attr]
+    profiler: Any = record.profiler
     changes = [
         (event.start_ns(), event.nbytes())
-        for event in results.events()
-        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+        for event in profiler.kineto_results.events()
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
     ]
     level = highest = 0
     for _, change in sorted(changes, key=lambda pair: pair[0]):
@@ -74,14 +139,17 @@ def _highest_level(record: profile) -> int:
     return highest
 
 
-def _calibrate(call: Callable[[], object], device: torch.device, min_seconds: float) -> int:
-    """Warm up, then how many calls one timing needs."""
-    _timed(call, device, 1)
-    once = _timed(call, device, 1)
+def _warm_up(call: Call, device: torch.device, min_seconds: float, known_seconds: float) -> int:
+    """How many calls one timing needs; a call known to be long is neither warmed up nor looped."""
+    once = known_seconds
+    if once < _LONG_SECONDS:
+        once = _timed(call, device, 1)
+    if once < _LONG_SECONDS:
+        once = _timed(call, device, 1)
     return max(1, int(min_seconds / max(once, 1e-9)))
 
 
-def _timed(call: Callable[[], object], device: torch.device, loops: int) -> float:
+def _timed(call: Call, device: torch.device, loops: int) -> float:
     _wait(device)
     start = time.perf_counter()
     for _ in range(loops):

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import numbers
+import operator
+import reprlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,9 +17,27 @@ from rifflemix.errors import InputError, bad_argument, check_choice
 
 BACKENDS = ("auto", "reference", "eager", "cpu", "triton")
 
+_preferred: str | None = None
+
+
+@contextmanager
+def prefer_backend(backend: str) -> Iterator[None]:
+    """Inside, "auto" means `backend` wherever that supports the arguments; for all threads.
+
+    Raises:
+        InputError: an unknown name.
+    """
+    global _preferred
+    check_choice("backend", backend, BACKENDS)
+    before, _preferred = _preferred, backend
+    try:
+        yield
+    finally:
+        _preferred = before
+
 
 def check_backend(backend: str, available: Iterable[str]) -> str:
-    """The backend that will run: the last of `available` for "auto", else `backend` itself.
+    """The backend that will run: for "auto" the preferred one or else the last of `available`.
 
     Args:
         backend: what the caller asked for, one of `BACKENDS`.
@@ -25,7 +49,7 @@ def check_backend(backend: str, available: Iterable[str]) -> str:
     check_choice("backend", backend, BACKENDS)
     names = list(available)
     if backend == "auto":
-        return names[-1]
+        return names[-1] if _preferred is None or _preferred not in names else _preferred
     if backend not in names:
         raise bad_argument(
             "backend",
@@ -38,12 +62,9 @@ def check_backend(backend: str, available: Iterable[str]) -> str:
 
 def check_tokens(name: str, x: Tensor, *, rank: int = 3, layout: str = "(B, N, C)") -> None:
     """Raise unless `x` is a floating-point tensor of the given rank."""
-    if not isinstance(x, Tensor):
-        raise bad_argument(name, f"a tensor of shape {layout}", type(x).__name__)
-    if x.dim() != rank:
+    if isinstance(x, Tensor) and x.dim() != rank:
         raise bad_argument(name, f"shape {layout}", tuple(x.shape))
-    if not x.is_floating_point():
-        raise bad_argument(name, "a floating-point dtype", x.dtype)
+    check_floating(name, x, layout)
 
 
 def check_padding_mask(mask: Tensor | None, x: Tensor, token_dim: int = 1) -> None:
@@ -60,17 +81,144 @@ def check_padding_mask(mask: Tensor | None, x: Tensor, token_dim: int = 1) -> No
         raise bad_argument("key_padding_mask", f"device {x.device}", mask.device)
 
 
-def check_divides(name: str, divisor: int, length: int, of_what: str, hint: str = "") -> None:
-    """Raise unless `divisor` is positive and divides `length`."""
-    if divisor < 1 or length % divisor:
-        raise bad_argument(name, f"a divisor of {of_what} = {length}", divisor, hint)
+def check_integer(
+    name: str, value: Any, minimum: int | None = None, maximum: int | None = None
+) -> int:
+    """`value` as an int; raise unless it is an integer of Python or NumPy within the bounds.
+
+    A symbolic integer, which stands for any size in a traced graph, is passed on as it is.
+    """
+    number = _as_integer(value)
+    low = minimum is None or (number is not None and number >= minimum)
+    high = maximum is None or (number is not None and number <= maximum)
+    if number is None or not (low and high):
+        expected = "an integer"
+        if maximum is not None:
+            expected += f" from {minimum} to {maximum}"
+        elif minimum is not None:
+            expected += f" of at least {minimum}"
+        raise bad_argument(name, expected, shown(value) if number is None else number)
+    return number
+
+
+def check_integers(name: str, values: Any, minimum: int | None = None) -> tuple[int, ...]:
+    """`values`, a sequence, a one-dimensional array or tensor of integers, as a tuple of ints."""
+    limits = torch.iinfo(torch.int64)
+    if isinstance(values, Tensor) and not values.is_meta:
+        values = values.tolist()
+    if isinstance(values, str | bytes | Tensor) or not hasattr(values, "__iter__"):
+        raise bad_argument(name, "a sequence of integers", shown(values))
+    integers = tuple([check_integer(name, value, minimum) for value in values])
+    for number in integers:
+        if not limits.min <= number <= limits.max:
+            raise bad_argument(name, "integers that int64 holds", number)
+    return integers
+
+
+def check_divides(name: str, divisor: Any, length: int, of_what: str, hint: str = "") -> int:
+    """`divisor` as an int; raise unless it is a positive integer that divides `length`."""
+    number = check_integer(name, divisor)
+    if number < 1 or length % number:
+        raise bad_argument(name, f"a divisor of {of_what} = {length}", number, hint)
+    return number
+
+
+def check_layer(layer_index: Any, num_layers: Any) -> tuple[int, int]:
+    """Both as ints; raise unless `layer_index` counts one of `num_layers` from 0."""
+    layers = check_integer("num_layers", num_layers, 1)
+    index = check_integer("layer_index", layer_index)
+    if not 0 <= index < layers:
+        raise bad_argument("layer_index", f"0 to num_layers - 1 = {layers - 1}", index)
+    return index, layers
+
+
+def check_positive(name: str, value: Any) -> float:
+    """`value`; raise unless it is a finite number above 0."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise bad_argument(name, "a finite number above 0", shown(value))
+    return _as_float(value)
+
+
+def check_probability(name: str, value: Any) -> float:
+    """`value`; raise unless it is a number in [0, 1)."""
+    if not is_number(value) or not 0.0 <= value < 1.0:
+        raise bad_argument(name, "a probability in [0, 1)", shown(value))
+    return _as_float(value)
+
+
+def check_bool(name: str, value: Any) -> bool:
+    """`value`; raise unless it is True or False."""
+    if not isinstance(value, bool):
+        raise bad_argument(name, "True or False", shown(value))
+    return value
+
+
+def check_floating(name: str, x: Any, layout: str) -> None:
+    """Raise unless `x` is a floating-point tensor; `layout` says of which shape it should be."""
+    if not isinstance(x, Tensor):
+        raise bad_argument(name, f"a tensor of shape {layout}", type(x).__name__)
+    if not x.is_floating_point():
+        raise bad_argument(name, "a floating-point dtype", x.dtype)
+
+
+def check_like(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:
+    """Raise unless `tensor` has the device and, autocast aside, the dtype of `like`."""
+    if tensor.device != like.device:
+        raise bad_argument(name, f"device {like.device} of {like_name}", tensor.device)
+    if tensor.dtype != like.dtype and not _autocast(like.device.type):
+        raise bad_argument(name, f"dtype {like.dtype} of {like_name}", tensor.dtype)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a real number of Python, NumPy or a traced graph, and no bool."""
+    kinds = numbers.Real | torch.SymInt | torch.SymFloat
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def shown(value: Any) -> str:
+    """`value` in an error: short, and a text in quotes."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return reprlib.repr(value)
+
+
+def _as_integer(value: Any) -> int | None:
+    if isinstance(value, bool | Tensor):
+        return None
+    if isinstance(value, int | torch.SymInt):  # operator.index would fix a symbolic size
+        return cast(int, value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _as_float(value: Any) -> float:
+    """NumPy's scalars as a float; torch does not take all of them."""
+    known = isinstance(value, int | float | torch.SymInt | torch.SymFloat)
+    return cast(float, value) if known else float(value)
+
+
+def _autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 __all__ = [
     "BACKENDS",
     "InputError",
     "check_backend",
+    "check_bool",
     "check_divides",
+    "check_floating",
+    "check_integer",
+    "check_integers",
+    "check_layer",
+    "check_like",
     "check_padding_mask",
+    "check_positive",
+    "check_probability",
     "check_tokens",
+    "is_number",
+    "prefer_backend",
+    "shown",
 ]

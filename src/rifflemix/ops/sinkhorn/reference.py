@@ -192,7 +192,7 @@ def sorted_padding_mask(
         return v < num_null or key_padding_mask is None or not key_padding_mask[b, token]
 
     for b, h, u, place in itertools.product(*map(range, hidden.shape)):
-        weights = [float(w) for w in sort[b, h, u]]
+        weights = sort[b, h, u].tolist()
         if rule == "majority":
             seen = sum(weights[v] for v in range(columns) if valid(b, v, place))
             enough = 2 * seen >= sum(weights)

@@ -1,0 +1,116 @@
+"""Layers to measure: every registered mixer, the floor of two linear maps, and the peers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.bench.gate import (
+    LAYER_TOLERANCE,
+    OPERATOR_TOLERANCE,
+    Check,
+    check,
+    check_finite,
+    output_and_gradients,
+)
+from rifflemix.bench.peers import Peer
+from rifflemix.bench.rows import Shape
+from rifflemix.bench.runner import Built, Candidate, Settings, forward_and_backward
+from rifflemix.mixers import create_mixer
+from rifflemix.ops._checks import prefer_backend
+
+PROJECTIONS, SOFTMAX = "two linear maps", "softmax"
+_GATE_TOKENS = 256
+
+Build = Callable[[Shape], nn.Module]
+
+
+def layer_candidates(
+    mixers: Sequence[str], peers: Sequence[Peer], settings: Settings
+) -> list[Candidate]:
+    """The floor, then softmax, then the other mixers and the peers."""
+    names = [SOFTMAX, *(name for name in mixers if name != SOFTMAX)]
+    return [
+        _candidate("layer", PROJECTIONS, _two_linear_maps, settings, None),
+        *(_candidate("layer", n, partial(_mixer, n), settings, gate_mixer) for n in names),
+        *(_candidate("peer", p.name, p.build, settings, _gate_peer) for p in peers),
+    ]
+
+
+def gate_mixer(build: Build, settings: Settings, shape: Shape) -> list[Check]:
+    """With its fast operators against the eager ones and, forward, against float64.
+
+    The first comparison is strict: both sides project alike, so that a sort sees the same values.
+    In the second one rounding before a sort may exchange neighbours.
+    """
+    place, module, x = _gate_layer(build, settings, shape)
+    leaves = (x, *module.parameters())
+    actual = output_and_gradients(lambda: module(x), leaves)
+    with prefer_backend("eager"), torch.no_grad():
+        exact = copy.deepcopy(module).double()(x.double())
+    with prefer_backend("eager"):
+        eager = output_and_gradients(lambda: module(x), leaves)
+    dtype = settings.torch_dtype
+    return [
+        check("eager operators", place, actual, eager, OPERATOR_TOLERANCE[dtype]),
+        check("eager operators, float64", place, actual[:1], [exact], LAYER_TOLERANCE[dtype]),
+    ]
+
+
+def _gate_peer(build: Build, settings: Settings, shape: Shape) -> list[Check]:
+    place, module, x = _gate_layer(build, settings, shape)
+    actual = output_and_gradients(lambda: module(x), (x, *module.parameters()))
+    return [check_finite(place, x, actual)]
+
+
+def _gate_layer(build: Build, settings: Settings, shape: Shape) -> tuple[Shape, nn.Module, Tensor]:
+    """A layer in evaluation and its input, cut to a length that float64 attention can have."""
+    small = replace(shape, batch=1, tokens=min(shape.tokens, _GATE_TOKENS))
+    module = build(small).to(settings.torch_device, settings.torch_dtype).eval()
+    return small, module, _input(small, settings)
+
+
+def _candidate(
+    kind: str,
+    name: str,
+    build: Build,
+    settings: Settings,
+    gate: Callable[[Build, Settings, Shape], list[Check]] | None,
+) -> Candidate:
+    return Candidate(
+        kind,
+        name,
+        None,
+        build=partial(_build, build, settings),
+        gate=_no_checks if gate is None else partial(gate, build, settings),
+    )
+
+
+def _build(build: Build, settings: Settings, shape: Shape) -> Built:
+    module = build(shape).to(settings.torch_device, settings.torch_dtype)
+    x = _input(shape, settings)
+    leaves = (x, *module.parameters())
+    return Built(forward_and_backward(lambda: module(x), leaves, module))
+
+
+def _no_checks(shape: Shape) -> list[Check]:
+    return []
+
+
+def _input(shape: Shape, settings: Settings) -> Tensor:
+    size = (shape.batch, shape.tokens, shape.channels)
+    x = torch.randn(size, device=settings.torch_device).to(settings.torch_dtype)
+    return x.requires_grad_()
+
+
+def _two_linear_maps(shape: Shape) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(shape.channels, shape.channels) for _ in range(2)))
+
+
+def _mixer(name: str, shape: Shape) -> nn.Module:
+    return create_mixer(name, shape.channels, num_heads=shape.heads, max_length=shape.tokens)

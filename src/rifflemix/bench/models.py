@@ -1,0 +1,162 @@
+"""`rifflemix bench models`: the encoder's training step with every mixer in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.bench.gate import OPERATOR_TOLERANCE, Check, check, output_and_gradients
+from rifflemix.bench.measure import kernel_share
+from rifflemix.bench.rows import FORWARD, TRAINING_STEP, Row, Shape
+from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
+from rifflemix.errors import bad_argument
+from rifflemix.mixers import list_mixers, mixer_card
+from rifflemix.models import EncoderBlock, create_model
+from rifflemix.ops._checks import prefer_backend
+
+NO_MIXER, SOFTMAX = "no mixer", "softmax"
+DEFAULT_SHAPES = (Shape(4, 1024, 256, 8),)
+DEFAULT_LAYERS = 4
+_VOCABULARY, _CLASSES = 256, 10
+_GATE_TOKENS = 128
+
+
+class NoMixer(nn.Module):
+    """What a block without a mixer has in its place: the identity."""
+
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) as it came."""
+        return x
+
+
+def run(
+    shapes: Sequence[Shape] = DEFAULT_SHAPES,
+    *,
+    layers: int = DEFAULT_LAYERS,
+    mixers: Sequence[str] | None = None,
+    settings: Settings | None = None,
+    hooks: Hooks | None = None,
+) -> dict[str, Any]:
+    """Measure training steps of the encoder: forward, loss, backward, AdamW.
+
+    Args:
+        shapes: batch, tokens, channels and heads to measure at.
+        layers: blocks of the encoder.
+        mixers: registry names, all by default; softmax always takes part.
+        settings: type, device, number of timings and limits.
+        hooks: progress, stopping and saving.
+
+    Returns:
+        See benchmarks/README.md. Rows of kind "model", passes "forward" and "training_step",
+        ratios to "no mixer" (the backbone alone) and "softmax"; "extra" has steps_per_second,
+        tokens_per_second, parameters and kernel_share.
+
+    Raises:
+        InputError: an unknown mixer, or a setting out of range.
+    """
+    settings = settings or Settings()
+    if layers < 1:
+        raise bad_argument("layers", "at least 1", layers)
+    names = list_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
+    names = [NO_MIXER, SOFTMAX, *(name for name in names if name != SOFTMAX)]
+    candidates = [_candidate(name, layers, settings) for name in names]
+    groups = [Group(shape, candidates, (NO_MIXER, SOFTMAX)) for shape in shapes]
+    details = {"layers": layers, "mixers": names[1:], "optimizer": "AdamW"}
+    return run_benchmark("models", groups, settings, details, hooks=hooks)
+
+
+def _candidate(name: str, layers: int, settings: Settings) -> Candidate:
+    return Candidate(
+        "model",
+        name,
+        None,
+        build=partial(_build, name, layers, settings),
+        gate=partial(_gate, name, layers, settings),
+    )
+
+
+def _gate(name: str, layers: int, settings: Settings, shape: Shape) -> list[Check]:
+    """Logits and gradients with the fast operators against the eager ones."""
+    small = replace(shape, batch=2, tokens=min(shape.tokens, _GATE_TOKENS))
+    model = _model(name, layers, settings, small).eval()
+    tokens, _ = _batch(small, settings)
+    leaves = tuple(model.parameters())
+    actual = output_and_gradients(lambda: model(tokens), leaves)
+    with prefer_backend("eager"):
+        expected = output_and_gradients(lambda: model(tokens), leaves)
+    tolerance = OPERATOR_TOLERANCE[settings.torch_dtype]
+    return [check("eager operators", small, actual, expected, tolerance)]
+
+
+def _build(name: str, layers: int, settings: Settings, shape: Shape) -> Built:
+    model = _model(name, layers, settings, shape)
+    tokens, labels = _batch(shape, settings)
+    step = _training_step(model, tokens, labels)
+
+    def forward() -> Tensor:
+        model.eval()
+        with torch.no_grad():
+            out: Tensor = model(tokens)
+        return out
+
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    device = settings.torch_device
+    return Built(
+        {FORWARD: forward, TRAINING_STEP: step},
+        describe=lambda row: _rates(row, parameters) | {"kernel_share": kernel_share(step, device)},
+    )
+
+
+def _training_step(model: nn.Module, tokens: Tensor, labels: Tensor) -> Callable[[], object]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # makes the optimiser's state, which no step should be charged with
+    optimizer.zero_grad(set_to_none=True)
+
+    def step() -> None:
+        model.train()
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(model(tokens).float(), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def _rates(row: Row, parameters: int) -> dict[str, float]:
+    seconds = row.passes[TRAINING_STEP].p50
+    return {
+        "steps_per_second": 1 / seconds,
+        "tokens_per_second": row.shape.batch * row.shape.tokens / seconds,
+        "parameters": parameters,
+    }
+
+
+def _model(name: str, layers: int, settings: Settings, shape: Shape) -> nn.Module:
+    model = create_model(
+        "encoder",
+        mixer=SOFTMAX if name == NO_MIXER else name,
+        dim=shape.channels,
+        num_layers=layers,
+        num_heads=shape.heads,
+        num_classes=_CLASSES,
+        vocab_size=_VOCABULARY,
+        max_length=shape.tokens,
+    )
+    if name == NO_MIXER:
+        for block in model.modules():
+            if isinstance(block, EncoderBlock):
+                block.mixer = NoMixer()
+    return model.to(settings.torch_device, settings.torch_dtype)
+
+
+def _batch(shape: Shape, settings: Settings) -> tuple[Tensor, Tensor]:
+    device = settings.torch_device
+    tokens = torch.randint(_VOCABULARY, (shape.batch, shape.tokens), device=device)
+    return tokens, torch.randint(_CLASSES, (shape.batch,), device=device)

@@ -1,0 +1,310 @@
+"""rifflemix bench: measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
+from rifflemix.cli.options import (
+    Device,
+    Json,
+    Threads,
+    parse_device,
+    parse_names,
+    parse_threads,
+)
+from rifflemix.cli.output import plain_table, print_json, progress_console, show
+from rifflemix.errors import bad_argument
+
+if TYPE_CHECKING:
+    from rifflemix.bench.rows import Shape
+    from rifflemix.bench.runner import Hooks, Settings
+
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", metavar="BATCH,TOKENS,CHANNELS,HEADS", help="What to measure at; repeatable."
+    ),
+]
+Mixers = Annotated[str | None, typer.Option(help="Names with commas between them; all if unset.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float64.")]
+Repeats = Annotated[int, typer.Option(help="Timings of each call.")]
+MaxSeconds = Annotated[
+    float, typer.Option(help="Limit for one pass of one row; what would take longer is left out.")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="New file for the JSON, or a folder, where it gets a name of its own."),
+]
+
+app = typer.Typer(help="Measure time and memory: correctness first, then speed.")
+
+
+@app.command(
+    epilog="Examples:  rifflemix bench ops   |   "
+    "rifflemix bench ops --shape 8,4096,256,8 --dtype bfloat16 --device cuda --out ops.json"
+)
+def ops(
+    shape: Shapes = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    repeats: Repeats = 5,
+    max_seconds: MaxSeconds = 60.0,
+    threads: Threads = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Every operator in every form that is here, against a copy and softmax attention."""
+    from rifflemix.bench.ops import DEFAULT_SHAPES, run
+
+    shapes = _shapes(shape) or DEFAULT_SHAPES
+    common = _Common(dtype, device, repeats, max_seconds, threads, out, json)
+    common.measure(lambda settings, hooks: run(shapes, settings, hooks))
+
+
+@app.command(
+    epilog="Examples:  rifflemix bench models   |   "
+    "rifflemix bench models --shape 4,4096,256,8 --layers 2 --mixers tssa,csp --out models.json"
+)
+def models(
+    shape: Shapes = None,
+    layers: Annotated[int, typer.Option(help="Blocks of the encoder.")] = 4,
+    mixers: Mixers = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    repeats: Repeats = 5,
+    max_seconds: MaxSeconds = 60.0,
+    threads: Threads = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Training steps of the encoder with every mixer, against no mixer and softmax."""
+    from rifflemix.bench.models import DEFAULT_SHAPES, run
+
+    shapes = _shapes(shape) or DEFAULT_SHAPES
+    names = None if mixers is None else parse_names(mixers, "--mixers")
+    common = _Common(dtype, device, repeats, max_seconds, threads, out, json)
+    common.measure(
+        lambda settings, hooks: run(
+            shapes, layers=layers, mixers=names, settings=settings, hooks=hooks
+        )
+    )
+
+
+@app.command(
+    epilog="Examples:  rifflemix bench scaling --out benchmarks/results   |   "
+    "rifflemix bench scaling --tokens 196,1024,4096,16384,65536 --mixers tssa,csp --peers"
+)
+def scaling(
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Numbers of tokens; 256 to 16384 if unset."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
+    dim: Annotated[int, typer.Option(help="Channels.")] = 512,
+    heads: Annotated[int, typer.Option(help="Heads, where a layer has them.")] = 8,
+    mixers: Mixers = None,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Let layers of other installed packages take part.")
+    ] = False,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    repeats: Repeats = 5,
+    max_seconds: MaxSeconds = 60.0,
+    threads: Threads = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Every mixer as a layer over a range of N: growth of cost, crossover with softmax, plot.
+
+    The plot is written beside the JSON.
+    """
+    from rifflemix.bench.scaling import DEFAULT_TOKENS, run
+
+    lengths = DEFAULT_TOKENS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
+    names = None if mixers is None else parse_names(mixers, "--mixers")
+    common = _Common(dtype, device, repeats, max_seconds, threads, out, json, _write_plot)
+    common.measure(
+        lambda settings, hooks: run(
+            lengths,
+            batch=batch,
+            dim=dim,
+            heads=heads,
+            mixers=names,
+            peers=peers,
+            settings=settings,
+            hooks=hooks,
+        )
+    )
+
+
+def _write_plot(result: dict[str, Any], file: Path) -> Path:
+    from rifflemix.report.scaling import scaling_plot
+    from rifflemix.train.files import write_atomically
+
+    image, plot = scaling_plot(result), file.with_suffix(".png")
+    write_atomically(plot, lambda path: _write(path, image))
+    return plot
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What the three commands share: options, progress, Ctrl-C, files and printing."""
+
+    dtype: str
+    device: str
+    repeats: int
+    max_seconds: float
+    threads: int | None
+    out: Path | None
+    json: bool
+    write_more: Callable[[dict[str, Any], Path], Path] | None = None
+
+    def measure(self, run: Callable[[Settings, Hooks], dict[str, Any]]) -> None:
+        """Run, keep, print; exit with 130 after Ctrl-C."""
+        from rifflemix.bench.compare import using_threads
+        from rifflemix.bench.runner import Hooks, Settings
+
+        threads = parse_threads(self.threads)
+        if threads < 1:
+            raise bad_argument("--threads", "at least 1", threads)
+        settings = Settings(self.dtype, parse_device(self.device), self.repeats, self.max_seconds)
+        file = _File(self.out)
+        bar = _Bar(progress_console())
+        with (
+            using_threads(threads),
+            bar,
+            StopRequest(bar.note) as stop,
+        ):
+            result = run(settings, Hooks(bar.update, stop, file.save))
+        written = file.paths()
+        if written and self.write_more is not None:
+            written.append(self.write_more(result, written[0]))
+        if self.json:
+            print_json(result)
+        else:
+            _show(result, written)
+        if result["status"] != "complete":
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+
+class _File:
+    """Where a result goes; the same file is written again as the result grows.
+
+    Raises:
+        InputError: a file that is there already, or a place that cannot be written.
+    """
+
+    def __init__(self, out: Path | None) -> None:
+        from rifflemix.bench.compare import check_folder
+
+        self._out = out
+        self._path: Path | None = None
+        if out is None:
+            return
+        if not _is_file(out):
+            check_folder(out)
+            return
+        if out.exists():
+            raise bad_argument("--out", "a new file or a folder", f"{out}, which exists")
+        if not out.absolute().parent.is_dir():
+            raise bad_argument("--out", "a file in a folder that exists", str(out))
+        check_folder(out.absolute().parent)
+
+    def save(self, result: dict[str, Any]) -> None:
+        """Write what there is so far."""
+        from rifflemix.bench.rows import new_file, result_name
+        from rifflemix.train.files import make_folder, write_json
+
+        if self._out is None:
+            return
+        if self._path is None and _is_file(self._out):
+            self._path = self._out
+        elif self._path is None:
+            make_folder(self._out)
+            self._path = new_file(self._out, result_name(result))
+        write_json(self._path, result)
+
+    def paths(self) -> list[Path]:
+        """The file, once something was written."""
+        return [] if self._path is None else [self._path]
+
+
+def _is_file(out: Path) -> bool:
+    """Whether --out names a file: folders have no suffix, or are there."""
+    return bool(out.suffix) and not out.is_dir()
+
+
+class _Bar:
+    """A bar on a terminal, and a line every group of measurements elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            BarColumn(30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> _Bar:
+        """Start to show."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop to show."""
+        self._bar.stop()
+
+    def update(self, done: int, total: int, text: str) -> None:
+        """Show how far the measurement has come."""
+        self._bar.update(self._task, completed=done, total=total, description=text)
+        if not self._console.is_terminal and text.startswith("timing"):
+            self.note(f"{done}/{total} {text}")
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _shapes(texts: list[str] | None) -> tuple[Shape, ...]:
+    from rifflemix.bench.rows import Shape
+
+    wanted = "BATCH,TOKENS,CHANNELS,HEADS"
+    return tuple(Shape(*_numbers(text, "--shape", wanted, count=4)) for text in texts or ())
+
+
+def _numbers(text: str, option: str, wanted: str, *, count: int | None = None) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or (count is not None and len(numbers) != count):
+        raise bad_argument(option, wanted, repr(text))
+    return numbers
+
+
+def _show(result: dict[str, Any], written: list[Path]) -> None:
+    from rifflemix.report.bench import bench_notes, bench_tables
+
+    for table in bench_tables(result):
+        show(table.title)
+        show(plain_table(table.headers, table.rows))
+    for note in bench_notes(result):
+        show(note)
+    if written:
+        show(f"Written to {', '.join(str(path) for path in written)}")

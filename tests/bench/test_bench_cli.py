@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import rifflemix.cli
+
+SCALING = (
+    "bench", "scaling", "--tokens", "8,16", "--dim", "8", "--heads", "2", "--mixers", "tssa",
+    "--repeats", "1",
+)  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run the command line in this process."""
+
+    def run(*arguments: str) -> Outcome:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["rifflemix", *arguments])
+        for name in ("OMP_WAIT_POLICY", "KINETO_LOG_LEVEL"):
+            monkeypatch.setenv(name, os.environ.get(name, "99"))
+        code = rifflemix.cli.main()
+        return Outcome(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["ops", "models", "scaling"])
+def test_help_has_an_example(command: str, cli: Cli) -> None:
+    outcome = cli("bench", command, "--help")
+    assert outcome.code == 0
+    assert f"rifflemix bench {command}" in outcome.out.split("Examples:")[1]
+    for option in ("--json", "--out", "--max-seconds", "--threads", "--dtype", "--repeats"):
+        assert option in outcome.out
+
+
+def test_scaling_writes_what_it_prints_and_a_plot(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "scaling.json"
+    outcome = cli(*SCALING, "--threads", "1", "--out", str(file), "--json")
+    assert outcome.code == 0, outcome.err
+    result = json.loads(outcome.out)
+    assert result == json.loads(file.read_text())
+    assert result["environment"]["hardware"]["threads"] == 1
+    assert result["settings"]["tokens"] == [8, 16]
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["scaling.json", "scaling.png"]
+
+
+def test_tables_and_notes_are_printed(cli: Cli) -> None:
+    outcome = cli(*SCALING)
+    assert outcome.code == 0, outcome.err
+    assert "growth with N" in outcome.out
+    assert "N=16" in outcome.out
+    assert "float32, torch " in outcome.out
+    assert "timing at (1, 16, 8)" in outcome.err
+
+
+def test_models_and_ops_print_a_table_a_pass(cli: Cli) -> None:
+    models = cli(
+        "bench", "models", "--shape", "1,8,8,2", "--layers", "1", "--mixers", "tssa",
+        "--repeats", "1",
+    )  # fmt: skip
+    assert models.code == 0, models.err
+    assert "(1, 8, 8), 2 heads: training step" in models.out
+    assert "Tokens/s" in models.out
+
+
+def test_ops_come_from_their_own_shapes(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rifflemix.bench import ops
+
+    few = [op for op in ops.OPERATORS if op.name in (ops.COPY, "max_exchange")]
+    monkeypatch.setattr(ops, "OPERATORS", few)
+    outcome = cli(
+        "bench", "ops", "--shape", "1,8,4,2", "--shape", "2,9,4,2", "--repeats", "1", "--json"
+    )
+    assert outcome.code == 0, outcome.err
+    shapes = {tuple(row["shape"].values()) for row in json.loads(outcome.out)["rows"]}
+    assert shapes == {(1, 8, 4, 2), (2, 9, 4, 2)}
+
+
+def test_a_folder_gets_a_new_file_every_time(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    for _ in range(2):
+        assert cli(*SCALING, "--out", str(folder)).code == 0
+    files = sorted(folder.glob("*.json"))
+    assert len(files) == 2
+    assert all(path.name.startswith("scaling-") for path in files)
+    assert all(path.with_suffix(".png").exists() for path in files)
+
+
+def test_a_result_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_text("precious")
+    outcome = cli(*SCALING, "--out", str(file))
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: --out: expected a new file or a folder")
+    assert file.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("scaling --tokens 8,x", "--tokens: expected N,N,..."),
+        ("scaling --tokens 8,8", "each only once"),
+        ("scaling --tokens 8 --dim 9 --heads 2", "heads: expected a divisor"),
+        ("scaling --mixers nothing", "unknown mixer 'nothing'"),
+        ("scaling --max-seconds 0", "max_seconds: expected a number above 0"),
+        ("models --layers 0", "layers: expected at least 1"),
+        ("models --shape 1,2,3", "--shape: expected BATCH,TOKENS,CHANNELS,HEADS"),
+        ("ops --repeats 0", "repeats: expected at least 1"),
+        ("ops --threads 0", "--threads: expected at least 1"),
+        ("ops --out /nothing/here/x.json", "--out"),
+    ],
+)
+def test_bad_options_are_one_line(arguments: str, says: str, cli: Cli) -> None:
+    outcome = cli("bench", *arguments.split())
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: ")
+    assert outcome.err.count("\n") == 1
+    assert says in outcome.err
+
+
+def test_interrupt_keeps_what_was_measured(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rifflemix.bench import scaling
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        """As soon as 16 tokens are timed, somebody presses Ctrl-C."""
+        hooks = options["hooks"]
+
+        def progress(done: int, total: int, text: str) -> None:
+            hooks.progress(done, total, text)
+            if text == "timing at (1, 16, 8)":
+                signal.raise_signal(signal.SIGINT)
+
+        return run(*arguments, **(options | {"hooks": replace(hooks, progress=progress)}))
+
+    run = scaling.run_benchmark
+    monkeypatch.setattr(scaling, "run_benchmark", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    file = tmp_path / "scaling.json"
+    outcome = cli(*SCALING, "--out", str(file))
+    assert outcome.code == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "press Ctrl-C again to stop at once" in outcome.err
+    assert "Partial: it was stopped" in outcome.out
+    result = json.loads(file.read_text())
+    assert result["status"] == "partial"
+    by_tokens = {8: "measured", 16: "stopped"}
+    for row in result["rows"]:
+        assert row["status"] == by_tokens[row["shape"]["tokens"]]
+        assert bool(row["passes"]) is (row["status"] == "measured")
+    assert file.with_suffix(".png").exists()

@@ -1,0 +1,198 @@
+"""The three benchmarks on real operators, layers and models, very small."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from rifflemix.bench import models, ops, scaling
+from rifflemix.bench.rows import Shape
+from rifflemix.bench.runner import Settings
+from rifflemix.errors import InputError
+from rifflemix.mixers import list_mixers, mixer_card
+from rifflemix.ops.permutation import eager
+
+QUICK = Settings(repeats=1, max_seconds=20.0)
+
+
+def statuses(result: dict[str, Any]) -> dict[tuple[str, str | None], tuple[str, str]]:
+    return {(row["name"], row["backend"]): (row["status"], row["note"]) for row in result["rows"]}
+
+
+@pytest.fixture(scope="module")
+def ops_result() -> dict[str, Any]:
+    return ops.run((Shape(1, 64, 16, 2),), QUICK)
+
+
+def test_every_operator_passes_its_gate_and_is_measured(ops_result: dict[str, Any]) -> None:
+    json.dumps(ops_result, allow_nan=False)
+    assert set(statuses(ops_result).values()) == {("measured", "")}
+    assert {row["name"] for row in ops_result["rows"]} == {op.name for op in ops.OPERATORS}
+    for row in ops_result["rows"]:
+        for name in ("forward", "forward_backward"):
+            assert row["passes"][name]["p50"] > 0
+            assert row["passes"][name]["ratios"].keys() >= {ops.COPY, ops.ATTENTION, ops.SORT}
+        assert row["passes"]["forward_backward"]["peak_memory_bytes"] > 0
+
+
+def test_operators_are_gated_against_reference_and_eager_in_float64(
+    ops_result: dict[str, Any],
+) -> None:
+    for row in ops_result["rows"]:
+        against = [check["against"] for check in row["gate"]]
+        ours = row["backend"] is not None
+        assert against == (["reference, float64", "eager, float64"] if ours else [])
+
+
+def test_a_copy_costs_one_copy(ops_result: dict[str, Any]) -> None:
+    copy = next(row for row in ops_result["rows"] if row["name"] == ops.COPY)
+    assert copy["passes"]["forward"]["ratios"][ops.COPY] == 1.0
+    assert copy["passes"]["forward"]["peak_memory_bytes"] == 64 * 16 * 4
+
+
+def test_lengths_that_do_not_divide_are_left_out() -> None:
+    found = statuses(ops.run((Shape(1, 25, 16, 2),), QUICK))
+    left_out = {name for (name, _), (status, _) in found.items() if status == "left out"}
+    assert left_out == {"group_sort, G=2", "group_sort, G=64", "channel_permute, G=2"}
+    assert found["group_sort, G=2", "eager"][1] == "needs a multiple of 2 tokens"
+    assert {status for status, _ in found.values()} == {"measured", "left out"}
+
+
+def test_operators_in_bfloat16() -> None:
+    result = ops.run((Shape(1, 64, 16, 2),), Settings("bfloat16", repeats=1))
+    assert set(statuses(result).values()) == {("measured", "")}
+
+
+def test_a_wrong_operator_is_reported_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(x: torch.Tensor, *arguments: Any) -> Any:
+        y, index = right(x, *arguments)
+        return (y.flip(2) if x.dtype == torch.float32 else y), index
+
+    right = eager.max_exchange
+    monkeypatch.setattr(eager, "max_exchange", wrong)
+    few = [op for op in ops.OPERATORS if op.name in (ops.COPY, "max_exchange")]
+    monkeypatch.setattr(ops, "OPERATORS", few)
+    row = next(
+        row
+        for row in ops.run((Shape(1, 64, 16, 2),), QUICK)["rows"]
+        if (row["name"], row["backend"]) == ("max_exchange", "eager")
+    )
+    assert row["status"] == "failed"
+    assert "error against reference, float64" in row["note"]
+    assert row["passes"] == {}
+
+
+@pytest.fixture(scope="module")
+def scaling_result() -> dict[str, Any]:
+    return scaling.run((64, 16, 48, 33), dim=16, heads=2, settings=QUICK)
+
+
+def test_every_registered_mixer_is_measured_at_every_length(
+    scaling_result: dict[str, Any],
+) -> None:
+    json.dumps(scaling_result, allow_nan=False)
+    expected = [
+        (n, name) for n in (16, 33, 48, 64) for name in (scaling.PROJECTIONS, *list_mixers())
+    ]
+    rows = scaling_result["rows"]
+    assert [(row["shape"]["tokens"], row["name"]) for row in rows] == expected
+    assert set(statuses(scaling_result).values()) == {("measured", "")}
+
+
+def test_layers_are_gated(scaling_result: dict[str, Any]) -> None:
+    for row in scaling_result["rows"]:
+        against = [check["against"] for check in row["gate"]]
+        assert against == (
+            []
+            if row["name"] == scaling.PROJECTIONS
+            else ["eager operators", "eager operators, float64"]
+        )
+
+
+def test_growth_states_claims_and_crossovers(scaling_result: dict[str, Any]) -> None:
+    growth = {(entry["name"], entry["pass"]): entry for entry in scaling_result["growth"]}
+    assert len(growth) == 2 * (1 + len(list_mixers()))
+    for (name, _), entry in growth.items():
+        assert entry["fit"]["points"] == 3  # from 32, the middle of 16 to 64 on a logarithmic scale
+        if name in list_mixers():
+            assert entry["claimed_exponent"] == mixer_card(name).cost_exponent
+            assert entry["contradicts_claim"] in (True, False)
+        has_crossover = name not in (scaling.SOFTMAX, scaling.PROJECTIONS)
+        assert (entry["crossover"] is not None) is has_crossover
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_layers_in_other_types(dtype: str) -> None:
+    result = scaling.run((32,), dim=16, heads=2, settings=Settings(dtype, repeats=1))
+    assert set(statuses(result).values()) == {("measured", "")}
+    assert all(entry["fit"] is None for entry in result["growth"])
+
+
+def test_softmax_always_takes_part() -> None:
+    result = scaling.run((8,), dim=8, heads=2, mixers=["tssa"], settings=QUICK)
+    assert [row["name"] for row in result["rows"]] == [scaling.PROJECTIONS, "softmax", "tssa"]
+    assert result["rows"][2]["passes"]["forward"]["ratios"].keys() == {
+        scaling.PROJECTIONS, "softmax",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models_result() -> dict[str, Any]:
+    return models.run((Shape(2, 16, 16, 2),), layers=1, settings=QUICK)
+
+
+def test_every_mixer_trains_in_the_encoder(models_result: dict[str, Any]) -> None:
+    json.dumps(models_result, allow_nan=False)
+    assert [row["name"] for row in models_result["rows"]] == [models.NO_MIXER, *list_mixers()]
+    assert set(statuses(models_result).values()) == {("measured", "")}
+    for row in models_result["rows"]:
+        step = row["passes"]["training_step"]
+        assert row["extra"]["steps_per_second"] == pytest.approx(1 / step["p50"])
+        assert row["extra"]["tokens_per_second"] == pytest.approx(2 * 16 / step["p50"])
+        assert 0 < row["extra"]["kernel_share"] <= 1
+        assert step["ratios"].keys() == {models.NO_MIXER, "softmax"}
+        assert [check["against"] for check in row["gate"]] == ["eager operators"]
+
+
+def test_the_floor_of_models_has_no_mixer(models_result: dict[str, Any]) -> None:
+    parameters = {row["name"]: row["extra"]["parameters"] for row in models_result["rows"]}
+    # Queries, keys, values and output, with biases.
+    assert parameters["softmax"] - parameters[models.NO_MIXER] == 4 * (16 * 16 + 16)
+
+
+def test_a_training_step_trains() -> None:
+    settings, shape = Settings(), Shape(2, 16, 16, 2)
+    torch.manual_seed(0)
+    model = models._model("tssa", 1, settings, shape)
+    step = models._training_step(model, *models._batch(shape, settings))
+    before = [parameter.clone() for parameter in model.parameters()]
+    start = [parameter.grad for parameter in model.parameters()]
+    step()
+    assert start == [None] * len(before)
+    assert all(
+        not torch.equal(old, new)
+        for old, new in zip(before, model.parameters(), strict=True)
+        if new.grad.any()
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: models.run(layers=0), "layers"),
+        (lambda: models.run(mixers=["tsssa"]), "did you mean tssa"),
+        (lambda: scaling.run(()), "tokens"),
+        (lambda: scaling.run((8, 8)), "tokens"),
+        (lambda: scaling.run((0,)), "tokens"),
+        (lambda: scaling.run((8,), dim=9, heads=2), "heads"),
+        (lambda: scaling.run((8,), mixers=["nothing"]), "unknown mixer"),
+        (lambda: ops.run((Shape(1, 8, 8, 3),)), "heads"),
+    ],
+    ids=["layers", "mixer", "no N", "N twice", "N 0", "heads", "unknown", "shape"],
+)
+def test_bad_settings_are_named(call: Any, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        call()

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import itertools
+import struct
+
+import fake_bench
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rifflemix.report.bench import bench_markdown, bench_notes, bench_tables, crossover_text
+from rifflemix.report.scaling import _looks, scaling_plot, spread
+
+LAYERS = ["two linear maps", "softmax", "csp", "tssa"]
+
+
+def test_a_table_for_every_pass_with_ratios_and_failures() -> None:
+    tables = bench_tables(fake_bench.ops())
+    assert [table.title for table in tables] == [
+        "(1, 64, 16), 2 heads: forward",
+        "(1, 64, 16), 2 heads: forward and backward",
+    ]
+    assert tables[0].headers == [
+        "Name", "Backend", "p50, ms", "p20 to p80", "Memory", "x copy", "x eager",
+    ]  # fmt: skip
+    assert tables[0].rows == [
+        ["copy", "-", "1.00", "1.00 to 1.06", "256 B", "1.00", "-"],
+        ["group_sort", "eager", "8.00", "8.00 to 8.48", "256 B", "8.00", "-"],
+        ["group_sort", "cpu", "2.00", "2.00 to 2.12", "256 B", "2.00", "0.25"],
+        ["wrong|one", "cpu", "failed", "-", "-", "-", "-"],
+    ]
+
+
+def test_training_steps_show_rates() -> None:
+    (table,) = bench_tables(fake_bench.models())
+    assert table.headers[-4:] == ["Steps/s", "Tokens/s", "In kernels, %", "Parameters"]
+    assert table.rows[0][-4:] == ["2.00", "128", "50.00", "1,234"]
+
+
+def test_scaling_shows_growth_first_and_then_a_column_an_n() -> None:
+    growth, forward, both, floor, memory = bench_tables(fake_bench.scaling(LAYERS))
+    rows = {row[0]: row for row in growth.rows}
+    assert rows["softmax"][1:4] == ["2", "2.00 ± 0.00", "-"]
+    assert rows["tssa"][1:3] == ["1", "1.00 ± 0.00"]
+    assert rows["csp"][3] == "256 or less"
+    assert forward.headers == ["Name", *(f"N={n:,}" for n in fake_bench.TOKENS)]
+    cells = {row[0]: row[1:] for row in both.rows}
+    assert cells["softmax"][0] == "0.262 (1.00)"
+    assert cells["softmax"][-1] == "left out"
+    assert cells["tssa"][-1] == "16.1"  # no ratio where softmax was not measured
+    assert floor.rows[0][1:] == ["1.00"] * 7
+    assert memory.rows[3][1] == "1.00 KiB"
+
+
+def test_a_claim_below_the_measurement_is_marked() -> None:
+    result = fake_bench.scaling(LAYERS)
+    for entry in result["growth"]:
+        entry["contradicts_claim"] = entry["name"] == "csp"
+    marked = [row[0] for row in bench_tables(result)[0].rows if "above the claim" in row[2]]
+    assert marked == ["csp"]
+
+
+def test_notes_say_what_is_missing() -> None:
+    caption, partial, failure = bench_notes(fake_bench.ops())
+    assert "float32, torch " in caption
+    assert partial.startswith("Partial")
+    assert failure == "wrong|one (cpu) at (1, 64, 16), 2 heads: failed: error is 1"
+    notes = bench_notes(fake_bench.scaling(LAYERS))
+    assert "softmax at (1, 16384, 16), 2 heads: left out: forward would take too long" in notes
+    assert notes[-1] == "linformer: not installed"
+
+
+def test_markdown_tables_are_whole() -> None:
+    for result in (fake_bench.ops(), fake_bench.models(), fake_bench.scaling(LAYERS)):
+        lines = bench_markdown(result).replace("\\|", "/").splitlines()
+        for above, below in itertools.pairwise(lines):
+            if above.startswith("|") and below.startswith("|"):
+                assert above.count("|") == below.count("|")
+    assert "wrong\\|one" in bench_markdown(fake_bench.ops())
+
+
+@pytest.mark.parametrize(
+    ("tokens", "always", "text"),
+    [(None, False, "none up to 4,096"), (256.0, True, "256 or less"), (1499.6, False, "1,500")],
+)
+def test_crossovers_in_words(tokens: float | None, always: bool, text: str) -> None:
+    found = {"tokens": tokens, "always": always, "first_tokens": 256, "last_tokens": 4096}
+    assert crossover_text(found) == text
+    assert crossover_text(None) == "-"
+
+
+def size_of(png: bytes) -> tuple[int, int]:
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_plot_draws_any_number_of_layers(count: int) -> None:
+    names = ["two linear maps", "softmax", *(f"mixer_{i}" for i in range(count))]
+    width, height = size_of(scaling_plot(fake_bench.scaling(names)))
+    assert width == 2175
+    assert height >= 885
+
+
+def test_plot_of_a_single_length_or_of_nothing() -> None:
+    scaling_plot(fake_bench.scaling(LAYERS, tokens=(256,)))
+    empty = fake_bench.scaling(LAYERS)
+    for row in empty["rows"]:
+        row["passes"] = {}
+    scaling_plot(empty)
+
+
+def test_plot_is_deterministic() -> None:
+    result = fake_bench.scaling(LAYERS)
+    assert scaling_plot(result) == scaling_plot(result)
+
+
+def test_thirty_layers_look_different() -> None:
+    names = ["softmax", "two linear maps", *(f"mixer_{i}" for i in range(30))]
+    looks = _looks(names)
+    assert len(set(looks.values())) == len(names)
+    assert len({colour for colour, _ in looks.values()}) == len(names)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=40))
+def test_labels_are_spread_in_order_and_inside(heights: list[float]) -> None:
+    heights.sort()
+    placed = spread(heights, 10.0, 0.0, 300.0)
+    gap = min(10.0, 300.0 / max(len(heights) - 1, 1))
+    assert all(b - a >= gap - 1e-6 for a, b in itertools.pairwise(placed))
+    assert placed[0] >= -1e-6
+    assert placed[-1] <= 300 + 1e-6
+
+
+def test_labels_with_room_stay_where_they_are() -> None:
+    assert spread([10.0, 50.0, 90.0], 10.0, 0.0, 100.0) == pytest.approx([10.0, 50.0, 90.0])
+    assert spread([49.0, 51.0], 10.0, 0.0, 100.0) == pytest.approx([45.0, 55.0])
