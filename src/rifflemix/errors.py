@@ -19,18 +19,18 @@ def bad_argument(name: str, expected: str, got: object, hint: str = "") -> Input
     return InputError(f"{sentence}; {hint}" if hint else sentence)
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
     """The error for a name that is in no list, with the nearest known names."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return InputError(f"unknown {kind} {name!r}; {hint}")
 
 
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise unless `value` is one of `choices`."""
     options = list(choices)
-    if value not in options:
+    if not isinstance(value, str) or value not in options:
         near = difflib.get_close_matches(str(value), options, n=1, cutoff=0.5)
         raise bad_argument(
             name,

@@ -225,7 +225,7 @@ def test_dropout_acts_in_training_only() -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"block_size": 1}, "block_size: expected at least 2"),
+        ({"block_size": 1}, "block_size: expected an integer of at least 2"),
         ({"block_size": -4}, "block_size"),
         ({"token_order": "shuffled"}, "token_order: expected one of natural, random"),
         ({"token_order": "random"}, "max_length: expected"),

@@ -305,8 +305,8 @@ def test_block_linear_init(init: str) -> None:
 @pytest.mark.parametrize(
     ("build", "named"),
     [
-        (lambda: BlockLinear(0, 2, 2), "blocks: expected at least 1"),
-        (lambda: BlockLinear(2, 2, 0), "out_features: expected at least 1"),
+        (lambda: BlockLinear(0, 2, 2), "blocks: expected an integer of at least 1"),
+        (lambda: BlockLinear(2, 2, 0), "out_features: expected an integer of at least 1"),
         (lambda: BlockLinear(2, 2, 3, init="identity"), "init: expected"),
         (lambda: BlockLinear(2, 2, 2, init="unifrom"), "did you mean uniform"),
         (lambda: BlockMLP(8, (3, 6, 3)), "block_dims: expected a first width"),
@@ -314,7 +314,7 @@ def test_block_linear_init(init: str) -> None:
         (lambda: BlockResMLP(8, (4, 8, 2)), "block_dims: expected a last width"),
         (lambda: ButterflyMLP(10, 4), "block: expected a divisor"),
         (lambda: ButterflyMLP(8, 1), "block: expected at least 2"),
-        (lambda: ButterflyMLP(8, 4, 0), "out_features: expected at least 1"),
+        (lambda: ButterflyMLP(8, 4, 0), "expansion: expected a finite number above 0"),
         (lambda: ButterflyLinearMLP(8, 4), "block: expected the square root"),
         (lambda: ButterflyLinearMLP(9, 3, 0), "expansion: expected"),
         (

@@ -82,8 +82,8 @@ def test_parameters_are_one_dictionary() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "dim": ({"dim": 0}, "dim: expected at least 1"),
-    "step": ({"dim": 4, "step_size": 0.0}, "step_size: expected a number above 0"),
+    "dim": ({"dim": 0}, "dim: expected an integer of at least 1"),
+    "step": ({"dim": 4, "step_size": 0.0}, "step_size: expected a finite number above 0"),
     "sparsity": ({"dim": 4, "sparsity": -1.0}, "sparsity: expected a number of at least 0"),
 }
 

@@ -5,10 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.ops._checks import check_padding_mask, check_tokens
+from rifflemix.ops._checks import (
+    check_bool,
+    check_divides,
+    check_integer,
+    check_layer,
+    check_padding_mask,
+    check_probability,
+    check_tokens,
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,8 @@ class TokenMixer(nn.Module):
         layer_index: 0-based place of this layer in the stack (schedules over depth use it).
         num_layers: layers in the stack.
         causal: output n may depend on tokens 0..n only.
-        dropout: probability in [0, 1).
+        dropout: probability in [0, 1) of dropping a mixing weight, in mixers that have such
+            weights; dropout of the output belongs to the block around the mixer.
 
     Raises:
         InputError: an argument out of range, or `causal=True` where the card says it cannot.
@@ -77,18 +87,16 @@ class TokenMixer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        _check_sizes(dim, num_heads, max_length, layer_index, num_layers, dropout)
+        self.dim = check_integer("dim", dim, 1)
+        self.num_heads = check_divides("num_heads", num_heads, self.dim, "dim")
+        self.max_length = None if max_length is None else check_integer("max_length", max_length, 1)
+        self.layer_index, self.num_layers = check_layer(layer_index, num_layers)
+        self.causal = check_bool("causal", causal)
+        self.dropout = check_probability("dropout", dropout)
         if causal and not self.card.causal:
             raise bad_argument("causal", f"False: {self.card.title} mixes in both directions", True)
         if max_length is None and self.card.needs_max_length:
             raise bad_argument("max_length", f"the most tokens {self.card.title} will see", None)
-        self.dim = dim
-        self.num_heads = num_heads
-        self.max_length = max_length
-        self.layer_index = layer_index
-        self.num_layers = num_layers
-        self.causal = causal
-        self.dropout = dropout
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Mix tokens.
@@ -131,9 +139,7 @@ class TokenMixer(nn.Module):
             InputError: the mixer does not stream, or was built without `causal=True`.
         """
         self._check_streams()
-        if batch_size < 1:
-            raise bad_argument("batch_size", "at least 1", batch_size)
-        return self.start_stream(batch_size, device, dtype)
+        return self.start_stream(check_integer("batch_size", batch_size, 1), device, dtype)
 
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """One more token of each sequence.
@@ -152,6 +158,7 @@ class TokenMixer(nn.Module):
         check_tokens("x_t", x_t, rank=2, layout="(B, C)")
         if x_t.shape[1] != self.dim:
             raise bad_argument("x_t", f"{self.dim} channels in shape (B, C)", tuple(x_t.shape))
+        self._check_place("x_t", x_t)
         return self.advance_stream(x_t, state)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
@@ -183,30 +190,21 @@ class TokenMixer(nn.Module):
                 x.shape[1],
                 "build the mixer with a larger max_length",
             )
+        self._check_place("x", x)
         check_padding_mask(key_padding_mask, x)
+
+    def _check_place(self, name: str, x: Tensor) -> None:
+        """Raise unless `x` has the dtype (autocast aside) and device of the parameters."""
+        parameter = next(self.parameters(), None)
+        if parameter is None:
+            return
+        if x.device != parameter.device:
+            raise bad_argument(name, f"the mixer's device {parameter.device}", x.device)
+        if x.dtype != parameter.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise bad_argument(
+                name, f"the mixer's dtype {parameter.dtype}", x.dtype, "cast one of the two"
+            )
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
         return f"dim={self.dim}, num_heads={self.num_heads}, causal={self.causal}"
-
-
-def _check_sizes(
-    dim: int,
-    num_heads: int,
-    max_length: int | None,
-    layer_index: int,
-    num_layers: int,
-    dropout: float,
-) -> None:
-    if dim < 1:
-        raise bad_argument("dim", "at least 1", dim)
-    if num_heads < 1 or dim % num_heads:
-        raise bad_argument("num_heads", f"a divisor of dim = {dim}", num_heads)
-    if max_length is not None and max_length < 1:
-        raise bad_argument("max_length", "at least 1", max_length)
-    if num_layers < 1:
-        raise bad_argument("num_layers", "at least 1", num_layers)
-    if not 0 <= layer_index < num_layers:
-        raise bad_argument("layer_index", f"0 to num_layers - 1 = {num_layers - 1}", layer_index)
-    if not 0.0 <= dropout < 1.0:
-        raise bad_argument("dropout", "a probability in [0, 1)", dropout)

@@ -12,6 +12,7 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.softmax import Softmax
 from rifflemix.nn.butterfly import mix_groups
+from rifflemix.ops._checks import check_integer
 from rifflemix.ops.butterfly import butterfly_layout
 
 
@@ -63,13 +64,15 @@ class Butterfly(TokenMixer):
     ) -> None:
         super().__init__(dim, **shared)
         check_choice("token_order", token_order, ("natural", "random"))
-        if block_size is not None and block_size < 2:
-            raise bad_argument("block_size", "at least 2", block_size)
+        if block_size is not None:
+            block_size = check_integer("block_size", block_size, 2)
         if block_size is None and self.max_length is not None:
             block_size = default_block_size(self.max_length)
         self.block_size = block_size
         self.reverse = reverse
-        self.attention = Softmax(dim, num_heads=self.num_heads, dropout=self.dropout, bias=bias)
+        self.attention = Softmax(
+            self.dim, num_heads=self.num_heads, dropout=self.dropout, bias=bias
+        )
         rank = None
         if token_order == "random":
             rank = self._random_rank(token_order_seed)
@@ -79,6 +82,7 @@ class Butterfly(TokenMixer):
         """(max_length,) place of each token in the random order."""
         if self.max_length is None:
             raise bad_argument("max_length", "a length to draw the random token_order for", None)
+        seed = check_integer("token_order_seed", seed, 0, 2**64 - 1)
         generator = torch.Generator().manual_seed(seed)
         return torch.randperm(self.max_length, generator=generator)
 
@@ -117,10 +121,13 @@ class Butterfly(TokenMixer):
         return f"{super().extra_repr()}, block_size={self.block_size}, layer={self.layer_index}"
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _constant_layout(length: int, block: int) -> tuple[int, list[int]]:
     """`butterfly_layout` where a compiler must not trace into its search."""
     return butterfly_layout(length, block)
+
+
+# What torch.compiler.assume_constant_result sets; that itself would import the whole compiler.
+_constant_layout._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def default_block_size(length: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.value_maps import value_and_output_maps
-from rifflemix.ops._checks import check_divides
+from rifflemix.ops._checks import check_divides, check_integer, check_integers
 from rifflemix.ops.permutation import SHIFT_KINDS, channel_permute, group_sort, shift_steps
 
 ORDERS = ("reference", "ascending")
@@ -30,7 +30,7 @@ class CSP(TokenMixer):
             place the layer in the schedules "power" and "code_exp"; `dropout` has no use here.
         num_groups: groups K of ceil(N / K) tokens each; 1 sorts the whole sequence.
         group_size: tokens G in a group; 1 only shifts. 2 when neither is given.
-        shift: a kind of `rifflemix.ops.shift_steps`, or C integers.
+        shift: a kind of `rifflemix.ops.shift_steps`, or C integers (a sequence, array or tensor).
         order: "reference" (as published) or "ascending" (as in all reported runs).
         pad: let the last group be shorter where the groups do not fill N; False raises instead.
         heads: contiguous heads the permuted channels are split into.
@@ -70,7 +70,7 @@ class CSP(TokenMixer):
         *,
         num_groups: int | None = None,
         group_size: int | None = None,
-        shift: str | Sequence[int] = "linear",
+        shift: str | Sequence[int] | Tensor = "linear",
         order: str = "reference",
         pad: bool = True,
         heads: int = 1,
@@ -83,14 +83,13 @@ class CSP(TokenMixer):
         super().__init__(dim, **shared)
         check_choice("order", order, ORDERS)
         self.value, self.proj = value_and_output_maps(
-            dim, inner_dim, bias=bias, out_proj=out_proj, out_bias=out_bias
+            self.dim, inner_dim, bias=bias, out_proj=out_proj, out_bias=out_bias
         )
         self.inner_dim = self.value.out_features
-        check_divides("heads", heads, self.inner_dim, "the permuted channels")
+        self.heads = check_divides("heads", heads, self.inner_dim, "the permuted channels")
         self.num_groups, self.group_size = _check_groups(num_groups, group_size)
         self.order = order
         self.pad = pad
-        self.heads = heads
         self.shift = _check_shift(shift, self.inner_dim)
         explicit = None if isinstance(self.shift, str) else torch.tensor(self.shift)
         self.register_buffer("steps", explicit, persistent=False)
@@ -160,18 +159,18 @@ def _check_groups(num_groups: int | None, group_size: int | None) -> tuple[int |
     """The two settings, of which `num_groups` counts if it is there."""
     if num_groups is not None and group_size is not None:
         raise bad_argument("group_size", "None beside num_groups", group_size)
-    if num_groups is not None and num_groups < 1:
-        raise bad_argument("num_groups", "at least 1", num_groups)
-    if group_size is not None and group_size < 1:
-        raise bad_argument("group_size", "at least 1", group_size)
-    return num_groups, 2 if group_size is None else group_size
+    if num_groups is not None:
+        num_groups = check_integer("num_groups", num_groups, 1)
+    return num_groups, 2 if group_size is None else check_integer("group_size", group_size, 1)
 
 
-def _check_shift(shift: str | Sequence[int], channels: int) -> str | tuple[int, ...]:
+def _check_shift(shift: str | Sequence[int] | Tensor, channels: int) -> str | tuple[int, ...]:
     if isinstance(shift, str):
         check_choice("shift", shift, SHIFT_KINDS)
         return shift
-    whole = isinstance(shift, Sequence) and all(type(step) is int for step in shift)
-    if not whole or len(shift) != channels:
-        raise bad_argument("shift", f"a kind of shift or {channels} integers", shift)
-    return tuple(shift)
+    steps = check_integers("shift", shift)
+    if len(steps) != channels:
+        raise bad_argument(
+            "shift", f"a kind of shift or {channels} integers", f"{len(steps)} of them"
+        )
+    return steps

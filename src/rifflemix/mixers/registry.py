@@ -14,6 +14,7 @@ from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.mixers.sliceformer import Sliceformer
 from rifflemix.mixers.token_parallel import TokenParallel
 from rifflemix.mixers.tssa import TSSA
+from rifflemix.ops._checks import check_bool
 
 _MIXERS: dict[str, type[TokenMixer]] = {
     mixer.card.name: mixer
@@ -36,10 +37,9 @@ def list_mixers() -> list[str]:
 
 def mixer_class(name: str) -> type[TokenMixer]:
     """The class behind a registry name; an unknown name suggests the nearest."""
-    try:
-        return _MIXERS[name]
-    except KeyError:
-        raise unknown_name("mixer", name, _MIXERS) from None
+    if not isinstance(name, str) or name not in _MIXERS:
+        raise unknown_name("mixer", name, _MIXERS)
+    return _MIXERS[name]
 
 
 def mixer_card(name: str) -> MixerCard:
@@ -106,7 +106,9 @@ def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
 
 def _check_options(cls: type[TokenMixer], options: dict[str, Any]) -> None:
     known = _own_options(cls)
-    for name in options:
+    for name, value in options.items():
         if name not in known:
             expected = ", ".join(known) if known else "no options"
             raise bad_argument(f"options of {cls.card.name}", expected, repr(name))
+        if isinstance(known[name], bool):
+            check_bool(name, value)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.sorting_networks import BlockSorter, SortOptions
+from rifflemix.ops._checks import check_integer
 from rifflemix.ops.sinkhorn import COMBINE, sinkhorn_attention
 
 
@@ -90,28 +91,29 @@ class Sinkhorn(TokenMixer):
         super().__init__(dim, **shared)
         self.block_size, num_blocks = block_layout(block_size, self.max_length)
         self.combine = combine
-        self.sortcut = sortcut
+        self.sortcut = check_integer("sortcut", sortcut)
         self.sortcut_local = sortcut_local
         self.mixture = mixture
         self.tie_kv = tie_kv
         self.rotate_heads = rotate_heads
+        top_k = check_integer("top_k", top_k)
         options = SortOptions(
             sort_net, temperature, num_iterations, gumbel, kernel, top_k, null_kv, final_row_norm
         )
         self._check_options(options, num_blocks)
         self.sorter = BlockSorter(
             options,
-            dim,
+            self.dim,
             self.num_heads,
             self.block_size,
             num_blocks,
             causal=self.causal,
             shared=bool(sortcut and top_k),
         )
-        self.qkv = nn.Linear(dim, (2 if tie_kv else 3) * dim, bias=bias)
-        self.proj = nn.Linear(dim, dim, bias=bias)
+        self.qkv = nn.Linear(self.dim, (2 if tie_kv else 3) * self.dim, bias=bias)
+        self.proj = nn.Linear(self.dim, self.dim, bias=bias)
         if null_kv:
-            width = dim // self.num_heads
+            width = self.dim // self.num_heads
             self.null_key = nn.Parameter(torch.randn(self.num_heads, width))
             self.null_value = nn.Parameter(torch.randn(self.num_heads, width))
 
@@ -214,8 +216,7 @@ def block_layout(block_size: int | None, max_length: int | None) -> tuple[int, i
         block_size = 1
         while block_size**2 < max_length:
             block_size *= 2
-    if block_size < 1:
-        raise bad_argument("block_size", "at least 1", block_size)
+    block_size = check_integer("block_size", block_size, 1)
     return block_size, -(-max_length // block_size)
 
 

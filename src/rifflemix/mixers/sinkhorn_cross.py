@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.sinkhorn import block_layout, move_padding_last, pad_to_blocks
 from rifflemix.mixers.sorting_networks import SORT_NETS, BlockSorter, SortOptions
-from rifflemix.ops._checks import check_padding_mask, check_tokens
+from rifflemix.ops._checks import (
+    check_divides,
+    check_integer,
+    check_padding_mask,
+    check_probability,
+    check_tokens,
+)
 from rifflemix.ops.sinkhorn import (
     COMBINE,
     block_attention,
@@ -68,26 +74,20 @@ class SinkhornCrossAttention(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if dim < 1 or num_heads < 1 or dim % num_heads:
-            raise bad_argument("num_heads", f"a divisor of dim = {dim}", num_heads)
-        if max_length < 1:
-            raise bad_argument("max_length", "at least 1", max_length)
-        if not 0.0 <= dropout < 1.0:
-            raise bad_argument("dropout", "a probability in [0, 1)", dropout)
+        self.dim = dim = check_integer("dim", dim, 1)
+        self.num_heads = num_heads = check_divides("num_heads", num_heads, dim, "dim")
+        self.max_length = check_integer("max_length", max_length, 1)
+        self.dropout = check_probability("dropout", dropout)
+        self.sortcut = sortcut = check_integer("sortcut", sortcut)
         check_choice("combine", combine, COMBINE)
         # Queries must not take part in the sorting, so the attention network is no choice here.
         check_choice("sort_net", sort_net, SORT_NETS)
-        self.block_size, num_blocks = block_layout(block_size, max_length)
+        self.block_size, num_blocks = block_layout(block_size, self.max_length)
         if not 0 <= sortcut <= num_blocks:
             raise bad_argument("sortcut", f"0 to {num_blocks} blocks", sortcut)
         if sortcut and combine != "concat":
             raise bad_argument("combine", '"concat" for SortCut', repr(combine))
-        self.dim = dim
-        self.num_heads = num_heads
-        self.max_length = max_length
         self.combine = combine
-        self.sortcut = sortcut
-        self.dropout = dropout
         options = SortOptions(sort_net, temperature, num_iterations, gumbel)
         self.sorter = BlockSorter(options, dim, num_heads, self.block_size, num_blocks)
         self.query = nn.Linear(dim, dim, bias=bias)

@@ -68,7 +68,7 @@ class Sliceformer(TokenMixer):
         super().__init__(dim, **shared)
         check_choice("variant", variant, VARIANTS)
         self.value, self.proj = value_and_output_maps(
-            dim, inner_dim, bias=bias, out_proj=out_proj, out_bias=out_bias
+            self.dim, inner_dim, bias=bias, out_proj=out_proj, out_bias=out_bias
         )
         self.variant = variant
         columns = interleave_columns(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops._checks import check_integer, check_positive
 from rifflemix.ops.sinkhorn import (
     KERNELS,
     block_scores,
@@ -91,12 +92,9 @@ class SortOptions:
         check_choice("sort_net", self.sort_net, (*SORT_NETS, "attention"))
         check_choice("gumbel", self.gumbel, GUMBEL)
         check_choice("kernel", self.kernel, KERNELS)
-        if not self.temperature > 0:
-            raise bad_argument("temperature", "a number above 0", self.temperature)
-        if self.num_iterations < 0:
-            raise bad_argument("num_iterations", "at least 0", self.num_iterations)
-        if self.top_k < 0:
-            raise bad_argument("top_k", "at least 0", self.top_k)
+        check_positive("temperature", self.temperature)
+        check_integer("num_iterations", self.num_iterations, 0)
+        check_integer("top_k", self.top_k, 0)
         if self.top_k and self.kernel != "exp":
             raise bad_argument("kernel", '"exp" with top_k', repr(self.kernel))
         if self.null_kv and not causal:

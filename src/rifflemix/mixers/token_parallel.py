@@ -13,6 +13,7 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.attention import masked_attention
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.nn.butterfly import BlockLinear
+from rifflemix.ops._checks import check_bool, check_divides
 
 
 class TokenParallel(TokenMixer):
@@ -64,14 +65,13 @@ class TokenParallel(TokenMixer):
         if self.causal and softmax_over == "queries":
             raise bad_argument("softmax_over", "'keys' when causal=True", repr(softmax_over))
         self.softmax_over = softmax_over
-        groups = self.num_heads if num_groups is None else num_groups
-        if groups < 1 or self.num_heads % groups:
-            raise bad_argument("num_groups", f"a divisor of num_heads = {self.num_heads}", groups)
+        groups = self.num_heads
+        if num_groups is not None:
+            groups = check_divides("num_groups", num_groups, self.num_heads, "num_heads")
         self.num_groups = groups
-        width = dim // groups
+        width = self.dim // groups
         self.qkv = BlockLinear(groups, width, 3 * width, bias=bias)
-        if use_wout is None:
-            use_wout = groups < self.num_heads
+        use_wout = groups < self.num_heads if use_wout is None else check_bool("use_wout", use_wout)
         self.proj = BlockLinear(groups, width, width, bias=bias) if use_wout else None
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:

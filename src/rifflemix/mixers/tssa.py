@@ -63,8 +63,8 @@ class TSSA(TokenMixer):
         if self.causal and not normalize:
             raise bad_argument("normalize", "True, since causal=True defines no other form", False)
         self.normalize = normalize
-        self.in_proj = nn.Linear(dim, dim, bias=bias)
-        self.out_proj = nn.Linear(dim, dim, bias=out_bias)
+        self.in_proj = nn.Linear(self.dim, self.dim, bias=bias)
+        self.out_proj = nn.Linear(self.dim, self.dim, bias=out_bias)
         self.temperature = nn.Parameter(torch.ones(self.num_heads))
         self.denominator_bias = self._make_denominator_bias() if denominator_bias else None
 

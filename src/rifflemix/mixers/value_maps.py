@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from rifflemix.errors import bad_argument
+from rifflemix.ops._checks import check_integer
 
 
 def value_and_output_maps(
@@ -15,9 +16,7 @@ def value_and_output_maps(
     Raises:
         InputError: `inner_dim` under 1, or other than C without an output map.
     """
-    inner = dim if inner_dim is None else inner_dim
-    if inner < 1:
-        raise bad_argument("inner_dim", "at least 1", inner)
+    inner = dim if inner_dim is None else check_integer("inner_dim", inner_dim, 1)
     if not out_proj and inner != dim:
         raise bad_argument("inner_dim", f"dim = {dim} without an output map", inner)
     value = nn.Linear(dim, inner, bias=bias)

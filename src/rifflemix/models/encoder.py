@@ -11,6 +11,7 @@ from rifflemix.mixers import create_mixer
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.pooling import masked_mean
 from rifflemix.nn.positions import PositionEmbedding
+from rifflemix.ops._checks import check_integer, check_positive, check_probability
 
 
 class EncoderBlock(nn.Module):
@@ -76,14 +77,14 @@ class Encoder(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if num_layers < 1:
-            raise bad_argument("num_layers", "at least 1", num_layers)
-        if num_classes < 1:
-            raise bad_argument("num_classes", "at least 1", num_classes)
+        dim = check_integer("dim", dim, 1)
+        num_layers = check_integer("num_layers", num_layers, 1)
+        num_classes = check_integer("num_classes", num_classes, 1)
+        dropout = check_probability("dropout", dropout)
         self.embed = _embedding(vocab_size, in_channels, dim)
         self.positions = PositionEmbedding(max_length, dim)
         self.drop = nn.Dropout(dropout)
-        hidden_dim = round(dim * mlp_ratio)
+        hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
         self.blocks = nn.ModuleList(
             EncoderBlock(
                 create_mixer(
@@ -130,5 +131,5 @@ def _embedding(vocab_size: int | None, in_channels: int | None, dim: int) -> nn.
             f"{vocab_size} and {in_channels}",
         )
     if vocab_size is not None:
-        return nn.Embedding(vocab_size, dim)
-    return nn.Linear(in_channels or 0, dim)
+        return nn.Embedding(check_integer("vocab_size", vocab_size, 1), dim)
+    return nn.Linear(check_integer("in_channels", in_channels, 1), dim)

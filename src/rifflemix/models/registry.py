@@ -31,10 +31,9 @@ def create_model(name: str, **overrides: Any) -> nn.Module:
     Raises:
         InputError: unknown name or setting, or a value out of range.
     """
-    try:
-        build = _MODELS[name]
-    except KeyError:
-        raise unknown_name("model", name, _MODELS) from None
+    if not isinstance(name, str) or name not in _MODELS:
+        raise unknown_name("model", name, _MODELS)
+    build = _MODELS[name]
     known = inspect.signature(build).parameters
     for override in overrides:
         if override not in known:

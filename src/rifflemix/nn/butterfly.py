@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops._checks import check_integer, check_integers, check_positive
 from rifflemix.ops.butterfly import (
     block_linear,
     butterfly_merge,
@@ -110,15 +111,13 @@ class BlockLinear(nn.Module):
     ) -> None:
         super().__init__()
         sizes = {"blocks": blocks, "in_features": in_features, "out_features": out_features}
-        for name, size in sizes.items():
-            if size < 1:
-                raise bad_argument(name, "at least 1", size)
+        shape = [check_integer(name, size, 1) for name, size in sizes.items()]
         check_choice("init", init, ("uniform", "randn", "identity"))
         if init == "identity" and in_features != out_features:
             raise bad_argument("init", "uniform or randn where blocks are not square", repr(init))
         self.init = init
-        self.weight = nn.Parameter(torch.empty(blocks, in_features, out_features))
-        self.bias = nn.Parameter(torch.empty(blocks, out_features)) if bias else None
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape[0], shape[2])) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -166,14 +165,16 @@ class BlockMLP(nn.Module):
         init: str = "uniform",
     ) -> None:
         super().__init__()
-        if len(block_dims) < 2:
-            raise bad_argument("block_dims", "at least two widths", tuple(block_dims))
-        if block_dims[0] < 1 or num_features % block_dims[0]:
+        num_features = check_integer("num_features", num_features, 1)
+        widths = check_integers("block_dims", block_dims, 1)
+        if len(widths) < 2:
+            raise bad_argument("block_dims", "at least two widths", widths)
+        if num_features % widths[0]:
             expected = f"a first width that divides num_features = {num_features}"
-            raise bad_argument("block_dims", expected, tuple(block_dims))
-        blocks = num_features // block_dims[0]
+            raise bad_argument("block_dims", expected, widths)
+        blocks = num_features // widths[0]
         layers: list[nn.Module] = []
-        for width, out in pairwise(block_dims):
+        for width, out in pairwise(widths):
             layers += [BlockLinear(blocks, width, out, init=init), activation()]
         self.layers = nn.Sequential(*layers[:-1])
 
@@ -216,7 +217,7 @@ class _ButterflyStack(nn.Module):
     def __init__(self, num_features: int, block: int, make: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.block = block
-        self.strides = butterfly_strides(num_features, block)
+        self.strides = butterfly_strides(check_integer("num_features", num_features, 1), block)
         self.layers = nn.ModuleList(make() for _ in self.strides)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -257,7 +258,10 @@ class ButterflyMLP(_ButterflyStack):
         residual: bool = False,
         init: str = "uniform",
     ) -> None:
-        dims = (block, int(expansion * block), block)
+        hidden = int(check_positive("expansion", expansion) * check_integer("block", block, 1))
+        if hidden < 1:
+            raise bad_argument("expansion", f"at least 1/{block}", expansion)
+        dims = (block, hidden, block)
         kind, usual = (BlockResMLP, nn.ELU) if residual else (BlockMLP, nn.GELU)
         act = usual if activation is None else activation
         super().__init__(
@@ -309,10 +313,10 @@ class ButterflyLinearMLP(nn.Module):
         init: str = "uniform",
     ) -> None:
         super().__init__()
-        if block < 1 or num_features != block * block:
+        block = check_integer("block", block, 1)
+        if check_integer("num_features", num_features, 1) != block * block:
             raise bad_argument("block", f"the square root of num_features = {num_features}", block)
-        if expansion < 1:
-            raise bad_argument("expansion", "an integer of at least 1", expansion)
+        expansion = check_integer("expansion", expansion, 1)
         self.block = block
         self.wide = wide = expansion * block
         self.expand_blocks = BlockLinear(block, block, wide, bias=False, init=init)

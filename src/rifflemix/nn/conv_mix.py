@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
+from rifflemix.ops._checks import check_divides, check_integer, check_tokens
 from rifflemix.ops.butterfly import butterfly_merge, butterfly_split, butterfly_strides
 
 
@@ -16,6 +17,7 @@ class _GroupedResidual(nn.Module):
         self, in_planes: int, planes: int, stride: int, groups: tuple[int, int], shortcut: int
     ) -> None:
         super().__init__()
+        self.in_planes = in_planes
         self.conv1 = nn.Conv2d(
             in_planes, planes, 3, stride=stride, padding=1, groups=groups[0], bias=False
         )
@@ -38,6 +40,10 @@ class _GroupedResidual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, in_planes, H, W) -> (B, planes, H / stride, W / stride), rounded up."""
+        check_tokens("x", x, rank=4, layout="(B, C, H, W)")
+        if x.shape[1] != self.in_planes:
+            expected = f"{self.in_planes} channels in shape (B, C, H, W)"
+            raise bad_argument("x", expected, tuple(x.shape))
         y = self.permute(torch.relu(self.bn1(self.conv1(x))))
         y = self.bn2(self.conv2(y))
         return torch.relu(y + self.shortcut(x))
@@ -66,12 +72,11 @@ class ConvMixBlock(_GroupedResidual):
     def __init__(
         self, in_planes: int, planes: int, *, groups: int | None = None, stride: int = 1
     ) -> None:
-        _check_planes(in_planes, planes, stride)
+        in_planes, planes, stride = _check_planes(in_planes, planes, stride)
         if groups is None:
             pair = (1, 1)
         else:
-            if groups < 1 or planes % groups:
-                raise bad_argument("groups", f"a divisor of planes = {planes}", groups)
+            groups = check_divides("groups", groups, planes, "planes")
             changes = stride != 1 or in_planes != planes
             first = min(groups, in_planes) if changes else groups
             if in_planes % first or planes % first:
@@ -102,8 +107,9 @@ class BlockMixBlock(_GroupedResidual):
     """
 
     def __init__(self, in_planes: int, planes: int, *, groups: int = 1, stride: int = 1) -> None:
-        _check_planes(in_planes, planes, stride)
-        if groups < 1 or in_planes % groups or planes % groups:
+        in_planes, planes, stride = _check_planes(in_planes, planes, stride)
+        groups = check_integer("groups", groups, 1)
+        if in_planes % groups or planes % groups:
             expected = f"a divisor of in_planes = {in_planes} and planes = {planes}"
             raise bad_argument("groups", expected, groups)
         super().__init__(in_planes, planes, stride, (groups, groups), shortcut=groups)
@@ -167,11 +173,11 @@ class BlockMixStage(nn.Sequential):
         group_size: int | None = None,
         stride: int = 1,
     ) -> None:
-        _check_planes(in_planes, planes, stride)
-        if num_blocks < 1:
-            raise bad_argument("num_blocks", "at least 1", num_blocks)
+        in_planes, planes, stride = _check_planes(in_planes, planes, stride)
+        num_blocks = check_integer("num_blocks", num_blocks, 1)
         groups, strides, radix = 1, [1], planes
         if group_size is not None:
+            group_size = check_integer("group_size", group_size)
             if group_size < 2 or in_planes % group_size or planes % group_size:
                 expected = f"a divisor from 2 of in_planes = {in_planes} and planes = {planes}"
                 raise bad_argument("group_size", expected, group_size)
@@ -184,7 +190,9 @@ class BlockMixStage(nn.Sequential):
         super().__init__(*blocks)
 
 
-def _check_planes(in_planes: int, planes: int, stride: int) -> None:
-    for name, value in {"in_planes": in_planes, "planes": planes, "stride": stride}.items():
-        if value < 1:
-            raise bad_argument(name, "at least 1", value)
+def _check_planes(in_planes: int, planes: int, stride: int) -> tuple[int, int, int]:
+    return (
+        check_integer("in_planes", in_planes, 1),
+        check_integer("planes", planes, 1),
+        check_integer("stride", stride, 1),
+    )

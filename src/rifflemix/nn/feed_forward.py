@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from rifflemix.errors import bad_argument
+from rifflemix.ops._checks import check_integer, check_probability
 
 
 class FeedForward(nn.Module):
@@ -28,12 +28,11 @@ class FeedForward(nn.Module):
         gelu: Literal["none", "tanh"] = "none",
     ) -> None:
         super().__init__()
-        if hidden_dim < 1:
-            raise bad_argument("hidden_dim", "at least 1", hidden_dim)
+        dim, hidden_dim = check_integer("dim", dim, 1), check_integer("hidden_dim", hidden_dim, 1)
         self.fc1 = nn.Linear(dim, hidden_dim)
         self.act = nn.GELU(approximate=gelu)
         self.fc2 = nn.Linear(hidden_dim, dim)
-        self.drop = nn.Dropout(dropout)
+        self.drop = nn.Dropout(check_probability("dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
+from rifflemix.ops._checks import check_floating, check_integer, check_positive, is_number, shown
 
 
 class ISTA(nn.Module):
@@ -31,16 +32,12 @@ class ISTA(nn.Module):
 
     def __init__(self, dim: int, *, step_size: float = 0.1, sparsity: float = 0.1) -> None:
         super().__init__()
-        if dim < 1:
-            raise bad_argument("dim", "at least 1", dim)
-        if not step_size > 0.0:
-            raise bad_argument("step_size", "a number above 0", step_size)
-        if not sparsity >= 0.0:
-            raise bad_argument("sparsity", "a number of at least 0", sparsity)
-        self.dim = dim
-        self.step_size = step_size
+        self.dim = check_integer("dim", dim, 1)
+        self.step_size = check_positive("step_size", step_size)
+        if not is_number(sparsity) or not sparsity >= 0.0:
+            raise bad_argument("sparsity", "a number of at least 0", shown(sparsity))
         self.sparsity = sparsity
-        self.weight = nn.Parameter(torch.empty(dim, dim))
+        self.weight = nn.Parameter(torch.empty(self.dim, self.dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -49,7 +46,8 @@ class ISTA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C), non-negative."""
-        if x.shape[-1] != self.dim:
+        check_floating("x", x, "(..., C)")
+        if x.shape[-1:] != (self.dim,):
             raise bad_argument("x", f"{self.dim} channels in shape (..., C)", tuple(x.shape))
         residual = x - F.linear(x, self.weight)
         descent = F.linear(residual, self.weight.mT) - self.sparsity

@@ -10,6 +10,7 @@ from itertools import combinations
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
+from rifflemix.ops._checks import check_floating, check_integer, check_integers, check_positive
 
 
 class PatchMix(nn.Module):
@@ -33,12 +34,10 @@ class PatchMix(nn.Module):
         activation: Callable[[], nn.Module] = nn.GELU,
     ) -> None:
         super().__init__()
-        if channels < 1:
-            raise bad_argument("channels", "at least 1", channels)
-        if patch_size < 1:
-            raise bad_argument("patch_size", "at least 1", patch_size)
+        channels = check_integer("channels", channels, 1)
+        patch_size = check_integer("patch_size", patch_size, 1)
         features = channels * patch_size**2
-        hidden = int(expansion * features)
+        hidden = int(check_positive("expansion", expansion) * features)
         if hidden < 1:
             raise bad_argument("expansion", f"at least 1/{features}", expansion)
         self.channels = channels
@@ -50,6 +49,7 @@ class PatchMix(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C, H, W); p divides H and W."""
+        check_floating("x", x, "(B, C, H, W)")
         p = self.patch_size
         if x.dim() != 4 or x.shape[1] != self.channels or x.shape[2] % p or x.shape[3] % p:
             expected = f"shape (B, {self.channels}, H, W) with H and W multiples of {p}"
@@ -95,30 +95,29 @@ class PatchOnlyBlock(nn.Sequential):
         expansion: float = 2,
         activation: Callable[[], nn.Module] = nn.GELU,
     ) -> None:
-        _check_patches(image_size, patch_sizes)
+        sizes = _check_patches(image_size, patch_sizes)
         super().__init__(
             *(
                 PatchMix(channels, size, expansion=expansion, activation=activation)
-                for size in patch_sizes
+                for size in sizes
             )
         )
 
 
-def _check_patches(image_size: int, patch_sizes: Sequence[int]) -> None:
-    if image_size < 1:
-        raise bad_argument("image_size", "at least 1", image_size)
-    if not patch_sizes:
-        raise bad_argument("patch_sizes", "at least one size", tuple(patch_sizes))
-    for size in patch_sizes:
-        if size < 1 or image_size % size:
-            expected = f"divisors of image_size = {image_size}"
-            raise bad_argument("patch_sizes", expected, tuple(patch_sizes))
-    mixed = math.lcm(*patch_sizes)
-    shared = any(math.gcd(p, q) > 1 for p, q in combinations(patch_sizes, 2))
+def _check_patches(image_size: int, patch_sizes: Sequence[int]) -> tuple[int, ...]:
+    image_size = check_integer("image_size", image_size, 1)
+    sizes = check_integers("patch_sizes", patch_sizes, 1)
+    if not sizes:
+        raise bad_argument("patch_sizes", "at least one size", sizes)
+    if any(image_size % size for size in sizes):
+        raise bad_argument("patch_sizes", f"divisors of image_size = {image_size}", sizes)
+    mixed = math.lcm(*sizes)
+    shared = any(math.gcd(p, q) > 1 for p, q in combinations(sizes, 2))
     if shared or mixed < image_size:
         warnings.warn(
-            f"patch_sizes {tuple(patch_sizes)} on a {image_size}-pixel image: pixels mix only "
+            f"patch_sizes {sizes} on a {image_size}-pixel image: pixels mix only "
             f"within runs of {mixed}, the least common multiple; choose pairwise coprime sizes "
             "whose product is image_size",
             stacklevel=3,
         )
+    return sizes

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
+from rifflemix.ops._checks import check_integer
 
 
 class PositionEmbedding(nn.Module):
@@ -21,9 +22,8 @@ class PositionEmbedding(nn.Module):
 
     def __init__(self, max_length: int, dim: int) -> None:
         super().__init__()
-        if max_length < 1:
-            raise bad_argument("max_length", "at least 1", max_length)
-        self.table = nn.Parameter(torch.empty(max_length, dim).normal_(std=0.02))
+        shape = check_integer("max_length", max_length, 1), check_integer("dim", dim, 1)
+        self.table = nn.Parameter(torch.empty(shape).normal_(std=0.02))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, N, C)."""

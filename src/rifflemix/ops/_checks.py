@@ -89,9 +89,11 @@ def check_integer(
     A symbolic integer, which stands for any size in a traced graph, is passed on as it is.
     """
     number = _as_integer(value)
-    low = minimum is None or (number is not None and number >= minimum)
-    high = maximum is None or (number is not None and number <= maximum)
-    if number is None or not (low and high):
+    if (
+        number is None
+        or (minimum is not None and number < minimum)
+        or (maximum is not None and number > maximum)
+    ):
         expected = "an integer"
         if maximum is not None:
             expected += f" from {minimum} to {maximum}"
@@ -183,10 +185,10 @@ def shown(value: Any) -> str:
 
 
 def _as_integer(value: Any) -> int | None:
-    if isinstance(value, bool | Tensor):
+    if isinstance(value, (int, torch.SymInt)):  # operator.index would fix a symbolic size
+        return None if isinstance(value, bool) else cast(int, value)
+    if isinstance(value, Tensor):
         return None
-    if isinstance(value, int | torch.SymInt):  # operator.index would fix a symbolic size
-        return cast(int, value)
     try:
         return operator.index(value)
     except TypeError:

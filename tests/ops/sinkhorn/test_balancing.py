@@ -95,8 +95,9 @@ def test_dead_blocks_are_as_if_absent(data: st.DataObject) -> None:
     scores = scores_of(1, 2, n, n)
     sort = sinkhorn(scores, iterations, causal=causal, block_padding_mask=dead[None])
     live = (~dead).nonzero().flatten()
-    alone = sinkhorn(scores[..., live, :][..., live], iterations, causal=causal)
-    torch.testing.assert_close(sort[..., live, :][..., live], alone)
+    if len(live):
+        alone = sinkhorn(scores[..., live, :][..., live], iterations, causal=causal)
+        torch.testing.assert_close(sort[..., live, :][..., live], alone)
     assert (sort[..., dead, :] == 0).all()
     assert (sort[..., dead] == 0).all()
 

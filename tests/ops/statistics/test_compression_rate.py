@@ -241,7 +241,7 @@ BAD: dict[str, tuple[Callable[..., Tensor], tuple[Any, Any], dict[str, Any], str
     "flat": (compression_rate, (Z, PI[0]), {}, r"membership: expected shape \(B, H, N\)"),
     "half": (compression_rate, (Z, PI.half()), {}, "membership: expected dtype torch.float32"),
     "elsewhere": (compression_rate, (Z, PI.to("meta")), {}, "membership: expected device"),
-    "scale": (compression_rate, (Z, PI), {"scale": 0.0}, "scale: expected a number above 0"),
+    "scale": (compression_rate, (Z, PI), {"scale": 0.0}, "scale: expected a finite number above 0"),
     "nan scale": (variational_compression_rate, (W, PI), {"scale": math.nan}, "scale: expected"),
     "backend": (compression_rate, (Z, PI), {"backend": "cpu"}, "backend: expected one that"),
 }

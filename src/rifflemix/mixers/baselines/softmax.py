@@ -37,8 +37,8 @@ class Softmax(TokenMixer):
 
     def __init__(self, dim: int, *, bias: bool = True, **shared: Any) -> None:
         super().__init__(dim, **shared)
-        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
-        self.proj = nn.Linear(dim, dim, bias=bias)
+        self.qkv = nn.Linear(self.dim, 3 * self.dim, bias=bias)
+        self.proj = nn.Linear(self.dim, self.dim, bias=bias)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Attention of every token to every valid (and, if causal, earlier) token."""

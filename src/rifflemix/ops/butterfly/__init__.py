@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import check_backend
+from rifflemix.ops._checks import (
+    check_backend,
+    check_divides,
+    check_floating,
+    check_integer,
+    check_like,
+)
 from rifflemix.ops.butterfly import eager, reference
 from rifflemix.ops.butterfly.strides import butterfly_layout, butterfly_strides
 
@@ -42,7 +47,7 @@ def butterfly_split(
     """
     _check_tensor("x", x)
     dim = _axis(dim, x.dim(), x.dim())
-    _check_groups(block, stride, x.shape[dim])
+    block, stride = _check_groups(block, stride, x.shape[dim])
     run = _BACKENDS[check_backend(backend, _BACKENDS)]
     out: Tensor = run.butterfly_split(x, block, stride, dim)
     return out
@@ -67,7 +72,7 @@ def butterfly_merge(y: Tensor, stride: int, dim: int = 1, *, backend: str = "aut
     """
     _check_tensor("y", y)
     dim = _axis(dim, y.dim(), y.dim() - 1)
-    _check_groups(y.shape[dim + 1], stride, y.shape[dim] * y.shape[dim + 1])
+    _, stride = _check_groups(y.shape[dim + 1], stride, y.shape[dim] * y.shape[dim + 1])
     run = _BACKENDS[check_backend(backend, _BACKENDS)]
     out: Tensor = run.butterfly_merge(y, stride, dim)
     return out
@@ -105,15 +110,16 @@ def _check_tensor(name: str, x: Tensor) -> None:
 
 def _axis(dim: int, rank: int, axes: int) -> int:
     """`dim` counted from the front; `axes` of the `rank` axes may be chosen."""
+    dim = check_integer("dim", dim)
     front = dim + rank if dim < 0 else dim
     if not 0 <= front < axes:
         raise bad_argument("dim", f"an axis from {-rank} to {axes - 1}", dim)
     return front
 
 
-def _check_groups(block: int, stride: int, length: int) -> None:
-    if block < 1 or length % block:
-        raise bad_argument("block", f"a divisor of the axis length {length}", block)
+def _check_groups(block: int, stride: int, length: int) -> tuple[int, int]:
+    block = check_divides("block", block, length, "the axis length")
+    stride = check_integer("stride", stride)
     if stride < 1 or length % (block * stride):
         raise bad_argument(
             "stride",
@@ -121,10 +127,11 @@ def _check_groups(block: int, stride: int, length: int) -> None:
             stride,
             "butterfly_strides lists strides that are valid",
         )
+    return block, stride
 
 
 def _check_block_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    _check_tensor("x", x)
+    check_floating("x", x, "(..., blocks * in)")
     _check_tensor("weight", weight)
     if weight.dim() != 3:
         raise bad_argument("weight", "shape (blocks, in, out)", tuple(weight.shape))
@@ -132,20 +139,13 @@ def _check_block_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if x.dim() < 1 or x.shape[-1] != blocks * width:
         expected = f"shape (..., blocks * in) = (..., {blocks * width})"
         raise bad_argument("x", expected, tuple(x.shape))
-    _check_matches("weight", weight, x)
+    check_like("weight", weight, x, "x")
     if bias is None:
         return
     _check_tensor("bias", bias)
     if tuple(bias.shape) != (blocks, out):
         raise bad_argument("bias", f"shape (blocks, out) = {(blocks, out)}", tuple(bias.shape))
-    _check_matches("bias", bias, x)
-
-
-def _check_matches(name: str, parameter: Tensor, x: Tensor) -> None:
-    if parameter.device != x.device:
-        raise bad_argument(name, f"device {x.device}", parameter.device)
-    if parameter.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise bad_argument(name, f"dtype {x.dtype} of x", parameter.dtype)
+    check_like("bias", bias, x, "x")
 
 
 __all__ = [

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
+from rifflemix.ops._checks import check_divides, check_integer
 
 _CELLS = 2**24  # places times sources looked at together: 16 MiB
 
@@ -37,7 +38,7 @@ def butterfly_strides(length: int, block: int) -> list[int]:
     Source: Dimension Mixer, Algorithm 1, with integer divisibility in place of its rule, which
     for some lengths is not valid (24 and 4: stride 4) or, made valid, not complete.
     """
-    _check_lengths(length, block)
+    length, block = _check_lengths(length, block)
     if length == block:
         return [1]
     strides = [1]
@@ -90,20 +91,16 @@ def butterfly_layout(num_tokens: int, block: int) -> tuple[int, list[int]]:
     return length, strides + way_back
 
 
-def _check_lengths(length: int, block: int) -> None:
-    if not isinstance(length, int) or length < 1:
-        raise bad_argument("length", "an integer of at least 1", length)
-    if not isinstance(block, int) or block < 1 or length % block:
-        raise bad_argument(
-            "block",
-            f"a divisor of length = {length}",
-            block,
-            "pad the tokens to a multiple of the block",
-        )
+def _check_lengths(length: int, block: int) -> tuple[int, int]:
+    length = check_integer("length", length, 1)
+    block = check_divides(
+        "block", block, length, "length", "pad the tokens to a multiple of the block"
+    )
     if block == 1 and length > 1:
         raise bad_argument(
             "block", f"at least 2 to mix {length} places", block, "groups of one place mix nothing"
         )
+    return length, block
 
 
 def _completed(strides: list[int], run: int, length: int, block: int) -> list[int]:

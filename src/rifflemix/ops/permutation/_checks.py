@@ -8,11 +8,17 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import check_divides, check_padding_mask, check_tokens
+from rifflemix.ops._checks import (
+    check_divides,
+    check_integers,
+    check_padding_mask,
+    check_tokens,
+)
 from rifflemix.ops.permutation.eager import KEY_DTYPES
 
 ORDERS = ("reference", "ascending", "descending")
 BACKENDS = ("reference", "eager")
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def check_values(x: Tensor, key_padding_mask: Tensor | None) -> None:
@@ -25,20 +31,26 @@ def check_values(x: Tensor, key_padding_mask: Tensor | None) -> None:
     check_padding_mask(key_padding_mask, x)
 
 
-def check_groups(x: Tensor, num_groups: int, heads: int = 1) -> None:
-    """Raise unless the groups divide the tokens and the heads divide the channels."""
-    check_divides("num_groups", num_groups, x.shape[1], "the number of tokens N")
-    check_divides("heads", heads, x.shape[2], "the number of channels C")
+def check_groups(x: Tensor, num_groups: int, heads: int = 1) -> tuple[int, int]:
+    """Both as ints; raise unless groups divide the tokens and heads divide the channels."""
+    groups = check_divides("num_groups", num_groups, x.shape[1], "the number of tokens N")
+    return groups, check_divides("heads", heads, x.shape[2], "the number of channels C")
 
 
 def check_steps(steps: Tensor | Sequence[int], x: Tensor) -> Tensor:
     """The steps on x's device; they are settings, so their own device does not matter."""
-    steps = torch.as_tensor(steps, device=x.device)
-    if steps.is_floating_point() or steps.is_complex() or steps.dtype == torch.bool:
+    if torch.compiler.is_compiling() and hasattr(steps, "__array__"):
+        steps = torch.as_tensor(steps)  # a traced graph has NumPy's arrays as tensors
+    if not isinstance(steps, Tensor):
+        integers = check_integers("steps", steps)
+        steps = torch.tensor(integers, dtype=torch.int64, device=x.device)
+    if steps.dtype not in _INTEGERS:
         raise bad_argument("steps", "integers", steps.dtype)
     if tuple(steps.shape) != (x.shape[2],):
         raise bad_argument("steps", f"shape (C,) = ({x.shape[2]},)", tuple(steps.shape))
-    return steps.to(torch.int64)
+    if steps.is_meta and not x.is_meta:
+        raise bad_argument("steps", "integers with values", "a tensor on the meta device")
+    return steps.to(x.device, torch.int64)
 
 
 def directions(

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import check_backend
+from rifflemix.ops._checks import check_backend, check_integer, check_positive
 from rifflemix.ops.permutation import eager, reference
 from rifflemix.ops.permutation._checks import BACKENDS, check_groups, check_values
 from rifflemix.ops.sinkhorn import sinkhorn
@@ -84,11 +83,9 @@ def relaxed_group_sort(
     Source: CSP (Yuan and Xu), equations (8)-(9) and theorem 2.
     """
     check_values(x, key_padding_mask)
-    check_groups(x, num_groups)
-    if not temperature > 0:
-        raise bad_argument("temperature", "over 0", temperature)
-    if num_iterations < 1:
-        raise bad_argument("num_iterations", "at least 1", num_iterations)
+    num_groups, _ = check_groups(x, num_groups)
+    temperature = check_positive("temperature", temperature)
+    num_iterations = check_integer("num_iterations", num_iterations, 1)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if key_padding_mask is not None:
         wide = wide.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)

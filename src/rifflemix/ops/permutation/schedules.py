@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import check_divides
+from rifflemix.ops._checks import check_bool, check_divides, check_integer, check_layer
 
 SHIFT_KINDS = ("none", "linear", "power", "code_linear", "code_exp")
 
@@ -54,10 +54,9 @@ def shift_steps(
     is 1, which shifts nothing, as soon as LC - 1 exceeds log2 N).
     """
     check_choice("kind", kind, SHIFT_KINDS)
-    for name, count in (("num_tokens", num_tokens), ("num_channels", num_channels)):
-        if count < 1:
-            raise bad_argument(name, "at least 1", count)
-    _check_layer(layer_index, num_layers)
+    num_tokens = check_integer("num_tokens", num_tokens, 1)
+    num_channels = check_integer("num_channels", num_channels, 1)
+    layer_index, num_layers = check_layer(layer_index, num_layers)
     target = torch.get_default_device() if device is None else torch.device(device)
     if kind in ("power", "code_exp"):
         steps: Tensor = torch.ops.rifflemix.power_shift_steps(
@@ -103,29 +102,20 @@ def interleave_columns(
     Source: Sliceformer (Yuan and Xu), equations (5)-(6), as the authors' code defines them. Where
     2w does not divide n, that code starts its last run one column late; the rule is kept here.
     """
-    if num_channels < 1:
-        raise bad_argument("num_channels", "at least 1", num_channels)
-    check_divides("heads", heads, num_channels, "num_channels")
-    if num_layers is not None:
-        _check_layer(layer_index, num_layers)
-    elif layer_index < 0:
-        raise bad_argument("layer_index", "at least 0", layer_index)
-    level = layer_index
-    if reverse:
+    num_channels = check_integer("num_channels", num_channels, 1)
+    heads = check_divides("heads", heads, num_channels, "num_channels")
+    if num_layers is None:
+        level = check_integer("layer_index", layer_index, 0)
+    else:
+        level, num_layers = check_layer(layer_index, num_layers)
+    if check_bool("reverse", reverse):
         if num_layers is None:
             raise bad_argument("num_layers", "the number of layers when reverse=True", None)
-        level = num_layers - 1 - layer_index
+        level = num_layers - 1 - level
     head_width = num_channels // heads
     run = max(1, head_width >> level)
     columns = torch.arange(num_channels) % head_width
     return columns // run % 2 == 1
-
-
-def _check_layer(layer_index: int, num_layers: int) -> None:
-    if num_layers < 1:
-        raise bad_argument("num_layers", "at least 1", num_layers)
-    if not 0 <= layer_index < num_layers:
-        raise bad_argument("layer_index", f"0 to num_layers - 1 = {num_layers - 1}", layer_index)
 
 
 @torch.library.custom_op("rifflemix::power_shift_steps", mutates_args=())

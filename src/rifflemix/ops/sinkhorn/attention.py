@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops._checks import (
     check_backend,
     check_divides,
+    check_floating,
+    check_integer,
+    check_like,
     check_padding_mask,
+    check_probability,
     check_tokens,
+    shown,
 )
 from rifflemix.ops.sinkhorn import eager_attention, reference_attention
 from rifflemix.ops.sinkhorn.blocks import PADDING_RULES
@@ -56,7 +62,7 @@ def block_attention(
         (B, H, n, b, D).
 
     Raises:
-        InputError: an unknown name, or shapes that do not fit.
+        InputError: an unknown name, or shapes, dtypes or devices that do not fit.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", section 3.2.
     """
@@ -64,11 +70,13 @@ def block_attention(
     layout = "(B, H, n, b, D)"
     check_tokens("q", q, rank=5, layout=layout)
     for name, tensor in (("k", k), ("v", v)):
-        _check_shape(name, tensor, tuple(q.shape))
+        _check_operand(name, tensor, tuple(q.shape), q)
     check_tokens("sorted_k", sorted_k, rank=5, layout="(B, H, n, s, D)")
     size = q.shape[3] if combine == "sum_logits" else sorted_k.shape[3]
     for name, tensor in (("sorted_k", sorted_k), ("sorted_v", sorted_v)):
-        _check_shape(name, tensor, (*q.shape[:3], size, q.shape[4]))
+        _check_operand(name, tensor, (*q.shape[:3], size, q.shape[4]), q)
+    _check_hidden("hidden", hidden, (*q.shape[:4], q.shape[3]), q)
+    _check_hidden("sorted_hidden", sorted_hidden, (*q.shape[:4], size), q)
     run = {
         "reference": reference_attention.block_attention,
         "eager": eager_attention.block_attention,
@@ -127,15 +135,17 @@ def sinkhorn_attention(
         (B, H, N, D); zero for a query that sees no key.
 
     Raises:
-        InputError: an unknown name, shapes that do not fit, or options that exclude each other.
+        InputError: an unknown name, shapes, dtypes or devices that do not fit, or options that
+            exclude each other.
 
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.2 to 3.4.
     """
     check_choice("combine", combine, COMBINE)
     check_choice("padding_rule", padding_rule, PADDING_RULES)
+    sortcut, rotation = check_integer("sortcut", sortcut), check_integer("rotation", rotation)
     shared = bool(sortcut) and not sortcut_local
     _check_heads(q, k, v, key_padding_mask, any_length=shared and not mixture)
-    check_divides("block_size", block_size, k.shape[2], "the number of tokens")
+    block_size = check_divides("block_size", block_size, k.shape[2], "the number of tokens")
     _check_sort(sort, q, k.shape[2] // block_size, sortcut, null_kv)
     _check_exclusions(sortcut, sortcut_local, causal, rotation, block_size)
     per_query = sortcut or sort.shape[2] * block_size // k.shape[2]
@@ -166,14 +176,29 @@ def sinkhorn_attention(
 
 
 def _backend(backend: str, dropout_p: float) -> str:
-    if not 0.0 <= dropout_p < 1.0:
-        raise bad_argument("dropout_p", "a probability in [0, 1)", dropout_p)
+    check_probability("dropout_p", dropout_p)
     return check_backend(backend, ("eager",) if dropout_p else _BACKENDS)
 
 
-def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+def _check_operand(name: str, tensor: Tensor, expected: tuple[int, ...], q: Tensor) -> None:
+    check_floating(name, tensor, str(expected))
     if tuple(tensor.shape) != expected:
         raise bad_argument(name, f"shape {expected}", tuple(tensor.shape))
+    check_like(name, tensor, q, "q")
+
+
+def _check_hidden(name: str, hidden: Tensor | None, full: tuple[int, ...], q: Tensor) -> None:
+    """Raise unless `hidden` is None or a bool tensor that broadcasts to `full`."""
+    if hidden is None:
+        return
+    if not isinstance(hidden, Tensor) or hidden.dtype != torch.bool:
+        got = hidden.dtype if isinstance(hidden, Tensor) else type(hidden).__name__
+        raise bad_argument(name, "a bool tensor, True = not seen", got)
+    sizes = zip(reversed(hidden.shape), reversed(full), strict=False)
+    if hidden.dim() > len(full) or any(size not in (1, wanted) for size, wanted in sizes):
+        raise bad_argument(name, f"a shape that broadcasts to {full}", tuple(hidden.shape))
+    if hidden.device != q.device:
+        raise bad_argument(name, f"device {q.device} of q", hidden.device)
 
 
 def _check_heads(
@@ -182,8 +207,8 @@ def _check_heads(
     for name, tensor in (("q", q), ("k", k)):
         check_tokens(name, tensor, rank=4, layout="(B, H, N, D)")
     length = k.shape[2] if any_length else q.shape[2]
-    _check_shape("k", k, (*q.shape[:2], length, q.shape[3]))
-    _check_shape("v", v, tuple(k.shape))
+    _check_operand("k", k, (*q.shape[:2], length, q.shape[3]), q)
+    _check_operand("v", v, tuple(k.shape), q)
     check_padding_mask(key_padding_mask, k, token_dim=2)
 
 
@@ -195,14 +220,17 @@ def _check_sort(
     null_kv: tuple[Tensor, Tensor] | None,
 ) -> None:
     check_tokens("sort", sort, rank=4, layout="(B, H, R, n)")
+    check_like("sort", sort, q, "q")
     rows, columns = sort.shape[2:]
     if sort.shape[:2] != q.shape[:2]:
         raise bad_argument("sort", f"shape {(*q.shape[:2], 'R', 'n')}", tuple(sort.shape))
     if columns != num_blocks and (null_kv is None or columns < num_blocks):
         raise bad_argument("sort", f"{num_blocks} columns, one for each block", columns)
     if null_kv is not None:
+        if not isinstance(null_kv, tuple | list) or len(null_kv) != 2:
+            raise bad_argument("null_kv", "a null key and a null value", shown(null_kv))
         for tensor in null_kv:
-            _check_shape("null_kv", tensor, (q.shape[1], q.shape[3]))
+            _check_operand("null_kv", tensor, (q.shape[1], q.shape[3]), q)
     if sortcut < 0 or sortcut > rows:
         raise bad_argument("sortcut", f"0 to {rows}, the rows of sort", sortcut)
     if not sortcut and (rows < num_blocks or rows % num_blocks):

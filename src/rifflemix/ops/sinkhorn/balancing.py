@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import check_backend
+from rifflemix.ops._checks import (
+    check_backend,
+    check_floating,
+    check_integer,
+    check_integers,
+    check_like,
+    check_positive,
+    shown,
+)
 from rifflemix.ops.sinkhorn import eager, reference
 
 KERNELS = ("exp", "relu")
@@ -53,7 +61,7 @@ def sinkhorn(
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.1.1 and 3.3.2.
     """
     _check_scores("log_scores", log_scores, square=True)
-    _check_count("num_iterations", num_iterations, 0)
+    num_iterations = check_integer("num_iterations", num_iterations, 0)
     _check_block_mask(block_padding_mask, log_scores, log_scores.shape[-1])
     run = {"reference": reference.sinkhorn, "eager": eager.sinkhorn}[
         check_backend(backend, ("reference", "eager"))
@@ -79,11 +87,18 @@ def gumbel_noise(
     Returns:
         Samples of that shape, between about -2.6 and 13.8 (u is kept 1e-6 off 0 and 1).
 
+    Raises:
+        InputError: a shape that is no sequence of integers, or another type than floating point.
+
     Source: Tay et al. 2020, section 3.2.1; Jang et al. 2016.
     """
+    size = check_integers("shape", shape, 0)
     wanted = dtype or torch.get_default_dtype()
+    if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
+        raise bad_argument("dtype", "a floating-point dtype", shown(wanted))
     wide = eager.statistics_dtype(wanted)
-    u = torch.rand(tuple(shape), generator=generator, device=device, dtype=wide)
+    # Not torch.rand, which takes no generator, not even None, beside a symbolic size.
+    u = torch.empty(size, device=device, dtype=wide).uniform_(generator=generator)
     u = u.clamp(_GUMBEL_EPSILON, 1.0 - _GUMBEL_EPSILON)
     return -torch.log(-torch.log(u)).to(wanted)
 
@@ -124,11 +139,13 @@ def gumbel_sinkhorn(
     """
     _check_scores("scores", scores, square=True)
     check_choice("kernel", kernel, KERNELS)
-    _check_temperature(temperature)
+    temperature = check_positive("temperature", temperature)
     logits = scores if kernel == "exp" else torch.log(scores.relu() + _RELU_EPSILON)
     if noise is not None:
+        check_floating("noise", noise, str(tuple(scores.shape)))
         if noise.shape != scores.shape:
             raise bad_argument("noise", f"shape {tuple(scores.shape)}", tuple(noise.shape))
+        check_like("noise", noise, scores, "scores")
         logits = logits + noise
     return sinkhorn(
         logits / temperature,
@@ -175,10 +192,11 @@ def top_k_blocks(
     """
     _check_scores("scores", scores, square=False)
     rows, columns = scores.shape[-2:]
-    _check_count("num_null", num_null, 0)
+    num_null = check_integer("num_null", num_null, 0)
+    k = check_integer("k", k)
     if not 1 <= k <= columns:
         raise bad_argument("k", f"1 to {columns}, the number of source blocks", k)
-    _check_temperature(temperature)
+    temperature = check_positive("temperature", temperature)
     if causal and rows != columns - num_null:
         raise bad_argument("scores", f"shape (..., n, {num_null} + n)", tuple(scores.shape))
     _check_block_mask(block_padding_mask, scores, columns - num_null)
@@ -190,22 +208,11 @@ def top_k_blocks(
 
 def _check_scores(name: str, scores: Tensor, *, square: bool) -> None:
     layout = "(..., n, n)" if square else "(..., rows, columns)"
-    if not isinstance(scores, Tensor):
-        raise bad_argument(name, f"a tensor of shape {layout}", type(scores).__name__)
+    check_floating(name, scores, layout)
     if scores.dim() < 2 or (square and scores.shape[-1] != scores.shape[-2]):
         raise bad_argument(name, f"shape {layout}", tuple(scores.shape))
-    if not scores.is_floating_point():
-        raise bad_argument(name, "a floating-point dtype", scores.dtype)
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise bad_argument(name, f"an integer of at least {least}", value)
-
-
-def _check_temperature(temperature: float) -> None:
-    if not temperature > 0:
-        raise bad_argument("temperature", "a number above 0", temperature)
+    if scores.shape[-1] < 1 or scores.shape[-2] < 1:
+        raise bad_argument(name, f"at least one block in shape {layout}", tuple(scores.shape))
 
 
 def _check_block_mask(mask: Tensor | None, scores: Tensor, num_blocks: int) -> None:

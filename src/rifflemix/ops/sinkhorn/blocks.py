@@ -8,6 +8,9 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops._checks import (
     check_backend,
     check_divides,
+    check_floating,
+    check_integer,
+    check_like,
     check_padding_mask,
     check_tokens,
 )
@@ -45,7 +48,7 @@ def pool_blocks(
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", equations (2) and (5).
     """
     check_tokens("x", x)
-    check_divides("block_size", block_size, x.shape[1], "the number of tokens")
+    block_size = check_divides("block_size", block_size, x.shape[1], "the number of tokens")
     check_padding_mask(key_padding_mask, x)
     run = {"reference": reference.pool_blocks, "eager": eager.pool_blocks}[
         check_backend(backend, _BACKENDS)
@@ -90,7 +93,8 @@ def block_scores(
     check_tokens("k", k, rank=4, layout=_HEADS)
     if k.shape != q.shape:
         raise bad_argument("k", f"the shape of q, {tuple(q.shape)}", tuple(k.shape))
-    check_divides("block_size", block_size, q.shape[2], "the number of tokens")
+    check_like("k", k, q, "q")
+    block_size = check_divides("block_size", block_size, q.shape[2], "the number of tokens")
     check_padding_mask(key_padding_mask, q, token_dim=2)
     if shared and causal:
         raise bad_argument("shared", "False with causal=True", True)
@@ -112,16 +116,19 @@ def sort_blocks(blocks: Tensor, sort: Tensor, *, backend: str = "auto") -> Tenso
         (..., R, b, D).
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: shapes, dtypes or devices that do not fit.
 
     Source: Tay et al. 2020, section 3.1.2.
     """
+    check_floating("blocks", blocks, "(..., n, b, D)")
+    check_floating("sort", sort, "(..., R, n)")
     if blocks.dim() < 3 or sort.dim() != blocks.dim() - 1:
         raise bad_argument("blocks", "shape (..., n, b, D)", tuple(blocks.shape))
     leading = blocks.shape[:-3]
     if sort.shape[:-2] != leading or sort.shape[-1] != blocks.shape[-3]:
         expected = f"shape {(*leading, 'R', blocks.shape[-3])}"
         raise bad_argument("sort", expected, tuple(sort.shape))
+    check_like("sort", sort, blocks, "blocks")
     run = {"reference": reference.sort_blocks, "eager": eager.sort_blocks}[
         check_backend(backend, _BACKENDS)
     ]
@@ -159,6 +166,8 @@ def sorted_padding_mask(
     """
     check_tokens("sort", sort, rank=4, layout="(B, H, R, n)")
     check_choice("rule", rule, PADDING_RULES)
+    block_size = check_integer("block_size", block_size, 1)
+    num_null = check_integer("num_null", num_null)
     if not 0 <= num_null < sort.shape[-1]:
         raise bad_argument("num_null", f"0 to {sort.shape[-1] - 1}", num_null)
     tokens = (sort.shape[-1] - num_null) * block_size

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.ops.sinkhorn.running_logsumexp import running_logsumexp
+
 # Stands for the log of zero. Finite, so that a row or column without a live entry gives zeros
 # and zero gradients where -inf would give NaN.
 LOG_ZERO = -1e30
@@ -52,7 +54,7 @@ def sinkhorn(
     for _ in range(num_iterations):
         r = (r - r.logsumexp(-1, keepdim=True)).masked_fill(~live, LOG_ZERO)
         # A causal column may only be normalised over the destinations seen so far.
-        columns = r.logcumsumexp(-2) if causal else r.logsumexp(-2, keepdim=True)
+        columns = running_logsumexp(r) if causal else r.logsumexp(-2, keepdim=True)
         r = (r - columns).masked_fill(~live, LOG_ZERO)
     if causal and final_row_norm and num_iterations:
         r = (r - r.logsumexp(-1, keepdim=True)).masked_fill(~live, LOG_ZERO)

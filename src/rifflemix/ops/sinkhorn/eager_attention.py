@@ -165,6 +165,7 @@ def attend(
     blind = None
     mask = None
     if hidden is not None:
+        hidden = torch.atleast_2d(hidden)
         blind = hidden.all(-1, keepdim=True)
         # A row without a key would turn into NaN: it looks anywhere, and is zeroed after.
         mask = ~hidden | blind

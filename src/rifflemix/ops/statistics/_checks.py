@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import check_tokens
+from rifflemix.ops._checks import check_positive, check_probability, check_tokens
 from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
 
 
@@ -31,14 +31,12 @@ def check_temperature(temperature: Tensor, w: Tensor) -> None:
 
 def check_dropout(dropout_p: float) -> None:
     """Raise unless `dropout_p` is in [0, 1)."""
-    if not 0.0 <= dropout_p < 1.0:
-        raise bad_argument("dropout_p", "a probability in [0, 1)", dropout_p)
+    check_probability("dropout_p", dropout_p)
 
 
 def check_scale(scale: float) -> None:
     """Raise unless `scale` is above 0."""
-    if not scale > 0.0:
-        raise bad_argument("scale", "a number above 0", scale)
+    check_positive("scale", scale)
 
 
 def check_groups(membership: Tensor, tokens: Tensor) -> None:

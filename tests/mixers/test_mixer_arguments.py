@@ -1,0 +1,137 @@
+"""Settings of mixers of a wrong kind, one table; numbers of NumPy work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rifflemix as rm
+from rifflemix.mixers import SinkhornCrossAttention
+
+SHARED: dict[str, tuple[str, dict[str, Any]]] = {
+    "dim 32.0": ("dim", {"dim": 32.0}),
+    "dim text": ("dim", {"dim": "32"}),
+    "dim tensor": ("dim", {"dim": torch.tensor(32)}),
+    "heads 2.0": ("num_heads", {"num_heads": 2.0}),
+    "heads True": ("num_heads", {"num_heads": True}),
+    "layers 1.5": ("num_layers", {"num_layers": 1.5}),
+    "layer text": ("layer_index", {"layer_index": "0"}),
+    "max_length 4.5": ("max_length", {"max_length": 4.5}),
+    "causal text": ("causal", {"causal": "yes"}),
+    "causal 1": ("causal", {"causal": 1}),
+    "dropout text": ("dropout", {"dropout": "a"}),
+    "dropout None": ("dropout", {"dropout": None}),
+}
+OWN: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "csp groups 2.5": ("csp", "num_groups", {"num_groups": 2.5}),
+    "csp group size True": ("csp", "group_size", {"group_size": True}),
+    "csp heads 2.0": ("csp", "heads", {"heads": 2.0}),
+    "csp inner text": ("csp", "inner_dim", {"inner_dim": "8"}),
+    "csp pad 1": ("csp", "pad", {"pad": 1}),
+    "csp shift None": ("csp", "shift", {"shift": None}),
+    "csp shift floats": ("csp", "shift", {"shift": torch.zeros(8)}),
+    "csp shift matrix": ("csp", "shift", {"shift": torch.zeros(8, 1, dtype=torch.int64)}),
+    "csp shift too large": ("csp", "shift", {"shift": [2**63] * 8}),
+    "csp shift too short": ("csp", "shift", {"shift": np.arange(7)}),
+    "sliceformer reverse": ("sliceformer", "reverse", {"reverse": "x"}),
+    "sliceformer heads": ("sliceformer", "heads", {"heads": None}),
+    "tssa bias": ("tssa", "bias", {"bias": "no"}),
+    "butterfly block 4.0": ("butterfly", "block_size", {"block_size": 4.0}),
+    "butterfly order None": ("butterfly", "token_order", {"token_order": None}),
+    "butterfly seed": (
+        "butterfly",
+        "token_order_seed",
+        {"token_order": "random", "token_order_seed": 1.5},
+    ),
+    "token_parallel groups 2.0": ("token_parallel", "num_groups", {"num_groups": 2.0}),
+    "token_parallel wout 1": ("token_parallel", "use_wout", {"use_wout": 1}),
+    "sinkhorn block 4.0": ("sinkhorn", "block_size", {"block_size": 4.0}),
+    "sinkhorn sortcut 1.0": ("sinkhorn", "sortcut", {"sortcut": 1.0}),
+    "sinkhorn top_k text": ("sinkhorn", "top_k", {"top_k": "1"}),
+    "sinkhorn iterations": ("sinkhorn", "num_iterations", {"num_iterations": 2.0}),
+    "sinkhorn temperature": ("sinkhorn", "temperature", {"temperature": None}),
+}
+CROSS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dim text": ("dim", {"dim": "8"}),
+    "heads 2.0": ("num_heads", {"num_heads": 2.0}),
+    "max_length None": ("max_length", {"max_length": None}),
+    "sortcut 1.5": ("sortcut", {"sortcut": 1.5}),
+    "dropout None": ("dropout", {"dropout": None}),
+}
+
+
+@pytest.mark.parametrize("mixer", rm.list_mixers())
+@pytest.mark.parametrize(("name", "changed"), SHARED.values(), ids=SHARED)
+def test_shared_settings_are_named(mixer: str, name: str, changed: dict[str, Any]) -> None:
+    arguments = {"dim": 8, "num_heads": 2, "max_length": 16, **changed}
+    with pytest.raises(rm.InputError, match=f"^{name}: expected"):
+        rm.create_mixer(mixer, **arguments)
+
+
+@pytest.mark.parametrize(("mixer", "name", "options"), OWN.values(), ids=OWN)
+def test_own_settings_are_named(mixer: str, name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(rm.InputError, match=f"^{name}: expected"):
+        rm.create_mixer(mixer, 8, num_heads=2, max_length=16, **options)
+
+
+@pytest.mark.parametrize(("name", "changed"), CROSS.values(), ids=CROSS)
+def test_settings_of_cross_attention_are_named(name: str, changed: dict[str, Any]) -> None:
+    with pytest.raises(rm.InputError, match=f"^{name}: expected"):
+        SinkhornCrossAttention(**{"dim": 8, "max_length": 16, **changed})
+
+
+@pytest.mark.parametrize("name", [None, 3, []], ids=repr)
+def test_names_of_a_wrong_kind(name: Any) -> None:
+    with pytest.raises(rm.InputError, match=r"^unknown mixer"):
+        rm.create_mixer(name, 8)
+    with pytest.raises(rm.InputError, match=r"^unknown model"):
+        rm.create_model(name)
+
+
+def test_batch_size_of_a_stream() -> None:
+    mixer = rm.create_mixer("softmax", 8, causal=True)
+    with pytest.raises(rm.InputError, match=r"^batch_size: expected an integer"):
+        mixer.init_state(1.5)
+    assert mixer.init_state(np.int64(2))["keys"].shape[0] == 2
+
+
+SMALL_OPTIONS: dict[str, dict[str, Any]] = {
+    "csp": {"num_groups": np.int64(4), "heads": np.int64(2), "inner_dim": np.int32(16)},
+    "sliceformer": {"heads": np.int64(2), "inner_dim": np.int32(16)},
+    "butterfly": {"block_size": np.int64(4)},
+    "token_parallel": {"num_groups": np.int64(2)},
+    "sinkhorn": {"block_size": np.int64(4), "top_k": np.int64(2), "temperature": np.float32(0.5)},
+}
+
+
+@pytest.mark.parametrize("mixer", rm.list_mixers())
+def test_numbers_of_numpy(mixer: str) -> None:
+    def build(kind: Any, real: Any) -> rm.TokenMixer:
+        torch.manual_seed(3)
+        numbers = {"num_heads": 4, "max_length": 16, "layer_index": 1, "num_layers": 2}
+        options = {
+            name: kind(value) if isinstance(value, np.integer) else real(value)
+            for name, value in SMALL_OPTIONS.get(mixer, {}).items()
+        }
+        shared = {name: kind(value) for name, value in numbers.items()}
+        return rm.create_mixer(mixer, kind(8), dropout=real(0.25), **shared, **options).eval()
+
+    x = torch.randn(2, 7, 8)
+    numpy = build(np.int64, np.float32)
+    assert torch.equal(numpy(x), build(int, float)(x))
+    for name in ("dim", "num_heads", "max_length", "layer_index", "num_layers"):
+        assert type(getattr(numpy, name)) is int
+
+
+@pytest.mark.parametrize(
+    "shift",
+    [torch.arange(8), np.arange(8, dtype=np.int16), list(np.arange(8)), range(8)],
+    ids=["tensor", "array", "list of numpy", "range"],
+)
+def test_csp_takes_any_row_of_integers(shift: Any) -> None:
+    mixer = rm.create_mixer("csp", 8, shift=shift)
+    assert mixer.shift == tuple(range(8))
+    assert mixer.steps.tolist() == list(range(8))
