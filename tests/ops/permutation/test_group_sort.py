@@ -252,7 +252,7 @@ DOWN = torch.tensor([True, False, True, False])
         (1, {"descending": DOWN.int()}, "descending: expected a bool"),
         (1, {"descending": True}, "descending: expected a bool"),
         (1, {"key_padding_mask": torch.zeros(2, 6)}, "key_padding_mask"),
-        (1, {"backend": "cpu"}, "backend"),
+        (1, {"backend": "triton"}, "backend"),
     ],
 )
 def test_bad_arguments(groups: int, options: dict, named: str) -> None:

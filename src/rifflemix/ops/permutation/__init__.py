@@ -11,10 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, overload
 
+import torch
 from torch import Tensor
 
+from rifflemix.errors import check_choice
 from rifflemix.ops._checks import check_backend
-from rifflemix.ops.permutation import eager, reference
+from rifflemix.ops.permutation import cpu, eager, reference
+from rifflemix.ops.permutation._backends import Implementation, Permutations
 from rifflemix.ops.permutation._checks import (
     BACKENDS,
     ORDERS,
@@ -23,8 +26,11 @@ from rifflemix.ops.permutation._checks import (
     check_values,
     directions,
 )
+from rifflemix.ops.permutation._triton_limits import with_triton
 from rifflemix.ops.permutation.relaxed import relaxed_group_sort
 from rifflemix.ops.permutation.schedules import SHIFT_KINDS, interleave_columns, shift_steps
+
+_BACKENDS: dict[str, Implementation] = {"eager": eager, "cpu": cpu}
 
 
 @overload
@@ -61,11 +67,11 @@ def circular_shift(
 
     Args:
         x: (B, N, C) tokens.
-        steps: (C,) integers of any size and sign, such as `shift_steps` gives.
+        steps: (C,) integers from -2^62 to 2^62, such as `shift_steps` gives.
         key_padding_mask: (B, N) bool, True = padding. The L valid tokens of a sample roll among
             their own places, mod L.
         return_indices: return (y, index) with y = x.gather(1, index) at valid places.
-        backend: "auto", "reference" or "eager".
+        backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
         (B, N, C); with `return_indices` also the (B, N, C) int64 index.
@@ -77,12 +83,16 @@ def circular_shift(
     """
     check_values(x, key_padding_mask)
     steps = check_steps(steps, x)
-    if check_backend(backend, BACKENDS) == "reference":
+    names = _backends(x, sorts=False)
+    if key_padding_mask is None:
+        names = with_triton(names, x)
+    chosen = check_backend(backend, names)
+    if chosen == "reference":
         index = reference.circular_shift(x, steps, key_padding_mask)
-        y = eager.take(x, index, key_padding_mask)
-    else:
-        y, index = eager.circular_shift(x, steps, key_padding_mask)
-    return (y, index.contiguous()) if return_indices else y
+        return _result(eager.take(x, index, key_padding_mask), index if return_indices else None)
+    run = _implementation(chosen).circular_shift
+    y, shift = run(x, steps, key_padding_mask, return_indices)
+    return _result(y, None if shift is None else shift.contiguous())
 
 
 @overload
@@ -146,7 +156,7 @@ def group_sort(
         key_padding_mask: (B, N) bool, True = padding. A group's valid tokens are sorted among
             their own places.
         return_indices: return (y, index) with y = x.gather(1, index) at valid places.
-        backend: "auto", "reference" or "eager".
+        backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
         (B, N, C); with `return_indices` also the (B, N, C) int64 index.
@@ -159,15 +169,18 @@ def group_sort(
     section III.
     """
     check_values(x, key_padding_mask)
-    check_groups(x, num_groups, heads)
+    num_groups, heads = check_groups(x, num_groups, heads)
     by_reference, down = directions(x, order, descending)
-    if check_backend(backend, BACKENDS) == "reference":
-        index = reference.group_sort(x, num_groups, by_reference, heads, down, key_padding_mask)
-        return _result(eager.take(x, index, key_padding_mask), index if return_indices else None)
-    y, sorting = eager.group_sort(
-        x, num_groups, by_reference, heads, down, key_padding_mask, return_indices
+    mask = key_padding_mask
+    sorts = cpu.needs_sort(x, num_groups, return_indices)
+    chosen = check_backend(
+        backend, with_triton(_backends(x, sorts=sorts), x, x.shape[1] // num_groups)
     )
-    return _result(y, sorting)
+    if chosen == "reference":
+        index = reference.group_sort(x, num_groups, by_reference, heads, down, mask)
+        return _result(eager.take(x, index, mask), index if return_indices else None)
+    run = _implementation(chosen).group_sort
+    return _result(*run(x, num_groups, by_reference, heads, down, mask, return_indices))
 
 
 @overload
@@ -222,7 +235,7 @@ def channel_permute(
         heads: heads with a reference channel of their own, see `group_sort`.
         key_padding_mask: (B, N) bool, True = padding.
         return_indices: return (y, index) with y = x.gather(1, index) at valid places.
-        backend: "auto", "reference" or "eager".
+        backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
         (B, N, C); with `return_indices` also the (B, N, C) int64 index.
@@ -233,17 +246,20 @@ def channel_permute(
     Source: CSP (Yuan and Xu), equations (4)-(5).
     """
     check_values(x, key_padding_mask)
-    check_groups(x, num_groups, heads)
+    num_groups, heads = check_groups(x, num_groups, heads)
     steps = check_steps(steps, x)
+    check_choice("order", order, ORDERS)
     by_reference, down = directions(x, order, None)
     mask = key_padding_mask
-    if check_backend(backend, BACKENDS) == "reference":
+    sorts = cpu.needs_sort(x, num_groups, return_indices)
+    chosen = check_backend(
+        backend, with_triton(_backends(x, sorts=sorts), x, x.shape[1] // num_groups)
+    )
+    if chosen == "reference":
         index = reference.channel_permute(x, steps, num_groups, by_reference, heads, down, mask)
         return _result(eager.take(x, index, mask), index if return_indices else None)
-    y, permutation = eager.channel_permute(
-        x, steps, num_groups, by_reference, heads, down, mask, return_indices
-    )
-    return _result(y, permutation)
+    run = _implementation(chosen).channel_permute
+    return _result(*run(x, steps, num_groups, by_reference, heads, down, mask, return_indices))
 
 
 @overload
@@ -282,7 +298,7 @@ def max_exchange(
         key_padding_mask: (B, N) bool, True = padding. The first valid token is exchanged with the
             largest valid one.
         return_indices: return (y, index) with y = x.gather(1, index) at valid places.
-        backend: "auto", "reference" or "eager".
+        backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
         (B, N, C); with `return_indices` also the (B, N, C) int64 index.
@@ -293,11 +309,29 @@ def max_exchange(
     Source: Sliceformer (Yuan and Xu), section III, Max-Exchange.
     """
     check_values(x, key_padding_mask)
-    if check_backend(backend, BACKENDS) == "reference":
+    chosen = check_backend(backend, _backends(x, sorts=False))
+    if chosen == "reference":
         index = reference.max_exchange(x, key_padding_mask)
         return _result(eager.take(x, index, key_padding_mask), index if return_indices else None)
-    y, exchange = eager.max_exchange(x, key_padding_mask, return_indices)
-    return _result(y, exchange)
+    return _result(*_BACKENDS[chosen].max_exchange(x, key_padding_mask, return_indices))
+
+
+def _backends(x: Tensor, *, sorts: bool) -> tuple[str, ...]:
+    """Those that support these arguments here, slowest first."""
+    if not cpu.supports(x, sorts=sorts):
+        return BACKENDS
+    # Only who asks for it gets a kernel where the call alone costs more than computing, and in an
+    # exported program, which must run without this library.
+    on_request = cpu.is_small(x) or torch.compiler.is_exporting()
+    return ("cpu", *BACKENDS) if on_request else (*BACKENDS, "cpu")
+
+
+def _implementation(name: str) -> Permutations:
+    if name == "triton":
+        from rifflemix.ops.permutation import triton
+
+        return triton
+    return _BACKENDS[name]
 
 
 def _result(y: Tensor, index: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:

@@ -24,10 +24,10 @@ def take(x: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
     return _zero_padding(x.gather(1, index), mask)
 
 
-def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """Roll channel c by steps[c] within the valid tokens of each sample."""
-    index = _shift_index(x, steps, mask)
-    return take(x, index, mask), index
+    index = shift_index(x, steps, mask)
+    return take(x, index, mask), index if with_index else None
 
 
 def group_sort(
@@ -58,27 +58,44 @@ def channel_permute(
     with_index: bool,
 ) -> Permuted:
     """Shift, then sort."""
-    shifted, index = circular_shift(x, steps, mask)
+    index = shift_index(x, steps, mask)
+    shifted = take(x, index, mask)
     y, sorting = group_sort(shifted, num_groups, reference, heads, descending, mask, with_index)
     return y, None if sorting is None else index.gather(1, sorting)
 
 
 def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """Swap the first valid token of each channel with the channel's largest."""
-    batch, length, channels = x.shape
+    largest = _largest_places(x, mask)
+    first = first_places(largest, mask)
+    y = _zero_padding(_swap(x, first, largest), mask)
+    return y, swap_index(x, first, largest) if with_index else None
+
+
+def first_places(largest: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, 1, C): the first valid place of each sample, like `largest`."""
     if mask is None:
-        first = x.new_zeros((batch, 1, channels), dtype=torch.int64)
-        largest = x.detach().argmax(dim=1, keepdim=True)
-    else:
-        first = mask.to(torch.int32).argmin(dim=1)[:, None, None].expand(-1, 1, channels)
-        key = ordered_key(x)
-        lowest = torch.iinfo(key.dtype).min
-        largest = key.masked_fill(mask.unsqueeze(-1), lowest).argmax(dim=1, keepdim=True)
-    y = x.scatter(1, largest, x.gather(1, first)).scatter(1, first, x.gather(1, largest))
-    if not with_index:
-        return _zero_padding(y, mask), None
-    identity = torch.arange(length, device=x.device)[:, None].expand(x.shape)
-    return _zero_padding(y, mask), identity.scatter(1, largest, first).scatter(1, first, largest)
+        return torch.zeros_like(largest)
+    return mask.to(torch.int32).argmin(dim=1)[:, None, None].expand_as(largest)
+
+
+def swap_index(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """(B, N, C): the token that each place takes when two places of each channel swap."""
+    places = torch.arange(x.shape[1], device=x.device)[:, None].expand(x.shape)
+    return _swap(places, first, second)
+
+
+def _swap(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return x.scatter(1, second, x.gather(1, first)).scatter(1, first, x.gather(1, second))
+
+
+def _largest_places(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, 1, C): the place of each channel's largest valid value, the first of equal ones."""
+    if mask is None:
+        return x.detach().argmax(dim=1, keepdim=True)
+    key = ordered_key(x)
+    lowest = torch.iinfo(key.dtype).min
+    return key.masked_fill(mask.unsqueeze(-1), lowest).argmax(dim=1, keepdim=True)
 
 
 def ordered_key(x: Tensor) -> Tensor:
@@ -147,11 +164,16 @@ def _sort_pairs(
         swap = (per_head ^ per_head[..., :1]).flatten(2)
     if mask is not None:
         swap = swap & ~torch.unflatten(mask, 1, (-1, 2)).any(dim=2).unsqueeze(-1)
-    y = _zero_padding(_exchange(pairs, swap), mask)
+    y = exchange_pairs(x, swap, mask)
     if not with_index:
         return y, None
     places = torch.unflatten(torch.arange(x.shape[1], device=x.device), 0, (-1, 2))
     return y, _exchange(places[None, :, :, None], swap)
+
+
+def exchange_pairs(x: Tensor, swap: Tensor, mask: Tensor | None) -> Tensor:
+    """Exchange the tokens of the pairs where (B, N/2, C) `swap` says so."""
+    return _zero_padding(_exchange(torch.unflatten(x, 1, (-1, 2)), swap), mask)
 
 
 def _out_of_order(pairs: Tensor, descending: Tensor | None) -> Tensor:
@@ -170,7 +192,8 @@ def _exchange(pairs: Tensor, swap: Tensor) -> Tensor:
     return torch.stack(exchanged, dim=2).flatten(1, 2)
 
 
-def _shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
+def shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, N, C): the token that each place takes in a circular shift."""
     length = x.shape[1]
     places = torch.arange(length, device=x.device)
     if mask is None:

@@ -6,12 +6,12 @@ Reduction" (ToST, TSSA).
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
 from rifflemix.ops._checks import check_backend, check_padding_mask
-from rifflemix.ops.statistics import eager, reference
+from rifflemix.ops.statistics import cpu, cpu_causal, eager, reference
 from rifflemix.ops.statistics._checks import (
     check_bias,
     check_dropout,
@@ -22,15 +22,36 @@ from rifflemix.ops.statistics._checks import (
     check_temperature,
     check_whole,
 )
+from rifflemix.ops.statistics._triton_limits import with_triton
 from rifflemix.ops.statistics.common import StatisticsState
+from rifflemix.ops.statistics.cpu_common import supports
+
+
+def _triton_token_statistics(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    from rifflemix.ops.statistics import triton
+
+    return triton.token_statistics(*arguments, **options)
+
+
+def _triton_causal_token_statistics(
+    *arguments: Any, **options: Any
+) -> tuple[Tensor, Tensor, StatisticsState]:
+    from rifflemix.ops.statistics import triton_causal
+
+    return triton_causal.causal_token_statistics(*arguments, **options)
+
 
 _TOKEN_STATISTICS = {
     "reference": reference.token_statistics,
     "eager": eager.token_statistics,
+    "cpu": cpu.token_statistics,
+    "triton": _triton_token_statistics,
 }
 _CAUSAL_TOKEN_STATISTICS = {
     "reference": reference.causal_token_statistics,
     "eager": eager.causal_token_statistics,
+    "cpu": cpu_causal.causal_token_statistics,
+    "triton": _triton_causal_token_statistics,
 }
 _VARIATIONAL_COMPRESSION_RATE = {
     "reference": reference.variational_compression_rate,
@@ -87,7 +108,7 @@ def token_statistics(
 
     Args:
         w: (B, H, N, D) projected tokens.
-        temperature: (H,) factor of each head's logit.
+        temperature: (H,) factor of each head's logit, of any floating-point dtype.
         normalize: scale each feature to unit norm over the tokens for Pi; False is the
             ablation of the paper's Table 8.
         key_padding_mask: (B, N) bool, True = padding; the result at valid places is that of the
@@ -95,7 +116,7 @@ def token_statistics(
         return_membership: also return Pi.
         dropout_p: probability of dropping an entry of the (B, H, 1, D) factor 1 / (1 + m); it
             drops whenever it is not 0, so pass 0 when not training.
-        backend: "auto", "reference" or "eager".
+        backend: "auto", "reference", "eager" or "cpu", compiled kernels without dropout.
 
     Returns:
         y (B, H, N, D) in w's dtype, or (y, Pi) with Pi (B, H, N) in float32, float64 for
@@ -110,7 +131,7 @@ def token_statistics(
     check_temperature(temperature, w)
     check_padding_mask(key_padding_mask, w, token_dim=2)
     check_dropout(dropout_p)
-    run = _TOKEN_STATISTICS[check_backend(backend, _TOKEN_STATISTICS)]
+    run = _TOKEN_STATISTICS[check_backend(backend, _backends(w, dropout_p))]
     y, membership = run(
         w,
         temperature,
@@ -205,7 +226,7 @@ def causal_token_statistics(
 
     Args:
         w: (B, H, N, D) projected tokens.
-        temperature: (H,) factor of each head's logit.
+        temperature: (H,) factor of each head's logit, of any floating-point dtype.
         denominator_bias: (H, L), a learned number per head and position, added to each of the D
             features' ratios before they are summed: D * temperature * bias on the logit. The
             position of a token is the number of valid tokens before it, padding not counted,
@@ -216,7 +237,7 @@ def causal_token_statistics(
         return_membership: also return Pi.
         key_padding_mask: (B, N) bool, True = padding; as if the valid tokens stood alone.
         dropout_p: probability of dropping an entry of the (B, H, N, D) factor 1 / (1 + m).
-        backend: "auto", "reference" or "eager".
+        backend: "auto", "reference", "eager" or "cpu", compiled kernels without dropout.
 
     Returns:
         y (B, H, N, D) in w's dtype; with flags (y, Pi), (y, state) or (y, Pi, state), where Pi
@@ -235,7 +256,7 @@ def causal_token_statistics(
     check_state(initial_state, w)
     check_bias(denominator_bias, w, initial_state, key_padding_mask)
     check_dropout(dropout_p)
-    run = _CAUSAL_TOKEN_STATISTICS[check_backend(backend, _CAUSAL_TOKEN_STATISTICS)]
+    run = _CAUSAL_TOKEN_STATISTICS[check_backend(backend, _backends(w, dropout_p))]
     y, membership, state = run(
         w,
         temperature,
@@ -310,6 +331,12 @@ def compression_rate(
     check_groups(membership, z)
     check_scale(scale)
     return _COMPRESSION_RATE[check_backend(backend, _COMPRESSION_RATE)](z, membership, scale)
+
+
+def _backends(w: Tensor, dropout_p: float) -> tuple[str, ...]:
+    """Those that support these arguments here, slowest first."""
+    names = ("reference", "eager", "cpu") if supports(w, dropout_p) else ("reference", "eager")
+    return with_triton(names, w, dropout_p)
 
 
 __all__ = [

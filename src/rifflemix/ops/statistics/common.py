@@ -53,3 +53,33 @@ class StatisticsState(NamedTuple):
             member_count=torch.zeros(per_feature[:2], device=device, dtype=accumulate),
             position=torch.zeros(batch_size, device=device, dtype=torch.int64),
         )
+
+
+def bias_per_token(
+    bias: Tensor,
+    length: int,
+    initial_state: StatisticsState | None,
+    key_padding_mask: Tensor | None,
+) -> Tensor:
+    """(B or 1, H, N): the bias at each token's place among the valid tokens of its sample."""
+    if initial_state is None and key_padding_mask is None:
+        return bias[:, :length].unsqueeze(0)
+    if key_padding_mask is None:
+        index = torch.arange(length, device=bias.device).unsqueeze(0)
+    else:
+        # A padded place takes its predecessor's index, or -1, the last: its Pi is zero.
+        index = (~key_padding_mask).cumsum(1) - 1
+    if initial_state is not None:
+        index = index + initial_state.position.unsqueeze(1)
+    return bias[:, index].transpose(0, 1)
+
+
+def end_position(
+    w: Tensor, initial_state: StatisticsState | None, key_padding_mask: Tensor | None
+) -> Tensor:
+    """(B,) int64: number of valid tokens up to the end of `w`, those in the state included."""
+    if initial_state is None:
+        before = torch.zeros(w.shape[0], dtype=torch.int64, device=w.device)
+    else:
+        before = initial_state.position
+    return before + (w.shape[2] if key_padding_mask is None else (~key_padding_mask).sum(1))

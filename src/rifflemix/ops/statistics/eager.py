@@ -16,6 +16,8 @@ from rifflemix.ops.statistics.common import (
     NORM_FLOOR,
     StatisticsState,
     accumulation_dtype,
+    bias_per_token,
+    end_position,
 )
 
 
@@ -52,33 +54,61 @@ def causal_token_statistics(
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
     """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    bias = None
+    if denominator_bias is not None:
+        bias = bias_per_token(denominator_bias, w.shape[2], initial_state, key_padding_mask)
+    before: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
+    if initial_state is not None:
+        before = initial_state[:3]
+    y, membership, energy, member_energy, member_count = causal_from_sums(
+        w, temperature, bias, *before, key_padding_mask, dropout_p=dropout_p
+    )
+    position = end_position(w, initial_state, key_padding_mask)
+    return y, membership, StatisticsState(energy, member_energy, member_count, position)
+
+
+def causal_from_sums(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    energy_before: Tensor | None,
+    member_energy_before: Tensor | None,
+    member_count_before: Tensor | None,
+    key_padding_mask: Tensor | None,
+    *,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The causal form for a bias (B or 1, H, N) per token and the state's sums, if there are any.
+
+    Returns the output, the membership and the three sums after the last token.
+    """
     tokens = _valid_tokens(w, key_padding_mask)
     squares = tokens.square()
     energy = squares.cumsum(-2)
-    if initial_state is not None:
-        energy = energy + initial_state.energy.unsqueeze(-2)
+    if energy_before is not None:
+        energy = energy + energy_before.unsqueeze(-2)
     scores = (squares / energy.clamp_min(ENERGY_FLOOR)).sum(-1)
-    if denominator_bias is not None:
+    if bias is not None:
         # Added to each of the D features before the sum over them: D times in all.
-        bias = _bias_per_token(denominator_bias, w.shape[2], initial_state, key_padding_mask)
         scores = scores + w.shape[3] * bias.to(scores.dtype)
     membership = _membership(scores, temperature, key_padding_mask)
     weights = membership.unsqueeze(-1)
     member_energy = (weights * squares).cumsum(-2)
     member_count = membership.cumsum(-1)
-    if initial_state is not None:
-        member_energy = member_energy + initial_state.member_energy.unsqueeze(-2)
-        member_count = member_count + initial_state.member_count.unsqueeze(-1)
+    if member_energy_before is not None:
+        member_energy = member_energy + member_energy_before.unsqueeze(-2)
+    if member_count_before is not None:
+        member_count = member_count + member_count_before.unsqueeze(-1)
     moment = member_energy / (member_count.unsqueeze(-1) + COUNT_OFFSET)
     y = _gated(tokens, weights, moment, dropout_p).to(w.dtype)
-    state = StatisticsState(
+    return (
+        y,
+        membership,
         # Cloned: a view would keep the sums of all tokens alive.
-        energy=energy[:, :, -1].clone(),
-        member_energy=member_energy[:, :, -1].clone(),
-        member_count=member_count[:, :, -1].clone(),
-        position=_valid_before(w, initial_state) + _valid_count(w, key_padding_mask),
+        energy[:, :, -1].clone(),
+        member_energy[:, :, -1].clone(),
+        member_count[:, :, -1].clone(),
     )
-    return y, membership, state
 
 
 def variational_compression_rate(w: Tensor, membership: Tensor, scale: float) -> Tensor:
@@ -127,32 +157,3 @@ def _gated(tokens: Tensor, weights: Tensor, moment: Tensor, dropout_p: float) ->
     """The descent direction; `moment` is (B, H, 1 or N, D), and dropout acts on its gate."""
     gate = F.dropout(1.0 / (1.0 + moment), dropout_p)
     return (-weights * tokens) * gate
-
-
-def _bias_per_token(
-    bias: Tensor,
-    length: int,
-    initial_state: StatisticsState | None,
-    key_padding_mask: Tensor | None,
-) -> Tensor:
-    """(B or 1, H, N): the bias at each token's place among the valid tokens of its sample."""
-    if initial_state is None and key_padding_mask is None:
-        return bias[:, :length].unsqueeze(0)
-    if key_padding_mask is None:
-        index = torch.arange(length, device=bias.device).unsqueeze(0)
-    else:
-        # A padded place takes its predecessor's index, or -1, the last: its Pi is zero.
-        index = (~key_padding_mask).cumsum(1) - 1
-    if initial_state is not None:
-        index = index + initial_state.position.unsqueeze(1)
-    return bias[:, index].transpose(0, 1)
-
-
-def _valid_before(w: Tensor, initial_state: StatisticsState | None) -> Tensor:
-    if initial_state is not None:
-        return initial_state.position
-    return torch.zeros(w.shape[0], dtype=torch.int64, device=w.device)
-
-
-def _valid_count(w: Tensor, key_padding_mask: Tensor | None) -> Tensor | int:
-    return w.shape[2] if key_padding_mask is None else (~key_padding_mask).sum(1)

@@ -1,0 +1,128 @@
+// What the permutation kernels share: the problem as Python gives it, and how work is divided.
+//
+// A kernel called without scratch memory returns how many bytes of it it needs, and does nothing.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "keys.h"
+
+namespace rifflemix::permutation {
+
+// x is (batch, length, channels) with any strides but 1 for the channels; the outputs are
+// contiguous. Given from Python as 64-bit fields in this order; what a kernel does not use is 0.
+struct Problem {
+  const void* x;
+  int64_t batch_stride, row_stride;
+  void* y;
+  void* index;                // of the token that each place takes
+  int64_t index_bytes;        // 2, 4 or 8; 0 without index
+  uint8_t* swaps;             // (batch, length / 2, channels): the pair is exchanged
+  const uint8_t* mask;        // (batch, length), 1 = padding
+  const uint8_t* descending;  // (channels)
+  const int64_t* steps;       // (channels), of the shift that comes first
+  int64_t batch, length, channels, group_size;
+  int64_t heads;              // that have a reference channel; 0: every channel by its own values
+  int64_t element_bytes, infinity, nan;
+  void* scratch;
+  int64_t threads;
+
+  template <class Bits>
+  Format<Bits> format() const {
+    return {static_cast<Bits>(infinity), static_cast<Bits>(nan)};
+  }
+  template <class Bits>
+  RIFFLEMIX_INLINE const Bits* row(int64_t b, int64_t n) const {
+    return static_cast<const Bits*>(x) + b * batch_stride + n * row_stride;
+  }
+  RIFFLEMIX_INLINE bool padded(int64_t b, int64_t n) const {
+    return mask != nullptr && mask[b * length + n] != 0;
+  }
+  // A thread is worth starting for some tens of thousands of values.
+  int64_t useful_threads() const {
+    return std::max<int64_t>(1, std::min(threads, batch * length * channels >> 15));
+  }
+};
+
+// Runs body(first, last, slot) over [0, count) in contiguous shares; no two at a time have the same
+// slot, of which there are p.useful_threads().
+template <class Body>
+void share(const Problem& p, int64_t count, const Body& body) {
+  const int64_t threads = p.useful_threads();
+  if (count == 0) return;
+  const std::unique_ptr<std::atomic<bool>[]> taken(new std::atomic<bool>[threads]());
+  parallel_for(count, static_cast<int>(threads), [&](int64_t first, int64_t last) {
+    int64_t slot = 0;
+    while (taken[slot].exchange(true)) slot = (slot + 1) % threads;
+    body(first, last, slot);
+    taken[slot] = false;
+  });
+}
+
+// Fetches rows ahead of their use: the processor does not foresee steps of a whole row.
+RIFFLEMIX_INLINE void foresee(const void* first, int64_t stride, int64_t count) {
+  const char* row = static_cast<const char*>(first);
+  for (int64_t i = 0; i < count; ++i) __builtin_prefetch(row + i * stride);
+}
+
+// Hands out pieces of the scratch memory; from no memory at all it finds how much is needed.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_(static_cast<char*>(base)) {}
+
+  template <class T>
+  T* take(int64_t count) {
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + kLineBytes - 1) / kLineBytes * kLineBytes;
+    return piece;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_ = 0;
+};
+
+RIFFLEMIX_INLINE int64_t quotient_up(int64_t count, int64_t of) { return (count + of - 1) / of; }
+
+// Where a circular shift of each sample's valid tokens takes them from.
+struct Shift {
+  int32_t *place, *rank;  // (batch, length): of the r-th valid token, of each valid place
+  int32_t *valid;         // (batch): how many
+  int32_t *step;          // (batch, channels): in 0..valid-1
+
+  Shift(const Problem& p, Arena& arena) {
+    const bool needed = p.steps != nullptr;
+    place = arena.take<int32_t>(needed ? p.batch * p.length : 0);
+    rank = arena.take<int32_t>(needed ? p.batch * p.length : 0);
+    valid = arena.take<int32_t>(needed ? p.batch : 0);
+    step = arena.take<int32_t>(needed ? p.batch * p.channels : 0);
+  }
+
+  void prepare(const Problem& p) const {
+    for (int64_t b = 0; b < p.batch && p.steps != nullptr; ++b) {
+      int32_t count = 0;
+      for (int64_t n = 0; n < p.length; ++n) {
+        if (p.padded(b, n)) continue;
+        place[b * p.length + count] = static_cast<int32_t>(n);
+        rank[b * p.length + n] = count++;
+      }
+      valid[b] = count;
+      const int64_t modulus = std::max(count, 1);
+      for (int64_t c = 0; c < p.channels; ++c) {
+        const int64_t step_c = p.steps[c] % modulus;
+        step[b * p.channels + c] = static_cast<int32_t>(step_c < 0 ? step_c + modulus : step_c);
+      }
+    }
+  }
+
+  // The place in sample b that valid place n of channel c takes.
+  RIFFLEMIX_INLINE int64_t source(const Problem& p, int64_t b, int64_t n, int64_t c) const {
+    const int32_t back = rank[b * p.length + n] - step[b * p.channels + c];
+    return place[b * p.length + (back < 0 ? back + valid[b] : back)];
+  }
+};
+
+}  // namespace rifflemix::permutation

@@ -1,0 +1,184 @@
+// What the kernels of token statistics share: sizes, views, and the softmax over heads.
+//
+// Tokens of a sample are cut into chunks of fixed length, and every sum over tokens is a sum of
+// chunks in order. So results do not depend on the number of threads, and errors stay small.
+//
+// Statistics per feature have the layout (..., heads, width): the features of a head padded to
+// `width`, a multiple of a vector. Statistics per token have the layout (batch, length, heads).
+
+#pragma once
+
+#include <cstdint>
+
+#include "vector.h"
+
+namespace rifflemix {
+
+constexpr double kNormFloor = 1e-12;    // of the norm of a feature column over the tokens
+constexpr double kEnergyFloor = 1e-12;  // of the causal running sum of squares
+constexpr double kCountOffset = 1e-8;   // added to the number of tokens in a group
+
+// Given from Python as an array of int64, in this order.
+struct Sizes {
+  int64_t batch, heads, length, features, width, chunk, threads;
+
+  int64_t chunks() const { return (length + chunk - 1) / chunk; }
+  int64_t row() const { return heads * width; }
+  // Starting a thread costs as much as going over a hundred thousand values.
+  int useful_threads() const {
+    const int64_t values = batch * length * heads * features;
+    return static_cast<int>(std::max<int64_t>(1, std::min(threads, values >> 18)));
+  }
+};
+
+// (batch, heads, length, features) with any strides but 1 for the last.
+template <class T>
+struct View {
+  T* data;
+  int64_t batch, head, token;
+
+  View(T* pointer, const int64_t* strides)
+      : data(pointer), batch(strides[0]), head(strides[1]), token(strides[2]) {}
+  RIFFLEMIX_INLINE T* at(int64_t b, int64_t n) const { return data + b * batch + n * token; }
+};
+
+// One chunk of one sample; `task` counts chunks over all samples.
+struct Chunk {
+  int64_t task, sample, index, first, last, start;
+  const uint8_t* padding;
+
+  Chunk(const Sizes& sizes, const uint8_t* mask, int64_t task_)
+      : task(task_),
+        sample(task_ / sizes.chunks()),
+        index(task_ % sizes.chunks()),
+        first(index * sizes.chunk),
+        last(std::min(first + sizes.chunk, sizes.length)),
+        start(sample * sizes.length),
+        padding(mask == nullptr ? nullptr : mask + start) {}
+  // Place of token n of this sample among all tokens.
+  RIFFLEMIX_INLINE int64_t token(int64_t n) const { return start + n; }
+  RIFFLEMIX_INLINE bool padded(int64_t n) const { return padding != nullptr && padding[n] != 0; }
+};
+
+// Of the bodies given to for_vectors.
+#define RIFFLEMIX_BODY __attribute__((always_inline))
+
+// Calls body(d, i, rest) for each vector of head h's features: d is its place in the head, i that in
+// a row of statistics, and it holds `rest` features, or more where it is whole. Once inlined, whole
+// vectors know that they are, and load and store without a question.
+template <class A, class Body>
+RIFFLEMIX_INLINE void for_vectors(const Sizes& sizes, int64_t h, const Body& body) {
+  constexpr int64_t lanes = kLanes<A>;
+  const int64_t row = h * sizes.width, rest = sizes.features % lanes;
+  const int64_t whole = sizes.features - rest;
+  for (int64_t d = 0; d < whole; d += lanes) body(d, row + d, lanes);
+  if (rest > 0) body(whole, row + whole, rest);
+}
+
+template <class T>
+RIFFLEMIX_INLINE void zero_token(const Sizes& sizes, const View<T>& view, int64_t b, int64_t n) {
+  for (int64_t h = 0; h < sizes.heads; ++h) {
+    std::memset(static_cast<void*>(view.at(b, n) + h * view.head), 0, sizes.features * sizeof(T));
+  }
+}
+
+// The chunk's sum of squares.
+template <class T, class A = Acc<T>>
+RIFFLEMIX_INLINE void sum_squares(const Sizes& sizes, const Chunk& chunk, const View<const T>& w,
+                                  A* total) {
+  std::fill(total, total + sizes.row(), A(0));
+  for (int64_t n = chunk.first; n < chunk.last; ++n) {
+    if (chunk.padded(n)) continue;
+    const T* token = w.at(chunk.sample, n);
+    for (int64_t h = 0; h < sizes.heads; ++h, token += w.head) {
+      for_vectors<A>(sizes, h, [&](int64_t d, int64_t i, int64_t rest) RIFFLEMIX_BODY {
+        const Vector<A> x = load(token + d, rest);
+        store(total + i, load(total + i) + x * x);
+      });
+    }
+  }
+}
+
+// The chunk's sums of Pi w^2 and of Pi, for Pi of (batch, length, heads).
+template <class T, class A = Acc<T>>
+RIFFLEMIX_INLINE void sum_weighted_squares(const Sizes& sizes, const Chunk& chunk,
+                                           const View<const T>& w, const A* membership,
+                                           A* total, A* counts) {
+  std::fill(total, total + sizes.row(), A(0));
+  std::fill(counts, counts + sizes.heads, A(0));
+  for (int64_t n = chunk.first; n < chunk.last; ++n) {
+    if (chunk.padded(n)) continue;
+    const A* weights = membership + chunk.token(n) * sizes.heads;
+    const T* token = w.at(chunk.sample, n);
+    for (int64_t h = 0; h < sizes.heads; ++h, token += w.head) {
+      const A pi = weights[h];
+      counts[h] += pi;
+      for_vectors<A>(sizes, h, [&](int64_t d, int64_t i, int64_t rest) RIFFLEMIX_BODY {
+        const Vector<A> x = load(token + d, rest);
+        store(total + i, load(total + i) + x * x * pi);
+      });
+    }
+  }
+}
+
+// Softmax over heads, in place, of the (tokens, heads) logits of a chunk; zero at padding.
+template <class A>
+RIFFLEMIX_INLINE void softmax_over_heads(const Chunk& chunk, int64_t heads, A* logits) {
+  const int64_t tokens = chunk.last - chunk.first;
+  for (int64_t n = 0; n < tokens; ++n) {
+    A* row = logits + n * heads;
+    A largest = row[0];
+    for (int64_t h = 1; h < heads; ++h) largest = row[h] > largest ? row[h] : largest;
+    for (int64_t h = 0; h < heads; ++h) row[h] -= largest;
+  }
+  const int64_t count = tokens * heads;
+  for (int64_t i = 0; i < count; i += kLanes<A>) {
+    store(logits + i, exp_of_negative(load(logits + i, count - i)), count - i);
+  }
+  for (int64_t n = 0; n < tokens; ++n) {
+    A* row = logits + n * heads;
+    if (chunk.padded(chunk.first + n)) {
+      std::fill(row, row + heads, A(0));
+      continue;
+    }
+    A total = 0;
+    for (int64_t h = 0; h < heads; ++h) total += row[h];
+    for (int64_t h = 0; h < heads; ++h) row[h] *= A(1) / total;
+  }
+}
+
+// Gradient of the softmax over the heads of one token, in place.
+template <class A>
+RIFFLEMIX_INLINE void softmax_gradient(int64_t heads, const A* membership, A* gradient) {
+  A mean = 0;
+  for (int64_t h = 0; h < heads; ++h) mean += membership[h] * gradient[h];
+  for (int64_t h = 0; h < heads; ++h) gradient[h] = membership[h] * (gradient[h] - mean);
+}
+
+// Adds the (parts, size) values of one sample in order.
+template <class A>
+RIFFLEMIX_INLINE void sum_parts(const A* parts, int64_t count, int64_t size, A* total) {
+  std::fill(total, total + size, A(0));
+  for (int64_t k = 0; k < count; ++k) {
+    for (int64_t i = 0; i < size; ++i) total[i] += parts[k * size + i];
+  }
+}
+
+// Defines `dispatch` for tokens of type T: `run` on a share of the chunks, cloned for instruction
+// sets, which a template cannot be.
+#define RIFFLEMIX_DISPATCH_STEPS(T)                                                           \
+  RIFFLEMIX_DISPATCH void dispatch(Step step, const Forward<T>& f, int64_t a, int64_t b) {    \
+    run(step, f, a, b);                                                                       \
+  }                                                                                           \
+  RIFFLEMIX_DISPATCH void dispatch(Step step, const Backward<T>& g, int64_t a, int64_t b) {   \
+    run(step, g, a, b);                                                                       \
+  }
+
+// One step over all chunks of all samples.
+template <class Step, class Work>
+void over_chunks(Step step, const Work& work) {
+  parallel_for(work.sizes.batch * work.sizes.chunks(), work.sizes.useful_threads(),
+               [&](int64_t first, int64_t last) { dispatch(step, work, first, last); });
+}
+
+}  // namespace rifflemix

@@ -1,0 +1,196 @@
+// Short vectors of float or double, and tokens of any floating-point type as such vectors.
+//
+// Written with the compiler's vector types, so that one source serves every instruction set and
+// sums over features are vectorised in a fixed order, without -ffast-math.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace rifflemix {
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+// Longer than the processor's own, a vector would live in memory.
+#if defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+#else
+constexpr int kVectorBytes = 32;
+#endif
+
+template <class A>
+struct VectorOf;
+template <>
+struct VectorOf<float> {
+  typedef float Type __attribute__((vector_size(kVectorBytes)));
+  typedef int32_t Integers __attribute__((vector_size(kVectorBytes)));
+};
+template <>
+struct VectorOf<double> {
+  typedef double Type __attribute__((vector_size(kVectorBytes)));
+  typedef int64_t Integers __attribute__((vector_size(kVectorBytes)));
+};
+typedef uint16_t HalfBits __attribute__((vector_size(kVectorBytes / 2)));
+typedef uint32_t WordBits __attribute__((vector_size(kVectorBytes)));
+
+template <class A>
+using Vector = typename VectorOf<A>::Type;
+template <class A>
+constexpr int kLanes = kVectorBytes / sizeof(A);
+
+// What tokens of type T are summed in.
+template <class T>
+struct Accumulate {
+  using Type = float;
+};
+template <>
+struct Accumulate<double> {
+  using Type = double;
+};
+template <class T>
+using Acc = typename Accumulate<T>::Type;
+
+template <class To, class From>
+RIFFLEMIX_INLINE To bits_as(From from) {
+  static_assert(sizeof(To) == sizeof(From), "a change of type, not of size");
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+template <class A>
+RIFFLEMIX_INLINE Vector<A> spread(A value) {
+  return Vector<A>{} + value;
+}
+
+// `yes` where the lanes of `mask` are all ones, `no` where they are zero.
+template <class A>
+RIFFLEMIX_INLINE Vector<A> select(typename VectorOf<A>::Integers mask, Vector<A> yes, Vector<A> no) {
+  using Integers = typename VectorOf<A>::Integers;
+  return bits_as<Vector<A>>((mask & bits_as<Integers>(yes)) | (~mask & bits_as<Integers>(no)));
+}
+
+// The larger one; NaN in `x` stays.
+template <class A>
+RIFFLEMIX_INLINE Vector<A> at_least(Vector<A> x, A floor) {
+  return select<A>(x < floor, spread(floor), x);
+}
+
+// Sum of the lanes, by halves.
+template <class A>
+RIFFLEMIX_INLINE A sum_lanes(Vector<A> v) {
+  A lanes[kLanes<A>];
+  std::memcpy(lanes, &v, sizeof(lanes));
+  for (int half = kLanes<A> / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+template <class A>
+RIFFLEMIX_INLINE Vector<A> load(const A* p) {
+  Vector<A> v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+RIFFLEMIX_INLINE Vector<float> load(const Bfloat16* p) {
+  HalfBits halves;
+  std::memcpy(&halves, p, sizeof(halves));
+  return bits_as<Vector<float>>(__builtin_convertvector(halves, WordBits) << 16);
+}
+
+RIFFLEMIX_INLINE Vector<float> load(const Float16* p) {
+  HalfBits halves;
+  std::memcpy(&halves, p, sizeof(halves));
+  const WordBits bits = __builtin_convertvector(halves, WordBits);
+  // The exponent's bias differs by 112; multiplying by 2^112 serves subnormal numbers too.
+  const Vector<float> magnitude = bits_as<Vector<float>>((bits & 0x7fffu) << 13) * 0x1p112f;
+  const WordBits special = (WordBits)((bits & 0x7c00u) == 0x7c00u) & 0x7f800000u;
+  return bits_as<Vector<float>>(bits_as<WordBits>(magnitude) | special | ((bits & 0x8000u) << 16));
+}
+
+template <class A>
+RIFFLEMIX_INLINE void store(A* p, Vector<A> v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+
+// Both conversions to 16 bits round to the nearest, ties to even, and keep NaN.
+RIFFLEMIX_INLINE void store(Bfloat16* p, Vector<float> v) {
+  const WordBits bits = bits_as<WordBits>(v);
+  const WordBits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const WordBits nan = (WordBits)(v != v);
+  const HalfBits halves = __builtin_convertvector((nan & 0x7fc0u) | (~nan & rounded), HalfBits);
+  std::memcpy(p, &halves, sizeof(halves));
+}
+
+RIFFLEMIX_INLINE void store(Float16* p, Vector<float> v) {
+  const WordBits all = bits_as<WordBits>(v);
+  const WordBits bits = all & 0x7fffffffu;
+  const WordBits normal = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
+  // Adding 0.5 leaves the bits of a subnormal result, rounded, at the end of the sum's.
+  const WordBits small = bits_as<WordBits>(bits_as<Vector<float>>(bits) + 0.5f) - 0x3f000000u;
+  const WordBits is_small = (WordBits)(bits < (113u << 23));
+  const WordBits is_large = (WordBits)(bits >= (143u << 23));
+  const WordBits nan = (WordBits)(bits > 0x7f800000u);
+  const WordBits finite = (is_small & small) | (~is_small & normal);
+  const WordBits large = (nan & 0x7e00u) | (~nan & 0x7c00u);
+  const WordBits result = (is_large & large) | (~is_large & finite) | ((all >> 16) & 0x8000u);
+  const HalfBits halves = __builtin_convertvector(result, HalfBits);
+  std::memcpy(p, &halves, sizeof(halves));
+}
+
+// The first `count` values, zeros after them; `count` may exceed a vector.
+template <class T>
+RIFFLEMIX_INLINE Vector<Acc<T>> load(const T* p, int64_t count) {
+  constexpr int lanes = kLanes<Acc<T>>;
+  if (count >= lanes) return load(p);
+  T some[lanes] = {};
+  for (int64_t i = 0; i < count; ++i) some[i] = p[i];
+  return load(some);
+}
+
+template <class T>
+RIFFLEMIX_INLINE void store(T* p, Vector<Acc<T>> v, int64_t count) {
+  constexpr int lanes = kLanes<Acc<T>>;
+  if (count >= lanes) return store(p, v);
+  T some[lanes];
+  store(some, v);
+  for (int64_t i = 0; i < count; ++i) p[i] = some[i];
+}
+
+// exp of numbers not above 0, within 2 units in the last place; below -87 it is 0.
+RIFFLEMIX_INLINE Vector<float> exp_of_negative(Vector<float> x) {
+  using Integers = VectorOf<float>::Integers;
+  const Vector<float> clamped = at_least<float>(x, -87.0f);
+  // Adding 1.5 * 2^23 rounds to an integer, which stays in the low bits of the sum.
+  const Vector<float> shifted = clamped * 1.44269504f + 12582912.0f;
+  const Vector<float> n = shifted - 12582912.0f;
+  const Vector<float> r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  Vector<float> p = spread(1.98412698e-4f);
+  p = p * r + 1.38888889e-3f;
+  p = p * r + 8.33333333e-3f;
+  p = p * r + 4.16666667e-2f;
+  p = p * r + 1.66666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const Integers power = (bits_as<Integers>(shifted) << 23) + (127 << 23);
+  return select<float>(x < -87.0f, Vector<float>{}, p * bits_as<Vector<float>>(power));
+}
+
+RIFFLEMIX_INLINE Vector<double> exp_of_negative(Vector<double> x) {
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = std::exp(x[i]);
+  return x;
+}
+
+}  // namespace rifflemix

@@ -1,0 +1,436 @@
+"""The permutation family by compiled kernels on the CPU.
+
+The kernels are in ops/native. What the gradient needs is kept small: the index of each place in 16
+bits where N allows it, one byte for a pair of tokens. A gradient of a gradient is left to eager
+formulas.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from rifflemix.errors import bad_argument
+from rifflemix.ops.native import instruction_level, library
+from rifflemix.ops.permutation import eager
+
+_KERNELS = library()
+_LEVEL = instruction_level()
+_AVX2 = 3  # without it the 64-bit keys of float32 sort more slowly than torch does
+# Bytes of an element, bits of infinity and of the quiet NaN.
+_FORMATS = {
+    torch.float32: (4, 0x7F800000, 0x7FC00000),
+    torch.bfloat16: (2, 0x7F80, 0x7FC0),
+    torch.float16: (2, 0x7C00, 0x7E00),
+}
+_WORTH_A_CALL = 1 << 12  # values
+_HUGE = 1 << 25  # bytes from which memory is asked of the system at every allocation
+
+
+def needs_sort(x: Tensor, num_groups: int, with_index: bool) -> bool:
+    """Whether groups are sorted: pairs whose index nobody wants need one comparison."""
+    return with_index or not statically_known_true(x.shape[1] == 2 * num_groups)
+
+
+def supports(x: Tensor, *, sorts: bool) -> bool:
+    """Whether the kernels can run on x here; `sorts` as `needs_sort` says.
+
+    torch.func's transforms and forward-mode differentiation need operators that torch knows.
+    """
+    return (
+        _KERNELS is not None
+        and x.device.type == "cpu"
+        and x.dtype in _FORMATS
+        and not (sorts and x.dtype == torch.float32 and _LEVEL < _AVX2)
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+    )
+
+
+def is_small(x: Tensor) -> bool:
+    """Whether torch's own operators finish x before a kernel has been called."""
+    return statically_known_true(x.numel() < _WORTH_A_CALL)
+
+
+def circular_shift(
+    x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool
+) -> eager.Permuted:
+    """Roll channel c by steps[c] within the valid tokens of each sample."""
+    return _shift(x, steps, mask), eager.shift_index(x, steps, mask) if with_index else None
+
+
+def group_sort(
+    x: Tensor,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    with_index: bool,
+) -> eager.Permuted:
+    """Sort each channel within groups of tokens."""
+    return _permute(x, None, num_groups, reference, heads, descending, mask, with_index)
+
+
+def channel_permute(
+    x: Tensor,
+    steps: Tensor,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    with_index: bool,
+) -> eager.Permuted:
+    """Shift and sort in one kernel."""
+    return _permute(x, steps, num_groups, reference, heads, descending, mask, with_index)
+
+
+def _permute(
+    x: Tensor,
+    steps: Tensor | None,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    with_index: bool,
+) -> eager.Permuted:
+    leaders = heads if reference else 0
+    length = x.shape[1]
+    wants_grad = torch.is_grad_enabled() and x.requires_grad
+    if not needs_sort(x, num_groups, with_index):
+        return _sort_pairs(x, leaders, descending, mask, steps, wants_grad)[0], None
+    index_dtype = None
+    if with_index:
+        index_dtype = torch.int64
+    elif wants_grad:
+        index_dtype = torch.uint16 if statically_known_true(length <= 1 << 16) else torch.int32
+    y, index = _sort_groups(x, num_groups, leaders, descending, mask, steps, index_dtype)
+    return y, index if with_index else None
+
+
+def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> eager.Permuted:
+    """Swap the first valid token of each channel with the channel's largest."""
+    largest = _first_largest(x.detach(), mask)
+    first = eager.first_places(largest, mask)
+    y = _swap_places(x, first, largest, mask)
+    return y, eager.swap_index(x, first, largest) if with_index else None
+
+
+class _Problem(ctypes.Structure):
+    """`Problem` of native/permutation.h, field by field."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("batch_stride", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("y", ctypes.c_void_p),
+        ("index", ctypes.c_void_p),
+        ("index_bytes", ctypes.c_int64),
+        ("swaps", ctypes.c_void_p),
+        ("mask", ctypes.c_void_p),
+        ("descending", ctypes.c_void_p),
+        ("steps", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("length", ctypes.c_int64),
+        ("channels", ctypes.c_int64),
+        ("group_size", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("element_bytes", ctypes.c_int64),
+        ("infinity", ctypes.c_int64),
+        ("nan", ctypes.c_int64),
+        ("scratch", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+    ]
+
+
+def _run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors: Any) -> None:
+    """Call a kernel; `tensors` are the fields that point to one, None where there is none."""
+    x = x if x.stride(2) == 1 else x.contiguous()
+    given = {name: value.contiguous() for name, value in tensors.items() if value is not None}
+    batch, length, channels = x.shape
+    element_bytes, infinity, nan = _FORMATS[x.dtype]
+    index = given.get("index")
+    problem = _Problem(
+        x=x.data_ptr(),
+        batch_stride=x.stride(0),
+        row_stride=x.stride(1),
+        index_bytes=0 if index is None or index.numel() == 0 else index.element_size(),
+        batch=batch,
+        length=length,
+        channels=channels,
+        group_size=group_size,
+        heads=heads,
+        element_bytes=element_bytes,
+        infinity=infinity,
+        nan=nan,
+        threads=torch.get_num_threads(),
+        **{name: value.data_ptr() for name, value in given.items()},
+    )
+    call = getattr(_KERNELS, f"rifflemix_{kernel}")
+    call.restype = ctypes.c_int64
+    scratch = torch.empty(max(1, call(ctypes.byref(problem))), dtype=torch.uint8)
+    problem.scratch = scratch.data_ptr()
+    call(ctypes.byref(problem))
+
+
+def _new(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+    """An output, in huge pages where that pays."""
+    new = torch.empty(x.shape if shape is None else shape, dtype=dtype or x.dtype, device=x.device)
+    if new.nbytes >= _HUGE and _KERNELS is not None:
+        _KERNELS.rifflemix_advise_huge_pages(
+            ctypes.c_void_p(new.data_ptr()), ctypes.c_int64(new.nbytes)
+        )
+    return new
+
+
+# Sort of groups, and the scatter that is its gradient.
+
+
+@torch.library.custom_op("rifflemix::group_sort", mutates_args=(), device_types="cpu")
+def _sort_groups(
+    x: Tensor,
+    num_groups: int,
+    leaders: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    steps: Tensor | None,
+    index_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    """Values and index, empty without an index dtype; `leaders`: heads with a reference, or 0."""
+    y = _new(x)
+    index = _new(x, None if index_dtype else (0,), index_dtype or torch.int64)
+    _run(
+        "group_sort",
+        x,
+        x.shape[1] // num_groups,
+        leaders,
+        y=y,
+        index=index,
+        mask=mask,
+        descending=descending,
+        steps=steps,
+    )
+    return y, index
+
+
+@_sort_groups.register_fake
+def _(
+    x: Tensor,
+    num_groups: int,
+    leaders: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    steps: Tensor | None,
+    index_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:
+    index = x.new_empty(x.shape if index_dtype else (0,), dtype=index_dtype or torch.int64)
+    return x.new_empty(x.shape), index
+
+
+def _save_index(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, num_groups, _, _, mask, steps, _ = inputs
+    # A shift carries tokens out of their group.
+    ctx.num_groups = num_groups if steps is None else 1
+    ctx.save_for_backward(output[1], mask)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate_sort(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    index, mask = ctx.saved_tensors
+    return _scatter(grad, index, mask, ctx.num_groups), None, None, None, None, None, None
+
+
+_sort_groups.register_autograd(_differentiate_sort, setup_context=_save_index)
+
+
+@torch.library.custom_op("rifflemix::scatter", mutates_args=(), device_types="cpu")
+def _scatter(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
+    """Gradient of `eager.take` for an index that permutes the tokens within groups."""
+    if index.shape != grad.shape:
+        raise bad_argument("index", f"shape {tuple(grad.shape)}", tuple(index.shape))
+    out = _new(grad)
+    _run("scatter", grad, grad.shape[1] // num_groups, y=out, index=index, mask=mask)
+    return out
+
+
+@_scatter.register_fake
+def _(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
+    return grad.new_empty(grad.shape)
+
+
+def _save_scatter(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:3])
+
+
+def _differentiate_scatter(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    index, mask = ctx.saved_tensors
+    return eager.take(grad, index.to(torch.int64), mask), None, None, None
+
+
+_scatter.register_autograd(_differentiate_scatter, setup_context=_save_scatter)
+
+
+# Sort of pairs, and the exchange that is its gradient.
+
+
+@torch.library.custom_op("rifflemix::sort_pairs", mutates_args=(), device_types="cpu")
+def _sort_pairs(
+    x: Tensor,
+    leaders: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    steps: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    """Values, and the (B, N/2, C) pairs that were exchanged; empty unless `keep`."""
+    batch, length, channels = x.shape
+    y = _new(x)
+    swaps = _new(x, (batch, length // 2, channels) if keep else (0,), torch.bool)
+    _run(
+        "sort_pairs" if steps is None else "shift_sort_pairs",
+        x,
+        heads=leaders,
+        y=y,
+        swaps=swaps if keep else None,
+        mask=mask,
+        descending=descending,
+        steps=steps,
+    )
+    return y, swaps
+
+
+@_sort_pairs.register_fake
+def _(
+    x: Tensor,
+    leaders: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    steps: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor]:
+    batch, length, channels = x.shape
+    shape = (batch, length // 2, channels) if keep else (0,)
+    return x.new_empty(x.shape), x.new_empty(shape, dtype=torch.bool)
+
+
+def _save_swaps(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, _, _, mask, steps, _ = inputs
+    ctx.save_for_backward(output[1], mask, steps)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate_pairs(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    swaps, mask, steps = ctx.saved_tensors
+    back = None if steps is None else -steps
+    return _exchange_pairs(grad, swaps, mask, back), None, None, None, None, None
+
+
+_sort_pairs.register_autograd(_differentiate_pairs, setup_context=_save_swaps)
+
+
+@torch.library.custom_op("rifflemix::exchange_pairs", mutates_args=(), device_types="cpu")
+def _exchange_pairs(
+    grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None
+) -> Tensor:
+    """Exchange pairs as noted, padding made zero, then shift where there are steps."""
+    batch, length, channels = grad.shape
+    if tuple(swaps.shape) != (batch, length // 2, channels):
+        expected = f"shape (B, N/2, C) = {(batch, length // 2, channels)}"
+        raise bad_argument("swaps", expected, tuple(swaps.shape))
+    out = _new(grad)
+    kernel = "exchange_pairs" if steps is None else "exchange_pairs_shift"
+    _run(kernel, grad, y=out, swaps=swaps, mask=mask, steps=steps)
+    return out
+
+
+@_exchange_pairs.register_fake
+def _(grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None) -> Tensor:
+    return grad.new_empty(grad.shape)
+
+
+def _save_exchange(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _differentiate_exchange(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    swaps, mask, steps = ctx.saved_tensors
+    if steps is not None:
+        grad, _ = eager.circular_shift(grad, -steps, mask, with_index=False)
+    return eager.exchange_pairs(grad, swaps, mask), None, None, None
+
+
+_exchange_pairs.register_autograd(_differentiate_exchange, setup_context=_save_exchange)
+
+
+# The shift alone: its gradient is the shift back.
+
+
+@torch.library.custom_op("rifflemix::circular_shift", mutates_args=(), device_types="cpu")
+def _shift(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
+    y = _new(x)
+    _run("shift", x, y=y, steps=steps, mask=mask)
+    return y
+
+
+@_shift.register_fake
+def _(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _save_steps(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _differentiate_shift(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    steps, mask = ctx.saved_tensors
+    return _shift(grad, -steps, mask), None, None
+
+
+_shift.register_autograd(_differentiate_shift, setup_context=_save_steps)
+
+
+@torch.library.custom_op("rifflemix::first_largest", mutates_args=(), device_types="cpu")
+def _first_largest(x: Tensor, mask: Tensor | None) -> Tensor:
+    index = torch.empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64)
+    _run("first_largest", x, index=index, mask=mask)
+    return index
+
+
+@_first_largest.register_fake
+def _(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x.new_empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64)
+
+
+# The swap of two places, its own gradient.
+
+
+@torch.library.custom_op("rifflemix::swap_places", mutates_args=(), device_types="cpu")
+def _swap_places(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
+    """Swap two places, (B, 1, C) each, in one copy; padding becomes zero."""
+    y = _new(x).copy_(x)
+    y.scatter_(1, second, x.gather(1, first)).scatter_(1, first, x.gather(1, second))
+    return y if mask is None else y.masked_fill_(mask.unsqueeze(-1), 0.0)
+
+
+@_swap_places.register_fake
+def _(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _save_places(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _differentiate_swap(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    first, second, mask = ctx.saved_tensors
+    return _swap_places(grad, first, second, mask), None, None, None
+
+
+_swap_places.register_autograd(_differentiate_swap, setup_context=_save_places)

@@ -1,0 +1,212 @@
+"""Causal token statistics by compiled kernels: sums within chunks, and over whole chunks before.
+
+The kernels are in ops/native/statistics_causal.cpp; see cpu.py for what both forms share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.ops.statistics import eager
+from rifflemix.ops.statistics.common import (
+    StatisticsState,
+    accumulation_dtype,
+    bias_per_token,
+    end_position,
+)
+from rifflemix.ops.statistics.cpu_common import (
+    by_token,
+    call,
+    contiguous,
+    empty_per_chunk,
+    empty_per_token,
+    empty_tokens,
+    pointers,
+    second_order_gradients,
+    view,
+    with_whole_rows,
+)
+
+_SixTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+_EightTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+_NO_SUMS = (None, None, None)
+
+
+def causal_token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    denominator_bias: Tensor | None,
+    *,
+    initial_state: StatisticsState | None,
+    key_padding_mask: Tensor | None,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor, StatisticsState]:
+    """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    dtype = accumulation_dtype(w.dtype)
+    bias = None
+    if denominator_bias is not None:
+        bias = bias_per_token(denominator_bias, w.shape[2], initial_state, key_padding_mask)
+        bias = bias.to(dtype)
+    sums = _NO_SUMS if initial_state is None else initial_state[:3]
+    y, membership, energy, mass, count, *_ = _forward(
+        w, temperature.to(dtype), bias, *sums, key_padding_mask
+    )
+    position = end_position(w, initial_state, key_padding_mask)
+    return y, membership, StatisticsState(energy, mass, count, position)
+
+
+def _empty_outputs(w: Tensor, temperature: Tensor, *_: Any) -> _EightTensors:
+    per_feature = (w.shape[0], w.shape[1], w.shape[3])
+    features_before, counts_before = empty_per_chunk(w)
+    return (
+        empty_tokens(w),
+        empty_per_token(w),
+        temperature.new_empty(per_feature),
+        temperature.new_empty(per_feature),
+        temperature.new_empty(per_feature[:2]),
+        features_before,
+        torch.empty_like(features_before),
+        counts_before,
+    )
+
+
+@torch.library.custom_op("rifflemix::causal_token_statistics", mutates_args=(), device_types="cpu")
+def _forward(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    energy: Tensor | None,
+    mass: Tensor | None,
+    count: Tensor | None,
+    key_padding_mask: Tensor | None,
+) -> _EightTensors:
+    """Output, membership, the three sums after the last token, and those before each chunk.
+
+    `bias` is (B or 1, H, N), `energy`, `mass` and `count` are the sums before the first token.
+    """
+    outputs = _empty_outputs(w, temperature)
+    y, membership, *last_and_before = outputs
+    w, energy, mass, count = with_whole_rows(w), *map(contiguous, (energy, mass, count))
+    call(
+        "causal_token_statistics_forward",
+        w,
+        *view(w),
+        temperature.contiguous(),
+        *_bias_view(bias, w),
+        contiguous(key_padding_mask),
+        membership,
+        *last_and_before[3:],
+        pointers(energy, mass, count, *last_and_before[:3]),
+        *view(y),
+    )
+    return outputs
+
+
+_forward.register_fake(_empty_outputs)
+
+
+def _empty_gradients(w: Tensor, temperature: Tensor, *_: Any) -> _SixTensors:
+    per_feature = (w.shape[0], w.shape[1], w.shape[3])
+    return (
+        empty_tokens(w),
+        temperature.new_empty(temperature.shape),
+        empty_per_token(w),
+        temperature.new_empty(per_feature),
+        temperature.new_empty(per_feature),
+        temperature.new_empty(per_feature[:2]),
+    )
+
+
+@torch.library.custom_op(
+    "rifflemix::causal_token_statistics_backward", mutates_args=(), device_types="cpu"
+)
+def _backward(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    key_padding_mask: Tensor | None,
+    membership: Tensor,
+    energy_before: Tensor,
+    mass_before: Tensor,
+    count_before: Tensor,
+    grad_y: Tensor,
+    grad_membership: Tensor | None,
+    grad_energy: Tensor | None,
+    grad_mass: Tensor | None,
+    grad_count: Tensor | None,
+) -> _SixTensors:
+    """Gradients of w, of the temperature, of a bias per logit / D and of the first sums."""
+    gradients = _empty_gradients(w, temperature)
+    grad_w, grad_temperature, grad_scores, *grad_first = gradients
+    w, grad_y = with_whole_rows(w), with_whole_rows(grad_y)
+    grad_last = [contiguous(grad) for grad in (grad_energy, grad_mass, grad_count)]
+    # In w's own precision the parts of its gradient are put together in place.
+    partial = grad_w if w.dtype == temperature.dtype else empty_tokens(w, temperature.dtype)
+    call(
+        "causal_token_statistics_backward",
+        w,
+        *view(w),
+        temperature.contiguous(),
+        *_bias_view(bias, w),
+        contiguous(key_padding_mask),
+        by_token(membership),
+        energy_before,
+        mass_before,
+        count_before,
+        pointers(*grad_last, *grad_first),
+        *view(grad_y),
+        by_token(grad_membership),
+        *view(grad_w),
+        grad_scores,
+        grad_temperature,
+        torch.empty_like(energy_before),
+        torch.empty_like(mass_before),
+        torch.empty_like(count_before),
+        empty_per_token(w),
+        torch.empty_like(count_before),
+        partial,
+    )
+    return gradients
+
+
+_backward.register_fake(_empty_gradients)
+
+
+def _bias_view(bias: Tensor | None, w: Tensor) -> tuple[Any, Any]:
+    """The bias as kernels take it; one for all samples has a stride of 0 between them."""
+    if bias is None:
+        return None, view(w)[1]
+    return view(bias.expand(w.shape[:3]))
+
+
+def _save(ctx: Any, inputs: tuple[Tensor | None, ...], output: _EightTensors) -> None:
+    ctx.save_for_backward(*inputs, output[1], *output[5:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any, grad_y: Tensor | None, *grads: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    inputs, statistics = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+    if torch.is_grad_enabled():
+        outputs = eager.causal_from_sums(*inputs)
+        return *second_order_gradients(outputs, (grad_y, *grads[:4]), inputs[:6]), None
+    w, temperature, bias, energy, *_, key_padding_mask = inputs
+    grad_y = torch.zeros_like(w) if grad_y is None else grad_y
+    grad_w, grad_temperature, grad_scores, *grad_sums = _backward(
+        w, temperature, bias, key_padding_mask, *statistics, grad_y, *grads[:4]
+    )
+    grad_bias = None if bias is None else (w.shape[3] * grad_scores).sum_to_size(bias.shape)
+    return (
+        grad_w,
+        grad_temperature,
+        grad_bias,
+        *(grad_sums if energy is not None else _NO_SUMS),
+        None,
+    )
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,140 @@
+"""How tensors are handed to the compiled kernels of this family."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.ops.native import instruction_level, library
+from rifflemix.ops.statistics.common import accumulation_dtype
+
+# Looked up once: a graph that is being traced must not meet the loading of a library.
+_KERNELS = library()
+# On an x86 processor without AVX2 the eager formulas are as fast.
+_HAS_VECTORS = instruction_level() >= 2
+_TYPE_NAMES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+# Tokens summed together; the sums of chunks are added in order, whatever the number of threads.
+_CHUNK = 64
+# The kernels' statistics hold the features of a head in a multiple of every vector length.
+_WIDTH_MULTIPLE = 16
+
+
+def supports(w: Tensor, dropout_p: float) -> bool:
+    """Whether the kernels can run this.
+
+    An exported program must run where this library is not, and the transforms of torch.func need
+    operators that torch knows from the inside.
+    """
+    return (
+        _HAS_VECTORS
+        and w.device.type == "cpu"
+        and w.dtype in _TYPE_NAMES
+        and dropout_p == 0.0
+        and not torch.compiler.is_exporting()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def call(kernel: str, w: Tensor, *arguments: Any) -> None:
+    """Run a kernel for tokens like `w`: sizes, then tensors, None, flags and C arrays."""
+    function = getattr(_KERNELS, f"rifflemix_{kernel}_{_TYPE_NAMES[w.dtype]}")
+    batch, heads, length, features = w.shape
+    sizes = (batch, heads, length, features, width(features), _CHUNK, torch.get_num_threads())
+    function(_int64s(sizes), *(_argument(value) for value in arguments))
+
+
+def view(tokens: Tensor) -> tuple[Tensor, ctypes.Array[ctypes.c_int64]]:
+    """Tokens (B, H, N, D), or (B, H, N), as kernels take them: data and strides of B, H and N."""
+    return tokens, _int64s(tokens.stride()[:3])
+
+
+def contiguous(tensor: Tensor | None) -> Tensor | None:
+    """As a contiguous tensor, if there is one."""
+    return None if tensor is None else tensor.contiguous()
+
+
+def with_whole_rows(tokens: Tensor) -> Tensor:
+    """Tokens (B, H, N, D) whose D features lie side by side: a copy only where they do not."""
+    if tokens.stride(-1) == 1 or tokens.shape[-1] == 1:
+        return tokens
+    return tokens.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def empty_tokens(w: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """(B, H, N, D) in a (B, N, H, D) storage."""
+    batch, heads, length, features = w.shape
+    return w.new_empty((batch, length, heads, features), dtype=dtype).transpose(1, 2)
+
+
+def empty_per_token(w: Tensor) -> Tensor:
+    """(B, H, N) in a (B, N, H) storage, in the accumulation dtype."""
+    batch, heads, length, _ = w.shape
+    empty = w.new_empty((batch, length, heads), dtype=accumulation_dtype(w.dtype))
+    return empty.transpose(1, 2)
+
+
+def by_token(values: Tensor | None) -> Tensor | None:
+    """(B, H, N) in a (B, N, H) storage: a copy only where it is not so already."""
+    return None if values is None else values.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def empty_per_chunk(w: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, chunks, H, width) and (B, chunks, H), in the accumulation dtype."""
+    batch, heads, length, features = w.shape
+    chunks = (length + _CHUNK - 1) // _CHUNK
+    dtype = accumulation_dtype(w.dtype)
+    return (
+        w.new_empty((batch, chunks, heads, width(features)), dtype=dtype),
+        w.new_empty((batch, chunks, heads), dtype=dtype),
+    )
+
+
+def width(features: int) -> int:
+    """Features of a head in the statistics of the kernels."""
+    return -(-features // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+
+
+def second_order_gradients(
+    outputs: Sequence[Tensor], grads: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again; None for each input that takes none."""
+    reached = [
+        (output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None
+    ]
+    wanted = [value for value in inputs if value is not None and value.requires_grad]
+    found = torch.autograd.grad(
+        [output for output, _ in reached],
+        wanted,
+        [grad for _, grad in reached],
+        create_graph=True,
+        allow_unused=True,
+    )
+    gradients = iter(found)
+    return [
+        next(gradients) if value is not None and value.requires_grad else None for value in inputs
+    ]
+
+
+def pointers(*tensors: Tensor | None) -> ctypes.Array[ctypes.c_void_p]:
+    """A C structure of pointers; the tensors must outlive the call."""
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return (ctypes.c_void_p * len(addresses))(*addresses)
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    return ctypes.c_int64(value) if isinstance(value, int) else value
+
+
+def _int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)

@@ -1,0 +1,67 @@
+"""The compiled library: found, or missed without a word."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from rifflemix.ops import native
+
+FILE = f"_kernels{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
+load = native.library.__wrapped__
+
+
+def test_missing_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    with caplog.at_level(logging.DEBUG, logger="rifflemix"):
+        assert load() is None
+    (record,) = caplog.records
+    assert record.levelno == logging.DEBUG
+    assert "eager operators serve" in record.getMessage()
+
+
+def test_broken_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / FILE).write_bytes(b"not a library")
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    assert load() is None
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+@pytest.mark.parametrize(
+    ("source", "loads"),
+    [
+        ('extern "C" int rifflemix_interface() { return INTERFACE; }', True),
+        ('extern "C" int rifflemix_interface() { return INTERFACE + 1; }', False),
+        ("int something_else;", False),
+    ],
+    ids=["same", "another interface", "no interface"],
+)
+def test_library_of_another_version(
+    source: str,
+    loads: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "library.cpp").write_text(source)
+    subprocess.run(
+        ["g++", "-shared", "-fPIC", f"-DINTERFACE={native._INTERFACE}", "library.cpp", "-o", FILE],
+        cwd=tmp_path,
+        check=True,
+        timeout=60,
+    )
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    with caplog.at_level(logging.DEBUG, logger="rifflemix"):
+        assert (load() is not None) == loads
+    assert len(caplog.records) == (0 if loads else 1)
+
+
+def test_instruction_level() -> None:
+    assert native.instruction_level() in (range(1, 5) if native.library() is not None else (0,))
