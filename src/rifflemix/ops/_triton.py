@@ -1,0 +1,50 @@
+"""Where Triton kernels can run, decided without importing Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+# Looked up once: a graph that is being traced must not meet it.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_INSTALLED = importlib.util.find_spec("triton") is not None
+# Triton compiles the code that launches a kernel; how kernels are cut is made for NVIDIA's GPUs.
+_HAS_COMPILER = any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
+_ON_GPU = _HAS_COMPILER and torch.version.hip is None
+
+
+def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[str, ...]:
+    """Backends, slowest first, with "triton" among them where its kernels run.
+
+    Interpreted they are the slowest, for tests; and an exported program must run without this
+    library, so that there as well they are for those who ask for them.
+
+    Args:
+        names: the other backends.
+        x: a tensor like those for the kernels; on any device when Triton interprets them.
+        conditions: on the sizes, which must all hold. Where no kernel runs they are not looked
+            at, so that a traced graph is not bound to them.
+    """
+    # torch.func's transforms need operators that torch knows.
+    if not _INSTALLED or torch._C._are_functorch_transforms_active():
+        return names
+    if not (INTERPRETED or (x.is_cuda and _ON_GPU)):
+        return names
+    if torch.compiler.is_exporting():
+        return ("triton", *names) if all(map(statically_known_true, conditions)) else names
+    if not all(conditions):
+        return names
+    return ("triton", *names) if INTERPRETED else (*names, "triton")
+
+
+def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **options: Any) -> None:
+    """Run so many programs of a kernel on the device of `like`."""
+    if programs:
+        with torch.cuda.device_of(like):
+            kernel[(programs,)](*arguments, **options)

@@ -1,0 +1,22 @@
+"""What the GPU kernels of this family take, known without importing Triton."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rifflemix.ops import _triton
+
+BITS = {torch.bfloat16: 16, torch.float16: 16, torch.float32: 32}
+INFINITY_BITS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
+# Longest window that one program sorts; torch.sort, by the eager path, takes longer ones.
+MAX_WINDOW = {16: 16384, 32: 8192}
+MAX_OFFSET = 2**31 - 1
+
+
+def with_triton(names: tuple[str, ...], x: Tensor, group_size: int = 1) -> tuple[str, ...]:
+    """Backends with "triton" among them if its kernels can sort such groups of x here."""
+    if x.dtype not in BITS:
+        return names
+    fits = group_size <= MAX_WINDOW[BITS[x.dtype]]
+    return _triton.with_triton(names, x, fits, x.shape[1] * x.shape[2] <= MAX_OFFSET)

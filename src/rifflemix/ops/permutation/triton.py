@@ -1,0 +1,400 @@
+"""The permutation family on a GPU: what `eager` computes, to the last bit but those inside NaN.
+
+The order is kept for the backward as a code of one or two bytes an element: in pairs whether they
+were exchanged, else each token's former place within its group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from rifflemix.ops._triton import launch
+from rifflemix.ops.permutation import eager
+from rifflemix.ops.permutation import triton_kernels as kernels
+from rifflemix.ops.permutation._backends import Permuted
+from rifflemix.ops.permutation._triton_limits import BITS, INFINITY_BITS, MAX_OFFSET
+
+Arguments = tuple[Any, ...]
+
+_ROW_TILE = {"ROWS": 8, "CHANNELS": 128, "num_warps": 4}
+# Up to this many tokens a backward that sorts costs less than one that writes single values.
+_MAX_UNSORTED = 64
+
+
+def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
+    """Roll channel c by steps[c]; `mask` is None."""
+    y: Tensor = torch.ops.rifflemix.triton_shift(x, steps)
+    return y, eager.shift_index(x, steps, mask) if with_index else None
+
+
+def group_sort(
+    x: Tensor,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    with_index: bool,
+) -> Permuted:
+    """Sort each channel within groups of tokens."""
+    return _permute(x, None, num_groups, reference, heads, descending, mask, with_index)
+
+
+def channel_permute(
+    x: Tensor,
+    steps: Tensor,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    with_index: bool,
+) -> Permuted:
+    """Shift and sort in one kernel; where there is padding, shift by torch."""
+    if mask is not None:
+        index = eager.shift_index(x, steps, mask)
+        shifted = eager.take(x, index, mask)
+        y, sorting = _permute(
+            shifted, None, num_groups, reference, heads, descending, mask, with_index
+        )
+        return y, None if sorting is None else index.gather(1, sorting)
+    return _permute(x, steps, num_groups, reference, heads, descending, mask, with_index)
+
+
+def _permute(
+    x: Tensor,
+    steps: Tensor | None,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    with_index: bool,
+) -> Permuted:
+    with_code = with_index or (torch.is_grad_enabled() and x.requires_grad)
+    y, code = torch.ops.rifflemix.triton_group_sort(
+        x, steps, descending, mask, num_groups, reference, heads, with_code
+    )
+    return y, _index(code, steps, num_groups, x.shape[1]) if with_index else None
+
+
+def _index(code: Tensor, steps: Tensor | None, num_groups: int, length: int) -> Tensor:
+    """(B, N, C) int64: the token that each place takes."""
+    group_size = length // num_groups
+    starts = torch.arange(0, length, group_size, device=code.device).unsqueeze(-1)
+    if group_size == 2:
+        first = starts + code
+        index = torch.stack((first, 2 * starts + 1 - first), dim=2).flatten(1, 2)
+    else:
+        groups = torch.unflatten(code, 1, (num_groups, -1))
+        index = (starts.unsqueeze(-1) + groups).flatten(1, 2)
+    return index if steps is None else (index - steps) % length
+
+
+def _room_for_code(x: Tensor, num_groups: int, with_code: bool) -> Tensor:
+    """Room for the code of an order."""
+    batch, length, channels = x.shape
+    group_size = length // num_groups
+    if not with_code:
+        return x.new_empty(0, dtype=torch.uint8)
+    if group_size == 2:
+        return x.new_empty((batch, num_groups, channels), dtype=torch.uint8)
+    dtype = torch.uint8 if group_size <= 256 else torch.int16
+    return x.new_empty((batch, length, channels), dtype=dtype)
+
+
+@torch.library.custom_op(
+    "rifflemix::triton_group_sort",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? steps, Tensor? descending, Tensor? mask, SymInt num_groups, "
+    "bool reference, SymInt heads, bool with_code) -> (Tensor, Tensor)",
+)
+def _group_sort(
+    x: Tensor,
+    steps: Tensor | None,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    with_code: bool,
+) -> tuple[Tensor, Tensor]:
+    batch, length, channels = x.shape
+    y = torch.empty((batch, length, channels), dtype=x.dtype, device=x.device)
+    code = _room_for_code(x, num_groups, with_code)
+    x = _whole_rows(x)
+    saved: Tensor | None = code if with_code else None
+    places: Tensor | None = None
+    if length == 2 * num_groups:
+        _sort_pairs(x, y, saved, steps, descending, mask, channels // heads if reference else 0)
+    elif reference:
+        width = channels // heads
+        leader_steps = None if steps is None else steps[::width].contiguous()
+        leader = x[:, :, ::width]
+        places = torch.empty((batch, length, heads), dtype=torch.int16, device=x.device)
+        _sort_windows(leader, None, places, None, leader_steps, None, mask, num_groups)
+        _sort_windows(x, y, saved, places, steps, None, mask, num_groups)
+    else:
+        if mask is not None:
+            places = _valid_places_first(mask, num_groups)
+        _sort_windows(x, y, saved, places, steps, descending, mask, num_groups)
+    return y, code
+
+
+@_group_sort.register_fake
+def _(
+    x: Tensor,
+    steps: Tensor | None,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    num_groups: int,
+    reference: bool,
+    heads: int,
+    with_code: bool,
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), _room_for_code(x, num_groups, with_code)
+
+
+def _keep_order(ctx: Any, inputs: Arguments, output: tuple[Tensor, Tensor]) -> None:
+    _, steps, _, mask, num_groups, *_ = inputs
+    ctx.save_for_backward(output[1], steps, mask)
+    ctx.num_groups = num_groups
+
+
+def _group_sort_backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    code, steps, mask = ctx.saved_tensors
+    back = torch.ops.rifflemix.triton_group_unsort(grad, code, steps, mask, ctx.num_groups)
+    return back, None, None, None, None, None, None, None
+
+
+_group_sort.register_autograd(_group_sort_backward, setup_context=_keep_order)
+
+
+@torch.library.custom_op(
+    "rifflemix::triton_group_unsort",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor code, Tensor? steps, Tensor? mask, SymInt num_groups) -> Tensor",
+)
+def _group_unsort(
+    grad: Tensor, code: Tensor, steps: Tensor | None, mask: Tensor | None, num_groups: int
+) -> Tensor:
+    length = grad.shape[1]
+    out = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
+    grad = _whole_rows(grad)
+    if length == 2 * num_groups:
+        _unsort_pairs(grad, code, out, steps, mask)
+    elif length <= _MAX_UNSORTED * num_groups:
+        _unsort_windows(grad, code, out, steps, mask, num_groups)
+    else:
+        _scatter(grad, code, out, steps, mask, num_groups)
+    return out
+
+
+@_group_unsort.register_fake
+def _(
+    grad: Tensor, code: Tensor, steps: Tensor | None, mask: Tensor | None, num_groups: int
+) -> Tensor:
+    return grad.new_empty(grad.shape)
+
+
+def _keep_code(ctx: Any, inputs: Arguments, output: Tensor) -> None:
+    _, code, steps, mask, ctx.num_groups = inputs
+    ctx.save_for_backward(code, steps, mask)
+
+
+def _group_unsort_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    code, steps, mask = ctx.saved_tensors
+    index = _index(code, steps, ctx.num_groups, grad.shape[1])
+    return eager.take(grad, index, mask), None, None, None, None
+
+
+_group_unsort.register_autograd(_group_unsort_backward, setup_context=_keep_code)
+
+
+@torch.library.custom_op(
+    "rifflemix::triton_shift", mutates_args=(), schema="(Tensor x, Tensor steps) -> Tensor"
+)
+def _shift(x: Tensor, steps: Tensor) -> Tensor:
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    x = _whole_rows(x)
+    grid, sizes = _rows(x, 1)
+    launch(kernels.shift, grid, x, _bits(x), _bits(y), steps, *x.stride(), *sizes, **_ROW_TILE)
+    return y
+
+
+@_shift.register_fake
+def _(x: Tensor, steps: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _keep_steps(ctx: Any, inputs: Arguments, output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _shift_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    (steps,) = ctx.saved_tensors
+    return torch.ops.rifflemix.triton_shift(grad, -steps), None
+
+
+_shift.register_autograd(_shift_backward, setup_context=_keep_steps)
+
+
+def window_tile(slots: int, half: int, channels: int) -> dict[str, int]:
+    """How `sort_windows` cuts (tokens, channels) for windows of `slots` places.
+
+    Registers decide: 32 a thread for the values, 64 where windows are long, since what a thread
+    holds is compared without talking to others. Threads first spread over channels, so that loads
+    are whole sectors, then over a window.
+    """
+    num_warps = 4 if slots <= 1024 else 8 if slots <= 4096 else 16
+    registers = 32 if slots <= 256 else 64
+    each = registers * 16 // half
+    threads = 32 * num_warps
+    columns = min(threads, max(1, threads * each // slots))
+    tile_channels = min(columns, triton.next_power_of_2(channels))
+    lanes_across = min(32, columns)
+    return {
+        "SLOTS": slots,
+        "CHANNELS": tile_channels,
+        "WINDOWS": columns // tile_channels,
+        "LANES": min(slots, 32 // lanes_across),
+        "WARPS": max(1, num_warps // max(1, columns // lanes_across)),
+        "num_warps": num_warps,
+        # Two programs on a multiprocessor hide each other's waits, for a few spilled addresses.
+        "maxnreg": 128,
+    }
+
+
+def _sort_windows(
+    x: Tensor,
+    y: Tensor | None,
+    code: Tensor | None,
+    places: Tensor | None,
+    steps: Tensor | None,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    num_groups: int,
+) -> None:
+    batch, length, channels = x.shape
+    leaders = 1 if places is None else places.shape[2]
+    half, group_size, num_windows = BITS[x.dtype], length // num_groups, batch * num_groups
+    tile = window_tile(max(2, triton.next_power_of_2(group_size)), half, channels)
+    out_strides = (length * channels, channels, 1)
+    launch(
+        kernels.sort_windows,
+        _num_programs(num_windows, channels, tile["WINDOWS"], tile["CHANNELS"]),
+        x,
+        _bits(x), _bits(y), code, places, steps, _bytes(descending), _bytes(mask),
+        *x.stride(), *out_strides,
+        length, channels, group_size, num_windows, channels // leaders, leaders,
+        INFINITY_BITS[x.dtype],
+        HALF=half, WHOLE=num_groups == 1, **tile,
+    )  # fmt: skip
+
+
+def _unsort_windows(
+    grad: Tensor,
+    code: Tensor,
+    out: Tensor,
+    steps: Tensor | None,
+    mask: Tensor | None,
+    num_groups: int,
+) -> None:
+    batch, length, channels = grad.shape
+    half, group_size, num_windows = BITS[grad.dtype], length // num_groups, batch * num_groups
+    tile = window_tile(max(2, triton.next_power_of_2(group_size)), half, channels)
+    launch(
+        kernels.unsort_windows,
+        _num_programs(num_windows, channels, tile["WINDOWS"], tile["CHANNELS"]),
+        grad,
+        _bits(grad), code, _bits(out), steps, _bytes(mask), *grad.stride(), *out.stride(),
+        length, channels, group_size, num_windows,
+        HALF=half, **tile,
+    )  # fmt: skip
+
+
+def _scatter(
+    grad: Tensor,
+    code: Tensor,
+    out: Tensor,
+    steps: Tensor | None,
+    mask: Tensor | None,
+    num_groups: int,
+) -> None:
+    grid, (length, channels, num_rows) = _rows(grad, 1)
+    launch(
+        kernels.scatter, grid, grad,
+        _bits(grad), code, _bits(out), steps, _bytes(mask), *grad.stride(),
+        length, channels, length // num_groups, num_rows, **_ROW_TILE,
+    )  # fmt: skip
+
+
+def _sort_pairs(
+    x: Tensor,
+    y: Tensor,
+    swaps: Tensor | None,
+    steps: Tensor | None,
+    descending: Tensor | None,
+    mask: Tensor | None,
+    leader_width: int,
+) -> None:
+    """`leader_width` is the number of channels that follow one, or 0: each its own order."""
+    grid, sizes = _rows(x, 2)
+    launch(
+        kernels.sort_pairs, grid, x,
+        _bits(x), _bits(y), swaps, steps, _bytes(descending), _bytes(mask), *x.stride(),
+        *sizes, max(1, leader_width), INFINITY_BITS[x.dtype],
+        HALF=BITS[x.dtype], REFERENCE=leader_width > 0,
+        ONE_LEADER=leader_width > 0 and leader_width % _ROW_TILE["CHANNELS"] == 0, **_ROW_TILE,
+    )  # fmt: skip
+
+
+def _unsort_pairs(
+    grad: Tensor, swaps: Tensor, out: Tensor, steps: Tensor | None, mask: Tensor | None
+) -> None:
+    grid, sizes = _rows(grad, 2)
+    launch(
+        kernels.unsort_pairs, grid, grad,
+        _bits(grad), swaps, _bits(out), steps, _bytes(mask), *grad.stride(), *sizes, **_ROW_TILE,
+    )  # fmt: skip
+
+
+def _valid_places_first(mask: Tensor, num_groups: int) -> Tensor:
+    """(B, N, 1) int16: in each group, the valid places in order, then the padded ones."""
+    groups = torch.unflatten(mask.to(torch.uint8), 1, (num_groups, -1))
+    order = groups.sort(dim=2, stable=True).indices
+    return order.to(torch.int16).flatten(1).unsqueeze(-1).contiguous()
+
+
+def _whole_rows(x: Tensor) -> Tensor:
+    """Tokens whose channels lie side by side, with offsets of 32 bits within a sample."""
+    if x.stride(2) == 1 and 0 <= x.stride(1) * x.shape[1] <= MAX_OFFSET:
+        return x
+    return x.contiguous()
+
+
+def _rows(x: Tensor, row_size: int) -> tuple[int, tuple[int, int, int]]:
+    """Number of programs, and (N, C, rows) for rows of `row_size` tokens."""
+    batch, length, channels = x.shape
+    num_rows = batch * (length // row_size)
+    programs = _num_programs(num_rows, channels, _ROW_TILE["ROWS"], _ROW_TILE["CHANNELS"])
+    return programs, (length, channels, num_rows)
+
+
+def _num_programs(rows: int, columns: int, tile_rows: int, tile_columns: int) -> int:
+    return -(-rows // tile_rows) * -(-columns // tile_columns)
+
+
+def _bits(x: Tensor | None) -> Tensor | None:
+    """The same memory as integers: kernels compare bits."""
+    if x is None:
+        return None
+    return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
+def _bytes(flags: Tensor | None) -> Tensor | None:
+    return None if flags is None else flags.contiguous().view(torch.uint8)

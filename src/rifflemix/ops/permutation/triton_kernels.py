@@ -1,0 +1,379 @@
+"""GPU kernels of the permutation family.
+
+All of them see values as the integers of their bits (16 or 32 of them, `HALF`). To sort, the order
+of a value and its place are packed into one integer of twice the width, all different, so that an
+unstable sort of them is a stable sort of the values, and what is sorted says where it came from.
+From the top bit down: key | place | 1 bit that tells -0.0 from the 0.0 that it equals.
+
+A window is a group of tokens of one channel, filled up to a power of two with keys above all
+others. A program loads a tile of windows, channels along its lanes, and keeps it in registers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.constexpr_function
+def _log2(power):
+    return int(power).bit_length() - 1
+
+
+@triton.jit
+def _sort_key(bits, down, infinity, HALF: tl.constexpr):
+    """Integers ordered as the values: -0.0 equals 0.0, NaN comes last in either direction.
+
+    `down` is None or says which values count downwards. The largest integer is never used: it is
+    free to mark padding.
+    """
+    top: tl.constexpr = (1 << (HALF - 1)) - 1
+    magnitude = bits & top
+    key = tl.where(bits < 0, bits ^ top, bits)
+    key = tl.where(magnitude == 0, 0, key)
+    if down is not None:
+        key = tl.where(down, ~key, key)
+    return tl.where(magnitude > infinity, top - 1, key)
+
+
+@triton.jit
+def _bits_of(key, negative_zero, down, HALF: tl.constexpr):
+    """The value whose key it is, 0.0 for a padded place's."""
+    top: tl.constexpr = (1 << (HALF - 1)) - 1
+    if down is not None:
+        key = tl.where(down & (key < top - 1), ~key, key)
+    bits = tl.where(key < 0, key ^ top, key) | (negative_zero << (HALF - 1))
+    return tl.where(key == top, 0, bits)
+
+
+@triton.jit
+def _widen(bits, HALF: tl.constexpr):
+    return bits.to(tl.int32) if HALF == 16 else bits.to(tl.int64)
+
+
+@triton.jit
+def _bit(cube, i: tl.constexpr):
+    """Bit i of the position of every element of a hypercube, as a tensor that broadcasts."""
+    rank: tl.constexpr = len(cube.shape)
+    return tl.reshape(tl.arange(0, 2), [1] * (rank - i - 1) + [2] + [1] * i)
+
+
+@triton.jit
+def _exchange(cube, bit: tl.constexpr):
+    """Of two elements whose positions differ in one bit alone, the smaller comes first."""
+    other = cube ^ tl.xor_sum(cube, len(cube.shape) - 1 - bit, keep_dims=True)
+    second = _bit(cube, bit) == 1
+    return tl.where(second, tl.maximum(cube, other), tl.minimum(cube, other))
+
+
+@triton.jit
+def _merge(cube, stage: tl.constexpr, last: tl.constexpr):
+    """Make sorted runs of 2^(stage + 1) from runs of half of it; odd runs come complemented."""
+    if stage > 0:
+        cube = cube ^ -_bit(cube, stage).to(cube.dtype)
+    if not last:
+        cube = cube ^ -_bit(cube, stage + 1).to(cube.dtype)
+    for i in tl.static_range(stage + 1):
+        cube = _exchange(cube, stage - i)
+    return cube
+
+
+@triton.jit
+def _bitonic_sort(tile):
+    """Sort the rows of a tile of distinct integers, ascending.
+
+    `tl.sort` decides at each comparison which way it goes, which costs a comparison and a
+    selection. Here the integers that count downwards are complemented, once a stage, and each
+    comparison is one minimum or maximum.
+    """
+    stages: tl.constexpr = _log2(tile.shape[1])
+    cube = tl.reshape(tile, [2] * _log2(tile.numel))
+    for stage in tl.static_range(stages):
+        cube = _merge(cube, stage, stage == stages - 1)
+    return tl.reshape(cube, tile.shape)
+
+
+@triton.jit
+def _sort_slots(packed, LANES: tl.constexpr, WARPS: tl.constexpr):
+    """Sort a tile (slots, columns) along its slots; `_rank_of_slot` tells the order they are in.
+
+    A network compares near slots far more often than distant ones, so those that one thread holds
+    are made the near ones, then those of its warp. A thread's own slots are the distant ones as
+    loaded: the sort sees them renumbered, which moves no data, since keys know their place.
+    """
+    slots: tl.constexpr = packed.shape[0]
+    columns: tl.constexpr = packed.shape[1]
+    own: tl.constexpr = slots // (LANES * WARPS)
+    near = tl.reshape(tl.trans(packed), (columns, own, WARPS, LANES))
+    near = tl.reshape(tl.permute(near, (0, 2, 3, 1)), (columns, slots))
+    near = tl.reshape(_bitonic_sort(near), (columns, WARPS, LANES, own))
+    return tl.trans(tl.reshape(tl.permute(near, (0, 3, 1, 2)), (columns, slots)))
+
+
+@triton.jit
+def _rank_of_slot(slot, SLOTS: tl.constexpr, LANES: tl.constexpr, WARPS: tl.constexpr):
+    shared: tl.constexpr = LANES * WARPS
+    return slot % shared * (SLOTS // shared) + slot // shared
+
+
+@triton.jit
+def _columns(
+    length, channels, group_size, num_windows, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr
+):
+    """Sample, first token and channel of every column of a program's tile, and which exist."""
+    tiles = tl.cdiv(channels, CHANNELS)
+    tile = tl.program_id(0)
+    column = tl.arange(0, CHANNELS * WINDOWS)[None, :]
+    channel = tile % tiles * CHANNELS + column % CHANNELS
+    window = tile // tiles * WINDOWS + column // CHANNELS
+    num_groups = length // group_size
+    there = (channel < channels) & (window < num_windows)
+    return (window // num_groups).to(tl.int64), window % num_groups * group_size, channel, there
+
+
+@triton.jit
+def _rows(length, channels, num_rows, row_size, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """Sample, first token and channel of a program's tile of rows of tokens, and which exist."""
+    tiles = tl.cdiv(channels, CHANNELS)
+    tile = tl.program_id(0)
+    row = tile // tiles * ROWS + tl.arange(0, ROWS)[:, None]
+    channel = tile % tiles * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    rows_each = length // row_size
+    there = (row < num_rows) & (channel < channels)
+    return (row // rows_each).to(tl.int64), row % rows_each * row_size, channel, there
+
+
+@triton.jit
+def _load_step(steps, channel, length, there):
+    """Steps of any size and sign, brought to 0..length - 1."""
+    step = tl.load(steps + channel, mask=there, other=0) % length
+    return tl.where(step < 0, step + length, step).to(tl.int32)
+
+
+@triton.jit
+def _source(token, step, length):
+    """The token that a circular shift by 0 <= step < length brings to a place."""
+    return tl.where(token < step, token + length - step, token - step)
+
+
+@triton.jit
+def _is_padded(mask, sample, token, length, there):
+    return tl.load(mask + sample * length + token, mask=there, other=0) != 0
+
+
+@triton.jit(do_not_specialize=["x_channel", "out_channel"])
+def sort_windows(
+    x, y, code, places, steps, descending, mask,
+    x_batch, x_token, x_channel, out_batch, out_token, out_channel,
+    length, channels, group_size, num_windows, leader_width, leaders, infinity,
+    HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
+    LANES: tl.constexpr, WARPS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """Shift (`steps`), then sort every window; the r-th in order goes to the place `places[r]`.
+
+    `code` (B, N, C) takes the place within its window that each token came from. y, code, places
+    (B, N, leaders), steps, descending and mask may be None. The strides along channels are not
+    specialised: knowing them to be 1, the compiler would spread a window over more lanes.
+    """
+    sample, start, channel, there = _columns(
+        length, channels, group_size, num_windows, CHANNELS, WINDOWS
+    )
+    slot = tl.arange(0, SLOTS)[:, None]
+    inside = there & (slot < group_size)
+    token = slot + start
+    place = slot
+    if steps is not None:
+        step = _load_step(steps, channel, length, there)
+        if WHOLE:
+            # The window holds all tokens: read them as they stand and shift the places instead.
+            place = slot + step
+            place = tl.where(place >= length, place - length, place)
+        else:
+            token = _source(token, step, length)
+    down = None
+    if descending is not None:
+        down = tl.load(descending + channel, mask=there, other=0) != 0
+    offset = token * x_token + channel * x_channel
+    bits = _widen(tl.load(x + sample * x_batch + offset, mask=inside, other=0), HALF)
+    key = _sort_key(bits, down, infinity, HALF)
+    outside = ~inside
+    if mask is not None:
+        outside = outside | _is_padded(mask, sample, token, length, inside)
+    key = tl.where(outside, (1 << (HALF - 1)) - 1, key)
+    negative_zero = (bits == -(1 << (HALF - 1))).to(bits.dtype)
+    packed = (key << HALF) | (place.to(bits.dtype) << 1) | negative_zero
+    packed = _sort_slots(packed, LANES, WARPS)
+    goal = _rank_of_slot(slot, SLOTS, LANES, WARPS)
+    inside = there & (goal < group_size)
+    if places is not None:
+        table = places + (sample * length + start) * leaders + channel // leader_width
+        goal = tl.load(table + goal * leaders, mask=inside, other=0).to(tl.int32)
+    offset = (goal + start) * out_token + channel * out_channel
+    if y is not None:
+        bits = _bits_of(packed >> HALF, packed & 1, down, HALF)
+        tl.store(y + sample * out_batch + offset, bits.to(y.dtype.element_ty), mask=inside)
+    if code is not None:
+        source = (packed & ((1 << HALF) - 1)) >> 1
+        tl.store(code + sample * out_batch + offset, source.to(code.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["g_channel", "out_channel"])
+def unsort_windows(
+    grad, code, out, steps, mask,
+    g_batch, g_token, g_channel, out_batch, out_token, out_channel,
+    length, channels, group_size, num_windows,
+    HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
+    LANES: tl.constexpr, WARPS: tl.constexpr,
+):  # fmt: skip
+    """Send each place's gradient back to the token that came there, by sorting by `code`.
+
+    For small windows this beats `scatter`, which writes single values.
+    """
+    sample, start, channel, there = _columns(
+        length, channels, group_size, num_windows, CHANNELS, WINDOWS
+    )
+    slot = tl.arange(0, SLOTS)[:, None]
+    inside = there & (slot < group_size)
+    token = slot + start
+    offset = token * g_token + channel * g_channel
+    bits = _widen(tl.load(grad + sample * g_batch + offset, mask=inside, other=0), HALF)
+    if mask is not None:
+        bits = tl.where(_is_padded(mask, sample, token, length, inside), 0, bits)
+    offset = token * out_token + channel * out_channel
+    source = _widen(tl.load(code + sample * out_batch + offset, mask=inside, other=0), HALF)
+    source = tl.where(inside, source, slot)
+    packed = (source << HALF) | (bits & ((1 << HALF) - 1))
+    packed = _sort_slots(packed, LANES, WARPS)
+    place = _rank_of_slot(slot, SLOTS, LANES, WARPS)
+    inside = there & (place < group_size)
+    token = place + start
+    if steps is not None:
+        token = _source(token, _load_step(steps, channel, length, there), length)
+    offset = token * out_token + channel * out_channel
+    tl.store(out + sample * out_batch + offset, packed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scatter(
+    grad, code, out, steps, mask,
+    g_batch, g_token, g_channel,
+    length, channels, group_size, num_rows,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Send each place's gradient back to the token that came there; the code is a permutation."""
+    sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
+    bits = tl.load(
+        grad + sample * g_batch + (token * g_token + channel * g_channel), mask=there, other=0
+    )
+    if mask is not None:
+        bits = tl.where(_is_padded(mask, sample, token, length, there), 0, bits)
+    sample *= length * channels
+    place = tl.load(code + sample + (token * channels + channel), mask=there, other=0).to(tl.int32)
+    source = token // group_size * group_size + place
+    if steps is not None:
+        source = _source(source, _load_step(steps, channel, length, there), length)
+    tl.store(out + sample + (source * channels + channel), bits, mask=there)
+
+
+@triton.jit
+def _load_pair(x, sample, token, channel, steps, x_batch, x_token, x_channel, length, there):
+    second = token + 1
+    if steps is not None:
+        step = _load_step(steps, channel, length, there)
+        token, second = _source(token, step, length), _source(second, step, length)
+    x += sample * x_batch + channel * x_channel
+    return (
+        tl.load(x + token * x_token, mask=there, other=0),
+        tl.load(x + second * x_token, mask=there, other=0),
+    )
+
+
+@triton.jit
+def _out_of_order(first, second, down, infinity, HALF: tl.constexpr):
+    first, second = _widen(first, HALF), _widen(second, HALF)
+    return _sort_key(second, down, infinity, HALF) < _sort_key(first, down, infinity, HALF)
+
+
+@triton.jit
+def sort_pairs(
+    x, y, swaps, steps, descending, mask,
+    x_batch, x_token, x_channel,
+    length, channels, num_rows, leader_width, infinity,
+    HALF: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+    REFERENCE: tl.constexpr, ONE_LEADER: tl.constexpr,
+):  # fmt: skip
+    """Shift (`steps`), then sort groups of two; `swaps` (B, N/2, C) tells which were exchanged.
+
+    REFERENCE: in the order of the first of `leader_width` channels, ONE_LEADER: the same one for
+    the whole tile. swaps, steps, descending and mask may be None.
+    """
+    sample, token, channel, there = _rows(length, channels, num_rows, 2, ROWS, CHANNELS)
+    first, second = _load_pair(
+        x, sample, token, channel, steps, x_batch, x_token, x_channel, length, there
+    )
+    down = None
+    if descending is not None:
+        down = tl.load(descending + channel, mask=there, other=0) != 0
+    swap = _out_of_order(first, second, down, infinity, HALF)
+    if REFERENCE:
+        leader = channel // leader_width * leader_width
+        in_tile = there
+        if ONE_LEADER:
+            leader = tl.min(leader, 1, keep_dims=True)
+            in_tile = tl.max(there.to(tl.int32), 1, keep_dims=True) != 0
+        a, b = _load_pair(
+            x, sample, token, leader, steps, x_batch, x_token, x_channel, length, in_tile
+        )
+        swap = swap ^ _out_of_order(a, b, None, infinity, HALF)
+    low, high = tl.where(swap, second, first), tl.where(swap, first, second)
+    if mask is not None:
+        pad_low = _is_padded(mask, sample, token, length, there)
+        pad_high = _is_padded(mask, sample, token + 1, length, there)
+        swap = swap & ~(pad_low | pad_high)
+        low = tl.where(pad_low, 0, tl.where(swap, second, first))
+        high = tl.where(pad_high, 0, tl.where(swap, first, second))
+    y += sample * length * channels + (token * channels + channel)
+    tl.store(y, low, mask=there)
+    tl.store(y + channels, high, mask=there)
+    if swaps is not None:
+        swaps += sample * (length // 2) * channels + (token // 2 * channels + channel)
+        tl.store(swaps, swap.to(tl.int8), mask=there)
+
+
+@triton.jit
+def unsort_pairs(
+    grad, swaps, out, steps, mask,
+    g_batch, g_token, g_channel,
+    length, channels, num_rows,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Exchange the gradients of the pairs that `sort_pairs` exchanged, then shift them back."""
+    sample, token, channel, there = _rows(length, channels, num_rows, 2, ROWS, CHANNELS)
+    low, high = _load_pair(
+        grad, sample, token, channel, None, g_batch, g_token, g_channel, length, there
+    )
+    if mask is not None:
+        low = tl.where(_is_padded(mask, sample, token, length, there), 0, low)
+        high = tl.where(_is_padded(mask, sample, token + 1, length, there), 0, high)
+    swaps += sample * (length // 2) * channels + (token // 2 * channels + channel)
+    swap = tl.load(swaps, mask=there, other=0) != 0
+    second = token + 1
+    if steps is not None:
+        step = _load_step(steps, channel, length, there)
+        token, second = _source(token, step, length), _source(second, step, length)
+    out += sample * length * channels + channel
+    tl.store(out + token * channels, tl.where(swap, high, low), mask=there)
+    tl.store(out + second * channels, tl.where(swap, low, high), mask=there)
+
+
+@triton.jit
+def shift(
+    x, y, steps, x_batch, x_token, x_channel, length, channels, num_rows,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Make y[b, n, c] = x[b, (n - steps[c]) mod N, c]."""
+    sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
+    source = _source(token, _load_step(steps, channel, length, there), length)
+    x += sample * x_batch + (source * x_token + channel * x_channel)
+    y += sample * length * channels + (token * channels + channel)
+    tl.store(y, tl.load(x, mask=there, other=0), mask=there)

@@ -1,0 +1,287 @@
+"""Causal token statistics on a GPU: a scan over chunks, then each chunk on its own.
+
+Forward takes four passes over the tokens, backward four (with three of them over the incoming
+gradient). The softmax over heads, small beside the tokens, is torch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.ops._triton import launch
+from rifflemix.ops.statistics import eager
+from rifflemix.ops.statistics import triton_causal_kernels as kernels
+from rifflemix.ops.statistics.common import (
+    COUNT_OFFSET,
+    ENERGY_FLOOR,
+    StatisticsState,
+    bias_per_token,
+    end_position,
+)
+from rifflemix.ops.statistics.cpu_common import second_order_gradients
+from rifflemix.ops.statistics.triton_common import (
+    empty_tokens,
+    float32,
+    mask_bytes,
+    sum_squares,
+    sum_tile,
+    token_layout,
+    with_whole_rows,
+)
+
+Arguments = tuple[Any, ...]
+# Several tiles at once, in the backward, need the registers of twice as many threads.
+_NUM_WARPS = 8
+SevenTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def causal_token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    denominator_bias: Tensor | None,
+    *,
+    initial_state: StatisticsState | None,
+    key_padding_mask: Tensor | None,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, Tensor, StatisticsState]:
+    """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    bias, energy, member_sums = None, None, None
+    if denominator_bias is not None:
+        bias = bias_per_token(denominator_bias, w.shape[2], initial_state, key_padding_mask)
+        bias = bias.to(torch.float32).expand(w.shape[0], -1, -1).transpose(1, 2)
+    if initial_state is not None:
+        energy = initial_state.energy
+        count = initial_state.member_count.unsqueeze(-1)
+        member_sums = torch.cat((initial_state.member_energy, count), dim=-1)
+    y, pi, energy, member_sums, *_ = torch.ops.rifflemix.triton_causal_token_statistics(
+        w, temperature.to(torch.float32), bias, energy, member_sums, key_padding_mask
+    )
+    state = StatisticsState(
+        energy=energy,
+        member_energy=member_sums[..., :-1],
+        member_count=member_sums[..., -1],
+        position=end_position(w, initial_state, key_padding_mask),
+    )
+    return y, pi.transpose(1, 2), state
+
+
+@torch.library.custom_op(
+    "rifflemix::triton_causal_token_statistics",
+    mutates_args=(),
+    schema="(Tensor w, Tensor temperature, Tensor? bias, Tensor? energy, Tensor? member_sums, "
+    "Tensor? mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _forward(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    energy: Tensor | None,
+    member_sums: Tensor | None,
+    mask: Tensor | None,
+) -> SevenTensors:
+    """y; Pi (B, N, H); sums at the end: of w^2 (B, H, D), of Pi w^2 and Pi (B, H, D + 1).
+
+    Then what the backward needs: the scores (B, N, H), and those sums before each chunk.
+
+    Args:
+        w: (B, H, N, D).
+        temperature: (H,).
+        bias: (B, N, H).
+        energy: (B, H, D), the sum of w^2 before the first token.
+        member_sums: (B, H, D + 1), those of Pi w^2 and, last, of Pi.
+        mask: (B, N).
+    """
+    batch, heads, length, features = w.shape
+    y, pi, _, _, scores, *_ = _empty_outputs(w, temperature, bias, energy, member_sums, mask)
+    padding, w, mask = mask, with_whole_rows(w), mask_bytes(mask)
+    programs, chunks, tile = token_layout(w)
+    tile["num_warps"] = _NUM_WARPS
+    sizes = (heads, length, features, chunks)
+    energy_before = _add_up(sum_squares(w, mask), energy)
+    launch(
+        kernels.causal_scores, programs, w,
+        w, mask, energy_before, scores, *w.stride()[:3], *sizes, ENERGY_FLOOR, **tile,
+    )  # fmt: skip
+    logits = scores if bias is None else torch.add(scores, bias, alpha=features)
+    torch.softmax(logits * temperature, dim=-1, out=pi)
+    if padding is not None:
+        pi.masked_fill_(padding.unsqueeze(-1), 0.0)
+    sums = float32(w, batch, heads, chunks, features + 1)
+    launch(
+        kernels.causal_member_sums, programs, w,
+        w, mask, pi, sums, *w.stride()[:3], *sizes, **tile,
+    )  # fmt: skip
+    before = _add_up(sums, member_sums)
+    launch(
+        kernels.causal_gate, programs, w,
+        w, mask, pi, before, y, *w.stride()[:3], *y.stride()[:3], *sizes, COUNT_OFFSET, **tile,
+    )  # fmt: skip
+    ends = (energy_before[:, :, -1].clone(), before[:, :, -1].clone())
+    return y, pi, *ends, scores, energy_before, before
+
+
+@_forward.register_fake
+def _empty_outputs(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    energy: Tensor | None,
+    member_sums: Tensor | None,
+    mask: Tensor | None,
+) -> SevenTensors:
+    batch, heads, length, features = w.shape
+    chunks = token_layout(w)[1]
+    return (
+        empty_tokens(w),
+        float32(w, batch, length, heads),
+        float32(w, batch, heads, features),
+        float32(w, batch, heads, features + 1),
+        float32(w, batch, length, heads),
+        float32(w, batch, heads, chunks + 1, features),
+        float32(w, batch, heads, chunks + 1, features + 1),
+    )
+
+
+@torch.library.custom_op(
+    "rifflemix::triton_causal_token_statistics_backward",
+    mutates_args=(),
+    schema="(Tensor w, Tensor temperature, Tensor? mask, Tensor pi, Tensor energy_before, "
+    "Tensor before, Tensor grad, Tensor? grad_pi, Tensor? grad_energy, Tensor? grad_member_sums)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward(
+    w: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    pi: Tensor,
+    energy_before: Tensor,
+    before: Tensor,
+    grad: Tensor,
+    grad_pi: Tensor | None,
+    grad_energy: Tensor | None,
+    grad_member_sums: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of w, of the logits (B, N, H), and of both sums before the first token."""
+    _, heads, length, features = w.shape
+    out, by_logit, *_ = _empty_gradients(w, temperature)
+    w, grad, mask = with_whole_rows(w), with_whole_rows(grad), mask_bytes(mask)
+    programs, chunks, tile = token_layout(w)
+    tile["num_warps"] = _NUM_WARPS
+    sizes = (heads, length, features, chunks)
+    strides = (*w.stride()[:3], *grad.stride()[:3])
+
+    sums = torch.empty_like(before[:, :, :-1])
+    launch(
+        kernels.causal_gate_gradient_sums, programs, w,
+        w, grad, mask, pi, before, sums, *strides, *sizes, COUNT_OFFSET, **tile,
+    )  # fmt: skip
+    after = _add_up(sums, grad_member_sums, from_end=True)
+    launch(
+        kernels.causal_membership_gradient, programs, w,
+        w, grad, mask, pi, before, after, by_logit, *strides, *sizes, COUNT_OFFSET, **tile,
+    )  # fmt: skip
+    by_pi = by_logit if grad_pi is None else by_logit + grad_pi
+    torch.mul(pi, by_pi - (pi * by_pi).sum(-1, keepdim=True), out=by_logit)
+    by_score = by_logit * temperature
+
+    sums = torch.empty_like(energy_before[:, :, :-1])
+    launch(
+        kernels.causal_energy_gradient_sums, programs, w,
+        w, mask, by_score, energy_before, sums, *w.stride()[:3], *sizes, ENERGY_FLOOR, **tile,
+    )  # fmt: skip
+    energy_after = _add_up(sums, grad_energy, from_end=True)
+    launch(
+        kernels.causal_token_gradient, programs, w,
+        w, grad, mask, pi, by_score, energy_before, energy_after, before, after, out,
+        *strides, *out.stride()[:3], *sizes, ENERGY_FLOOR, COUNT_OFFSET, **tile,
+    )  # fmt: skip
+    return out, by_logit, energy_after[:, :, -1].clone(), after[:, :, -1].clone()
+
+
+@_backward.register_fake
+def _empty_gradients(
+    w: Tensor, temperature: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, heads, length, features = w.shape
+    return (
+        empty_tokens(w),
+        float32(w, batch, length, heads),
+        float32(w, batch, heads, features),
+        float32(w, batch, heads, features + 1),
+    )
+
+
+def _save(ctx: Any, inputs: Arguments, output: SevenTensors) -> None:
+    _, pi, _, _, scores, *before = output
+    ctx.save_for_backward(*inputs, pi, scores, *before)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any,
+    grad: Tensor | None,
+    grad_pi: Tensor | None,
+    grad_energy: Tensor | None,
+    grad_member_sums: Tensor | None,
+    *_: None,
+) -> tuple[Tensor | None, ...]:
+    *inputs, pi, scores, energy_before, before = ctx.saved_tensors
+    grads = (grad, grad_pi, grad_energy, grad_member_sums)
+    if torch.is_grad_enabled():
+        return *second_order_gradients(_in_eager(*inputs), grads, inputs[:5]), None
+    w, temperature, bias, energy, member_sums, mask = inputs
+    if all(value is None for value in grads):
+        return (None,) * 6
+    grads = (torch.zeros_like(w) if grad is None else grad, *grads[1:])
+    by_w, by_logit, by_energy, by_member_sums = (
+        torch.ops.rifflemix.triton_causal_token_statistics_backward(
+            w, temperature, mask, pi, energy_before, before, *grads
+        )
+    )
+    biased = scores if bias is None else scores + w.shape[3] * bias
+    return (
+        by_w,
+        (by_logit * biased).sum((0, 1)),
+        None if bias is None else by_logit * temperature * w.shape[3],
+        None if energy is None else by_energy,
+        None if member_sums is None else by_member_sums,
+        None,
+    )
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _in_eager(
+    w: Tensor,
+    temperature: Tensor,
+    bias: Tensor | None,
+    energy: Tensor | None,
+    member_sums: Tensor | None,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same four results by formulas that can be differentiated again."""
+    member_energy, count = None, None
+    if member_sums is not None:
+        member_energy, count = member_sums[..., :-1], member_sums[..., -1]
+    bias = None if bias is None else bias.transpose(1, 2)
+    y, pi, energy, member_energy, count = eager.causal_from_sums(
+        w, temperature, bias, energy, member_energy, count, mask
+    )
+    member_sums = torch.cat((member_energy, count.unsqueeze(-1)), dim=-1)
+    return y, pi.transpose(1, 2), energy, member_sums
+
+
+def _add_up(sums: Tensor, start: Tensor | None, *, from_end: bool = False) -> Tensor:
+    """(B, H, chunks + 1, width): running sums over the chunks, from `start` on."""
+    batch, heads, chunks, width = sums.shape
+    total = float32(sums, batch, heads, chunks + 1, width)
+    launch(
+        kernels.add_up_chunks, batch * heads, sums,
+        sums, None if start is None else start.contiguous(), total, chunks, width,
+        FROM_END=from_end, **sum_tile(width),
+    )  # fmt: skip
+    return total

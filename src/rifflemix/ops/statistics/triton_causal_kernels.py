@@ -1,0 +1,247 @@
+"""GPU kernels of causal token statistics: sums within chunks, on top of those of whole chunks.
+
+A program has one head of one chunk of tokens, all of it in registers. "before" (B, H, chunks + 1,
+width) holds the sums before each chunk and after the last, "after" the sums behind each chunk,
+last chunk first. The width is D, or D + 1 where the sum of Pi follows that of Pi w^2. Layouts are
+those of `triton_kernels`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rifflemix.ops.statistics.triton_kernels import (
+    chunk_of_head,
+    load_tokens,
+    store_tokens,
+    token_exists,
+)
+
+
+@triton.jit
+def add_up_chunks(
+    sums, start, sums_up_to, num_chunks, width,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, FROM_END: tl.constexpr,
+):  # fmt: skip
+    """Running sums over the chunks of one row, from `start` (or 0), first or last chunk first."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    there = column < width
+    carry = tl.zeros((WIDTH,), tl.float32)
+    if start is not None:
+        carry += tl.load(start + row * width + column, mask=there, other=0.0)
+    sums_up_to += row * (num_chunks + 1) * width + column
+    tl.store(sums_up_to, carry, mask=there)
+    for first in range(0, num_chunks, ROWS):
+        chunk = first + tl.arange(0, ROWS)
+        inside = (chunk < num_chunks)[:, None] & there[None, :]
+        source = num_chunks - 1 - chunk if FROM_END else chunk
+        offset = (row * num_chunks + source)[:, None] * width + column[None, :]
+        tile = tl.load(sums + offset, mask=inside, other=0.0)
+        running = tl.cumsum(tile, 0) + carry[None, :]
+        tl.store(sums_up_to[None, :] + (chunk + 1)[:, None] * width, running, mask=inside)
+        carry += tl.sum(tile, 0)
+
+
+@triton.jit
+def _tile(mask, heads, length, num_chunks, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Where a program's tile lies."""
+    batch, head, chunk = chunk_of_head(heads, num_chunks)
+    token = chunk * ROWS + tl.arange(0, ROWS)
+    exists = token_exists(mask, batch, token, length)
+    return batch, head, chunk, token, exists, tl.arange(0, WIDTH)
+
+
+@triton.jit
+def _energy(squares, before, row, chunk, num_chunks, features, feature):
+    """Sum of w^2 up to each token."""
+    sums = before + (row * (num_chunks + 1) + chunk) * features
+    start = tl.load(sums + feature, mask=feature < features, other=1.0)
+    return tl.cumsum(squares, 0) + start[None, :]
+
+
+@triton.jit
+def _moment(squares, share, before, row, chunk, num_chunks, features, feature, count_offset):
+    """Moment, and number of tokens, of a group up to each token."""
+    sums = before + (row * (num_chunks + 1) + chunk) * (features + 1)
+    start = tl.load(sums + feature, mask=feature < features, other=0.0)
+    count = (tl.cumsum(share, 0) + tl.load(sums + features) + count_offset)[:, None]
+    return (tl.cumsum(share[:, None] * squares, 0) + start[None, :]) / count, count
+
+
+@triton.jit
+def causal_scores(
+    w, mask, before, scores, w_batch, w_head, w_token, heads, length, features, num_chunks, floor,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Make scores (B, N, H): sum over features of w^2 / energy so far."""
+    batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
+    tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
+    squares = tile * tile
+    energy = _energy(squares, before, batch * heads + head, chunk, num_chunks, features, feature)
+    score = tl.sum(squares / tl.maximum(energy, floor), 1)
+    tl.store(scores + (batch * length + token) * heads + head, score, mask=token < length)
+
+
+@triton.jit
+def causal_member_sums(
+    w, mask, pi, sums, w_batch, w_head, w_token, heads, length, features, num_chunks,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Make sums (B, H, chunks, D + 1): of Pi w^2, and of Pi."""
+    batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
+    tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
+    share = tl.load(pi + (batch * length + token) * heads + head, mask=exists, other=0.0)
+    sums += ((batch * heads + head) * num_chunks + chunk) * (features + 1)
+    total = tl.sum(share[:, None] * tile * tile, 0)
+    tl.store(sums + feature, total, mask=feature < features)
+    tl.store(sums + features, tl.sum(share, 0))
+
+
+@triton.jit
+def causal_gate(
+    w, mask, pi, before, y, w_batch, w_head, w_token, y_batch, y_head, y_token,
+    heads, length, features, num_chunks, count_offset,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Make y = -(w Pi) / (1 + moment so far)."""
+    batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
+    tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
+    share = tl.load(pi + (batch * length + token) * heads + head, mask=exists, other=0.0)
+    row = batch * heads + head
+    moment, _ = _moment(
+        tile * tile, share, before, row, chunk, num_chunks, features, feature, count_offset
+    )
+    value = -(share[:, None] * tile) / (1.0 + moment)
+    store_tokens(y, value, batch, head, token, length, y_batch, y_head, y_token, features, feature)
+
+
+@triton.jit
+def _slopes(tile, slope, share, moment, count):
+    """Gradients of the sums up to each token, of Pi w^2 and of Pi, through that token's output."""
+    damp = 1.0 / (1.0 + moment)
+    by_energy = slope * tile * share[:, None] * damp * damp / count
+    return by_energy, -tl.sum(by_energy * moment, 1), damp
+
+
+@triton.jit
+def causal_gate_gradient_sums(
+    w, grad, mask, pi, before, sums, w_batch, w_head, w_token, g_batch, g_head, g_token,
+    heads, length, features, num_chunks, count_offset,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Chunk sums (B, H, chunks, D + 1) of the gradients of the sums of Pi w^2 and of Pi."""
+    batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
+    tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
+    slope = load_tokens(
+        grad, exists, batch, head, token, g_batch, g_head, g_token, features, feature
+    )
+    share = tl.load(pi + (batch * length + token) * heads + head, mask=exists, other=0.0)
+    row = batch * heads + head
+    moment, count = _moment(
+        tile * tile, share, before, row, chunk, num_chunks, features, feature, count_offset
+    )
+    by_energy, by_count, _ = _slopes(tile, slope, share, moment, count)
+    sums += (row * num_chunks + chunk) * (features + 1)
+    tl.store(sums + feature, tl.sum(by_energy, 0), mask=feature < features)
+    tl.store(sums + features, tl.sum(by_count, 0))
+
+
+@triton.jit
+def _slopes_from(after, by_energy, by_count, row, chunk, num_chunks, features, feature):
+    """Gradients of a token's own part in the sums: through the outputs from that token on."""
+    sums = after + (row * (num_chunks + 1) + num_chunks - 1 - chunk) * (features + 1)
+    later = tl.load(sums + feature, mask=feature < features, other=0.0)
+    from_energy = tl.cumsum(by_energy, 0, reverse=True) + later[None, :]
+    return from_energy, tl.cumsum(by_count, 0, reverse=True) + tl.load(sums + features)
+
+
+@triton.jit
+def causal_membership_gradient(
+    w, grad, mask, pi, before, after, by_pi, w_batch, w_head, w_token, g_batch, g_head, g_token,
+    heads, length, features, num_chunks, count_offset,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Make by_pi (B, N, H): gradient of Pi, through y and the sums."""
+    batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
+    tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
+    slope = load_tokens(
+        grad, exists, batch, head, token, g_batch, g_head, g_token, features, feature
+    )
+    offset = (batch * length + token) * heads + head
+    share = tl.load(pi + offset, mask=exists, other=0.0)
+    row = batch * heads + head
+    squares = tile * tile
+    moment, count = _moment(
+        squares, share, before, row, chunk, num_chunks, features, feature, count_offset
+    )
+    by_energy, by_count, damp = _slopes(tile, slope, share, moment, count)
+    by_energy, by_count = _slopes_from(
+        after, by_energy, by_count, row, chunk, num_chunks, features, feature
+    )
+    value = tl.sum(squares * by_energy - slope * tile * damp, 1) + by_count
+    tl.store(by_pi + offset, value, mask=token < length)
+
+
+@triton.jit
+def _energy_slope(squares, by_score, energy, floor):
+    """Gradient of the energy up to each token, through that token's score."""
+    scale = 1.0 / tl.maximum(energy, floor)
+    return tl.where(energy >= floor, -by_score[:, None] * squares * scale * scale, 0.0)
+
+
+@triton.jit
+def causal_energy_gradient_sums(
+    w, mask, by_scores, before, sums, w_batch, w_head, w_token,
+    heads, length, features, num_chunks, floor,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Chunk sums (B, H, chunks, D) of the gradient of the energies, from that of the scores."""
+    batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
+    tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
+    squares = tile * tile
+    row = batch * heads + head
+    offset = (batch * length + token) * heads + head
+    by_score = tl.load(by_scores + offset, mask=exists, other=0.0)
+    energy = _energy(squares, before, row, chunk, num_chunks, features, feature)
+    total = tl.sum(_energy_slope(squares, by_score, energy, floor), 0)
+    sums += (row * num_chunks + chunk) * features
+    tl.store(sums + feature, total, mask=feature < features)
+
+
+@triton.jit
+def causal_token_gradient(
+    w, grad, mask, pi, by_scores, energy_before, energy_after, before, after, out,
+    w_batch, w_head, w_token, g_batch, g_head, g_token, out_batch, out_head, out_token,
+    heads, length, features, num_chunks, floor, count_offset,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Gradient of w: through its square, in the score and both sums, and through y."""
+    batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
+    tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
+    slope = load_tokens(
+        grad, exists, batch, head, token, g_batch, g_head, g_token, features, feature
+    )
+    offset = (batch * length + token) * heads + head
+    share = tl.load(pi + offset, mask=exists, other=0.0)
+    by_score = tl.load(by_scores + offset, mask=exists, other=0.0)
+    row = batch * heads + head
+    squares = tile * tile
+    moment, count = _moment(
+        squares, share, before, row, chunk, num_chunks, features, feature, count_offset
+    )
+    by_energy, by_count, damp = _slopes(tile, slope, share, moment, count)
+    by_energy, _ = _slopes_from(
+        after, by_energy, by_count, row, chunk, num_chunks, features, feature
+    )
+    energy = _energy(squares, energy_before, row, chunk, num_chunks, features, feature)
+    later = energy_after + (row * (num_chunks + 1) + num_chunks - 1 - chunk) * features
+    from_energy = tl.load(later + feature, mask=feature < features, other=0.0)[None, :]
+    from_energy += tl.cumsum(_energy_slope(squares, by_score, energy, floor), 0, reverse=True)
+    by_square = share[:, None] * by_energy + from_energy
+    by_square += by_score[:, None] / tl.maximum(energy, floor)
+    value = 2.0 * tile * by_square - slope * share[:, None] * damp
+    store_tokens(
+        out, value, batch, head, token, length, out_batch, out_head, out_token, features, feature
+    )

@@ -1,0 +1,81 @@
+"""How tensors are laid out for the GPU kernels of this family, and cut into tiles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rifflemix.ops._triton import launch
+from rifflemix.ops.statistics import triton_kernels as kernels
+from rifflemix.ops.statistics._triton_limits import power_of_two
+
+# Numbers in a tile of tokens: 32 a thread with 128 threads.
+_TILE = 4096
+# Tokens a program sums over, at least: their sum takes as much room as a token.
+_CHUNK = 64
+
+
+def with_whole_rows(tokens: Tensor) -> Tensor:
+    """Tokens (B, H, N, D) whose D features lie side by side: a copy only where they do not."""
+    if tokens.stride(-1) == 1 or tokens.shape[-1] == 1:
+        return tokens
+    return tokens.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def empty_tokens(w: Tensor) -> Tensor:
+    """(B, H, N, D) in a (B, N, H, D) storage, so that putting heads together is free."""
+    batch, heads, length, features = w.shape
+    return w.new_empty((batch, length, heads, features)).transpose(1, 2)
+
+
+def float32(like: Tensor, *shape: int) -> Tensor:
+    """Room for float32 numbers beside a tensor."""
+    return like.new_empty(shape, dtype=torch.float32)
+
+
+def mask_bytes(mask: Tensor | None) -> Tensor | None:
+    """A mask as kernels read it."""
+    return None if mask is None else mask.contiguous().view(torch.uint8)
+
+
+def sum_tile(width: int) -> dict[str, int]:
+    """Tile of the sums of chunks."""
+    columns = power_of_two(width)
+    return {"ROWS": max(1, min(32, _TILE // columns)), "WIDTH": columns}
+
+
+def head_tile(w: Tensor) -> tuple[int, dict[str, int]]:
+    """Chunks of a sample, and the tile of tokens with all their heads."""
+    _, heads, length, features = w.shape
+    heads, width = power_of_two(heads), power_of_two(features)
+    tokens = min(_CHUNK, max(1, _TILE // (heads * width)))
+    steps = _CHUNK // tokens
+    tile = {
+        "TOKENS": tokens,
+        "HEADS": heads,
+        "WIDTH": width,
+        "STEPS": steps,
+        "num_warps": min(16, 4 * max(1, heads * width // _TILE)),
+    }
+    return -(-length // (tokens * steps)), tile
+
+
+def token_layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
+    """Programs, chunks of a sample and tile where each head of each chunk is on its own."""
+    batch, heads, length, features = w.shape
+    width = power_of_two(features)
+    tile = {"ROWS": max(1, _TILE // max(width, 16)), "WIDTH": width, "num_warps": 4}
+    chunks = -(-length // tile["ROWS"])
+    return batch * heads * chunks, chunks, tile
+
+
+def sum_squares(w: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, H, chunks, D): sums of w^2 over the chunks of `token_layout`."""
+    batch, heads, length, features = w.shape
+    programs, chunks, tile = token_layout(w)
+    sums = float32(w, batch, heads, chunks, features)
+    launch(
+        kernels.sum_squares, programs, w,
+        w, mask, sums, *w.stride()[:3], heads, length, features, chunks, **tile,
+    )  # fmt: skip
+    return sums

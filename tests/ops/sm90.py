@@ -1,0 +1,176 @@
+"""Compile for an H100 or H200, without one, the kernels that an operator would launch there.
+
+Run as a program it compiles the cases named, and prints what each kernel takes, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TYPES = {
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8",
+    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
+
+
+def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """What Triton would compile for these arguments on a Hopper GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    options = dict(options)
+    backend = {name: options.pop(name) for name in ("num_warps", "maxnreg") if name in options}
+    given = dict(zip(kernel.arg_names, arguments, strict=False)) | options
+    if set(given) != set(kernel.arg_names):
+        raise TypeError(f"{kernel.__name__} takes {kernel.arg_names}, got {list(given)}")
+    signature, constants, aligned = {}, {}, {}
+    for parameter in kernel.params:
+        name, value = parameter.name, given[parameter.name]
+        place = (parameter.num,)
+        if value is None or parameter.is_constexpr:
+            signature[name], constants[place] = "constexpr", value
+        elif isinstance(value, Tensor):
+            signature[name] = "*" + TYPES[value.dtype]
+            aligned[place] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif value == 1 and not parameter.do_not_specialize:
+            signature[name], constants[place] = "constexpr", value
+        else:
+            signature[name] = "i32" if abs(value) < 2**31 else "i64"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                aligned[place] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=backend)
+
+
+def usage(program: Any) -> dict[str, int]:
+    """Registers and bytes of stack a thread, and bytes of shared memory a program."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(program.asm["cubin"])
+        command = [tool, "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if found is None:
+        raise RuntimeError(text)
+    registers, stack = map(int, found.groups())
+    return {"registers": registers, "stack": stack, "shared": program.metadata.shared}
+
+
+def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
+    """Compile, and do not run, what `call` launches on tensors without data."""
+    from rifflemix.ops import _triton
+    from rifflemix.ops.permutation import triton as permutation
+    from rifflemix.ops.statistics import triton, triton_causal, triton_common
+
+    used: dict[str, dict[str, int]] = {}
+
+    def compile_only(kernel: Any, programs: int, like: Tensor, *arguments: Any, **kw: Any) -> None:
+        twice = kernel.__name__ in used
+        name = f"{kernel.__name__} again" if twice else kernel.__name__
+        used[name] = usage(compiled(kernel, arguments, kw))
+
+    for module in (_triton, permutation, triton, triton_causal, triton_common):
+        module.launch = compile_only
+    call()
+    return used
+
+
+def permutation_case(
+    length: int, num_groups: int, dtype: torch.dtype, order: str, channels: int = 768
+) -> Callable[[], object]:
+    """Forward and backward; the order may be followed by "shift" or "mask"."""
+    order, _, extra = order.partition(" ")
+
+    def call() -> None:
+        from rifflemix.ops.permutation import triton as fast
+
+        x = torch.empty(1, length, channels, dtype=dtype, requires_grad=True)
+        steps = torch.zeros(channels, dtype=torch.int64) if extra == "shift" else None
+        mask = torch.zeros(1, length, dtype=torch.bool) if extra == "mask" else None
+        down = torch.ones(channels, dtype=torch.bool) if order == "descending" else None
+        y, _ = fast._permute(x, steps, num_groups, order == "reference", 1, down, mask, True)
+        y.backward(torch.empty_like(y))
+
+    return call
+
+
+def shift_case(dtype: torch.dtype) -> Callable[[], object]:
+    def call() -> None:
+        from rifflemix.ops.permutation import triton as fast
+
+        steps = torch.zeros(768, dtype=torch.int64)
+        fast.circular_shift(torch.empty(1, 64, 768, dtype=dtype), steps, None, False)
+
+    return call
+
+
+def statistics_case(
+    heads: int, features: int, dtype: torch.dtype, options: str = ""
+) -> Callable[[], object]:
+    """Forward and backward; options: causal, plain (no normalisation), mask."""
+
+    def call() -> None:
+        from rifflemix.ops.statistics import triton, triton_causal
+
+        w = torch.empty(1, 256, heads, features, dtype=dtype).transpose(1, 2).requires_grad_()
+        temperature = torch.ones(heads, requires_grad=True)
+        mask = torch.zeros(1, 256, dtype=torch.bool) if "mask" in options else None
+        if "causal" in options:
+            y, pi, state = triton_causal.causal_token_statistics(
+                w, temperature, None, initial_state=None, key_padding_mask=mask
+            )
+            outputs = (y, pi, *state[:3])
+        else:
+            outputs = triton.token_statistics(
+                w, temperature, normalize="plain" not in options, key_padding_mask=mask
+            )
+        torch.autograd.backward(outputs, tuple(torch.empty_like(value) for value in outputs))
+
+    return call
+
+
+CASES = {"permutation": permutation_case, "shift": shift_case, "statistics": statistics_case}
+
+
+def compile_elsewhere(*cases: str) -> dict[str, dict[str, dict[str, int]]]:
+    """What the kernels of each case take; in a process where Triton is not interpreted.
+
+    A case is a kind and its arguments, as in "permutation:64:32:bfloat16:reference mask".
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, __file__, *cases],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    found: dict[str, dict[str, dict[str, int]]] = json.loads(done.stdout)
+    return found
+
+
+def case(text: str) -> Callable[[], object]:
+    kind, *words = text.split(":")
+    return CASES[kind](*(int(w) if w.isdigit() else getattr(torch, w, w) for w in words))
+
+
+if __name__ == "__main__":
+    print(json.dumps({text: compile_all(case(text)) for text in sys.argv[1:]}))

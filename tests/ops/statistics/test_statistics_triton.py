@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from rifflemix.errors import InputError
+from rifflemix.ops import StatisticsState, causal_token_statistics, token_statistics
+
+sys.path.append(str(Path(__file__).parents[1]))
+from triton_device import DEVICE, INTERPRETED, on_gpu, require_kernels
+
+require_kernels()
+
+Outputs = tuple[Tensor, ...]
+# Odd sizes, one head, one feature, more tokens than a chunk, more chunks than a tile of them.
+SHAPES = [(2, 3, 37, 5), (2, 1, 5, 1), (1, 4, 260, 16), (1, 1, 270, 300)]
+
+
+def tokens(
+    batch: int, heads: int, length: int, features: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """As a projection gives them: (B, N, H, D) storage."""
+    w = torch.randn(batch, length, heads, features, device=DEVICE)
+    return w.to(dtype).transpose(1, 2).requires_grad_()
+
+
+def padding(w: Tensor) -> Tensor:
+    """Scattered in the first sample, leading in the next, and everything in the last of three."""
+    mask = torch.rand(w.shape[0], w.shape[2], device=DEVICE) < 0.4
+    mask[1:2, : w.shape[2] // 2] = True
+    mask[2:] = True
+    return mask
+
+
+def check(run: Callable[[str], Outputs], inputs: list[Tensor], tolerance: float = 1e-5) -> None:
+    """Results and gradients near eager's, in float64 where `run` can take that."""
+    results: dict[str, Outputs] = {}
+    weights: list[Tensor] = []
+    for backend in ("triton", "eager"):
+        outputs = run(backend)
+        weights = weights or [torch.randn_like(value) for value in outputs]
+        total = sum((v.float() * w.float()).sum() for v, w in zip(outputs, weights, strict=True))
+        results[backend] = (*outputs, *torch.autograd.grad(total, inputs))
+    for value, expected in zip(*results.values(), strict=True):
+        assert value.dtype == expected.dtype
+        assert value.shape == expected.shape
+        largest = expected.abs().max().item()
+        torch.testing.assert_close(value, expected, rtol=0, atol=tolerance * max(largest, 1e-3))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("normalize", "masked"),
+    [(True, False), (True, True), (False, True)],
+    ids=["whole", "padded", "plain"],
+)
+def test_token_statistics(shape: tuple[int, int, int, int], normalize: bool, masked: bool) -> None:
+    w = tokens(*shape)
+    temperature = (torch.rand(shape[1], device=DEVICE) + 0.5).requires_grad_()
+    options = {
+        "normalize": normalize,
+        "key_padding_mask": padding(w) if masked else None,
+        "return_membership": True,
+    }
+    check(
+        lambda backend: token_statistics(w, temperature, backend=backend, **options),
+        [w, temperature],
+    )
+
+
+def causal_case(
+    shape: tuple[int, int, int, int], masked: bool, stated: bool, biased: bool
+) -> tuple[Callable[[str], Outputs], list[Tensor]]:
+    batch, heads, length, features = shape
+    w = tokens(*shape)
+    inputs = [w, (torch.rand(heads, device=DEVICE) + 0.5).requires_grad_()]
+    bias, state = None, None
+    if biased:
+        bias = (0.1 * torch.randn(heads, length + batch, device=DEVICE)).requires_grad_()
+        inputs.append(bias)
+    if stated:
+        sizes = ((batch, heads, features), (batch, heads, features), (batch, heads))
+        sums = [torch.rand(size, device=DEVICE).requires_grad_() for size in sizes]
+        state = StatisticsState(*sums, torch.arange(batch, device=DEVICE))
+        inputs += sums
+    mask = padding(w) if masked else None
+
+    def run(backend: str) -> Outputs:
+        y, pi, end = causal_token_statistics(
+            w,
+            inputs[1],
+            bias,
+            initial_state=state,
+            return_state=True,
+            return_membership=True,
+            key_padding_mask=mask,
+            backend=backend,
+        )
+        assert end.position.dtype == torch.int64
+        return (y, pi, *end[:3])
+
+    return run, inputs
+
+
+@pytest.mark.parametrize(
+    ("masked", "stated", "biased"), list(itertools.product((False, True), repeat=3))
+)
+def test_causal_token_statistics(masked: bool, stated: bool, biased: bool) -> None:
+    check(*causal_case((3, 2, 37, 5), masked, stated, biased))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_causal_sizes(shape: tuple[int, int, int, int]) -> None:
+    check(*causal_case(shape, True, True, True))
+
+
+def test_pieces_equal_the_whole() -> None:
+    w = tokens(1, 2, 150, 4)
+    temperature = torch.ones(2, device=DEVICE)
+    whole = causal_token_statistics(w, temperature, backend="triton")
+    state, pieces = None, []
+    for piece in w.split((7, 130, 13), dim=2):
+        y, state = causal_token_statistics(
+            piece, temperature, initial_state=state, return_state=True, backend="triton"
+        )
+        pieces.append(y)
+    torch.testing.assert_close(torch.cat(pieces, dim=2), whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+def test_columns_of_zeros(operator: Callable[..., Tensor]) -> None:
+    values = torch.randn(1, 2, 9, 3, device=DEVICE)
+    values[:, :, :4] = 0.0
+    values[..., 1] = 0.0
+    w = values.requires_grad_()
+    temperature = torch.ones(2, device=DEVICE)
+    check(lambda backend: (operator(w, temperature, backend=backend),), [w])
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+def test_tokens_below_the_floors(operator: Callable[..., Tensor]) -> None:
+    values = torch.randn(1, 2, 9, 3, device=DEVICE)
+    values[:, :, :5] *= 1e-7
+    values[..., 1] *= 1e-13
+    w = values.requires_grad_()
+    temperature = torch.ones(2, device=DEVICE)
+    check(lambda backend: (operator(w, temperature, backend=backend),), [w])
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+def test_layouts(operator: Callable[..., Tensor]) -> None:
+    """Tokens and gradients with strides of their own; the result is laid out as (B, N, H, D)."""
+    temperature = torch.ones(3, device=DEVICE)
+    for w in (
+        torch.randn(2, 3, 9, 4, device=DEVICE),
+        torch.randn(2, 3, 4, 9, device=DEVICE).transpose(2, 3),
+        torch.randn(2, 9, 3, 8, device=DEVICE)[..., ::2].transpose(1, 2),
+    ):
+        w.requires_grad_()
+        check(lambda backend, w=w: (operator(w, temperature, backend=backend),), [w])
+        y = operator(w, temperature, backend="triton")
+        assert y.transpose(1, 2).is_contiguous()
+        total, expected = (
+            torch.autograd.grad(operator(w, temperature, backend=b).sum(), w)[0]
+            for b in ("triton", "eager")
+        )
+        torch.testing.assert_close(total, expected)
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+def test_gradient_of_a_gradient(operator: Callable[..., Tensor]) -> None:
+    w = tokens(1, 2, 7, 3)
+    temperature = torch.ones(2, device=DEVICE, requires_grad=True)
+    second = []
+    for backend in ("triton", "eager"):
+        y = operator(w, temperature, backend=backend)
+        first = torch.autograd.grad(y.square().sum(), (w, temperature), create_graph=True)
+        total = sum(value.square().sum() for value in first)
+        second.append(torch.autograd.grad(total, (w, temperature)))
+    torch.testing.assert_close(*second)
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+def test_gradient_of_the_membership_alone(operator: Callable[..., Outputs]) -> None:
+    w = tokens(1, 2, 7, 3)
+    temperature = torch.ones(2, device=DEVICE, requires_grad=True)
+
+    def run(backend: str) -> Outputs:
+        return (operator(w, temperature, return_membership=True, backend=backend)[1],)
+
+    check(run, [w, temperature])
+
+
+def test_same_result_twice() -> None:
+    w = tokens(1, 2, 150, 8)
+    temperature = torch.ones(2, device=DEVICE)
+    for operator in (token_statistics, causal_token_statistics):
+        first, again = (operator(w, temperature, backend="triton") for _ in range(2))
+        assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+def test_no_samples(operator: Callable[..., Tensor]) -> None:
+    w = tokens(0, 2, 5, 3)
+    y = operator(w, torch.ones(2, device=DEVICE), backend="triton")
+    assert y.shape == w.shape
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+def test_compiles_to_one_graph(operator: Callable[..., Tensor]) -> None:
+    w = tokens(1, 2, 7, 3)
+    temperature = torch.ones(2, device=DEVICE, requires_grad=True)
+
+    def call(w: Tensor) -> Tensor:
+        return operator(w, temperature, backend="triton")
+
+    y = torch.compile(call, fullgraph=True, backend="aot_eager")(w)
+    expected = call(w)
+    torch.testing.assert_close(y, expected)
+    weight = torch.randn_like(y)
+    gradients = [torch.autograd.grad(out, (w, temperature), weight) for out in (y, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_opcheck() -> None:
+    w = tokens(1, 2, 5, 3)
+    temperature = torch.ones(2, device=DEVICE, requires_grad=True)
+    mask = torch.zeros(1, 5, dtype=torch.bool, device=DEVICE)
+    for operator in (token_statistics, causal_token_statistics):
+        operator(w, temperature, backend="triton")  # registers them
+    operators = torch.ops.rifflemix
+    torch.library.opcheck(operators.triton_token_statistics, (w, temperature, mask, True))
+    bias = torch.zeros(1, 5, 2, device=DEVICE, requires_grad=True)
+    energy = torch.ones(1, 2, 3, device=DEVICE, requires_grad=True)
+    members = torch.ones(1, 2, 4, device=DEVICE, requires_grad=True)
+    inputs = (w, temperature, bias, energy, members, mask)
+    torch.library.opcheck(operators.triton_causal_token_statistics, inputs)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU it does choose the kernels")
+def test_auto_never_interprets() -> None:
+    y = token_statistics(tokens(1, 2, 5, 3), torch.ones(2))
+    assert "triton" not in type(y.grad_fn).__name__.lower()
+
+
+@pytest.mark.parametrize(
+    ("w", "options"),
+    [
+        (torch.randn(1, 2, 5, 3).double(), {}),
+        (torch.randn(1, 2, 5, 3), {"dropout_p": 0.5}),
+        (torch.randn(1, 3, 1, 5000), {}),
+    ],
+    ids=["float64", "dropout", "width"],
+)
+def test_what_kernels_do_not_take_is_refused(w: Tensor, options: dict[str, float]) -> None:
+    w, temperature = w.to(DEVICE), torch.ones(w.shape[1], device=DEVICE)
+    for operator in (token_statistics, causal_token_statistics):
+        with pytest.raises(InputError, match="backend: expected one that supports"):
+            operator(w, temperature, backend="triton", **options)
+        operator(w, temperature, **options)
+
+
+class TestOnGpu:
+    """The sizes and types that are for, on the machine they are for."""
+
+    pytestmark = on_gpu
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
+    @pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+    @pytest.mark.parametrize(
+        "shape",
+        [(8, 12, 4096, 64), (3, 8, 1000, 64), (2, 6, 197, 32), (1, 16, 2048, 128), (2, 3, 77, 80),
+         (1, 64, 300, 8)],
+        ids=str,
+    )  # fmt: skip
+    def test_near_eager(
+        self, shape: tuple[int, int, int, int], causal: bool, masked: bool, dtype: torch.dtype
+    ) -> None:
+        w = tokens(*shape, dtype=dtype)
+        temperature = torch.ones(shape[1], device=DEVICE, requires_grad=True)
+        mask = padding(w) if masked else None
+        operator = causal_token_statistics if causal else token_statistics
+
+        def run(backend: str) -> Outputs:
+            return operator(
+                w, temperature, key_padding_mask=mask, return_membership=True, backend=backend
+            )
+
+        # Both round their results to the type of w; the statistics are float32's in both.
+        check(run, [w, temperature], {torch.float32: 1e-4}.get(dtype, 1e-2))
+
+    def test_auto_is_triton(self) -> None:
+        y = token_statistics(tokens(1, 2, 5, 3), torch.ones(2, device=DEVICE))
+        assert "triton" in type(y.grad_fn).__name__.lower()

@@ -1,0 +1,69 @@
+"""Every kernel, as operators would launch it, compiles for an H100 or H200 and fits it.
+
+The interpreter accepts what the compiler refuses: this needs Triton, and no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+from sm90 import compile_elsewhere
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton: pip install -e '.[gpu]'"
+)
+
+MAX_SHARED = 227 * 1024
+# Spilled registers, in bytes a thread: long windows spill some addresses once, outside the sort.
+MAX_STACK = {"sort_windows": 1024, "sort_windows again": 1024}
+
+ALL_KERNELS = (
+    "permutation:64:32:bfloat16:reference shift",
+    "permutation:16:1:bfloat16:descending",
+    "permutation:128:1:bfloat16:reference mask",
+    "shift:bfloat16",
+    "statistics:12:64:bfloat16",
+    "statistics:12:64:bfloat16:causal mask",
+)
+WINDOWS = [
+    f"permutation:{length}:{groups}:{kind}"
+    for length, groups in ((4096, 256), (4096, 64), (100, 1), (600, 1), (1000, 1), (4096, 1))
+    for kind in ("bfloat16:reference shift", "float32:descending mask")
+] + ["permutation:16384:1:bfloat16:ascending shift", "permutation:8192:1:float32:ascending"]
+PAIRS = [
+    f"permutation:64:32:{dtype}:{order}"
+    for dtype in ("float16", "float32")
+    for order in ("reference", "reference mask", "ascending shift", "descending mask")
+] + ["permutation:64:32:bfloat16:reference:3"]
+STATISTICS = [
+    f"statistics:{heads}:{features}:{dtype}:{options}"
+    for heads, features in ((1, 1), (3, 20), (8, 64), (16, 128), (64, 64), (5, 800))
+    for dtype in ("bfloat16", "float32")
+    for options in ("plain mask", "causal")
+]
+
+
+def check(*cases: str) -> None:
+    for case, kernels in compile_elsewhere(*cases).items():
+        assert kernels, case
+        for kernel, takes in kernels.items():
+            assert takes["shared"] <= MAX_SHARED, (case, kernel, takes)
+            assert takes["stack"] <= MAX_STACK.get(kernel, 64), (case, kernel, takes)
+
+
+def test_every_kernel() -> None:
+    check(*ALL_KERNELS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "cases", [WINDOWS, PAIRS, STATISTICS], ids=["windows", "pairs", "statistics"]
+)
+def test_every_configuration(cases: list[str]) -> None:
+    check(*cases)

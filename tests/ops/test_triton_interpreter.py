@@ -1,0 +1,47 @@
+"""Runs the tests of Triton kernels where there is no GPU, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+FILES = ("permutation/test_permutation_triton.py", "statistics/test_statistics_triton.py")
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="needs triton: pip install -e '.[gpu]'"
+    ),
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") == "1", reason="those tests run in this process already"
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "which",
+    ["not slow", pytest.param("slow", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: Path(file).stem)
+def test_in_the_interpreter(file: str, which: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        f"{which} and not gpu",
+        str(FOLDER / file),
+    ]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        command, env=environment, cwd=FOLDER.parents[1], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
