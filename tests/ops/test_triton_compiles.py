@@ -29,6 +29,7 @@ ALL_KERNELS = (
     "shift:bfloat16",
     "statistics:12:64:bfloat16",
     "statistics:12:64:bfloat16:causal mask",
+    "statistics:2:4:float32:plain",
 )
 WINDOWS = [
     f"permutation:{length}:{groups}:{kind}"
