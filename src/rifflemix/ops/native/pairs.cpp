@@ -10,6 +10,15 @@ struct Pairs {
   PairScratch<Bits> scratch;
 };
 
+// Fetches the rows of pair i ahead of their use, as far as they do not crowd out those in use.
+template <class Bits>
+RIFFLEMIX_INLINE void foresee_pair(const Problem& p, int64_t i) {
+  const int64_t b = i / (p.length / 2), n = 2 * (i % (p.length / 2));
+  const int64_t lines = std::min<int64_t>(quotient_up(p.channels, kLine<Bits>), 64);
+  foresee(p.row<Bits>(b, n), kLineBytes, lines);
+  foresee(p.row<Bits>(b, n + 1), kLineBytes, lines);
+}
+
 // Pairs first..last-1, counted over all samples.
 template <Swaps kSwaps, class Bits>
 RIFFLEMIX_INLINE void exchange_pairs(const Pairs<Bits>& pairs, int64_t first, int64_t last,
@@ -19,6 +28,7 @@ RIFFLEMIX_INLINE void exchange_pairs(const Pairs<Bits>& pairs, int64_t first, in
   for (int64_t i = first; i < last; ++i) {
     const int64_t b = i / (p.length / 2), k = i % (p.length / 2);
     Bits* y = static_cast<Bits*>(p.y) + 2 * i * p.channels;
+    if (i + 1 < last) foresee_pair<Bits>(p, i + 1);
     const Pair<Bits> pair{p.row<Bits>(b, 2 * k), p.row<Bits>(b, 2 * k + 1), y, y + p.channels};
     exchange_channels<kSwaps>(p, pairs.scratch, b, k, 0, p.channels, pair, slot,
                               [&](int64_t head) __attribute__((always_inline)) {

@@ -22,7 +22,7 @@ struct Problem {
   uint8_t* swaps;             // (batch, length / 2, channels): the pair is exchanged
   const uint8_t* mask;        // (batch, length), 1 = padding
   const uint8_t* descending;  // (channels)
-  const int64_t* steps;       // (channels), of the shift that comes first
+  const int64_t* steps;       // (channels), of a shift
   int64_t batch, length, channels, group_size;
   int64_t heads;              // that have a reference channel; 0: every channel by its own values
   int64_t element_bytes, infinity, nan;

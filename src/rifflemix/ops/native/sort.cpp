@@ -4,6 +4,8 @@
 // index, a network sorts the keys, and rows of keys are read back in the order asked for: with
 // `rank` the place's rank in the reference channel (or among valid tokens, with padding),
 // out[n] = sorted[rank[n]].
+//
+// Where x was shifted before, the index counts the tokens as they stood before the shift.
 
 #include "network.h"
 #include "permutation.h"
@@ -72,22 +74,17 @@ struct Columns {
     }
   }
   RIFFLEMIX_INLINE int64_t channel(int64_t j) const { return first + j * spacing; }
-  RIFFLEMIX_INLINE bool direct(const Problem& p) const {
-    return count == kLine<Bits> && spacing == 1 && p.steps == nullptr;
-  }
+  RIFFLEMIX_INLINE bool whole() const { return count == kLine<Bits> && spacing == 1; }
 };
 
-// Copies tokens n..n+count of a tile's channels, shifted, to the staging rows.
+// Copies tokens n..n+count-1 of a tile's channels to the staging rows.
 template <class Bits, class Key>
 RIFFLEMIX_INLINE void stage(const Sorting<Bits, Key>& s, const Columns<Bits>& columns, int64_t b,
                             int64_t n, int64_t count, Bits* staged) {
   const Problem& p = s.p;
   for (int64_t j = 0; j < columns.count; ++j) {
-    const int64_t channel = columns.channel(j);
     for (int64_t i = 0; i < count; ++i) {
-      const bool stays = p.steps == nullptr || p.padded(b, n + i);
-      const int64_t from = stays ? n + i : s.shift.source(p, b, n + i, channel);
-      staged[i * s.line + j] = p.row<Bits>(b, from)[channel];
+      staged[i * s.line + j] = p.row<Bits>(b, n + i)[columns.channel(j)];
     }
   }
 }
@@ -106,7 +103,7 @@ RIFFLEMIX_INLINE const Keys<Key>* sort_tile(const Sorting<Bits, Key>& s,
     const int64_t count = std::min(kChunk, size - at);
     const Bits* values = s.staged + slot * kChunk * s.line;
     int64_t stride = s.line;
-    if (columns.direct(p)) {
+    if (columns.whole()) {
       values = p.row<Bits>(b, start + at) + columns.first;
       stride = p.row_stride;
       foresee(values + kChunk * stride, stride * sizeof(Bits), std::min(size - at - count, kChunk));

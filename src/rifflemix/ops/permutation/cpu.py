@@ -87,7 +87,7 @@ def channel_permute(
     mask: Tensor | None,
     with_index: bool,
 ) -> eager.Permuted:
-    """Shift and sort in one kernel."""
+    """Shift, then sort."""
     return _permute(x, steps, num_groups, reference, heads, descending, mask, with_index)
 
 
@@ -204,6 +204,9 @@ def _sort_groups(
     index_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
     """Values and index, empty without an index dtype; `leaders`: heads with a reference, or 0."""
+    if steps is not None:
+        x, before = _new(x), x
+        _run("shift", before, y=x, mask=mask, steps=steps)
     y = _new(x)
     index = _new(x, None if index_dtype else (0,), index_dtype or torch.int64)
     _run(
