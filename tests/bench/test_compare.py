@@ -234,9 +234,9 @@ def test_memory_counts_weights_and_grows_with_the_batch() -> None:
         ({"seeds": ()}, "seeds: expected at least one"),
         ({"seeds": (3, 3)}, "3 twice"),
         ({"mixer_options": {"csp": {}}}, "mixer_options: expected one of softmax, tssa"),
-        ({"dim": 0}, "dim: expected at least 1, got 0"),
-        ({"num_layers": 0}, "num_layers: expected at least 1"),
-        ({"threads": 0}, "threads: expected at least 1"),
+        ({"dim": 0}, "dim: expected 1 to 65,536, got 0"),
+        ({"num_layers": 0}, "num_layers: expected 1 to"),
+        ({"threads": 0}, "threads: expected 1 to"),
         ({"device": "nonsense"}, "device: expected cpu"),
         ({"device": "meta"}, "device: expected cpu"),
     ],
@@ -272,7 +272,7 @@ def test_nan_in_the_data_is_refused_before_anything_is_written(
 
     class Broken:
         def __len__(self) -> int:
-            return 4
+            return 64
 
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             inputs, label = task.split("train")[index]

@@ -14,13 +14,13 @@ from rifflemix.ops import channel_permute, circular_shift, group_sort, shift_ste
 BUILDS: dict[str, dict[str, Any]] = {
     "default": {},
     "one group": {"num_groups": 1, "shift": "none"},
-    "three groups": {"num_groups": 3},
-    "groups of five": {"group_size": 5, "shift": "power"},
+    "three groups": {"num_groups": 3, "pad": True},
+    "groups of five": {"group_size": 5, "shift": "power", "pad": True},
     "shift only": {"group_size": 1},
     "ascending": {"order": "ascending", "shift": "code_linear"},
     "released powers": {"order": "ascending", "shift": "code_exp"},
-    "explicit": {"shift": list(range(16)), "group_size": 4},
-    "heads": {"heads": 4, "group_size": 3},
+    "explicit": {"shift": list(range(16)), "group_size": 4, "pad": True},
+    "heads": {"heads": 4, "group_size": 3, "pad": True},
 }
 
 
@@ -117,7 +117,7 @@ def test_is_the_public_operators() -> None:
 @pytest.mark.parametrize("shift", ["none", "linear", [0, *range(3, 18)]], ids=str)
 def test_last_group_may_be_shorter(shift: Any, length: int) -> None:
     """Shifts stay within the real tokens; the rest of the last group is sorted by itself."""
-    mixer = build(shift=shift, group_size=4)
+    mixer = build(shift=shift, group_size=4, pad=True)
     x = torch.randn(2, length, 16, dtype=torch.float64)
     steps = [0] * 16 if shift == "none" else shift
     shifted = circular_shift(x, shift_steps("linear", length, 16) if shift == "linear" else steps)
@@ -127,7 +127,7 @@ def test_last_group_may_be_shorter(shift: Any, length: int) -> None:
 
 def test_num_groups_that_do_not_divide_round_the_size_up() -> None:
     x = torch.randn(2, 9, 16, dtype=torch.float64)
-    y = build(shift="none", num_groups=4)(x)  # ceil(9 / 4) = 3 tokens a group
+    y = build(shift="none", num_groups=4, pad=True)(x)  # ceil(9 / 4) = 3 tokens a group
     assert torch.equal(y, group_sort(x, 3))
 
 
@@ -143,7 +143,7 @@ def test_reference_channels_stay_unshifted() -> None:
 @pytest.mark.parametrize("shift", ["none", [0, *range(2, 17)]], ids=["none", "list"])
 @pytest.mark.parametrize("extra", [1, 2, 7])
 def test_trailing_padding_does_not_matter_without_a_schedule(shift: Any, extra: int) -> None:
-    mixer = build(shift=shift, group_size=3)
+    mixer = build(shift=shift, group_size=3, pad=True)
     x = torch.randn(2, 10 + extra, 16, dtype=torch.float64)
     mask = torch.arange(10 + extra).expand(2, -1) >= 10
     y = mixer(x, key_padding_mask=mask)
@@ -223,9 +223,10 @@ def test_bad_options(options: dict[str, Any], named: str) -> None:
         create_mixer("csp", 16, **options)
 
 
+@pytest.mark.parametrize("pad", [None, False])
 @pytest.mark.parametrize("options", [{"num_groups": 4}, {"group_size": 4}], ids=str)
-def test_pad_false_refuses_lengths_that_do_not_divide(options: dict[str, Any]) -> None:
-    mixer = create_mixer("csp", 16, pad=False, **options)
+def test_groups_asked_for_must_divide_the_length(options: dict[str, Any], pad: bool | None) -> None:
+    mixer = create_mixer("csp", 16, pad=pad, **options)
     assert mixer(torch.randn(1, 12, 16)).shape == (1, 12, 16)
     with pytest.raises(InputError, match=rf"{next(iter(options))}: .* N = 10, got 4; .*pad=True"):
         mixer(torch.randn(1, 10, 16))
@@ -239,7 +240,7 @@ def test_a_short_sequence_needs_pad_for_a_large_group() -> None:
 COMPILED = {
     "power": {"shift": "power", "num_groups": 1},
     "explicit": {"shift": list(range(16)), "group_size": 1},
-    "sorted": {"shift": "none", "num_groups": 3},
+    "sorted": {"shift": "none", "num_groups": 3, "pad": True},
 }
 
 

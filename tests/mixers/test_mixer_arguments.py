@@ -99,7 +99,11 @@ def test_batch_size_of_a_stream() -> None:
 
 
 SMALL_OPTIONS: dict[str, dict[str, Any]] = {
-    "csp": {"num_groups": np.int64(4), "heads": np.int64(2), "inner_dim": np.int32(16)},
+    "csp": {
+        "group_size": np.int64(1),
+        "heads": np.int64(2),
+        "inner_dim": np.int32(16),
+    },
     "sliceformer": {"heads": np.int64(2), "inner_dim": np.int32(16)},
     "butterfly": {"block_size": np.int64(4)},
     "token_parallel": {"num_groups": np.int64(2)},

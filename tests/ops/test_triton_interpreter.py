@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-FILES = ("permutation/test_permutation_triton.py", "statistics/test_statistics_triton.py")
+PERMUTATION = "permutation/test_permutation_triton.py"
+STATISTICS = "statistics/test_statistics_triton.py"
 
 pytestmark = [
     pytest.mark.skipif(
@@ -24,10 +25,18 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "which",
-    ["not slow", pytest.param("slow", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    ("file", "which"),
+    [
+        pytest.param(PERMUTATION, "not slow", id="permutation"),
+        pytest.param(STATISTICS, "not slow", id="statistics"),
+        pytest.param(
+            PERMUTATION,
+            "slow",
+            id="permutation-slow",
+            marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
+        ),
+    ],
 )
-@pytest.mark.parametrize("file", FILES, ids=lambda file: Path(file).stem)
 def test_in_the_interpreter(file: str, which: str) -> None:
     command = [
         sys.executable,

@@ -68,13 +68,13 @@ def _version(name: str) -> str | None:
 
 
 def _git() -> tuple[str | None, bool | None]:
-    """Commit of the checkout this package lies in, and whether tracked files differ from it."""
+    """Commit of the checkout this package lies in, and whether its sources differ from it."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None, None
     try:
         commit = _run(root, "git", "rev-parse", "HEAD")
-        dirty = bool(_run(root, "git", "status", "--porcelain", "--untracked-files=no"))
+        dirty = bool(_run(root, "git", "status", "--porcelain", "--", "src"))
     except (OSError, subprocess.SubprocessError):
         return None, None
     return commit, dirty

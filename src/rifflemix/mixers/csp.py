@@ -12,7 +12,7 @@ from torch import Tensor
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.value_maps import value_and_output_maps
-from rifflemix.ops._checks import check_divides, check_integer, check_integers
+from rifflemix.ops._checks import check_bool, check_divides, check_integer, check_integers
 from rifflemix.ops.permutation import SHIFT_KINDS, channel_permute, group_sort, shift_steps
 
 ORDERS = ("reference", "ascending")
@@ -33,6 +33,7 @@ class CSP(TokenMixer):
         shift: a kind of `rifflemix.ops.shift_steps`, or C integers (a sequence, array or tensor).
         order: "reference" (as published) or "ascending" (as in all reported runs).
         pad: let the last group be shorter where the groups do not fill N; False raises instead.
+            Unset, it is True with the default groups and False where groups were asked for.
         heads: contiguous heads the permuted channels are split into.
         inner_dim: channels that are permuted, C where unset; `shift` lists and `heads` are about
             these.
@@ -72,7 +73,7 @@ class CSP(TokenMixer):
         group_size: int | None = None,
         shift: str | Sequence[int] | Tensor = "linear",
         order: str = "reference",
-        pad: bool = True,
+        pad: bool | None = None,
         heads: int = 1,
         inner_dim: int | None = None,
         bias: bool = False,
@@ -89,7 +90,8 @@ class CSP(TokenMixer):
         self.heads = check_divides("heads", heads, self.inner_dim, "the permuted channels")
         self.num_groups, self.group_size = _check_groups(num_groups, group_size)
         self.order = order
-        self.pad = pad
+        default = num_groups is None and group_size is None
+        self.pad = default if pad is None else check_bool("pad", pad)
         self.shift = _check_shift(shift, self.inner_dim)
         explicit = None if isinstance(self.shift, str) else torch.tensor(self.shift)
         self.register_buffer("steps", explicit, persistent=False)

@@ -95,6 +95,8 @@ class TrainConfig:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_numbers(self)
+        if self.seed >= 2**63:
+            raise bad_argument("seed", "a whole number under 2**63", self.seed)
         _check_pairs(self)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("precision", self.precision, PRECISIONS)

@@ -16,6 +16,9 @@ from rifflemix.train.config import TrainConfig
 
 FORMAT = "rifflemix.compare/1"
 
+# Beyond these a typing error is likelier than a wish.
+_MOST = {"dim": 65_536, "num_layers": 1_000, "num_heads": 65_536, "threads": 1_024}
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
@@ -64,8 +67,8 @@ class CompareConfig:
         if self.model not in list_models():
             raise unknown_name("model", self.model, list_models())
         for name in ("dim", "num_layers", "num_heads", "threads"):
-            if getattr(self, name) < 1:
-                raise bad_argument(name, "at least 1", getattr(self, name))
+            if not 1 <= getattr(self, name) <= _MOST[name]:
+                raise bad_argument(name, f"1 to {_MOST[name]:,}", getattr(self, name))
         check_device(self.device)
 
     def to_dict(self) -> dict[str, Any]:

@@ -57,6 +57,11 @@ def check_model(config: CompareConfig, task: Task, mixer: str) -> int:
             outputs = model(batch["inputs"], key_padding_mask=batch.get("key_padding_mask"))
     except InputError as error:
         raise InputError(f"mixer {mixer}: {error}") from error
+    except (RuntimeError, MemoryError, OverflowError) as error:  # more memory than there is
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(
+            f"mixer {mixer}: no model of this size can be made here: {reason}"
+        ) from error
     if not torch.isfinite(outputs).all():
         raise InputError(
             f"mixer {mixer}: expected finite outputs for the first samples of task {task.name}, "

@@ -67,7 +67,6 @@ def plan_comparison(
         InputError: data is missing or damaged, a mixer cannot be built at this shape, `out`
             cannot be written or belongs to something else.
     """
-    out = out.expanduser()
     check_folder(out)
     task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)
     parameters = {mixer: check_model(config, task, mixer) for mixer in config.mixers}
@@ -102,15 +101,15 @@ def claimed_folder(plan: ComparePlan) -> Iterator[None]:
 
 def check_folder(out: Path) -> None:
     """Raise unless a folder is, or can be made, at `out`; leaves nothing behind."""
-    if out.exists() and not out.is_dir():
-        raise bad_argument("out", "a folder", f"the file {out}")
-    nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     try:
+        if out.exists() and not out.is_dir():
+            raise bad_argument("out", "a folder", f"the file {out}")
+        nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
         with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
         raise bad_argument(
-            "out", "a folder that can be written", f"{out} ({error.strerror})"
+            "out", "a folder that can be written", f"{str(out)[:200]} ({error.strerror})"
         ) from None
 
 

@@ -14,6 +14,7 @@ from rifflemix.bench.compare.config import CompareConfig
 from rifflemix.bench.compare.models import build_model, training_memory
 from rifflemix.bench.compare.plan import RESULTS_FILE, ComparePlan, claimed_folder
 from rifflemix.bench.compare.results import Run, assemble, failed_run, finished_run
+from rifflemix.errors import InputError
 from rifflemix.tasks import Task
 from rifflemix.train import TrainEvent, TrainingDiverged, TrainResult, train
 from rifflemix.train.files import read_json, write_json
@@ -184,13 +185,18 @@ def _load(plan: ComparePlan) -> tuple[_Progress, dict[str, Any] | None]:
     if not path.exists():
         return _Progress(), None
     results = read_json(path)
-    memory = {
-        mixer["name"]: mixer["peak_memory_bytes"]
-        for mixer in results["mixers"]
-        if mixer["peak_memory_bytes"] is not None
-    }
-    progress = _Progress(results["runs"], results["failed_runs"], memory)
-    return progress, results if results["status"] == "complete" else None
+    try:
+        memory = {
+            mixer["name"]: mixer["peak_memory_bytes"]
+            for mixer in results["mixers"]
+            if mixer["peak_memory_bytes"] is not None
+        }
+        progress = _Progress(results["runs"], results["failed_runs"], memory)
+        return progress, results if results["status"] == "complete" else None
+    except (KeyError, TypeError):
+        raise InputError(
+            f"{path} is damaged: it does not hold a comparison; remove it, the runs are kept"
+        ) from None
 
 
 def _save(plan: ComparePlan, progress: _Progress) -> dict[str, Any]:
