@@ -47,10 +47,11 @@ def newest(results: Path, benchmark: str, device: str, dtype: str) -> Path | Non
 
 
 def _matches(result: dict[str, Any], benchmark: str, device: str, dtype: str) -> bool:
+    if result.get("benchmark") != benchmark:  # another benchmark, or a comparison
+        return False
     settings = result["settings"]
     return (
         result["status"] == "complete"
-        and result["benchmark"] == benchmark
         and settings["device"].partition(":")[0] == device
         and settings["dtype"] == dtype
     )
