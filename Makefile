@@ -3,7 +3,7 @@ VENV ?= .venv
 DEMO_MIXERS = softmax,csp,sliceformer,tssa,butterfly,sinkhorn
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-all lint bench docs clean
+.PHONY: demo test test-all lint bench clean
 
 KERNELS = setup.py $(wildcard src/rifflemix/ops/native/*.cpp src/rifflemix/ops/native/*.h)
 
