@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from toy_training import SETTINGS, ToyModel, ToySplit, ToyTask, make_config, make_model
 
+from rifflemix.files import read_tensors
 from rifflemix.train import TrainEvent, TrainResult, train
-from rifflemix.train.files import read_tensors
 from rifflemix.train.schedules import learning_rate
 
 

@@ -15,8 +15,8 @@ import toy_training
 from torch import nn
 from toy_training import SETTINGS, ToyTask, make_config, make_model
 
+from rifflemix.files import read_tensors
 from rifflemix.train import TrainConfig, TrainEvent, TrainResult, train
-from rifflemix.train.files import read_tensors
 
 LAST = 23
 

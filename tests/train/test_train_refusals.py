@@ -17,8 +17,8 @@ from torch import Tensor
 from toy_training import ToyTask, make_config, make_model
 
 from rifflemix.errors import InputError
+from rifflemix.files import locked, read_tensors
 from rifflemix.train import TrainConfig, TrainEvent, TrainingDiverged, train
-from rifflemix.train.files import locked, read_tensors
 
 
 def refused(out_dir: Path, error: type[InputError] = InputError, **options: Any) -> str:
@@ -207,7 +207,7 @@ def test_settings_that_are_not_json(tmp_path: Path) -> None:
 
 
 def test_full_disk_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rifflemix.train import files
+    from rifflemix import files
 
     replace_file, saves = files.os.replace, []
 

@@ -146,8 +146,8 @@ def scaling(
 
 
 def _write_plot(result: dict[str, Any], file: Path) -> Path:
+    from rifflemix.files import write_atomically
     from rifflemix.report.scaling import scaling_plot
-    from rifflemix.train.files import write_atomically
 
     image, plot = scaling_plot(result), file.with_suffix(".png")
     write_atomically(plot, lambda path: _write(path, image))
@@ -225,7 +225,7 @@ class _File:
     def save(self, result: dict[str, Any]) -> None:
         """Write what there is so far."""
         from rifflemix.bench.rows import new_file, result_name
-        from rifflemix.train.files import make_folder, write_json
+        from rifflemix.files import make_folder, write_json
 
         if self._out is None:
             return

@@ -80,10 +80,10 @@ def _run(config: CompareConfig, out: Path, data_dir: Path | None) -> dict[str, A
         train_mixer,
         using_threads,
     )
+    from rifflemix.files import write_json
     from rifflemix.mixers import mixer_card
     from rifflemix.report.live import live_progress
     from rifflemix.tasks import load_task
-    from rifflemix.train.files import write_json
 
     mixer, seed = config.mixers[0], config.seeds[0]
     check_folder(out)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import create_mixer
+from rifflemix.models.base import Model, ModelCard, Preset
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.pooling import masked_mean
 from rifflemix.nn.positions import PositionEmbedding
@@ -39,7 +40,7 @@ class EncoderBlock(nn.Module):
         return y
 
 
-class Encoder(nn.Module):
+class Encoder(Model):
     """Sequence classifier: embedding, positions, blocks, LayerNorm, mean over tokens, linear head.
 
     Exactly one of `vocab_size` (tokens) and `in_channels` (vectors) says what comes in.
@@ -118,7 +119,7 @@ class Encoder(nn.Module):
         """
         x = self.drop(self.positions(self.embed(inputs)))
         for block in self.blocks:
-            x = block(x, key_padding_mask=key_padding_mask)
+            x = self.run_block(block, x, key_padding_mask=key_padding_mask)
         logits: Tensor = self.head(masked_mean(self.norm(x), key_padding_mask))
         return logits
 
@@ -133,3 +134,16 @@ def _embedding(vocab_size: int | None, in_channels: int | None, dim: int) -> nn.
     if vocab_size is not None:
         return nn.Embedding(check_integer("vocab_size", vocab_size, 1), dim)
     return nn.Linear(check_integer("in_channels", in_channels, 1), dim)
+
+
+PRESETS = (
+    Preset(
+        ModelCard(
+            name="encoder",
+            title="Pre-norm encoder with mean pooling, the backbone of `compare`",
+            paper="Vaswani et al. 2017, Attention Is All You Need",
+            inputs="tokens or vectors",
+        ),
+        Encoder,
+    ),
+)

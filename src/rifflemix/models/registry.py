@@ -1,41 +1,63 @@
-"""The one list of models. A preset is one line here."""
+"""The one list of models. A family of presets is one line here."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
-
 from rifflemix.errors import bad_argument, unknown_name
-from rifflemix.models.encoder import Encoder
+from rifflemix.models import encoder
+from rifflemix.models.base import Model, ModelCard, Preset
 
-_MODELS: dict[str, Callable[..., nn.Module]] = {
-    "encoder": Encoder,
+_PRESETS: dict[str, Preset] = {
+    preset.card.name: preset for family in (encoder,) for preset in family.PRESETS
 }
 
 
 def list_models() -> list[str]:
     """Names of all registered models."""
-    return list(_MODELS)
+    return list(_PRESETS)
 
 
-def create_model(name: str, **overrides: Any) -> nn.Module:
+def model_card(name: str) -> ModelCard:
+    """The card of a registered model; an unknown name suggests the nearest."""
+    return _preset(name).card
+
+
+def model_settings(name: str) -> dict[str, Any]:
+    """Names of the settings of a model that can be overridden, and their values."""
+    preset = _preset(name)
+    parameters = inspect.signature(preset.build).parameters.values()
+    return {p.name: p.default for p in parameters} | dict(preset.settings)
+
+
+def create_model(name: str, **overrides: Any) -> Model:
     """Build a model by name.
 
     Args:
         name: one of `list_models()`.
-        overrides: settings of the model that replace its defaults.
+        overrides: settings of the model that replace its own (`model_settings(name)` has them).
 
     Raises:
         InputError: unknown name or setting, or a value out of range.
     """
-    if not isinstance(name, str) or name not in _MODELS:
-        raise unknown_name("model", name, _MODELS)
-    build = _MODELS[name]
-    known = inspect.signature(build).parameters
-    for override in overrides:
-        if override not in known:
-            raise bad_argument(f"settings of {name}", ", ".join(known), repr(override))
-    return build(**overrides)
+    return build_model(name, {**_preset(name).settings, **overrides})
+
+
+def build_model(name: str, settings: Mapping[str, Any]) -> Model:
+    """Build a model by name from all of its settings, those of its preset included."""
+    preset = _preset(name)
+    known = inspect.signature(preset.build).parameters
+    for setting in settings:
+        if setting not in known:
+            raise bad_argument(f"settings of {name}", ", ".join(known), repr(setting))
+    model = preset.build(**settings)
+    model.name, model.settings = name, dict(settings)
+    return model
+
+
+def _preset(name: str) -> Preset:
+    if not isinstance(name, str) or name not in _PRESETS:
+        raise unknown_name("model", name, _PRESETS)
+    return _PRESETS[name]

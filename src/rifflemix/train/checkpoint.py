@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from rifflemix.train.files import read_tensors, write_tensors
+from rifflemix.files import read_tensors, write_tensors
 
 Tensors = dict[str, Tensor]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rifflemix.files import read_json, read_tensors, write_json
 from rifflemix.train.checkpoint import load_model_weights
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.data import (
@@ -25,7 +26,6 @@ from rifflemix.train.data import (
 )
 from rifflemix.train.engine import Engine
 from rifflemix.train.evaluate import evaluate, run_model
-from rifflemix.train.files import read_json, read_tensors, write_json
 from rifflemix.train.optim import allocate_state, build_optimizer, decay_groups, set_rates
 from rifflemix.train.protocols import Batch, TrainableTask
 from rifflemix.train.results import TrainEvent, TrainingDiverged, TrainResult

@@ -12,8 +12,7 @@ from typing import Any
 from torch import nn
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.train.config import TrainConfig
-from rifflemix.train.files import (
+from rifflemix.files import (
     flush,
     locked,
     make_folder,
@@ -21,6 +20,7 @@ from rifflemix.train.files import (
     remove_leftovers,
     write_json,
 )
+from rifflemix.train.config import TrainConfig
 from rifflemix.train.protocols import TrainableTask
 
 # Settings that change neither a number nor a line of the log: a resumed run may change them.

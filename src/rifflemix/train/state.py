@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rifflemix.files import write_tensors
 from rifflemix.train.checkpoint import (
     Checkpoint,
     Tensors,
@@ -19,7 +20,6 @@ from rifflemix.train.checkpoint import (
     save_checkpoint,
 )
 from rifflemix.train.engine import Engine
-from rifflemix.train.files import write_tensors
 from rifflemix.train.progress import Progress
 from rifflemix.train.results import TrainingDiverged
 from rifflemix.train.run_folder import RunFolder

@@ -12,14 +12,14 @@ from typing import Any
 from rifflemix.bench.compare.config import FORMAT, CompareConfig
 from rifflemix.bench.compare.models import check_model
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.tasks import Task, load_task
-from rifflemix.train.files import (
+from rifflemix.files import (
     locked,
     make_folder,
     read_json,
     remove_leftovers,
     write_json,
 )
+from rifflemix.tasks import Task, load_task
 
 CONFIG_FILE, RESULTS_FILE = "config.json", "results.json"
 

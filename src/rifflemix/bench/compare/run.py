@@ -15,9 +15,9 @@ from rifflemix.bench.compare.models import build_model, training_memory
 from rifflemix.bench.compare.plan import RESULTS_FILE, ComparePlan, claimed_folder
 from rifflemix.bench.compare.results import Run, assemble, failed_run, finished_run
 from rifflemix.errors import InputError
+from rifflemix.files import read_json, write_json
 from rifflemix.tasks import Task
 from rifflemix.train import TrainEvent, TrainingDiverged, TrainResult, train
-from rifflemix.train.files import read_json, write_json
 
 
 @dataclass(frozen=True)

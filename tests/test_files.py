@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rifflemix import files
 from rifflemix.errors import InputError
-from rifflemix.train import files
-from rifflemix.train.files import (
+from rifflemix.files import (
     locked,
     make_folder,
     read_json,
@@ -185,7 +185,7 @@ def test_lock_within_a_process(tmp_path: Path) -> None:
 HOLD_AND_FORK = """
 import os, sys, time
 from pathlib import Path
-from rifflemix.train.files import locked
+from rifflemix.files import locked
 with locked(Path(sys.argv[1])):
     child = os.fork()
     if child:

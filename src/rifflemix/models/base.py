@@ -1,0 +1,115 @@
+"""What every model is: a module that knows its name and settings, and can save itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from torch import Tensor, is_grad_enabled, nn
+from torch.utils.checkpoint import checkpoint
+
+from rifflemix.errors import InputError
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a named model is; `rifflemix list models` and docs/models.md read it.
+
+    Attributes:
+        name: registry name.
+        title: one line of what it is.
+        paper: where it was published.
+        inputs: what `forward` takes: "images", "tokens", "vectors", ...
+        reported: the parameter count as the paper prints it, "9.52 M" or "1148042"; empty where
+            it prints none.
+        reported_in: the table or section that prints it.
+        note: why our count differs from the printed one, or what else a reader should know.
+    """
+
+    name: str
+    title: str
+    paper: str
+    inputs: str
+    reported: str = ""
+    reported_in: str = ""
+    note: str = ""
+
+
+class Model(nn.Module):
+    """Base of all models.
+
+    `create_model` tells a model its name and settings, which `save_pretrained` writes down.
+    A subclass sends its blocks through `run_block`, so that every model can trade time for memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name: str | None = None
+        self.settings: dict[str, Any] = {}
+        self.gradient_checkpointing = False
+
+    def run_block(self, block: nn.Module, *inputs: Any, **options: Any) -> Any:
+        """Call `block`; with `gradient_checkpointing`, keep only its inputs for the backward."""
+        if self.gradient_checkpointing and self.training and is_grad_enabled():
+            return checkpoint(block, *inputs, use_reentrant=False, **options)
+        return block(*inputs, **options)
+
+    def num_parameters(self) -> int:
+        """Learned numbers, each counted once however many layers share it."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay should leave alone, as its mixers say."""
+        return {
+            f"{place}.{name}" if place else name
+            for place, module in self.named_modules()
+            if module is not self and hasattr(module, "no_weight_decay")
+            for name in module.no_weight_decay()
+        }
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `config.json` (name and settings) and `model.safetensors` into `folder`.
+
+        Raises:
+            InputError: the model was not built by `create_model`, or the folder is unwritable.
+        """
+        from rifflemix.models.pretrained import save_pretrained
+
+        save_pretrained(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Build the model that `save_pretrained` wrote into `folder`, with its weights.
+
+        Raises:
+            InputError: no such folder, a damaged file, or a model of another class.
+        """
+        from rifflemix.models.pretrained import from_pretrained
+
+        model = from_pretrained(folder)
+        if not isinstance(model, cls):
+            raise InputError(
+                f"{folder} holds a {type(model).__name__} ({model.name}), not a {cls.__name__}; "
+                "use rifflemix.models.from_pretrained"
+            )
+        return model
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named model: the class (or function) that builds it, and the settings of this name."""
+
+    card: ModelCard
+    build: Callable[..., Model]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_size(name: str, images: Tensor, expected: tuple[int, ...]) -> None:
+    """Raise unless images (B, channels, height, width) have the sizes a model was built for."""
+    if images.dim() != 4 or tuple(images.shape[1:]) != expected:
+        layout = ", ".join(map(str, expected))
+        raise InputError(
+            f"{name}: expected images of shape (B, {layout}), got {tuple(images.shape)}"
+        )

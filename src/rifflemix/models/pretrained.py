@@ -1,0 +1,92 @@
+"""Models on disk: a folder with config.json and model.safetensors, nothing unpickled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+
+from rifflemix import __version__
+from rifflemix.errors import InputError, check_choice
+from rifflemix.files import make_folder, read_json, write_atomically, write_json
+from rifflemix.models.base import Model
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_FORMAT = "rifflemix.model/1"
+_DTYPES = {
+    str(t).removeprefix("torch."): t
+    for t in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+}
+
+
+def save_pretrained(model: Model, folder: str | Path) -> None:
+    """Write a model's name, settings and weights into `folder`, each file whole or not at all.
+
+    Raises:
+        InputError: the model was not built by `create_model`, or the folder is unwritable.
+    """
+    if model.name is None:
+        raise InputError(
+            f"cannot save a {type(model).__name__} that was not built by create_model: "
+            "its settings are unknown"
+        )
+    folder = Path(folder).expanduser()
+    make_folder(folder)
+    config = {
+        "format": _FORMAT,
+        "name": model.name,
+        "settings": model.settings,
+        "dtype": _dtype_name(model),
+        "rifflemix_version": __version__,
+    }
+    # The configuration goes last: a folder that has one is complete.
+    write_atomically(folder / WEIGHTS, lambda path: save_model(model, str(path)))
+    write_json(folder / CONFIG, config)
+
+
+def from_pretrained(folder: str | Path) -> Model:
+    """Build the model that `save_pretrained` wrote, in evaluation mode, on the CPU.
+
+    Raises:
+        InputError: no such folder, or one of its files is missing, damaged or of another model.
+    """
+    from rifflemix.models.registry import build_model
+
+    folder = Path(folder).expanduser()
+    config = _read_config(folder)
+    model = build_model(config["name"], config["settings"])
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise InputError(f"{folder} holds no saved model: {WEIGHTS} is missing")
+    model.to(_DTYPES[config["dtype"]])
+    try:
+        load_model(model, path)
+    except (SafetensorError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{path} does not fit the model {config['name']}: {reason}") from error
+    return model.eval()
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise InputError(
+            f"{folder} holds no saved model: {CONFIG} is missing; save one with save_pretrained"
+        )
+    config = read_json(path)
+    keys = {"format": str, "name": str, "settings": dict, "dtype": str}
+    if not isinstance(config, dict) or any(
+        not isinstance(config.get(key), kind) for key, kind in keys.items()
+    ):
+        raise InputError(f"{path} is damaged: expected the keys {', '.join(keys)}")
+    if config["format"] != _FORMAT:
+        raise InputError(f"{path}: expected format {_FORMAT!r}, got {config['format']!r}")
+    check_choice(f"dtype in {path}", config["dtype"], _DTYPES)
+    return config
+
+
+def _dtype_name(model: Model) -> str:
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
