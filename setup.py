@@ -10,6 +10,8 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SOURCES = Path("src/rifflemix/ops/native")
+# -Wno-psabi: functions that pass vectors are inlined, so no call convention can change.
+FLAGS = ["-std=c++17", "-O3", "-g0", "-fno-math-errno", "-Wno-psabi", "-pthread"]
 
 setup(
     ext_modules=[
@@ -18,8 +20,7 @@ setup(
             sources=sorted(str(path) for path in SOURCES.glob("*.cpp")),
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),
             language="c++",
-            # -Wno-psabi: functions that pass vectors are inlined, so no call convention can change.
-            extra_compile_args=["-std=c++17", "-O3", "-fno-math-errno", "-Wno-psabi", "-pthread"],
+            extra_compile_args=FLAGS,
             extra_link_args=["-pthread"],
             optional=True,
         )

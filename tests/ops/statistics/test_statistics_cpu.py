@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from rifflemix.ops import StatisticsState, causal_token_statistics, token_statistics
 from rifflemix.ops.native import instruction_level
@@ -317,6 +318,19 @@ def test_transforms_of_functions_take_the_eager_form(form: Form) -> None:
     torch.testing.assert_close(found, expected)
     stacked = torch.func.vmap(lambda w: form(w, temperature))(torch.stack((w, 2 * w)))
     torch.testing.assert_close(stacked[1], form(2 * w, temperature))
+
+
+# torch's own first use of forward mode loads what it deprecates
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("form", FORMS)
+def test_forward_mode_takes_the_eager_form(form: Form) -> None:
+    w, tangent = make_tokens(2, 2, 40, 8), make_tokens(2, 2, 40, 8)
+    inputs = leaf(w)
+    (gradient,) = torch.autograd.grad(form(inputs, torch.ones(2).double()).sum(), inputs)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(w, tangent)
+        found = forward_ad.unpack_dual(form(dual, torch.ones(2).double())).tangent
+    torch.testing.assert_close(found.sum(), (gradient * tangent).sum())
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.ops.statistics import eager
-from rifflemix.ops.statistics.common import accumulation_dtype
+from rifflemix.ops.statistics.common import accumulation_dtype, second_order_gradients
 from rifflemix.ops.statistics.cpu_common import (
     by_token,
     call,
@@ -21,7 +21,6 @@ from rifflemix.ops.statistics.cpu_common import (
     empty_per_chunk,
     empty_per_token,
     empty_tokens,
-    second_order_gradients,
     view,
     width,
     with_whole_rows,

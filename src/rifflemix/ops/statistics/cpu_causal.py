@@ -16,6 +16,7 @@ from rifflemix.ops.statistics.common import (
     accumulation_dtype,
     bias_per_token,
     end_position,
+    second_order_gradients,
 )
 from rifflemix.ops.statistics.cpu_common import (
     by_token,
@@ -25,7 +26,6 @@ from rifflemix.ops.statistics.cpu_common import (
     empty_per_token,
     empty_tokens,
     pointers,
-    second_order_gradients,
     view,
     with_whole_rows,
 )

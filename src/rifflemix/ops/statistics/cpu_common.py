@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from rifflemix.ops.native import instruction_level, library
 from rifflemix.ops.statistics.common import accumulation_dtype
@@ -31,8 +32,8 @@ _WIDTH_MULTIPLE = 16
 def supports(w: Tensor, dropout_p: float) -> bool:
     """Whether the kernels can run this.
 
-    An exported program must run where this library is not, and the transforms of torch.func need
-    operators that torch knows from the inside.
+    An exported program must run where this library is not, and torch.func's transforms and
+    forward-mode differentiation need operators that torch knows from the inside.
     """
     return (
         _HAS_VECTORS
@@ -41,6 +42,7 @@ def supports(w: Tensor, dropout_p: float) -> bool:
         and dropout_p == 0.0
         and not torch.compiler.is_exporting()
         and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
     )
 
 
@@ -101,27 +103,6 @@ def empty_per_chunk(w: Tensor) -> tuple[Tensor, Tensor]:
 def width(features: int) -> int:
     """Features of a head in the statistics of the kernels."""
     return -(-features // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
-
-
-def second_order_gradients(
-    outputs: Sequence[Tensor], grads: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """Gradients that can be differentiated again; None for each input that takes none."""
-    reached = [
-        (output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None
-    ]
-    wanted = [value for value in inputs if value is not None and value.requires_grad]
-    found = torch.autograd.grad(
-        [output for output, _ in reached],
-        wanted,
-        [grad for _, grad in reached],
-        create_graph=True,
-        allow_unused=True,
-    )
-    gradients = iter(found)
-    return [
-        next(gradients) if value is not None and value.requires_grad else None for value in inputs
-    ]
 
 
 def pointers(*tensors: Tensor | None) -> ctypes.Array[ctypes.c_void_p]:

@@ -15,8 +15,7 @@ from torch import Tensor
 from rifflemix.ops._triton import launch
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_kernels as kernels
-from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR
-from rifflemix.ops.statistics.cpu_common import second_order_gradients
+from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR, second_order_gradients
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
     float32,

@@ -20,8 +20,8 @@ from rifflemix.ops.statistics.common import (
     StatisticsState,
     bias_per_token,
     end_position,
+    second_order_gradients,
 )
-from rifflemix.ops.statistics.cpu_common import second_order_gradients
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
     float32,
