@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes": {"ops", "mixers", "nn", "models", "surgery", "tasks", "train"},
     "bench": {"ops", "mixers", "nn", "models", "surgery", "tasks", "train", "recipes"},
     "analysis": {"ops", "mixers", "nn", "models", "surgery", "tasks", "train", "recipes"},
-    "report": {"mixers", "recipes", "bench", "analysis"},
+    "report": {"mixers", "models", "recipes", "bench", "analysis"},
 }
 
 

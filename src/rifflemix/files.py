@@ -84,7 +84,23 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise _cannot("read", path, error) from error
     except ValueError as error:
-        raise InputError(f"{path} is damaged: it is not JSON ({error}); remove it") from error
+        raise InputError(
+            f"{path} is damaged: it is not JSON ({error}); remove the folder"
+        ) from error
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """Read a file with one JSON value a line.
+
+    Raises:
+        InputError: it cannot be read, or a line is not JSON.
+    """
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise _cannot("read", path, error) from error
+    except ValueError as error:
+        _damaged(path, f"a line is not JSON: {error}")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Any) -> None:
@@ -129,9 +145,12 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold `folder` against other processes; the system frees it however this one ends.
 
     Raises:
-        InputError: another process holds it.
+        InputError: another process holds it, or the lock cannot be made.
     """
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _cannot("write", folder / _LOCK, error) from error
     _held.add(descriptor)
     try:
         if not _try_lock(descriptor):
@@ -208,4 +227,4 @@ def _cannot(verb: str, path: Path, error: Exception) -> InputError:
 
 
 def _damaged(path: Path, reason: str) -> NoReturn:
-    raise InputError(f"{path} is damaged ({reason}); remove it, or the whole folder, to start over")
+    raise InputError(f"{path} is damaged ({reason}); remove the folder to start over, or choose another")

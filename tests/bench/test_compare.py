@@ -363,6 +363,20 @@ def test_folder_that_cannot_be_written(out: str) -> None:
         check_folder(Path(out))
 
 
+def test_a_folder_whose_name_is_not_text() -> None:
+    with pytest.raises(InputError, match="a folder with a name in UTF-8"):
+        check_folder(Path("runs/\udcff"))
+
+
+def test_a_damaged_log_of_a_finished_run(tmp_path: Path) -> None:
+    plan = plan_comparison(settings(mixers=("tssa",), seeds=(0, 1)), tmp_path)
+    run_comparison(plan)
+    (tmp_path / "results.json").unlink()
+    next(tmp_path.rglob("log.jsonl")).write_text("{")
+    with pytest.raises(InputError, match=r"log.jsonl is damaged \(a line is not JSON"):
+        run_comparison(plan)
+
+
 def test_disk_that_fills_at_the_first_write_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -225,3 +225,15 @@ def test_full_disk_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not list(tmp_path.glob("*.tmp"))
     monkeypatch.undo()
     assert run(tmp_path).finished
+
+
+def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    message = refused(tmp_path)
+    assert "notes.txt" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_lock_that_is_a_folder(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    assert ".lock" in refused(tmp_path)

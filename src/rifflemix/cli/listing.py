@@ -33,13 +33,16 @@ def mixers(json: Json = False) -> None:
 
 @app.command(epilog="Examples:  rifflemix list models   |   rifflemix list models --json")
 def models(json: Json = False) -> None:
-    """Models: backbones and presets, by the names that --model takes."""
-    from rifflemix.models import list_models
+    """Models: named presets, their parameters, and what the paper prints."""
+    from rifflemix.report.models import model_entries
 
+    entries = model_entries()
     if json:
-        print_json([{"name": name} for name in list_models()])
+        print_json(entries)
         return
-    show(plain_table(("Name",), [[name] for name in list_models()]))
+    headers = ("Name", "What it is", "Inputs", "Parameters", "Printed", "Difference")
+    keys = ("name", "title", "inputs", "parameters", "reported", "difference")
+    show(plain_table(headers, [[_cell(entry[key]) for key in keys] for entry in entries]))
 
 
 @app.command(epilog="Examples:  rifflemix list tasks   |   rifflemix list tasks --data-dir data")
@@ -86,6 +89,8 @@ def _mixer(name: str) -> dict[str, Any]:
 def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None:
+        return "by its settings"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

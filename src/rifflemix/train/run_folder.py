@@ -47,22 +47,22 @@ class RunFolder:
         Raises:
             InputError: the folder cannot be written, is in use, or holds something else.
         """
+        self._check(identity)
         make_folder(self.path)
         with locked(self.path):
             remove_leftovers(self.path)
-            self._check(identity)
+            self._check(identity)  # again: another process may have been here
             write_json(self.config, identity)
             yield
 
     def _check(self, identity: Mapping[str, Any]) -> None:
         if not self.config.exists():
-            for path in (self.checkpoint, self.best, self.result, self.log):
-                if path.exists():
-                    raise bad_argument(
-                        "out_dir",
-                        "a new folder or one with a run's config.json",
-                        f"{self.path}, which holds {path.name} without it",
-                    )
+            for entry in _visible_entries(self.path):
+                raise bad_argument(
+                    "out_dir",
+                    "a new or empty folder, or one with a run's config.json",
+                    f"{self.path}, which holds {entry} without it",
+                )
             return
         stored = read_json(self.config)
         difference = _first_difference(_guarded(stored), _guarded(identity))
@@ -132,6 +132,12 @@ def describe_run(
     except (TypeError, ValueError) as error:
         raise bad_argument("model_settings and task options", "JSON values", error) from error
     return plain
+
+
+def _visible_entries(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
 def _signature(model: nn.Module) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from rifflemix.bench.compare.config import FORMAT, CompareConfig
 from rifflemix.bench.compare.models import training_memory
 from rifflemix.bench.compare.plan import ComparePlan
 from rifflemix.bench.environment import environment
+from rifflemix.files import read_json_lines
 from rifflemix.mixers import mixer_card
 from rifflemix.tasks import Task, task_card
 from rifflemix.train import TrainResult
@@ -150,10 +150,9 @@ def _chosen(result: TrainResult) -> dict[str, float]:
 
 def _train_curve(log: Path) -> list[dict[str, float]]:
     """Step and mean training loss of each line that the log has on training."""
-    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     return [
         {"step": entry["step"], "loss": entry["loss"]}
-        for entry in entries
+        for entry in read_json_lines(log)
         if entry.get("split") == "train"
     ]
 

@@ -1,0 +1,86 @@
+"""The table of models: what each is, its parameters, and what its paper prints."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from rifflemix.errors import InputError
+from rifflemix.models import create_model, list_models, model_card
+
+_MILLION = " M"
+
+
+def model_entries() -> list[dict[str, Any]]:
+    """An entry for each registered model: its card, `parameters` and `difference`.
+
+    `parameters` is None for a model that cannot be built without choosing a size first.
+    `difference` is ours minus the paper's, in the paper's digits; empty where it prints none.
+    """
+    entries = []
+    for name in list_models():
+        card, parameters = model_card(name), count_parameters(name)
+        difference = "" if parameters is None else difference_to(card.reported, parameters)
+        entries.append(asdict(card) | {"parameters": parameters, "difference": difference})
+    return entries
+
+
+def count_parameters(name: str, **overrides: Any) -> int | None:
+    """Parameters of a model, built without memory for them; None where settings are missing."""
+    try:
+        with torch.device("meta"):
+            return create_model(name, **overrides).num_parameters()
+    except InputError:
+        return None
+
+
+def difference_to(reported: str, parameters: int) -> str:
+    """Our count minus the printed one, rounded as that one is: "0", "+12", "-0.04 M"."""
+    if not reported:
+        return ""
+    if not reported.endswith(_MILLION):
+        return _signed(parameters - int(reported), 0)
+    number = reported.removesuffix(_MILLION)
+    digits = len(number.partition(".")[2])
+    text = _signed(round(parameters / 1e6, digits) - float(number), digits)
+    return text if text == "0" else text + _MILLION
+
+
+def models_markdown() -> str:
+    """The table as Markdown, with the notes under it."""
+    entries = model_entries()
+    lines = [
+        "| name | what it is | parameters | printed | difference |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    notes: list[str] = []
+    for entry in entries:
+        mark = ""
+        if entry["note"]:
+            notes.append(f"{len(notes) + 1}. `{entry['name']}`: {entry['note']}")
+            mark = f" ({len(notes)})"
+        cells = (f"`{entry['name']}`{mark}", _what(entry), *_counts(entry))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n\n" + "\n".join(notes) + ("\n" if notes else "")
+
+
+def _what(entry: dict[str, Any]) -> str:
+    paper = entry["paper"].split(",")[0]
+    return f"{entry['title']} ({paper})"
+
+
+def _counts(entry: dict[str, Any]) -> tuple[str, str, str]:
+    parameters = entry["parameters"]
+    printed = entry["reported"]
+    if printed:
+        number = printed if printed.endswith(_MILLION) else f"{int(printed):,}"
+        printed = f"{number}, {entry['reported_in']}"
+    count = "by its settings" if parameters is None else f"{parameters:,}"
+    return count, printed, entry["difference"]
+
+
+def _signed(value: float, digits: int) -> str:
+    text = f"{value:+,.{digits}f}"
+    return "0" if float(text.replace(",", "")) == 0 else text

@@ -1,0 +1,161 @@
+"""What every registered model must pass, in a tiny size (tests/models/tiny_models.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import build, outputs_of, sample, tiny
+from torch import Tensor
+
+import rifflemix as rm
+
+NAMES = rm.list_models()
+
+
+def gradients(model: rm.models.Model, name: str) -> list[Tensor]:
+    """Of a loss that every output has a part in; the same dropout each time."""
+    args, options = sample(name)
+    torch.manual_seed(2)
+    loss = sum(output.square().sum() for output in outputs_of(model(*args, **options)))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros(()) if g is None else g for g in found]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_learns(name: str) -> None:
+    model = build(name).train()
+    found = gradients(model, name)
+    named = [n for n, p in model.named_parameters() if p.requires_grad]
+    dead = [n for n, g in zip(named, found, strict=True) if g.dim() == 0 and g == 0]
+    assert not dead, f"parameters with no part in the output: {dead}"
+    assert all(torch.isfinite(g).all() for g in found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
+    expected = gradients(build(name).train(), name)
+    model = build(name).train()
+    model.gradient_checkpointing = True
+    for found, wanted in zip(gradients(model, name), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_loaded_it_is_the_same(name: str, tmp_path: Path) -> None:
+    model = build(name).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    args, options = sample(name)
+    for found, wanted in zip(
+        outputs_of(again(*args, **options)), outputs_of(model(*args, **options)), strict=True
+    ):
+        assert torch.equal(found, wanted)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert json.loads((tmp_path / "config.json").read_text())["name"] == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16(name: str) -> None:
+    model = build(name).eval().bfloat16()
+    args, options = sample(name)
+    args = tuple(a.bfloat16() if a.is_floating_point() else a for a in args)
+    for output in outputs_of(model(*args, **options)):
+        assert output.dtype == torch.bfloat16
+        assert torch.isfinite(output).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_do_not_meet(name: str) -> None:
+    model = build(name).eval().double()
+    args, options = sample(name, 3)
+    args = tuple(a.double() if a.is_floating_point() else a for a in args)
+    together = outputs_of(model(*args, **options))
+    for index in range(3):
+        one = slice(index, index + 1)
+        alone = model(*(a[one] for a in args), **{k: v[one] for k, v in options.items()})
+        for whole, part in zip(together, outputs_of(alone), strict=True):
+            torch.testing.assert_close(whole[one], part, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_weights(name: str) -> None:
+    pairs = zip(build(name).state_dict().items(), build(name).state_dict().items(), strict=True)
+    for (key, first), (_, second) in pairs:
+        assert torch.equal(first, second), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_without_a_break(name: str) -> None:
+    model = build(name).eval()
+    args, options = sample(name)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for found, wanted in zip(
+            outputs_of(compiled(*args, **options)), outputs_of(model(*args, **options)), strict=True
+        ):
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_unknown_names_and_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown model 'encodr'; did you mean encoder"):
+        rm.create_model("encodr")
+    with pytest.raises(ValueError, match=r"settings of encoder: expected .*got 'widht'"):
+        rm.create_model("encoder", widht=3)
+
+
+def damage(folder: Path, file: str, content: Any) -> None:
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("config.json", None, "config.json is missing"),
+        ("config.json", "{", "is damaged"),
+        ("config.json", "[]", "expected the keys"),
+        ("config.json", '{"format": "x", "name": "a", "settings": {}, "dtype": "y"}', "format"),
+        ("model.safetensors", None, "model.safetensors is missing"),
+        ("model.safetensors", "short", "does not fit the model encoder"),
+    ],
+)
+def test_damaged_folders_are_told_in_one_line(
+    file: str, content: str | None, words: str, tmp_path: Path
+) -> None:
+    build("encoder").save_pretrained(tmp_path)
+    damage(tmp_path, file, content)
+    with pytest.raises(rm.InputError) as caught:
+        rm.models.from_pretrained(tmp_path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    build("encoder").save_pretrained(tmp_path / "a")
+    build("encoder", dim=32).save_pretrained(tmp_path / "b")
+    (tmp_path / "b" / "model.safetensors").replace(tmp_path / "a" / "model.safetensors")
+    with pytest.raises(rm.InputError, match="does not fit the model encoder"):
+        rm.models.from_pretrained(tmp_path / "a")
+
+
+def test_a_model_of_unknown_settings_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(rm.InputError, match="not built by create_model"):
+        rm.models.Encoder(vocab_size=3).save_pretrained(tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_entry_of_the_table_is_used() -> None:
+    from tiny_models import TINY
+
+    assert {id(tiny(name)) for name in NAMES} == {id(entry) for entry in TINY.values()}

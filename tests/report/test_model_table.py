@@ -1,0 +1,53 @@
+"""The table of models and the page written from it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from rifflemix.models import list_models
+from rifflemix.report.models import count_parameters, difference_to, model_entries
+
+
+@pytest.mark.parametrize(
+    ("reported", "parameters", "difference"),
+    [
+        ("", 5, ""),
+        ("1148042", 1148042, "0"),
+        ("1148042", 1148054, "+12"),
+        ("1148042", 1146042, "-2,000"),
+        ("9.52 M", 9_524_999, "0"),
+        ("9.52 M", 9_525_001, "+0.01 M"),
+        ("68.1 M", 71_480_000, "+3.4 M"),
+        ("110 M", 109_600_000, "0"),
+    ],
+)
+def test_difference_is_in_the_papers_digits(
+    reported: str, parameters: int, difference: str
+) -> None:
+    assert difference_to(reported, parameters) == difference
+
+
+def test_every_model_has_an_entry() -> None:
+    assert [entry["name"] for entry in model_entries()] == list_models()
+
+
+def test_counting_takes_no_memory_and_agrees() -> None:
+    assert count_parameters("encoder") is None
+    small = {"vocab_size": 7, "dim": 16, "max_length": 8}
+    from rifflemix.models import create_model
+
+    assert count_parameters("encoder", **small) == create_model("encoder", **small).num_parameters()
+
+
+def test_the_page_is_what_the_registry_says() -> None:
+    path = Path(__file__).resolve().parents[2] / "docs" / "write_models.py"
+    spec = importlib.util.spec_from_file_location("write_models", path)
+    assert spec is not None
+    assert spec.loader is not None
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    page = writer.PAGE.read_text(encoding="utf-8")
+    assert writer.filled(page) == page, "run: python docs/write_models.py"
