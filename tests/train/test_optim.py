@@ -96,3 +96,22 @@ def test_allocated_state_changes_no_update(name: str) -> None:
             optimizer.step()
         weights.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_decay_of_everything() -> None:
+    groups = decay_groups(make_model(), decay_all=True)
+    assert not groups.not_decayed
+    assert len(groups.decayed) == len(list(make_model().parameters()))
+
+
+def test_one_kernel_makes_the_same_update() -> None:
+    updated = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        model = make_model()
+        optimizer = build_optimizer(model, make_config(), fused=fused)
+        for parameter in model.parameters():
+            parameter.grad = torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
+        optimizer.step()
+        updated.append([p.detach().clone() for p in model.parameters()])
+    torch.testing.assert_close(updated[1], updated[0])

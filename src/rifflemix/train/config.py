@@ -37,6 +37,7 @@ class TrainConfig:
         lr: learning rate; its peak, except for "rsqrt", where the peak is lr / sqrt(warmup).
         betas, eps: Adam's.
         weight_decay: applied to parameters of two or more dimensions that no module excludes.
+        decay_all: apply it to every parameter, biases and norms too, as flax's Adam does.
         schedule: constant, linear, cosine, cosine_restarts, rsqrt, inverse_sqrt, one_cycle or
             multistep; rifflemix.train.schedules has the formulas.
         schedule_steps: length of the decay, or of one cycle; None means max_steps.
@@ -50,6 +51,7 @@ class TrainConfig:
         clip_norm, clip_value: gradient clipping, by total norm or by element.
         accumulation: backward passes per update.
         precision: "no" (float32) or "bf16" (autocast).
+        compile: run the model through torch.compile.
         eval_every: steps between evaluations on the validation split, which also runs at the
             end; None means only at the end.
         checkpoint_every, checkpoint_seconds: steps and seconds between checkpoints.
@@ -68,6 +70,7 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decay_all: bool = False
     schedule: str = "cosine"
     schedule_steps: int | None = None
     schedule_interval: int = 1
@@ -82,6 +85,7 @@ class TrainConfig:
     clip_value: float | None = None
     accumulation: int = 1
     precision: str = "no"
+    compile: bool = False
     eval_every: int | None = None
     checkpoint_every: int | None = None
     checkpoint_seconds: float | None = 300.0
@@ -95,6 +99,9 @@ class TrainConfig:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_numbers(self)
+        for name in ("decay_all", "compile"):
+            if not isinstance(getattr(self, name), bool):
+                raise bad_argument(name, "True or False", repr(getattr(self, name)))
         if self.seed >= 2**63:
             raise bad_argument("seed", "a whole number under 2**63", self.seed)
         _check_pairs(self)

@@ -20,14 +20,19 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.train.config import TrainConfig
 
 _DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
-_HUNG_ON_MODEL = ("forward", "_original_forward", "_is_accelerate_prepared")
+_HUNG_ON_MODEL = (
+    "forward",
+    "_original_forward",
+    "_is_accelerate_prepared",
+    "_compiled_call_impl",
+)
 
 
 class Engine:
     """One process's hold on the device and on the other processes.
 
     Args:
-        config: precision and accumulation.
+        config: precision, compilation and accumulation.
         device: "cpu", "cuda", "cuda:1" ...; None takes an accelerator where there is one.
 
     Raises:
@@ -41,6 +46,7 @@ class Engine:
         self.processes: int = self.accelerator.num_processes
         self.rank: int = self.accelerator.process_index
         self.is_main = self.rank == 0
+        self.compiles = config.compile
         self.is_sharded = str(self.accelerator.distributed_type).endswith("FSDP")
         _check_batch(config, self.processes)
         _check_sharding(config, self.is_sharded)
@@ -51,6 +57,8 @@ class Engine:
         accelerate's wrapper of the optimiser is left out: it only skips the steps between
         accumulations, which the loop does itself, and searches for packages at every step.
         """
+        if self.compiles:
+            model.compile()
         wrapped, prepared = self.accelerator.prepare(model, optimizer)
         return wrapped, prepared.optimizer
 

@@ -83,8 +83,8 @@ def train(
     """
     for split_name in ("train", "validation", "test"):
         check_split(task, split_name)
-    optimizer = build_optimizer(model, config)
     engine = Engine(config, device)
+    optimizer = build_optimizer(model, config, fused=engine.device.type == "cuda")
     description = describe_run(
         model, task, config, model_settings or {}, engine.processes, engine.device.type
     )
@@ -131,7 +131,7 @@ class _Run:
         self.should_stop = should_stop
         split = task.split("train")
         sizes = {name: p.numel() for name, p in model.named_parameters()}
-        groups = decay_groups(model)
+        groups = decay_groups(model, decay_all=config.decay_all)
         self.decayed = sum(sizes[name] for name in groups.decayed)
         self.parameters = self.decayed + sum(sizes[name] for name in groups.not_decayed)
         self.model, self.optimizer = engine.prepare(model, optimizer)

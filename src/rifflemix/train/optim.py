@@ -24,10 +24,10 @@ class DecayGroups:
     not_decayed: list[str]
 
 
-def decay_groups(model: nn.Module) -> DecayGroups:
+def decay_groups(model: nn.Module, *, decay_all: bool = False) -> DecayGroups:
     """Sort the trainable parameters of `model`.
 
-    Decayed are those of two or more dimensions (matrices, embeddings, convolutions), except the
+    Decayed are, unless `decay_all` says every one, those of two or more dimensions (matrices, embeddings, convolutions), except the
     ones that a submodule names in `no_weight_decay() -> set[str]`, relative to itself. Biases,
     norms and other vectors are not decayed.
     """
@@ -35,18 +35,18 @@ def decay_groups(model: nn.Module) -> DecayGroups:
     groups = DecayGroups([], [])
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decays = parameter.dim() >= 2 and name not in excluded
+            decays = decay_all or (parameter.dim() >= 2 and name not in excluded)
             (groups.decayed if decays else groups.not_decayed).append(name)
     return groups
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
-    """The optimiser over the trainable parameters, its state allocated.
+def build_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = False) -> Optimizer:
+    """The optimiser over the trainable parameters; `fused` updates them in one kernel (GPUs).
 
     Raises:
         InputError: the model has no trainable parameter.
     """
-    groups = decay_groups(model)
+    groups = decay_groups(model, decay_all=config.decay_all)
     if not groups.decayed and not groups.not_decayed:
         raise bad_argument("model", "at least one trainable parameter", "none")
     parameters = dict(model.named_parameters())
@@ -58,7 +58,9 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
         )
         if names
     ]
-    return _OPTIMIZERS[config.optimizer](options, lr=config.lr, betas=config.betas, eps=config.eps)
+    return _OPTIMIZERS[config.optimizer](
+        options, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused or None
+    )
 
 
 def set_rates(optimizer: Optimizer, lr: float, beta1: float) -> None:
