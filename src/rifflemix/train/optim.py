@@ -27,9 +27,9 @@ class DecayGroups:
 def decay_groups(model: nn.Module, *, decay_all: bool = False) -> DecayGroups:
     """Sort the trainable parameters of `model`.
 
-    Decayed are, unless `decay_all` says every one, those of two or more dimensions (matrices, embeddings, convolutions), except the
+    Decayed are those of two or more dimensions (matrices, embeddings, convolutions), except the
     ones that a submodule names in `no_weight_decay() -> set[str]`, relative to itself. Biases,
-    norms and other vectors are not decayed.
+    norms and other vectors are not decayed. `decay_all` decays every one.
     """
     excluded = _excluded_names(model)
     groups = DecayGroups([], [])
