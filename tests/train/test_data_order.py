@@ -125,3 +125,16 @@ def test_count_tokens(inputs: torch.Tensor) -> None:
     assert count_tokens({"inputs": inputs}) == 6
     mask = torch.tensor([[False, False, True], [True, True, True]])
     assert count_tokens({"inputs": inputs, "key_padding_mask": mask}) == 2
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_places_name_every_sample_of_the_run_once(processes: int) -> None:
+    config = make_config(max_steps=3, batch_size=8, accumulation=2)
+    orders = [TrainOrder(20, config, 0, rank, processes) for rank in range(processes)]
+    for step in range(3):
+        found: dict[int, int] = {}
+        for order in orders:
+            for places, indices in zip(order.places(step), order.micro_batches(step), strict=True):
+                found |= dict(zip(places, indices, strict=True))
+        assert sorted(found) == list(range(8 * step, 8 * step + 8))
+        assert [found[place] for place in sorted(found)] == batch_indices(20, config, step)

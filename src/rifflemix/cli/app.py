@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from rifflemix.cli import bench, compare, data, listing, train
+from rifflemix.cli import bench, compare, data, listing, report, reproduce, train
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED
 from rifflemix.errors import InputError
 
@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=train.EPILOG)(train.train)
+app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
+app.command(epilog=report.EPILOG)(report.report)
 app.add_typer(listing.app, name="list")
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")

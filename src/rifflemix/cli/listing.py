@@ -12,7 +12,7 @@ from rifflemix.cli.output import plain_table, print_json, show
 
 _DIM, _HEADS, _LENGTH = 256, 8, 256
 
-app = typer.Typer(help="List mixers, models and tasks.")
+app = typer.Typer(help="List mixers, models, tasks and recipes.")
 
 
 @app.command(
@@ -43,6 +43,31 @@ def models(json: Json = False) -> None:
     headers = ("Name", "What it is", "Inputs", "Parameters", "Printed", "Difference")
     keys = ("name", "title", "inputs", "parameters", "reported", "difference")
     show(plain_table(headers, [[_cell(entry[key]) for key in keys] for entry in entries]))
+
+
+@app.command(epilog="Examples:  rifflemix list recipes   |   rifflemix list recipes --json")
+def recipes(json: Json = False) -> None:
+    """Recipes: rows of the papers' tables, for `rifflemix reproduce`."""
+    from rifflemix.recipes import get_recipe, list_recipes
+
+    entries = [get_recipe(name).to_dict() for name in list_recipes()]
+    if json:
+        print_json(entries)
+        return
+    headers = ("Name", "Row", "Column", "Printed", "Task", "Model", "Steps")
+    rows = [
+        (
+            entry["name"],
+            f"{entry['table']}: {entry['row']}",
+            entry["column"],
+            "" if entry["printed"] is None else f"{entry['printed']:g} {entry['unit']}",
+            entry["task"],
+            entry["model"],
+            f"{entry['train']['max_steps']:,}",
+        )
+        for entry in entries
+    ]
+    show(plain_table(headers, rows))
 
 
 @app.command(epilog="Examples:  rifflemix list tasks   |   rifflemix list tasks --data-dir data")

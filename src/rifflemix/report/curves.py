@@ -31,13 +31,15 @@ def _panels(results: Mapping[str, Any], curve: Callable[[Mapping[str, Any]], Cur
     curves: dict[str, list[Curve]] = {}
     for run in results["runs"]:
         curves.setdefault(run["mixer"], []).append(curve(run))
+    titles = {row.name: row.title for row in comparison_rows(results) if row.name in curves}
+    return panels(titles, curves)
+
+
+def panels(titles: Mapping[str, str], curves: Mapping[str, Sequence[Curve]]) -> str:
+    """A panel for each name of `titles`: its curves, and all other curves in grey behind it."""
     scale = _Scale([line for lines in curves.values() for line in lines])
-    panels = [
-        _panel(row.title, row.name, curves, scale)
-        for row in comparison_rows(results)
-        if row.name in curves
-    ]
-    return '<div class="panels">' + "".join(panels) + "</div>"
+    drawn = [_panel(title, name, curves, scale) for name, title in titles.items()]
+    return '<div class="panels">' + "".join(drawn) + "</div>"
 
 
 class _Scale:

@@ -25,7 +25,14 @@ from rifflemix.tasks.files import (
     stat_key,
 )
 from rifflemix.tasks.hub import hub_source
-from rifflemix.tasks.pixels import PARTS, PixelScale, carved_task, check_parts, decode_npz_parts
+from rifflemix.tasks.pixels import (
+    PARTS,
+    PixelScale,
+    carved_task,
+    check_layout,
+    check_parts,
+    decode_npz_parts,
+)
 
 _FOLDER = "cifar-10-batches-bin"
 _TAR = "cifar-10-binary.tar.gz"
@@ -57,10 +64,11 @@ class Image:
         description=(
             "60,000 32x32 images, 10 classes. Gray with patch_size 1: 1,024 tokens with 256 "
             "levels, the Long Range Arena's Image task; patch_size 2 to 16, or color rgb: patches "
-            "as vectors. Gray is ITU-R 601 luma, (19595 R + 38470 G + 7471 B + 32768) >> 16."
+            "as vectors; layout image: whole images. Gray is ITU-R 601 luma, "
+            "(19595 R + 38470 G + 7471 B + 32768) >> 16."
         ),
         needs_data=True,
-        options={"patch_size": 1, "color": "gray"},
+        options={"patch_size": 1, "color": "gray", "layout": "sequence", "augment": "none"},
     )
 
     def load(self, request: Request) -> Task:
@@ -68,6 +76,7 @@ class Image:
         check_one_of(request.options, "patch_size", (1, 2, 4, 8, 16))
         color = str(request.options["color"])
         check_choice("color", color, _SCALES)
+        check_layout(request.options)
         source = self._source(request.data_dir, color)
         arrays = load_source(self.card, source, request.progress)
         return carved_task(self.card, request.options, arrays, _SCALES[color], source.description)

@@ -22,7 +22,14 @@ from rifflemix.tasks.files import (
     stat_key,
 )
 from rifflemix.tasks.hub import hub_source
-from rifflemix.tasks.pixels import PARTS, PixelScale, carved_task, check_parts, decode_npz_parts
+from rifflemix.tasks.pixels import (
+    PARTS,
+    PixelScale,
+    carved_task,
+    check_layout,
+    check_parts,
+    decode_npz_parts,
+)
 
 _IDX = {
     "train_images": "train-images-idx3-ubyte",
@@ -47,15 +54,16 @@ class Mnist:
         licence="CC BY-SA 3.0",
         description=(
             "70,000 28x28 gray images of digits, 10 classes. patch_size 1: 784 tokens with 256 "
-            "levels; 2, 4, 7 or 14: patches as vectors."
+            "levels; 2, 4, 7 or 14: patches as vectors; layout image: whole images."
         ),
         needs_data=True,
-        options={"patch_size": 1},
+        options={"patch_size": 1, "layout": "sequence", "augment": "none"},
     )
 
     def load(self, request: Request) -> Task:
         """The task, decoded to the cache when first read."""
         check_one_of(request.options, "patch_size", (1, 2, 4, 7, 14))
+        check_layout(request.options)
         source = self._source(request.data_dir)
         arrays = load_source(self.card, source, request.progress)
         return carved_task(self.card, request.options, arrays, _SCALE, source.description)

@@ -1,9 +1,9 @@
-"""Images as token sequences: one token a pixel, or one vector a patch."""
+"""Images as token sequences (one token a pixel, or one vector a patch), or as images."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from rifflemix.errors import InputError
-from rifflemix.tasks.base import Sample, Task, TaskCard
+from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.tasks.base import Batch, Sample, Task, TaskCard
 from rifflemix.tasks.files import Array, Arrays, read_npz_xz
 
+LAYOUTS = ("sequence", "image")
+AUGMENTATIONS = ("none", "crop_flip")
 PARTS = ("train", "test")
 """What image data sets come in; validation is carved from the first."""
 
@@ -38,14 +41,14 @@ class PixelSplit:
         labels: (M,) uint8.
         rows: which of them belong to the split, in order.
         patch_size: 1 on gray images gives tokens; else vectors of patch_size**2 * channels
-            floats, rows of the patch first, channels last.
-        scale: how pixels of vectors are normalised.
+            floats, rows of the patch first, channels last. None gives whole images.
+        scale: how pixels of vectors and of whole images are normalised.
     """
 
     images: Array
     labels: Array
     rows: NDArray[np.int64]
-    patch_size: int
+    patch_size: int | None
     scale: PixelScale
 
     def __len__(self) -> int:
@@ -53,12 +56,18 @@ class PixelSplit:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Sample:
-        """The image as (N,) int64 pixels or (N, F) float32 patches, rows first, and its label."""
+        """An image and its label.
+
+        The image is (N,) int64 pixels or (N, F) float32 patches, rows first, or whole, float32
+        of shape (channels, height, width).
+        """
         row = int(self.rows[index])
         image, label = self.images.values[row], int(self.labels.values[row])
+        if self.patch_size is None:
+            return torch.from_numpy(self._planes(image)), label
         if _is_tokens(self.patch_size, self.images):
             return torch.from_numpy(image.reshape(-1).astype(np.int64)), label
-        return torch.from_numpy(self._patches(image)), label
+        return torch.from_numpy(self._patches(image, self.patch_size)), label
 
     def digest(self) -> bytes:
         """Hash of the split's pixels and labels, in order."""
@@ -69,15 +78,59 @@ class PixelSplit:
             total.update(self.labels.values[rows].tobytes())
         return total.digest()
 
-    def _patches(self, image: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _patches(self, image: NDArray[np.uint8], size: int) -> NDArray[np.float32]:
         height, width = image.shape[:2]
-        size, channels = self.patch_size, len(self.scale.mean)
+        channels = len(self.scale.mean)
+        grid = image.reshape(height // size, size, width // size, size, channels)
+        patches = self._normalised(grid.transpose(0, 2, 1, 3, 4))
+        return patches.reshape(-1, size * size * channels)
+
+    def _planes(self, image: NDArray[np.uint8]) -> NDArray[np.float32]:
+        pixels = self._normalised(image.reshape(*image.shape[:2], len(self.scale.mean)))
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+    def _normalised(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """The last axis holds the channels."""
         mean = np.asarray(self.scale.mean, dtype=np.float32)
         std = np.asarray(self.scale.std, dtype=np.float32)
-        grid = image.reshape(height // size, size, width // size, size, channels)
-        patches = grid.transpose(0, 2, 1, 3, 4).astype(np.float32)
-        floats = (patches / np.float32(self.scale.top) - mean) / std
-        return floats.reshape(-1, size * size * channels).astype(np.float32, copy=False)
+        floats = (pixels.astype(np.float32) / np.float32(self.scale.top) - mean) / std
+        return floats.astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True, eq=False)
+class WholeImages(Task):
+    """A task over whole images (B, channels, height, width).
+
+    Attributes:
+        image_shape: channels, height, width.
+        augmentation: what happens to training images: "none", or "crop_flip", a crop at a random
+            place of the image with 4 black pixels around it, and a mirror image half of the time.
+        black: value of a black pixel by channel.
+    """
+
+    image_shape: tuple[int, int, int] = (1, 1, 1)
+    augmentation: str = "none"
+    black: tuple[float, ...] = (0.0,)
+
+    def augment(self, batch: Batch, seeds: Sequence[int]) -> Batch:
+        """Training images changed at random, each by its own seed."""
+        if self.augmentation == "none":
+            return batch
+        images = [
+            _crop_flip(image, self.black, np.random.default_rng(seed))
+            for image, seed in zip(batch["inputs"], seeds, strict=True)
+        ]
+        return {**batch, "inputs": torch.stack(images)}
+
+
+def _crop_flip(image: Tensor, black: Sequence[float], generator: np.random.Generator) -> Tensor:
+    """One image (channels, height, width); `black` is its darkest value by channel."""
+    top, left, mirror = (int(generator.integers(high)) for high in (9, 9, 2))
+    channels, height, width = image.shape
+    padded = image.new_tensor(black).view(channels, 1, 1).repeat(1, height + 8, width + 8)
+    padded[:, 4:-4, 4:-4] = image
+    crop = padded[:, top : top + height, left : left + width]
+    return crop.flip(-1) if mirror else crop
 
 
 def pixel_task(
@@ -93,18 +146,22 @@ def pixel_task(
 
     Args:
         card: of the task.
-        options: resolved options; "patch_size" is read here.
+        options: resolved options; "patch_size", "layout" and "augment" are read here.
         splits: images, labels and rows of each split, as in `PixelSplit`.
         scale: how pixels of vectors are normalised, with one mean for each channel.
         split_note: where the validation split comes from.
         data_source: where the pixels come from.
 
     Raises:
-        InputError: a split without images.
+        InputError: a split without images, or options that contradict each other.
     """
     for name, (_, _, rows) in splits.items():
         if len(rows) == 0:
             raise InputError(f"task {card.name}: {data_source} has no images for the {name} split")
+    if options.get("layout") == "image":
+        return _whole_images(card, options, splits, scale, split_note, data_source)
+    if options.get("augment", "none") != "none":
+        raise bad_argument("augment", "none with layout 'sequence'", repr(options["augment"]))
     patch_size = int(options["patch_size"])
     height, width = splits["train"][0].values.shape[1:3]
     tokens = _is_tokens(patch_size, splits["train"][0])
@@ -120,6 +177,43 @@ def pixel_task(
         split_note=split_note,
         data_source=data_source,
         splits={name: PixelSplit(*split, patch_size, scale) for name, split in splits.items()},
+    )
+
+
+def check_layout(options: Mapping[str, Any]) -> None:
+    """Raise unless "layout" and "augment" are ones that `pixel_task` knows."""
+    check_choice("layout", options["layout"], LAYOUTS)
+    check_choice("augment", options["augment"], AUGMENTATIONS)
+
+
+def _whole_images(
+    card: TaskCard,
+    options: Mapping[str, Any],
+    splits: Mapping[str, tuple[Array, Array, NDArray[np.int64]]],
+    scale: PixelScale,
+    split_note: str,
+    data_source: str,
+) -> WholeImages:
+    if options["patch_size"] != 1:
+        raise bad_argument(
+            "patch_size", "1 with layout 'image'", options["patch_size"], "models cut the patches"
+        )
+    height, width = splits["train"][0].values.shape[1:3]
+    return WholeImages(
+        name=card.name,
+        options=dict(options),
+        input_kind="images",
+        vocab_size=None,
+        num_features=None,
+        num_classes=10,
+        max_length=height * width,
+        padding=False,
+        split_note=split_note,
+        data_source=data_source,
+        splits={name: PixelSplit(*split, None, scale) for name, split in splits.items()},
+        image_shape=(len(scale.mean), height, width),
+        augmentation=str(options["augment"]),
+        black=tuple(-mean / std for mean, std in zip(scale.mean, scale.std, strict=True)),
     )
 
 

@@ -65,6 +65,13 @@ class TrainOrder(Sampler[list[int]]):
         parts = [indices[start : start + size] for start in range(0, len(indices), size)]
         return parts[self.rank :: self.processes]
 
+    def places(self, step: int) -> list[range]:
+        """For each micro-batch, where its samples stand in the whole run's order of samples."""
+        size = micro_batch_size(self.config, self.processes)
+        first = step * self.config.batch_size
+        starts = range(first, first + self.config.batch_size, size)
+        return [range(start, start + size) for start in starts][self.rank :: self.processes]
+
 
 class EvaluationOrder(Sampler[list[int]]):
     """One process's batches over a whole split, in order; as many as in every other.
@@ -154,11 +161,12 @@ def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
 
 
 def count_tokens(batch: Batch) -> int:
-    """Valid tokens in a CPU batch."""
+    """Valid tokens in a CPU batch; of whole images, pixels."""
     mask = batch.get("key_padding_mask")
     if mask is not None:
         return int(mask.numel() - mask.sum())
-    return batch["inputs"].shape[0] * batch["inputs"].shape[1]
+    shape = batch["inputs"].shape
+    return shape[0] * (shape[2] * shape[3] if len(shape) == 4 else shape[1])
 
 
 def _leave_interrupts_to_parent(_: int) -> None:

@@ -18,17 +18,17 @@ from rifflemix.train.data import (
     to_device,
 )
 from rifflemix.train.engine import Engine
-from rifflemix.train.protocols import Batch, TrainableTask
+from rifflemix.train.protocols import Batch, Summarises, TrainableTask
 from rifflemix.train.results import TrainingDiverged
 from rifflemix.train.seeds import derive_seed, rng_state, seed_everything, set_rng_state
 
 _NOISE = 3  # purpose of the derived seed
+_OPTIONS = ("key_padding_mask", "decoder_inputs")
 
 
 def run_model(model: nn.Module, batch: Batch) -> Tensor:
-    """Outputs of `model` for a batch; the mask is passed where the batch has one."""
-    mask = batch.get("key_padding_mask")
-    options = {} if mask is None else {"key_padding_mask": mask}
+    """Outputs of `model` for a batch; masks and decoder inputs are passed where it has them."""
+    options = {name: batch[name] for name in _OPTIONS if name in batch}
     outputs: Tensor = model(batch["inputs"], **options)
     return outputs
 
@@ -92,6 +92,8 @@ def _means(
     sums: dict[str, tuple[float, float]], task: TrainableTask, split_name: str
 ) -> dict[str, float]:
     means = {name: total / count for name, (total, count) in sums.items()}
+    if isinstance(task, Summarises):
+        means.update(task.summarise(means))
     for needed in ("loss", task.metric):
         if needed not in means:
             raise bad_argument(f"metrics of task {task.name!r}", f"{needed!r}", sorted(means))

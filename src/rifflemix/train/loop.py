@@ -27,7 +27,7 @@ from rifflemix.train.data import (
 from rifflemix.train.engine import Engine
 from rifflemix.train.evaluate import evaluate, run_model
 from rifflemix.train.optim import allocate_state, build_optimizer, decay_groups, set_rates
-from rifflemix.train.protocols import Batch, TrainableTask
+from rifflemix.train.protocols import Augments, Batch, TrainableTask
 from rifflemix.train.results import TrainEvent, TrainingDiverged, TrainResult
 from rifflemix.train.run_folder import RunFolder, describe_run
 from rifflemix.train.schedules import learning_rate, momentum
@@ -37,7 +37,7 @@ from rifflemix.train.state import RunState
 OnEvent = Callable[[TrainEvent], None]
 ShouldStop = Callable[[], bool]
 
-_NOISE = 4  # purpose of the derived seed
+_NOISE, _AUGMENT = 4, 5  # purposes of derived seeds
 
 
 def train(
@@ -224,9 +224,10 @@ class _Run:
         set_rates(self.optimizer, rate, momentum(config, progress.step))
         is_first = progress.step == self.first_step
         loss = torch.zeros((), device=self.engine.device)
-        for indices in self.order.micro_batches(progress.step):
+        places = self.order.places(progress.step)
+        for indices, at in zip(self.order.micro_batches(progress.step), places, strict=True):
             with progress.clock("data"):
-                batch = self._next_batch(indices)
+                batch = self._next_batch(indices, at)
             with self._working(is_timed=not is_first):
                 loss += self._forward_backward(batch)
         self.unread.append(loss / config.accumulation)
@@ -239,8 +240,11 @@ class _Run:
             self._log_losses(rate)
         self._tell("step", lr=rate)
 
-    def _next_batch(self, indices: list[int]) -> Batch:
+    def _next_batch(self, indices: list[int], places: range) -> Batch:
         batch = next(self.batches)
+        if isinstance(self.task, Augments):
+            seeds = [derive_seed(self.config.seed, _AUGMENT, place) for place in places]
+            batch = self.task.augment(batch, seeds)
         check_finite(batch, indices, "train")
         self.unread_tokens += count_tokens(batch)
         return to_device(batch, self.engine.device)

@@ -25,7 +25,8 @@ class TrainableTask(Protocol):
 
     A batch is a dict with "inputs" (B, N) int64 or (B, N, F) float32, whatever `loss` and
     `metrics` need, and, where the task pads, "key_padding_mask" (B, N) bool, True = padding.
-    The model is called as `model(batch["inputs"], key_padding_mask=mask or absent)`.
+    The model is called as `model(batch["inputs"], key_padding_mask=mask or absent)`; where a batch
+    holds "decoder_inputs" (B, M) int64, what a decoder reads, with `decoder_inputs=` as well.
     """
 
     @property
@@ -58,10 +59,26 @@ class TrainableTask(Protocol):
         """Mean loss over the batch, a float32 scalar."""
 
     def metrics(self, outputs: Tensor, batch: Batch, /) -> Mapping[str, tuple[float, int]]:
-        """Metric name -> (sum, count); has at least "loss" and `metric`."""
+        """Metric name -> (sum, count); with what `Summarises` adds, at least "loss" and `metric`."""
 
     def fingerprint(self) -> str:
         """Hash of the data and the options."""
+
+
+@runtime_checkable
+class Augments(Protocol):
+    """A task that changes training batches at random."""
+
+    def augment(self, batch: Batch, seeds: Sequence[int], /) -> Batch:
+        """The batch with each sample changed as its own seed says."""
+
+
+@runtime_checkable
+class Summarises(Protocol):
+    """A task some of whose metrics are no means, but follow from them."""
+
+    def summarise(self, means: Mapping[str, float], /) -> Mapping[str, float]:
+        """More metrics, from the mean of each metric over a whole split."""
 
 
 @runtime_checkable

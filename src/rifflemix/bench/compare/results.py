@@ -45,7 +45,7 @@ def finished_run(mixer: str, seed: int, folder: str, result: TrainResult, path: 
         "validation": _chosen(result),
         "test": result.test,
         "validation_curve": result.validation,
-        "train_curve": _train_curve(path / "log.jsonl"),
+        "train_curve": train_curve(path / "log.jsonl"),
         "environment": environment(),
     }
 
@@ -60,7 +60,7 @@ def single_run(
         "command": place["command"],
         "config": config.to_dict() | {"task_options": dict(task.options)},
         "seed": seed,
-        "protocol": _protocol(task),
+        "protocol": protocol(task),
         "environment": place,
         "wall_seconds": result.seconds["total"],
         "peak_memory_bytes": training_memory(config, task, mixer) if result.finished else None,
@@ -91,7 +91,7 @@ def assemble(
         "config": dict(plan.settings),
         "seeds": list(plan.config.seeds),
         "task": _task(plan),
-        "protocol": _protocol(plan.task),
+        "protocol": protocol(plan.task),
         "environment": place,
         "wall_seconds": sum(run["wall_seconds"] for run in runs),
         "peak_memory_bytes": max(peak_memory.values(), default=None),
@@ -104,7 +104,7 @@ def assemble(
     }
 
 
-def _protocol(task: Task) -> dict[str, str]:
+def protocol(task: Task) -> dict[str, str]:
     return {
         "model_chosen_on": "validation",
         "metric": task.metric,
@@ -148,7 +148,7 @@ def _chosen(result: TrainResult) -> dict[str, float]:
     return next(entry for entry in result.validation if entry["step"] == result.best_step)
 
 
-def _train_curve(log: Path) -> list[dict[str, float]]:
+def train_curve(log: Path) -> list[dict[str, float]]:
     """Step and mean training loss of each line that the log has on training."""
     return [
         {"step": entry["step"], "loss": entry["loss"]}

@@ -111,7 +111,7 @@ def train_mixer(
         InputError: as rifflemix.train.train.
         TrainingDiverged: loss, metric or weights are not finite.
     """
-    feed = _StatusFeed(mixer, seed, config.train.max_steps, on_status or _silent)
+    feed = StatusFeed(mixer, seed, config.train.max_steps, on_status)
     try:
         result = train(
             build_model(config, task, mixer, seed),
@@ -155,12 +155,12 @@ def _run(
     return result.finished
 
 
-class _StatusFeed:
+class StatusFeed:
     """Turns the training loop's events into statuses."""
 
-    def __init__(self, mixer: str, seed: int, max_steps: int, say: OnStatus) -> None:
+    def __init__(self, mixer: str, seed: int, max_steps: int, say: OnStatus | None) -> None:
         self._status = RunStatus(mixer, seed, "training", 0, max_steps)
-        self._say = say
+        self._say = say or _silent
 
     def show(self, **changes: Any) -> None:
         """Change the status and tell it."""
@@ -175,7 +175,7 @@ class _StatusFeed:
         if event.steps_per_second is not None:
             changes["steps_per_second"] = event.steps_per_second
         if event.kind == "eval" and event.split == "validation":
-            changes["accuracy"] = event.metrics["accuracy"]
+            changes["accuracy"] = event.metrics.get("accuracy")
         self.show(**changes)
 
 

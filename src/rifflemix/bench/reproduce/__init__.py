@@ -1,0 +1,6 @@
+"""Run a recipe: train the row of a table and put the paper's number beside ours."""
+
+from rifflemix.bench.reproduce.results import FORMAT, load_results
+from rifflemix.bench.reproduce.run import ReproducePlan, plan_reproduction, run_reproduction
+
+__all__ = ["FORMAT", "ReproducePlan", "load_results", "plan_reproduction", "run_reproduction"]

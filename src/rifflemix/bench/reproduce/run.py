@@ -1,0 +1,214 @@
+"""The course of a reproduction: check, train or go on, write results.json."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rifflemix.bench.compare.config import check_device
+from rifflemix.bench.compare.plan import check_folder
+from rifflemix.bench.compare.run import OnStatus, ShouldStop, StatusFeed, using_threads
+from rifflemix.bench.reproduce.results import results_of
+from rifflemix.bench.reproduce.utilisation import Utilisation, utilisation
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.files import write_json
+from rifflemix.models import Model, create_model, model_settings
+from rifflemix.recipes import Recipe
+from rifflemix.tasks import Task, load_task
+from rifflemix.train import TrainResult, train
+from rifflemix.train.evaluate import run_model
+from rifflemix.train.seeds import seed_everything
+
+RESULTS_FILE = "results.json"
+
+
+@dataclass(frozen=True)
+class ReproducePlan:
+    """A recipe that has passed all checks and can start.
+
+    Attributes:
+        recipe: what to run, shortened and scaled as asked.
+        task: the loaded data.
+        out: the run's folder; not made yet where this is the first start.
+        seed: of the weights, the data order and the noise.
+        device: "cpu", "cuda", "cuda:1" ...
+        threads: CPU threads.
+        parameters: trainable parameters of the model.
+    """
+
+    recipe: Recipe
+    task: Task
+    out: Path
+    seed: int
+    device: str
+    threads: int
+    parameters: int
+
+
+def plan_reproduction(
+    recipe: Recipe,
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    max_steps: int | None = None,
+    scale: float = 1.0,
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    threads: int | None = None,
+    precision: str | None = None,
+    compiled: bool = False,
+    progress: Callable[[str, int, int | None], None] | None = None,
+) -> ReproducePlan:
+    """Check everything; write nothing.
+
+    Args:
+        recipe: the row.
+        out: the run's folder, new, empty, or of an earlier start with the same settings.
+        data_dir: folder of the task's data files.
+        max_steps: fewer updates than the recipe's; its schedule shrinks with them.
+        scale: factor of the model's widths.
+        batch_size: samples per update, where the recipe's are too many.
+        seed: of the run.
+        device: where to train.
+        threads: CPU threads; None leaves torch's choice.
+        precision: "no" or "bf16"; None is the recipe's.
+        compiled: run the model through torch.compile.
+        progress: told how long loading data goes on.
+
+    Raises:
+        InputError: data is missing, the model cannot be built, or `out` cannot be used.
+    """
+    check_folder(out)
+    check_device(device)
+    recipe = recipe.scaled(scale)
+    if max_steps is not None:
+        recipe = recipe.shortened(max_steps)
+    changes: dict[str, Any] = {"seed": seed, "compile": compiled}
+    if batch_size is not None:
+        changes["batch_size"] = batch_size
+    if precision is not None:
+        changes["precision"] = precision
+    recipe = replace(recipe, train=replace(recipe.train, **changes))
+    task = load_task(recipe.task, data_dir=data_dir, progress=progress, **recipe.task_options)
+    if recipe.train.batch_size > len(task.split("train")):
+        raise bad_argument(
+            "batch_size",
+            f"at most the {len(task.split('train')):,} samples of the training split",
+            recipe.train.batch_size,
+        )
+    model = build_model(recipe, task, seed)
+    _try_out(model, task)
+    count = torch.get_num_threads() if threads is None else threads
+    return ReproducePlan(recipe, task, out, seed, device, count, model.num_parameters())
+
+
+def run_reproduction(
+    plan: ReproducePlan,
+    *,
+    budget_minutes: float | None = None,
+    on_status: OnStatus | None = None,
+    should_stop: ShouldStop | None = None,
+) -> dict[str, Any]:
+    """Train to the end, or until stopped; the same call goes on.
+
+    Args:
+        plan: a checked recipe.
+        budget_minutes: stop in good order after so long, to be continued.
+        on_status: told where the run stands, at every step.
+        should_stop: polled at every step.
+
+    Returns:
+        What results.json holds: "status" is "complete" or "partial".
+
+    Raises:
+        InputError: the folder cannot be written, is in use or belongs to another run.
+        TrainingDiverged: loss, metric or weights are not finite.
+    """
+    if budget_minutes is not None and not budget_minutes > 0:
+        raise bad_argument("budget", "minutes over 0", budget_minutes)
+    recipe = plan.recipe
+    feed = StatusFeed(recipe.name, plan.seed, recipe.train.max_steps, on_status)
+    stop = _within(budget_minutes, should_stop)
+    with using_threads(plan.threads):
+        model = build_model(recipe, plan.task, plan.seed)
+        result = train(
+            model,
+            plan.task,
+            recipe.train,
+            plan.out,
+            device=plan.device,
+            on_event=feed.on_event,
+            should_stop=stop,
+            model_settings=_identity(recipe),
+        )
+        feed.show(state="done" if result.finished else "stopped")
+        speed = _utilisation(plan, result)
+    results = results_of(recipe, plan.task, plan.seed, result, plan.out, speed)
+    write_json(plan.out / RESULTS_FILE, results)
+    return results
+
+
+def build_model(recipe: Recipe, task: Task, seed: int) -> Model:
+    """The recipe's model, fitted to the task's vocabulary, features, classes and lengths."""
+    fitted = {
+        "vocab_size": task.vocab_size,
+        "in_channels": task.num_features,
+        "num_classes": task.num_classes,
+        "max_length": task.max_length,
+    }
+    known = model_settings(recipe.model)
+    settings = {
+        name: value for name, value in fitted.items() if name in known and value is not None
+    }
+    seed_everything(seed)
+    return create_model(recipe.model, **{**settings, **recipe.model_settings})
+
+
+def _try_out(model: Model, task: Task) -> None:
+    batch = task.collate([task.split("train")[index] for index in range(2)])
+    model.eval()
+    try:
+        with torch.no_grad():
+            outputs = run_model(model, batch)
+            loss = task.loss(outputs, batch)
+    except InputError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"model {model.name} cannot run on task {task.name}: {reason}") from error
+    if not torch.isfinite(loss):
+        raise InputError(f"model {model.name} on task {task.name}: expected a finite loss, got NaN")
+
+
+def _identity(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "recipe": recipe.name,
+        "model": recipe.model,
+        "model_settings": dict(recipe.model_settings),
+        "width": recipe.width,
+    }
+
+
+def _within(minutes: float | None, should_stop: ShouldStop | None) -> ShouldStop:
+    end = None if minutes is None else time.monotonic() + 60.0 * minutes
+
+    def stop() -> bool:
+        is_over = end is not None and time.monotonic() >= end
+        return is_over or (should_stop is not None and should_stop())
+
+    return stop
+
+
+def _utilisation(plan: ReproducePlan, result: TrainResult) -> Utilisation | None:
+    if result.steps_per_second is None:
+        return None
+    model = build_model(plan.recipe, plan.task, plan.seed)
+    return utilisation(
+        model, plan.task, plan.recipe.train, result.steps_per_second, torch.device(plan.device)
+    )

@@ -1,0 +1,47 @@
+"""rifflemix report: all reproductions in one page, table by table."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rifflemix.cli import options
+from rifflemix.cli.output import print_json, show
+
+EPILOG = """Examples:
+
+  rifflemix report runs --out report
+
+  rifflemix report benchmarks/results runs/csp-image/results.json --out report
+"""
+
+
+def report(
+    places: Annotated[
+        list[Path], typer.Argument(help="Folders, searched to any depth, or results files.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for report.md and report.html.")],
+    json: options.Json = False,
+) -> None:
+    """Show all results of `rifflemix reproduce`: the papers' tables, their numbers and ours."""
+    from rifflemix.bench.compare import check_folder
+    from rifflemix.bench.reproduce import load_results
+    from rifflemix.files import make_folder, write_atomically
+    from rifflemix.report.reproduction import report_entries, report_files
+
+    check_folder(out)
+    found = load_results(places)
+    make_folder(out)
+    for name, content in report_files(found, out).items():
+        write_atomically(out / name, partial(_write, content))
+    if json:
+        print_json(report_entries(found))
+    else:
+        show(f"{len(found)} results; written to {out}: report.md, report.html")
+
+
+def _write(content: bytes, path: Path) -> None:
+    path.write_bytes(content)

@@ -1,0 +1,98 @@
+"""rifflemix reproduce: a row of a paper's table, the printed number beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rifflemix.cli import options
+from rifflemix.cli.data import DataProgress
+from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
+from rifflemix.cli.output import plain_table, print_json, progress_console, show
+
+if TYPE_CHECKING:
+    from rifflemix.bench.reproduce import ReproducePlan
+
+EPILOG = """Examples:
+
+  rifflemix reproduce csp/table4-image --data-dir data --out runs/csp-image
+
+  rifflemix reproduce csp/table4-image --data-dir data --max-steps 200 --scale 0.5 --out runs/small
+
+  rifflemix reproduce sinkhorn/table1-sort-b32 --budget 30 --out runs/sort
+
+--max-steps shortens the schedule with the run; --budget and Ctrl-C stop in good order, and the
+same command goes on. Results say how much of the paper's run was made.
+"""
+
+
+def reproduce(
+    recipe: Annotated[str, typer.Argument(help="PAPER/ROW; see `rifflemix list recipes`.")],
+    out: Annotated[Path, typer.Option(help="The run's folder, new or to be continued.")],
+    data_dir: options.DataDir = None,
+    max_steps: options.MaxSteps = None,
+    scale: Annotated[float, typer.Option(help="Factor of the model's widths, over 0 to 1.")] = 1.0,
+    budget: Annotated[
+        float | None, typer.Option(metavar="MINUTES", help="Stop after so long, to be continued.")
+    ] = None,
+    batch_size: options.BatchSize = None,
+    seed: Annotated[int, typer.Option(help="Of weights, data order and noise.")] = 0,
+    device: options.Device = "auto",
+    precision: Annotated[
+        str | None, typer.Option(help="float32 or bf16; the recipe's if unset.")
+    ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    threads: options.Threads = None,
+    json: options.Json = False,
+) -> None:
+    """Train a row of a paper's table and print the paper's number beside ours."""
+    from rifflemix.bench.reproduce import plan_reproduction
+    from rifflemix.recipes import get_recipe
+
+    chosen = get_recipe(recipe)
+    with DataProgress(progress_console()) as progress:
+        plan = plan_reproduction(
+            chosen,
+            out,
+            data_dir=data_dir,
+            max_steps=max_steps,
+            scale=scale,
+            batch_size=batch_size,
+            seed=seed,
+            device=options.parse_device(device),
+            threads=threads,
+            precision=None if precision is None else options.parse_precision(precision),
+            compiled=compile,
+            progress=progress,
+        )
+    results, interrupted = _run(plan, budget)
+    if json:
+        print_json(results)
+    else:
+        _show(plan, results)
+    if results["status"] != "complete":
+        progress_console().print("stopped; the same command goes on", soft_wrap=True)
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _run(plan: ReproducePlan, budget: float | None) -> tuple[dict[str, Any], bool]:
+    from rifflemix.bench.reproduce import run_reproduction
+    from rifflemix.report.live import live_progress
+
+    recipe = plan.recipe
+    live = live_progress(progress_console(), {recipe.name: recipe.row}, (plan.seed,))
+    with live, StopRequest(live.note) as stop:
+        results = run_reproduction(
+            plan, budget_minutes=budget, on_status=live.update, should_stop=stop
+        )
+        return results, stop() and results["status"] != "complete"
+
+
+def _show(plan: ReproducePlan, results: dict[str, Any]) -> None:
+    from rifflemix.report.reproduction import summary_rows
+
+    show(plain_table((plan.recipe.name, plan.recipe.paper), summary_rows(results)))
+    show(f"Written to {plan.out}/results.json")

@@ -1,0 +1,175 @@
+"""What the Long Range Arena rows of several papers share: data, hosts, schedules, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rifflemix.mixers.registry import mixer_options
+from rifflemix.train import TrainConfig
+
+TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "listops": ("ListOps", "listops", {}),
+    "text": ("Text", "text", {}),
+    "retrieval": ("Retrieval", "retrieval", {}),
+    "image": ("Image", "image", {}),
+    "pathfinder": ("Pathfinder", "pathfinder32", {}),
+    "pathx": ("Path-X", "pathx", {}),
+}
+"""Column title, task and its options."""
+
+TEXT_LENGTH = 4096
+
+# Adam as in flax: decay decoupled and on every parameter, biases and norms too.
+_FLAX: dict[str, Any] = {
+    "optimizer": "adamw",
+    "betas": (0.9, 0.98),
+    "eps": 1e-9,
+    "decay_all": True,
+}
+_SQRT: dict[str, Any] = {"schedule": "rsqrt", "lr": 0.05, "weight_decay": 0.1}
+
+BASE: dict[str, TrainConfig] = {
+    "listops": TrainConfig(
+        max_steps=5_000, batch_size=32, warmup_steps=1_000, eval_every=500, **_SQRT, **_FLAX
+    ),
+    "text": TrainConfig(
+        max_steps=20_000, batch_size=32, warmup_steps=8_000, eval_every=1_000, **_SQRT, **_FLAX
+    ),
+    "retrieval": TrainConfig(
+        max_steps=5_000, batch_size=32, warmup_steps=8_000, eval_every=500, **_SQRT, **_FLAX
+    ),
+    "image": TrainConfig(
+        max_steps=35_156,
+        batch_size=256,
+        lr=5e-4,
+        schedule="cosine_restarts",
+        schedule_steps=35_000,
+        warmup_steps=175,
+        eval_every=500,
+        **_FLAX,
+    ),
+    "pathfinder": TrainConfig(
+        max_steps=62_500,
+        batch_size=512,
+        lr=1e-3,
+        schedule="cosine_restarts",
+        schedule_steps=62_400,
+        warmup_steps=312,
+        eval_every=1_000,
+        **_FLAX,
+    ),
+}
+"""Training in the JAX code of the Long Range Arena; a row changes what it changes."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of one row's model on Image or Pathfinder: `inner` is the width of its attention."""
+
+    layers: int
+    dim: int
+    inner: int
+    mlp: int
+    heads: int
+    pool: str = "cls"
+    more: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+
+
+_IMAGE = Size(1, 128, 64, 128, 8)
+SIZES: dict[str, dict[str, Size]] = {
+    "image": {
+        "softmax": _IMAGE,
+        "sinkformer": _IMAGE,
+        "cosformer": _IMAGE,
+        "sparse_transformer": _IMAGE,
+        "synthesizer": _IMAGE,
+        "linear": _IMAGE,
+        "linformer": _IMAGE,
+        "performer": _IMAGE,
+        "reformer": Size(4, 64, 32, 64, 8),
+        "local": Size(1, 128, 64, 128, 2, "mean"),
+        "longformer": Size(4, 128, 64, 128, 4, "mean"),
+        "bigbird": Size(1, 128, 64, 128, 4),
+        "sinkhorn": Size(1, 32, 32, 64, 1, more={"dropout": 0.1}, train={"weight_decay": 0.7}),
+    },
+    "pathfinder": {
+        "softmax": Size(4, 32, 16, 32, 4, "mean", {"dropout": 0.2}),
+        "sinkformer": Size(4, 32, 16, 32, 4, "mean", {"dropout": 0.2}),
+        "cosformer": Size(4, 32, 16, 32, 4, "mean", {"dropout": 0.2}),
+        "sparse_transformer": Size(1, 32, 16, 32, 8),
+        "synthesizer": Size(2, 64, 32, 64, 4),
+        "linear": Size(1, 128, 64, 128, 2),
+        "linformer": Size(1, 32, 16, 32, 2),
+        "performer": Size(1, 128, 64, 128, 8),
+        "reformer": Size(2, 64, 32, 64, 8),
+        "local": Size(2, 32, 32, 64, 4),
+        "longformer": Size(2, 32, 16, 32, 2),
+        "bigbird": Size(4, 64, 32, 64, 2),
+        "sinkhorn": Size(2, 32, 16, 64, 4),
+    },
+}
+"""Per-model sizes of the two image tasks; on the other tasks all models have the host's."""
+
+# What the JAX code sets for a mixer on a task, where it is not the mixer's own default.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "local": {"block_size": 50},
+    "sinkhorn": {"block_size": 50},
+    "sinkformer": {"num_iterations": 3},
+    "linformer": {"projected_length": 16},
+    "performer": {"kernel": "relu"},
+    "sparse_transformer": {"stride": 128, "num_summary": 33},
+    "longformer": {"window": 512},
+    "bigbird": {"block_size": 64, "num_random": 3},
+    "cosformer": {},
+}
+_TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("local", "image"): {"block_size": 64},
+    ("local", "pathfinder"): {"block_size": 64},
+    ("sinkhorn", "image"): {"block_size": 64},
+    ("sinkhorn", "pathfinder"): {"block_size": 64},
+    ("linformer", "text"): {"projected_length": 32},
+    ("synthesizer", "text"): {"mode": "factorised", "rank": 32, "dot_product": False},
+}
+
+
+def row_options(mixer: str, task: str) -> dict[str, Any]:
+    """The mixer's options in the JAX code, for one task."""
+    return {**_OPTIONS.get(mixer, {}), **_TASK_OPTIONS.get((mixer, task), {})}
+
+
+def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Settings of the `lra_{task}` preset for a row, and where they fall short of the code.
+
+    Returns:
+        The settings, and notes on what the mixer cannot be told.
+    """
+    options = row_options(mixer, task)
+    settings: dict[str, Any] = {"mixer": mixer}
+    notes: tuple[str, ...] = ()
+    size = SIZES.get(task, {}).get(mixer)
+    if size is not None:
+        settings |= {
+            "num_layers": size.layers,
+            "dim": size.dim,
+            "num_heads": size.heads,
+            "mlp_ratio": size.mlp / size.dim,
+            "head_hidden": [size.mlp],
+            "pool": size.pool,
+            **size.more,
+        }
+        if "inner_dim" in mixer_options(mixer):
+            options["inner_dim"] = size.inner
+        elif size.inner != size.dim:
+            notes = (f"the code's attention is {size.inner} wide inside, ours {size.dim}",)
+    if options:
+        settings["mixer_options"] = options
+    return settings, notes
+
+
+def row_training(mixer: str, task: str) -> dict[str, Any]:
+    """What a row changes in the task's `BASE` training."""
+    size = SIZES.get(task, {}).get(mixer)
+    return {} if size is None else dict(size.train)

@@ -1,0 +1,25 @@
+"""The one list of recipes. A paper is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rifflemix.errors import unknown_name
+from rifflemix.recipes import csp, sliceformer
+from rifflemix.recipes.base import Recipe
+
+_RECIPES: dict[str, Callable[[], Recipe]] = {
+    name: make for paper in (csp, sliceformer) for name, make in paper.RECIPES.items()
+}
+
+
+def list_recipes() -> list[str]:
+    """Names of all recipes, PAPER/ROW, paper by paper."""
+    return list(_RECIPES)
+
+
+def get_recipe(name: str) -> Recipe:
+    """The complete configuration behind a name; an unknown one suggests the nearest."""
+    if name not in _RECIPES:
+        raise unknown_name("recipe", name, _RECIPES)
+    return _RECIPES[name]()
