@@ -43,3 +43,12 @@ def shared_data() -> Path:
     if not path.exists():
         pytest.skip("shared data is not at hand (set RIFFLEMIX_SHARED)")
     return path
+
+
+@pytest.fixture
+def papers() -> Path:
+    """Folder of the papers' texts; skips where they are not at hand."""
+    path = SHARED / "papers"
+    if not path.exists():
+        pytest.skip("the papers' texts are not at hand (set RIFFLEMIX_SHARED)")
+    return path

@@ -1,0 +1,120 @@
+"""Every recipe can be built, says where its number stands, and shrinks as asked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rifflemix.errors import InputError
+from rifflemix.models import create_model, list_models
+from rifflemix.recipes import Recipe, get_recipe, list_recipes
+from rifflemix.tasks import list_tasks, task_card
+from rifflemix.train import TrainConfig
+from rifflemix.train.schedules import learning_rate
+
+PAPERS = ("csp", "sliceformer", "tost", "dimension_mixer", "sinkhorn")
+NAMES = list_recipes()
+
+
+def small(**changes: Any) -> Recipe:
+    """A recipe that no paper has."""
+    settings: dict[str, Any] = {
+        "name": "test/digits",
+        "paper": "Nobody",
+        "table": "Table 0",
+        "row": "TSSA",
+        "column": "Digits",
+        "printed": 50.0,
+        "task": "digits",
+        "task_options": {"patch_size": 4},
+        "model": "encoder",
+        "model_settings": {"mixer": "tssa", "dim": 16, "num_heads": 2},
+        "train": TrainConfig(max_steps=40, batch_size=8, warmup_steps=10, eval_every=20),
+    }
+    return Recipe(**{**settings, **changes})
+
+
+def test_there_are_enough_and_of_every_paper() -> None:
+    assert len(NAMES) >= 60
+    assert {name.split("/")[0] for name in NAMES} == set(PAPERS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_complete(name: str) -> None:
+    recipe = get_recipe(name)
+    assert recipe.name == name
+    assert recipe.model in list_models()
+    assert recipe.task in list_tasks()
+    assert set(recipe.task_options) <= set(task_card(recipe.task).options)
+    assert recipe.printed is None or recipe.printed > 0
+    json.dumps(recipe.to_dict())
+    with torch.device("meta"):
+        create_model(recipe.model, **recipe.model_settings)
+
+
+def test_no_two_rows_have_one_place() -> None:
+    places = [(r.paper, r.table, r.row, r.column, r.metric) for r in map(get_recipe, NAMES)]
+    assert len(places) == len(set(places))
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean csp/table4-image"):
+        get_recipe("csp/table4-imag")
+
+
+def test_fewer_steps_shrink_the_schedule() -> None:
+    train = TrainConfig(
+        max_steps=1000, warmup_steps=100, schedule_steps=1000, eval_every=200, lr=1.0
+    )
+    full = small(train=train)
+    short = full.shortened(100)
+    assert short.steps_of_the_paper == 1000
+    assert (short.train.max_steps, short.train.warmup_steps, short.train.eval_every) == (
+        100,
+        10,
+        20,
+    )
+    for step in range(0, 100, 7):
+        expected = learning_rate(train, 10 * step)
+        assert learning_rate(short.train, step) == pytest.approx(expected, abs=1e-9)
+    assert short.shortened(50).steps_of_the_paper == 1000
+    assert full.shortened(1000) is full
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [(0, "at least 1"), (1001, "at most the 1,000"), (True, "a whole number")],
+)
+def test_steps_out_of_range(steps: Any, words: str) -> None:
+    recipe = small(train=TrainConfig(max_steps=1000))
+    with pytest.raises(InputError, match=words):
+        recipe.shortened(steps)
+
+
+def test_every_width_shrinks_in_whole_heads() -> None:
+    recipe = small(
+        model_settings={
+            "mixer": "csp", "dim": 96, "num_heads": 8, "mixer_options": {"inner_dim": 48}
+        }
+    )  # fmt: skip
+    half = recipe.scaled(0.5)
+    assert half.model_settings["dim"] == 48
+    assert half.model_settings["mixer_options"]["inner_dim"] == 24
+    assert half.scaled(0.5).width == 0.25
+    assert recipe.scaled(0.001).model_settings["dim"] == 8
+    assert recipe.scaled(1) is recipe
+
+
+@pytest.mark.parametrize("width", [0, 1.5, -1, float("nan"), "half"])
+def test_widths_out_of_range(width: Any) -> None:
+    with pytest.raises(InputError, match="scale: expected a number over 0 and at most 1"):
+        small().scaled(width)
+
+
+def test_values_are_shown_in_the_printed_unit() -> None:
+    assert small().shown(0.25) == 25.0
+    assert replace(small(), unit="perplexity").shown(30.5) == 30.5
