@@ -42,12 +42,13 @@ def test_counting_takes_no_memory_and_agrees() -> None:
     assert count_parameters("encoder", **small) == create_model("encoder", **small).num_parameters()
 
 
-def test_the_page_is_what_the_registry_says() -> None:
-    path = Path(__file__).resolve().parents[2] / "docs" / "write_models.py"
-    spec = importlib.util.spec_from_file_location("write_models", path)
+@pytest.mark.parametrize("name", ["mixers", "models"])
+def test_the_page_is_what_the_registry_says(name: str) -> None:
+    path = Path(__file__).resolve().parents[2] / "docs" / "write_tables.py"
+    spec = importlib.util.spec_from_file_location("write_tables", path)
     assert spec is not None
     assert spec.loader is not None
     writer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(writer)
-    page = writer.PAGE.read_text(encoding="utf-8")
-    assert writer.filled(page) == page, "run: python docs/write_models.py"
+    page = (writer.FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    assert writer.filled(name, page) == page, "run: python docs/write_tables.py"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import typer
 
 from rifflemix.cli.options import DataDir, Json
 from rifflemix.cli.output import plain_table, print_json, show
-
-_DIM, _HEADS, _LENGTH = 256, 8, 256
 
 app = typer.Typer(help="List mixers, models, tasks and recipes.")
 
@@ -20,9 +17,9 @@ app = typer.Typer(help="List mixers, models, tasks and recipes.")
 )
 def mixers(json: Json = False) -> None:
     """Mixers: paper, complexity, what each can do, parameters of one layer at C = 256."""
-    from rifflemix.mixers import list_mixers
+    from rifflemix.report.mixers import mixer_entries
 
-    entries = [_mixer(name) for name in list_mixers()]
+    entries = mixer_entries()
     if json:
         print_json(entries)
         return
@@ -99,16 +96,6 @@ def tasks(data_dir: DataDir = None, json: Json = False) -> None:
         for entry in entries
     ]
     show(plain_table(("Name", "Description", "Options", "Data"), rows))
-
-
-def _mixer(name: str) -> dict[str, Any]:
-    from rifflemix.mixers import create_mixer, mixer_card
-
-    mixer = create_mixer(name, _DIM, num_heads=_HEADS, max_length=_LENGTH)
-    return asdict(mixer_card(name)) | {
-        "parameters": sum(parameter.numel() for parameter in mixer.parameters()),
-        "parameters_at": {"dim": _DIM, "num_heads": _HEADS, "max_length": _LENGTH},
-    }
 
 
 def _cell(value: Any) -> str:

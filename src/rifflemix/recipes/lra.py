@@ -131,7 +131,7 @@ _TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("sinkhorn", "image"): {"block_size": 64},
     ("sinkhorn", "pathfinder"): {"block_size": 64},
     ("linformer", "text"): {"projected_length": 32},
-    ("synthesizer", "text"): {"mode": "factorised", "rank": 32, "dot_product": False},
+    ("synthesizer", "text"): {"mode": "factorized", "rank": 32, "dot_product": False},
 }
 
 

@@ -1,0 +1,43 @@
+"""The table of mixers: what each is and can do, and what a layer of it holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rifflemix.mixers import create_mixer, list_mixers, mixer_card
+
+_DIM, _HEADS, _LENGTH = 256, 8, 256
+
+
+def mixer_entries() -> list[dict[str, Any]]:
+    """An entry for each registered mixer: its card and the parameters of one layer."""
+    return [_entry(name) for name in list_mixers()]
+
+
+def mixers_markdown() -> str:
+    """The table as Markdown."""
+    lines = [
+        "| name | what it is | paper | cost | causal | streaming | parameters |",
+        "| --- | --- | --- | --- | --- | --- | ---: |",
+    ]
+    for entry in mixer_entries():
+        cells = (
+            f"`{entry['name']}`",
+            entry["title"],
+            entry["paper"].replace("|", "\\|"),
+            entry["complexity"],
+            "yes" if entry["causal"] else "",
+            "yes" if entry["streaming"] else "",
+            f"{entry['parameters']:,}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _entry(name: str) -> dict[str, Any]:
+    mixer = create_mixer(name, _DIM, num_heads=_HEADS, max_length=_LENGTH)
+    return asdict(mixer_card(name)) | {
+        "parameters": sum(parameter.numel() for parameter in mixer.parameters()),
+        "parameters_at": {"dim": _DIM, "num_heads": _HEADS, "max_length": _LENGTH},
+    }
