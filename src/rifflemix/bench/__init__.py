@@ -1,6 +1,14 @@
 """Measure time and memory, and compare mixers."""
 
 from rifflemix.bench.environment import describe_hardware, environment
+from rifflemix.bench.macs import multiply_accumulates
 from rifflemix.bench.measure import median, median_seconds, peak_memory
 
-__all__ = ["describe_hardware", "environment", "median", "median_seconds", "peak_memory"]
+__all__ = [
+    "describe_hardware",
+    "environment",
+    "median",
+    "median_seconds",
+    "multiply_accumulates",
+    "peak_memory",
+]

@@ -1,7 +1,7 @@
 """The main job: every mixer on the same backbone, data, budget and seeds."""
 
 from rifflemix.bench.compare.budgets import Budget, default_budget, train_config
-from rifflemix.bench.compare.config import CompareConfig, default_mixers
+from rifflemix.bench.compare.config import CompareConfig, default_mixers, default_model
 from rifflemix.bench.compare.models import build_model, check_model, training_memory
 from rifflemix.bench.compare.plan import ComparePlan, check_folder, plan_comparison
 from rifflemix.bench.compare.results import single_run
@@ -17,6 +17,7 @@ __all__ = [
     "check_model",
     "default_budget",
     "default_mixers",
+    "default_model",
     "plan_comparison",
     "run_comparison",
     "single_run",

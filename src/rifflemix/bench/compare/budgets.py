@@ -38,6 +38,10 @@ _BUDGETS = {
     "image": Budget(64, 2, 4, max_steps=1000, batch_size=32, lr=1e-3, evaluations=2),
     "text": Budget(64, 2, 4, max_steps=1000, batch_size=16, lr=1e-3, evaluations=2),
     "listops": Budget(64, 2, 4, max_steps=1000, batch_size=16, lr=1e-3, evaluations=2),
+    "ptb": Budget(128, 4, 4, max_steps=2000, batch_size=32, lr=2e-3, evaluations=5),
+    "shakespeare": Budget(128, 4, 4, max_steps=1000, batch_size=16, lr=2e-3, evaluations=5),
+    "wikitext": Budget(128, 4, 4, max_steps=2000, batch_size=16, lr=2e-3, evaluations=5),
+    "sort": Budget(64, 2, 4, max_steps=1000, batch_size=16, lr=1e-3, evaluations=4),
 }
 _OTHER = Budget(64, 2, 4, max_steps=1000, batch_size=32, lr=1e-3, evaluations=5)
 

@@ -17,6 +17,7 @@ from rifflemix.train.config import TrainConfig
 FORMAT = "rifflemix.compare/1"
 
 # Beyond these a typing error is likelier than a wish.
+_BACKBONES = {"classes": "encoder", "next_token": "gpt", "sequence": "seq2seq"}
 _MOST = {"dim": 65_536, "num_layers": 1_000, "num_heads": 65_536, "threads": 1_024}
 
 
@@ -37,7 +38,8 @@ class CompareConfig:
         threads: CPU threads.
 
     Raises:
-        InputError: an unknown name, a repeated or missing mixer or seed, a device that is not
+        InputError: an unknown name, a repeated or missing mixer or seed, a mixer that looks ahead
+            where tokens are predicted, a device that is not
             there.
     """
 
@@ -60,7 +62,13 @@ class CompareConfig:
         _check_list("mixers", self.mixers)
         _check_list("seeds", self.seeds)
         for name in self.mixers:
-            mixer_card(name)
+            if not mixer_card(name).causal and is_generative(self.task):
+                raise bad_argument(
+                    "mixers",
+                    f"causal ones, since task {self.task} predicts tokens from those before them",
+                    name,
+                    f"causal are {', '.join(default_mixers(self.task))}",
+                )
         for name in self.mixer_options:
             if name not in self.mixers:
                 raise bad_argument("mixer_options", f"one of {', '.join(self.mixers)}", name)
@@ -101,9 +109,20 @@ class CompareConfig:
         }
 
 
-def default_mixers() -> tuple[str, ...]:
-    """All registered mixers."""
-    return tuple(list_mixers())
+def is_generative(task: str) -> bool:
+    """Whether models of a task must not look ahead: they predict tokens."""
+    return task_card(task).output != "classes"
+
+
+def default_mixers(task: str) -> tuple[str, ...]:
+    """All registered mixers that can be compared on a task."""
+    can_all = not is_generative(task)
+    return tuple(name for name in list_mixers() if can_all or mixer_card(name).causal)
+
+
+def default_model(task: str) -> str:
+    """The backbone whose outputs are what a task asks for."""
+    return _BACKBONES[task_card(task).output]
 
 
 def _check_list(name: str, values: tuple[Any, ...]) -> None:

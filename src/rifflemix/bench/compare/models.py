@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from rifflemix.bench.compare.config import CompareConfig
+from rifflemix.bench.compare.config import CompareConfig, is_generative
 from rifflemix.bench.measure import peak_memory
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, list_mixers
 from rifflemix.models import create_model
 from rifflemix.tasks import Task
+from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
 from rifflemix.train.seeds import seed_everything
 
@@ -54,7 +55,8 @@ def check_model(config: CompareConfig, task: Task, mixer: str) -> int:
         model = build_model(config, task, mixer, config.seeds[0]).eval()
         batch = task.collate([task.split("train")[index] for index in range(2)])
         with torch.no_grad():
-            outputs = model(batch["inputs"], key_padding_mask=batch.get("key_padding_mask"))
+            outputs = run_model(model, batch)
+            task.loss(outputs, batch)  # refuses outputs of another kind
     except InputError as error:
         raise InputError(f"mixer {mixer}: {error}") from error
     except (RuntimeError, MemoryError, OverflowError) as error:  # more memory than there is
@@ -87,7 +89,7 @@ def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
         optimizer = build_optimizer(model, config.train)
         for _ in range(2):  # the second one runs beside the optimiser's state
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-                outputs = model(batch["inputs"], key_padding_mask=batch.get("key_padding_mask"))
+                outputs = run_model(model, batch)
             task.loss(outputs, batch).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -99,10 +101,14 @@ def _create(
     config: CompareConfig, task: Task, mixer: str, options: dict[str, Any], seed: int
 ) -> nn.Module:
     seed_everything(seed)
-    kind = {
+    kind: dict[str, Any] = {
         "tokens": {"vocab_size": task.vocab_size},
         "vectors": {"in_channels": task.num_features},
     }[task.input_kind]
+    if not is_generative(task.name):
+        kind["num_classes"] = task.num_classes
+    if task.num_sequences > 1:
+        kind |= _pair_settings(config.model, task)
     return create_model(
         config.model,
         mixer=mixer,
@@ -110,10 +116,23 @@ def _create(
         dim=config.dim,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
-        num_classes=task.num_classes,
         max_length=task.max_length,
         **kind,
     )
+
+
+def _pair_settings(model: str, task: Task) -> dict[str, Any]:
+    """What a backbone is told about samples of two sequences.
+
+    Their product and difference go to the head as well: a linear head on the two alone cannot
+    tell how alike they are.
+    """
+    if "num_sequences" not in model_settings(model):
+        raise InputError(
+            f"model {model} takes one sequence at a time, but a sample of task {task.name} has "
+            f"{task.num_sequences}; choose a model that takes num_sequences, such as encoder"
+        )
+    return {"num_sequences": task.num_sequences, "pair_mix": "concat_product_difference"}
 
 
 def _copy_backbone(source: nn.Module, target: nn.Module) -> None:

@@ -126,8 +126,21 @@ def _mixer(
         "parameters": plan.parameters[name],
         "validation": summarise([run["validation"]["accuracy"] for run in runs]),
         "test": summarise([run["test"]["accuracy"] for run in runs]),
+        "metric": _metric(plan.task, runs),
         "steps_per_second": statistics.median(speeds) if speeds else None,
         "peak_memory_bytes": peak_memory.get(name),
+    }
+
+
+def _metric(task: Task, runs: Sequence[Run]) -> dict[str, Any] | None:
+    """The metric that chose the weights, where that is not accuracy."""
+    if task.metric == "accuracy":
+        return None
+    return {
+        "name": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "validation": summarise([run["validation"][task.metric] for run in runs]),
+        "test": summarise([run["test"][task.metric] for run in runs]),
     }
 
 

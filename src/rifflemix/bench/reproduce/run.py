@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -150,7 +151,8 @@ def run_reproduction(
         feed.show(state="done" if result.finished else "stopped")
         speed = _utilisation(plan, result)
     results = results_of(recipe, plan.task, plan.seed, result, plan.out, speed)
-    write_json(plan.out / RESULTS_FILE, results)
+    if os.environ.get("RANK", "0") == "0":  # one of several processes writes
+        write_json(plan.out / RESULTS_FILE, results)
     return results
 
 
