@@ -235,7 +235,8 @@ def test_same_seed_same_result(form: Form) -> None:
 def test_every_parameter_is_used(form: Form) -> None:
     """No dead weights: each parameter receives a gradient at some length."""
     mixer = build(form)
-    mixer(torch.randn(2, 64, 32, dtype=torch.float64)).square().sum().backward()
+    x = torch.randn(2, 64, 32, dtype=torch.float64, requires_grad=True)
+    mixer(x).square().sum().backward()
     unused = [n for n, p in mixer.named_parameters() if p.grad is None or not p.grad.any()]
     assert not unused
 

@@ -237,6 +237,16 @@ def test_a_short_sequence_needs_pad_for_a_large_group() -> None:
         create_mixer("csp", 16, pad=False, group_size=8)(torch.randn(1, 4, 16))
 
 
+def test_without_maps_the_tokens_themselves_are_permuted() -> None:
+    bare = create_mixer("csp", 16, value_proj=False, out_proj=False)
+    assert not list(bare.parameters())
+    x = torch.randn(2, 9, 16, dtype=torch.float64)
+    assert torch.equal(bare(x), build()(x))
+    for refused in ({"bias": True}, {"inner_dim": 8}):
+        with pytest.raises(InputError, match="value_proj: expected True"):
+            create_mixer("csp", 16, value_proj=False, **refused)
+
+
 COMPILED = {
     "power": {"shift": "power", "num_groups": 1},
     "explicit": {"shift": list(range(16)), "group_size": 1},

@@ -9,10 +9,12 @@ from rifflemix.mixers.registry import (
     mixer_options,
 )
 from rifflemix.mixers.sinkhorn_cross import SinkhornCrossAttention
+from rifflemix.mixers.softmax_cross import SoftmaxCrossAttention
 
 __all__ = [
     "MixerCard",
     "SinkhornCrossAttention",
+    "SoftmaxCrossAttention",
     "TokenMixer",
     "create_mixer",
     "list_mixers",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
@@ -37,13 +37,15 @@ class CSP(TokenMixer):
         heads: contiguous heads the permuted channels are split into.
         inner_dim: channels that are permuted, C where unset; `shift` lists and `heads` are about
             these.
+        value_proj: have a value map; without one, the tokens themselves are permuted.
         bias: add a bias to the value map.
         out_proj: have an output map; without one, the permuted values are the output.
         out_bias: give the output map a bias.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: an option out of range, or both `num_groups` and `group_size`.
+        InputError: an option out of range, both `num_groups` and `group_size`, or no value map
+            together with what only a value map can have.
 
     Source: Yuan and Xu, "Towards Better Multi-head Attention via Channel-wise Sample
     Permutation", equations (3)-(5) and section 3.2.2.
@@ -76,6 +78,7 @@ class CSP(TokenMixer):
         pad: bool | None = None,
         heads: int = 1,
         inner_dim: int | None = None,
+        value_proj: bool = True,
         bias: bool = False,
         out_proj: bool = True,
         out_bias: bool = True,
@@ -83,10 +86,13 @@ class CSP(TokenMixer):
     ) -> None:
         super().__init__(dim, **shared)
         check_choice("order", order, ORDERS)
-        self.value, self.proj = value_and_output_maps(
+        value, self.proj = value_and_output_maps(
             self.dim, inner_dim, bias=bias, out_proj=out_proj, out_bias=out_bias
         )
-        self.inner_dim = self.value.out_features
+        self.inner_dim = value.out_features
+        if not value_proj and (bias or self.inner_dim != self.dim):
+            raise bad_argument("value_proj", "True with a bias or another inner_dim", False)
+        self.value = value if value_proj else nn.Identity()
         self.heads = check_divides("heads", heads, self.inner_dim, "the permuted channels")
         self.num_groups, self.group_size = _check_groups(num_groups, group_size)
         self.order = order

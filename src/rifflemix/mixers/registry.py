@@ -7,7 +7,32 @@ from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.baselines.average import Average
+from rifflemix.mixers.baselines.bigbird import BigBird
+from rifflemix.mixers.baselines.cosformer import CosFormer
+from rifflemix.mixers.baselines.crate import Crate
+from rifflemix.mixers.baselines.exp_smoothing import ExpSmoothing
+from rifflemix.mixers.baselines.fnet import FNet
+from rifflemix.mixers.baselines.identity import Identity
+from rifflemix.mixers.baselines.linear import Linear
+from rifflemix.mixers.baselines.linformer import Linformer
+from rifflemix.mixers.baselines.local import Local
+from rifflemix.mixers.baselines.long_conv import LongConv
+from rifflemix.mixers.baselines.longformer import Longformer
+from rifflemix.mixers.baselines.mega import Mega
+from rifflemix.mixers.baselines.mega_chunk import MegaChunk
+from rifflemix.mixers.baselines.mlp_mixer import MLPMixer
+from rifflemix.mixers.baselines.nystromformer import Nystromformer
+from rifflemix.mixers.baselines.performer import Performer
+from rifflemix.mixers.baselines.reformer import Reformer
+from rifflemix.mixers.baselines.s4 import S4
+from rifflemix.mixers.baselines.s5 import S5
+from rifflemix.mixers.baselines.sinkformer import Sinkformer
 from rifflemix.mixers.baselines.softmax import Softmax
+from rifflemix.mixers.baselines.spade import Spade
+from rifflemix.mixers.baselines.sparse_transformer import SparseTransformer
+from rifflemix.mixers.baselines.synthesizer import Synthesizer
+from rifflemix.mixers.baselines.xca import XCA
 from rifflemix.mixers.butterfly import Butterfly
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.sinkhorn import Sinkhorn
@@ -26,6 +51,31 @@ _MIXERS: dict[str, type[TokenMixer]] = {
         Butterfly,
         TokenParallel,
         Sinkhorn,
+        Local,
+        Linear,
+        Sinkformer,
+        Linformer,
+        Performer,
+        Synthesizer,
+        CosFormer,
+        Nystromformer,
+        XCA,
+        Crate,
+        SparseTransformer,
+        Longformer,
+        Reformer,
+        BigBird,
+        FNet,
+        MLPMixer,
+        Average,
+        Identity,
+        Mega,
+        MegaChunk,
+        S4,
+        S5,
+        ExpSmoothing,
+        LongConv,
+        Spade,
     )
 }
 

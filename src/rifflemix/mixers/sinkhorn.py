@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.padding import move_padding_back, move_padding_last
 from rifflemix.mixers.sorting_networks import BlockSorter, SortOptions
 from rifflemix.ops._checks import check_integer
 from rifflemix.ops.sinkhorn import COMBINE, sinkhorn_attention
@@ -152,7 +153,7 @@ class Sinkhorn(TokenMixer):
         x, mask = pad_to_blocks(x, mask, self.block_size, masked=not self.causal)
         y = self._attend(x, mask)[:, :length]
         if order is not None:
-            y = y.gather(1, order.argsort(1).unsqueeze(-1).expand_as(y))
+            y = move_padding_back(y, order)
         out: Tensor = self.proj(y)
         return out
 
@@ -218,13 +219,6 @@ def block_layout(block_size: int | None, max_length: int | None) -> tuple[int, i
             block_size *= 2
     block_size = check_integer("block_size", block_size, 1)
     return block_size, -(-max_length // block_size)
-
-
-def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Valid tokens first, in order; also their mask and where each place came from, (B, N)."""
-    order = key_padding_mask.to(torch.uint8).argsort(dim=1, stable=True)
-    moved = x.gather(1, order.unsqueeze(-1).expand_as(x))
-    return moved, key_padding_mask.gather(1, order), order
 
 
 def pad_to_blocks(

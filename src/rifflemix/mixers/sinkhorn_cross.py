@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers.sinkhorn import block_layout, move_padding_last, pad_to_blocks
+from rifflemix.mixers.padding import move_padding_last
+from rifflemix.mixers.sinkhorn import block_layout, pad_to_blocks
 from rifflemix.mixers.sorting_networks import SORT_NETS, BlockSorter, SortOptions
 from rifflemix.ops._checks import (
     check_divides,

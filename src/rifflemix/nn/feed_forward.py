@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor, nn
 
+from rifflemix.nn.activations import activation_layer
 from rifflemix.ops._checks import check_integer, check_probability
 
 
 class FeedForward(nn.Module):
-    """Linear, GELU, dropout, Linear, dropout, token by token.
+    """Linear, activation, dropout, Linear, dropout, token by token.
 
     Args:
         dim: channels C in and out.
         hidden_dim: channels between the two maps.
         dropout: probability in [0, 1).
-        gelu: "none" for the exact GELU, "tanh" for its approximation.
+        hidden_dropout: probability behind the activation; unset, `dropout`.
+        activation: one of `rifflemix.nn.activations.ACTIVATIONS`.
+        bias: add a bias to both maps.
     """
 
     def __init__(
@@ -25,16 +26,20 @@ class FeedForward(nn.Module):
         hidden_dim: int,
         *,
         dropout: float = 0.0,
-        gelu: Literal["none", "tanh"] = "none",
+        hidden_dropout: float | None = None,
+        activation: str = "gelu",
+        bias: bool = True,
     ) -> None:
         super().__init__()
         dim, hidden_dim = check_integer("dim", dim, 1), check_integer("hidden_dim", hidden_dim, 1)
-        self.fc1 = nn.Linear(dim, hidden_dim)
-        self.act = nn.GELU(approximate=gelu)
-        self.fc2 = nn.Linear(hidden_dim, dim)
+        hidden_dropout = dropout if hidden_dropout is None else hidden_dropout
+        self.fc1 = nn.Linear(dim, hidden_dim, bias=bias)
+        self.act = activation_layer(activation)
+        self.hidden_drop = nn.Dropout(check_probability("hidden_dropout", hidden_dropout))
+        self.fc2 = nn.Linear(hidden_dim, dim, bias=bias)
         self.drop = nn.Dropout(check_probability("dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""
-        y: Tensor = self.drop(self.fc2(self.drop(self.act(self.fc1(x)))))
+        y: Tensor = self.drop(self.fc2(self.hidden_drop(self.act(self.fc1(x)))))
         return y

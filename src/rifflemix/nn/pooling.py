@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import math
+
+from torch import Tensor, nn
+
+from rifflemix.errors import check_choice
+
+POOLINGS = ("mean", "max", "cls", "length_mean")
 
 
 def masked_mean(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -20,3 +26,56 @@ def masked_mean(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
     valid = (~key_padding_mask).to(x.dtype).unsqueeze(-1)
     total = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0).sum(dim=1)
     return total / valid.sum(dim=1).clamp(min=1.0)
+
+
+def masked_max(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+    """Largest value of each channel over the valid tokens.
+
+    Args:
+        x: (B, N, C) tokens.
+        key_padding_mask: (B, N) bool, True = padding.
+
+    Returns:
+        (B, C); zero for a sample with no valid token.
+    """
+    if key_padding_mask is None:
+        return x.amax(dim=1)
+    highest = x.masked_fill(key_padding_mask.unsqueeze(-1), -math.inf).amax(dim=1)
+    return highest.masked_fill(key_padding_mask.all(dim=1, keepdim=True), 0.0)
+
+
+class Pooling(nn.Module):
+    """One vector for each sequence of tokens.
+
+    Args:
+        kind: "mean" over the valid tokens; "max" over them, channel by channel; "cls", the first
+            token; "length_mean", the sum of the valid tokens over `max_length`, which is the
+            mean of a sequence that was padded to `max_length`, as in the LRA code of
+            Nystromformer and Skyformer.
+        max_length: most tokens.
+
+    Raises:
+        InputError: another kind.
+    """
+
+    def __init__(self, kind: str, max_length: int) -> None:
+        super().__init__()
+        check_choice("pool", kind, POOLINGS)
+        self.kind = kind
+        self.max_length = max_length
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) and (B, N) bool, True = padding -> (B, C)."""
+        if self.kind == "cls":
+            return x[:, 0]
+        if self.kind == "max":
+            return masked_max(x, key_padding_mask)
+        if self.kind == "mean":
+            return masked_mean(x, key_padding_mask)
+        if key_padding_mask is not None:
+            x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+        return x.sum(dim=1) / self.max_length
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return self.kind

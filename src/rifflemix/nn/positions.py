@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +12,36 @@ from rifflemix.ops._checks import check_integer
 
 
 class PositionEmbedding(nn.Module):
-    """Adds a learned embedding of each token's position; normal at the start, deviation 0.02.
+    """Adds a learned embedding of each token's position, normal at the start.
+
+    Args:
+        max_length: most tokens.
+        dim: channels C.
+        std: deviation at the start.
+
+    Raises:
+        InputError: `max_length` under 1, or more tokens than that in `forward`.
+    """
+
+    def __init__(self, max_length: int, dim: int, *, std: float = 0.02) -> None:
+        super().__init__()
+        shape = check_integer("max_length", max_length, 1), check_integer("dim", dim, 1)
+        self.table = nn.Parameter(torch.empty(shape).normal_(std=std))
+
+    def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); `places` (B, N) int64 are the positions if not 0 to N - 1."""
+        return _add_positions(x, self.table, places)
+
+    def no_weight_decay(self) -> set[str]:
+        """Positions are not weights of a map: they are not decayed."""
+        return {"table"}
+
+
+class SinusoidalPositions(nn.Module):
+    """Adds fixed waves of geometrically growing length: sines in the first half of the channels.
+
+    Channel i < C/2 holds sin(n w_i) and channel i + floor(C/2) holds cos(n w_i) for token n, with
+    w_i = 10000^(-i / (floor(C/2) - 1)); the last of an odd number of channels stays as it is.
 
     Args:
         max_length: most tokens.
@@ -18,24 +49,48 @@ class PositionEmbedding(nn.Module):
 
     Raises:
         InputError: `max_length` under 1, or more tokens than that in `forward`.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5, in the layout of
+    Tensor2Tensor and of the Long Range Arena.
     """
+
+    table: Tensor
 
     def __init__(self, max_length: int, dim: int) -> None:
         super().__init__()
         shape = check_integer("max_length", max_length, 1), check_integer("dim", dim, 1)
-        self.table = nn.Parameter(torch.empty(shape).normal_(std=0.02))
+        self.register_buffer("table", sinusoids(*shape), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
-        if x.shape[1] > self.table.shape[0]:
-            raise bad_argument(
-                "inputs",
-                f"at most max_length = {self.table.shape[0]} tokens",
-                x.shape[1],
-                "build the model with a larger max_length",
-            )
-        return x + self.table[: x.shape[1]].to(x.dtype)
+    def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); `places` (B, N) int64 are the positions if not 0 to N - 1."""
+        return _add_positions(x, self.table, places)
 
-    def no_weight_decay(self) -> set[str]:
-        """Positions are not weights of a map: they are not decayed."""
-        return {"table"}
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """The (length, dim) table of `SinusoidalPositions`, float32."""
+    half = dim // 2
+    rates = torch.exp(torch.arange(half) * (-math.log(10_000.0) / max(half - 1, 1)))
+    angles = torch.arange(length).unsqueeze(1) * rates
+    waves = torch.cat((angles.sin(), angles.cos()), dim=1)
+    return torch.nn.functional.pad(waves, (0, dim - 2 * half))
+
+
+def valid_places(key_padding_mask: Tensor) -> Tensor:
+    """(B, N) int64: how many valid tokens stand before each, whatever padding is among them.
+
+    Args:
+        key_padding_mask: (B, N) bool, True = padding; padded places get a position in range.
+    """
+    return ((~key_padding_mask).cumsum(1) - 1).clamp(min=0)
+
+
+def _add_positions(x: Tensor, table: Tensor, places: Tensor | None) -> Tensor:
+    max_length = table.shape[0]
+    if x.shape[1] > max_length:
+        raise bad_argument(
+            "inputs",
+            f"at most max_length = {max_length} tokens",
+            x.shape[1],
+            "build the model with a larger max_length",
+        )
+    return x + (table[: x.shape[1]] if places is None else table[places]).to(x.dtype)

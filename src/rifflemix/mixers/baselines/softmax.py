@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rifflemix.mixers.attention import masked_attention
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.ops._checks import check_bool, check_divides, check_integer
 
 
 class Softmax(TokenMixer):
@@ -17,7 +18,9 @@ class Softmax(TokenMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        bias: add a bias to the query, key, value and output maps.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map; as `bias` where unset.
+        inner_dim: channels of the queries, keys and values of all heads, C where unset.
         shared: the other arguments of `TokenMixer`.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", equation (1).
@@ -35,10 +38,21 @@ class Softmax(TokenMixer):
         permutation_equivariant=True,
     )
 
-    def __init__(self, dim: int, *, bias: bool = True, **shared: Any) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        inner_dim: int | None = None,
+        **shared: Any,
+    ) -> None:
         super().__init__(dim, **shared)
-        self.qkv = nn.Linear(self.dim, 3 * self.dim, bias=bias)
-        self.proj = nn.Linear(self.dim, self.dim, bias=bias)
+        inner = self.dim if inner_dim is None else check_integer("inner_dim", inner_dim, 1)
+        self.head_dim = inner // check_divides("num_heads", self.num_heads, inner, "inner_dim")
+        out_bias = bias if out_bias is None else check_bool("out_bias", out_bias)
+        self.qkv = nn.Linear(self.dim, 3 * inner, bias=bias)
+        self.proj = nn.Linear(inner, self.dim, bias=out_bias)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Attention of every token to every valid (and, if causal, earlier) token."""
@@ -56,13 +70,13 @@ class Softmax(TokenMixer):
         return out
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        heads = qkv.unflatten(-1, (3, self.num_heads, self.dim // self.num_heads))
+        heads = qkv.unflatten(-1, (3, self.num_heads, self.head_dim))
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """An empty key-value cache; it grows by one token a step (not constant memory)."""
-        shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
+        shape = (batch_size, self.num_heads, 0, self.head_dim)
         empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"keys": empty, "values": empty}
 

@@ -190,7 +190,8 @@ def _save(ctx: Any, inputs: tuple[Tensor | None, ...], output: _EightTensors) ->
 def _differentiate(
     ctx: Any, grad_y: Tensor | None, *grads: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    inputs, statistics = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+    saved = ctx.saved_tensors  # once: gradient checkpointing recomputes what is read
+    inputs, statistics = saved[:7], saved[7:]
     if torch.is_grad_enabled():
         outputs = eager.causal_from_sums(*inputs)
         return *second_order_gradients(outputs, (grad_y, *grads[:4]), inputs[:6]), None

@@ -1,0 +1,75 @@
+"""The average: every token receives the mean of all, the plainest mixing there is."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rifflemix.mixers.base import MixerCard, TokenMixer
+
+
+class Average(TokenMixer):
+    """The mean of the valid (if causal, of the earlier and own) tokens, without parameters.
+
+    It is attention whose scores are all equal. Sums are kept in float32, or float64 for float64.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout`
+            have no use here.
+        shared: the other arguments of `TokenMixer`.
+
+    Source: the causal form is Zhang et al. 2018, "Accelerating Neural Transformer via an Average
+    Attention Network", equation (1), without its feed-forward and gating layers.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="average",
+        title="Average of the tokens",
+        paper="Zhang et al. 2018, Accelerating Neural Transformer via an Average Attention Network",
+        equations="(1)",
+        complexity="O(N C)",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+        permutation_equivariant=True,
+    )
+
+    def __init__(self, dim: int, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The mean at every place, or the running mean."""
+        counted = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if key_padding_mask is not None:
+            counted = ~key_padding_mask
+        count = counted.to(_sum_dtype(x.dtype)).unsqueeze(-1)
+        tokens = x.to(count.dtype)
+        if self.causal:
+            mean = tokens.cumsum(1) / count.cumsum(1).clamp(min=1)
+        else:
+            mean = (tokens.sum(1, keepdim=True) / count.sum(1, keepdim=True).clamp(min=1)).expand(
+                x.shape
+            )
+        return mean.to(x.dtype)
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """The sum of the tokens so far and their number."""
+        kind = _sum_dtype(dtype or torch.get_default_dtype())
+        return {
+            "sum": torch.zeros(batch_size, self.dim, device=device, dtype=kind),
+            "count": torch.zeros((), device=device, dtype=torch.int64),
+        }
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C): add it, and divide."""
+        after = {"sum": state["sum"] + x_t, "count": state["count"] + 1}
+        return (after["sum"] / after["count"]).to(x_t.dtype), after
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 keeps its precision, everything else is summed in float32."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,224 @@
+"""BigBird: each block of tokens sees its neighbours, the first and last block, and random ones."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.ordered_attention import OrderedAttention, default_block_size
+from rifflemix.mixers.window_attention import (
+    from_blocks,
+    see_something,
+    to_blocks,
+    valid_places,
+    with_neighbours,
+)
+from rifflemix.ops._checks import check_integer
+
+_FEWEST_BLOCKS = 32
+
+
+class BigBird(OrderedAttention):
+    """Block-sparse attention: window, global and random blocks under one softmax.
+
+    A block of queries sees the block before it, itself, the block after it, the first and the
+    last block, and `num_random` others. The first and the last block see all. Which others, is a
+    function of seed, layer, head, the block's place and the number of blocks of valid tokens; no
+    block is seen twice.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
+            weights.
+        block_size: tokens b in a block; the last block may be shorter. Default: 64, or 1/32 of
+            `max_length` where that is less.
+        num_random: random blocks r per block and head.
+        random_seed: seed of the random blocks.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: a number out of range.
+
+    Source: Zaheer et al. 2020, "Big Bird: Transformers for Longer Sequences", section 2 and
+    appendix D (internal transformer construction).
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="bigbird",
+        title="BigBird",
+        paper="Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences",
+        equations="section 2, appendix D",
+        complexity="O(N (5 + r) b C), blocks of b, r random",
+        cost_exponent=1.0,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        block_size: int | None = None,
+        num_random: int = 3,
+        random_seed: int = 0,
+        bias: bool = True,
+        out_bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        if block_size is None:
+            block_size = default_block_size(self.max_length, _FEWEST_BLOCKS)
+        self.block_size = check_integer("block_size", block_size, 1)
+        self.num_random = check_integer("num_random", num_random, 0)
+        self.random_seed = check_integer("random_seed", random_seed, 0, 2**31 - 1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`."""
+        length = q.shape[2]
+        block = min(self.block_size, length)
+        valid = valid_places(q, key_padding_mask, block)
+        last = valid.any(2).sum(1).sub(1).clamp(min=0)  # padding stands last
+        random = random_blocks(
+            last + 1,
+            valid.shape[1],
+            self.num_heads,
+            self.num_random,
+            seed=self.random_seed,
+            layer=self.layer_index,
+        )
+        queries, keys, values = (to_blocks(t, block) for t in (q, k, v))
+        y = F.scaled_dot_product_attention(
+            queries.flatten(0, 1),
+            _seen_blocks(keys, last, random.chosen).flatten(0, 1),
+            _seen_blocks(values, last, random.chosen).flatten(0, 1),
+            attn_mask=_seen_keys(valid, last, random),
+            dropout_p=self.dropout_p(),
+        ).unflatten(0, queries.shape[:2])
+        y = self._with_global_rows(y, queries, k, v, valid, last)
+        return from_blocks(y, length)
+
+    def _with_global_rows(
+        self, y: Tensor, queries: Tensor, k: Tensor, v: Tensor, valid: Tensor, last: Tensor
+    ) -> Tensor:
+        """The outputs (B, blocks, H, b, D), where the first and last block see all."""
+        rows = torch.cat((queries[:, :1], _pick(queries, last)), 1)
+        sees = see_something(valid.flatten(1)[:, None, None, : k.shape[2]])
+        seen = F.scaled_dot_product_attention(
+            rows.transpose(1, 2).flatten(2, 3), k, v, attn_mask=sees, dropout_p=self.dropout_p()
+        )
+        first, final = seen.unflatten(2, (2, -1)).transpose(1, 2).split(1, 1)
+        block = torch.arange(y.shape[1], device=y.device)[None, :, None, None, None]
+        y = torch.where(block == last[:, None, None, None, None], final, y)
+        return torch.where(block == 0, first, y)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, block_size={self.block_size}, num_random={self.num_random}"
+
+
+class RandomBlocks(NamedTuple):
+    """Blocks that blocks see at random.
+
+    Attributes:
+        chosen: (B, H, blocks, r) int64.
+        exists: the same shape, bool: False = there were not enough blocks to draw from.
+    """
+
+    chosen: Tensor
+    exists: Tensor
+
+
+def random_blocks(
+    num_valid: Tensor, num_blocks: int, heads: int, num_random: int, *, seed: int, layer: int
+) -> RandomBlocks:
+    """Draw, for each block, distinct ones that are neither global nor in its window.
+
+    Args:
+        num_valid: (B,) blocks that hold valid tokens, at least 1; draws are among them.
+        num_blocks: blocks to draw for.
+        heads: heads, each with its own draws.
+        num_random: draws r per block and head.
+        seed: of the draws.
+        layer: layers draw differently.
+    """
+    device = num_valid.device
+    place = torch.arange(num_blocks, device=device)
+    last = (num_valid - 1)[:, None]
+    # The blocks between the global ones are 1 ... last - 1; the window cuts a run out of them.
+    start = (place - 1).clamp(min=1)
+    cut = (torch.minimum(place + 1, last - 1) - start + 1).clamp(min=0)
+    candidates = ((last - 1).clamp(min=0) - cut).clamp(min=0)[:, None]  # (B, 1, blocks)
+    start, cut = start.expand_as(cut)[:, None], cut[:, None]
+    head = torch.arange(heads, device=device)[:, None]
+    drawn: list[Tensor] = []
+    chosen, exists = [], []
+    for draw in range(num_random):
+        left = candidates - draw
+        pick = _hash((seed, layer, draw), head, place) * left.clamp(min=1) >> 32
+        if drawn:  # step over what is taken, from the lowest up
+            for taken in torch.stack(drawn).sort(0).values:
+                pick = pick + (pick >= taken)
+        drawn.append(pick)
+        chosen.append(torch.where(pick + 1 < start, pick + 1, pick + 1 + cut))
+        exists.append((left > 0).expand_as(pick))
+    if not chosen:
+        nothing = num_valid.new_zeros(num_valid.shape[0], heads, num_blocks, 0)
+        return RandomBlocks(nothing, nothing.bool())
+    return RandomBlocks(torch.stack(chosen, -1).clamp(max=num_blocks - 1), torch.stack(exists, -1))
+
+
+def _hash(keys: tuple[int, ...], head: Tensor, place: Tensor) -> Tensor:
+    """(H, blocks) int64 in [0, 2^32): the same on every device, for any number of blocks."""
+    state = torch.zeros_like(head)
+    parts: tuple[int | Tensor, ...] = (*keys, head, place)
+    for key in parts:
+        state = _scramble((state ^ key) + 0x9E3779B9 & 0xFFFFFFFF)
+    return state
+
+
+def _scramble(state: Tensor) -> Tensor:
+    """A bijection of 32-bit numbers that spreads every bit; products fit 63 bits."""
+    state = (state ^ state >> 16) * 0x21F0AAAD & 0xFFFFFFFF
+    state = (state ^ state >> 15) * 0x735A2D97 & 0xFFFFFFFF
+    return state ^ state >> 15
+
+
+def _pick(blocks: Tensor, index: Tensor) -> Tensor:
+    """(B, 1, ...) block index[b] of (B, blocks, ...)."""
+    return blocks.gather(1, index.view(-1, *(1,) * (blocks.dim() - 1)).expand_as(blocks[:, :1]))
+
+
+def _seen_blocks(blocks: Tensor, last: Tensor, random: Tensor) -> Tensor:
+    """Keys or values (B, blocks, H, keys, D) of window, first, last and random blocks."""
+    window = with_neighbours(blocks, 1, 1)
+    parts = [window, blocks[:, :1].expand_as(blocks), _pick(blocks, last).expand_as(blocks)]
+    if random.shape[-1]:
+        by_head = blocks.transpose(1, 2)
+        index = random.flatten(2)[..., None, None].expand(-1, -1, -1, *blocks.shape[3:])
+        drawn = by_head.gather(2, index).unflatten(2, random.shape[2:])
+        parts.append(drawn.flatten(3, 4).transpose(1, 2))
+    return torch.cat(parts, 3)
+
+
+def _seen_keys(valid: Tensor, last: Tensor, random: RandomBlocks) -> Tensor:
+    """(B blocks, H, 1, keys) bool: which of those keys are there, each block but once."""
+    batch, blocks, size = valid.shape
+    heads = random.chosen.shape[1]
+    place = torch.arange(blocks, device=valid.device)
+    near = place.unsqueeze(1) + torch.arange(-1, 2, device=valid.device)
+    last = last[:, None, None]
+    in_window = (near > 0) & (near < last)  # the first and last block are seen as such
+    window = with_neighbours(valid, 1, 1, dim=2) & in_window.repeat_interleave(size, 2)
+    first = valid[:, :1].expand(-1, blocks, -1)
+    final = (_pick(valid, last.flatten()) & (last > 0)).expand(-1, blocks, -1)
+    fixed = torch.cat((window, first, final), 2)
+    fixed = fixed[:, :, None, :].expand(-1, -1, heads, -1)
+    rows = valid[:, None].expand(-1, heads, -1, -1)
+    index = random.chosen.flatten(2).unsqueeze(-1).expand(-1, -1, -1, size)
+    drawn = rows.gather(2, index).unflatten(2, random.chosen.shape[2:])
+    drawn = (drawn & random.exists.unsqueeze(-1)).flatten(3).transpose(1, 2)
+    seen = torch.cat((fixed, drawn), 3)
+    return see_something(seen).view(batch * blocks, heads, 1, -1)

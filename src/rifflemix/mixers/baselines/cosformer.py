@@ -1,0 +1,76 @@
+"""cosFormer: linear attention with ReLU features that fade with distance."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.linear_attention import LinearAttentionMixer
+from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.ops._checks import check_integer
+
+
+class CosFormer(LinearAttentionMixer):
+    """Linear attention with weights relu(q_i) relu(k_j) cos(pi (i - j) / 2M), M = `max_length`.
+
+    The cosine splits into products of cosines and sines of either place, which makes 2D features
+    per head. Places count the valid tokens. With `causal=True` a token sees the tokens so far,
+    and `init_state` and `step` go token by token in constant memory. There are no weights that
+    dropout could drop.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: M is
+            the distance at which a weight has faded to 0.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Source: Qin et al. 2022, "cosFormer: Rethinking Softmax in Attention", the cos-based
+    re-weighting.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="cosformer",
+        title="cosFormer",
+        paper="Qin et al. 2022, cosFormer: Rethinking Softmax in Attention",
+        equations="cos-based re-weighting",
+        complexity="O(N C^2 / H)",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+        needs_max_length=True,
+    )
+    epsilon = 1e-6
+
+    def __init__(
+        self, dim: int, *, bias: bool = True, out_bias: bool = True, **shared: Any
+    ) -> None:
+        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        self.fade_length = check_integer("max_length", self.max_length, 1)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.mix`, on the valid tokens moved together."""
+        return mix_valid_tokens(super().mix, x, key_padding_mask)
+
+    def features(
+        self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Relu times cosine and sine of the place; see `LinearAttentionMixer.features`."""
+        q, k = torch.relu(q), torch.relu(k)
+        if key_padding_mask is not None:
+            k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        place = torch.arange(q.shape[2], device=q.device, dtype=wide)
+        if start is not None:
+            place = place + start
+        angle = place.unsqueeze(-1) * (math.pi / (2 * self.fade_length))
+        cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
+        return torch.cat((q * cos, q * sin), -1), torch.cat((k * cos, k * sin), -1)
+
+    def num_features_per_head(self) -> int:
+        """A cosine and a sine for each channel of the head."""
+        return 2 * self.head_dim

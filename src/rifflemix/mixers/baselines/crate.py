@@ -1,0 +1,86 @@
+"""Multi-head subspace self-attention: the mixer of CRATE."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.mixers.attention import masked_attention
+from rifflemix.mixers.base import MixerCard, TokenMixer
+
+
+class Crate(TokenMixer):
+    """Multi-head subspace self-attention: queries, keys and values are one projection.
+
+    `in_proj` holds the bases U_1 ... U_H of the heads' subspaces, transposed. A head attends
+    among the tokens' coordinates in its subspace, and the same bases lift the result back.
+    The sparse coding half of a CRATE layer is `rifflemix.nn.ista.ISTA`, in the block around it.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments.
+        tied_output: lift with the bases themselves, as the derivation has it; False gives the
+            layer a free output map with a bias.
+        shared: the other arguments of `TokenMixer`.
+
+    Source: Yu et al. 2023, "White-Box Transformers via Sparse Rate Reduction", the multi-head
+    subspace self-attention (MSSA) operator.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="crate",
+        title="Subspace self-attention (CRATE)",
+        paper="Yu et al. 2023, White-Box Transformers via Sparse Rate Reduction",
+        equations="MSSA operator",
+        complexity="O(N^2 C)",
+        cost_exponent=2.0,
+        causal=True,
+        streaming=True,
+        permutation_equivariant=True,
+    )
+
+    def __init__(self, dim: int, *, tied_output: bool = True, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        self.in_proj = nn.Linear(self.dim, self.dim, bias=False)
+        self.out_proj = None if tied_output else nn.Linear(self.dim, self.dim)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Coordinates in each subspace, attention among them, and back."""
+        w = self._split(self.in_proj(x))
+        y = masked_attention(
+            w,
+            w,
+            w,
+            key_padding_mask=key_padding_mask,
+            causal=self.causal,
+            dropout=self.dropout if self.training else 0.0,
+        )
+        return self._lift(y.transpose(1, 2).flatten(2))
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """An empty cache of coordinates; it grows by one token a step (not constant memory)."""
+        weight = self.in_proj.weight
+        shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
+        empty = torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype)
+        return {"coordinates": empty}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C): attend to the cache and to itself."""
+        w = self._split(self.in_proj(x_t.unsqueeze(1)))
+        seen = torch.cat((state["coordinates"], w), dim=2)
+        y = F.scaled_dot_product_attention(w, seen, seen).transpose(1, 2).flatten(1)
+        return self._lift(y), {"coordinates": seen}
+
+    def _split(self, w: Tensor) -> Tensor:
+        heads: Tensor = w.unflatten(-1, (self.num_heads, -1))
+        return heads.transpose(1, 2)
+
+    def _lift(self, y: Tensor) -> Tensor:
+        if self.out_proj is None:
+            return F.linear(y, self.in_proj.weight.mT)
+        out: Tensor = self.out_proj(y)
+        return out

@@ -1,0 +1,158 @@
+"""Complex exponential smoothing inside a gated two-layer map: the mixer of ETSMLP."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.baselines.s4 import both_directions
+from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.nn.complex_pair import ComplexPair
+from rifflemix.nn.exponential_kernel import ExponentialKernel
+from rifflemix.nn.fft_convolution import fft_convolution, wide
+from rifflemix.ops._checks import check_bool, check_integer
+
+# The released code's own values: the ring the smoothing factors start in, the largest modulus
+# they may have, and the range of the damping.
+_LEAST_MODULUS, _GREATEST_MODULUS, _GREATEST_PHASE = 0.1, 0.9, math.pi
+_LARGEST_FACTOR = 0.9999
+_SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
+
+
+class ComplexSmoothing(nn.Module):
+    """Re(h) + omega x with h[n] = f h[n - 1] + (1 - f) e^beta x[n], channel by channel.
+
+    The factor f = lambda^alpha is a complex number inside the unit circle. `log_delta` is the
+    logarithm of log lambda and `alpha` that of the exponent, so that log f = e^(log_delta + alpha).
+    In both directions a second set of parameters smooths from the last token back to the next.
+
+    Args:
+        dim: channels C.
+        bidirectional: smooth over later tokens too.
+
+    Source: see `ExpSmoothing`.
+    """
+
+    def __init__(self, dim: int, *, bidirectional: bool) -> None:
+        super().__init__()
+        self.dim, self.bidirectional = dim, bidirectional
+        rows = 2 * dim if bidirectional else dim
+        low, high = _LEAST_MODULUS**2, _GREATEST_MODULUS**2
+        log_modulus = 0.5 * torch.empty(rows).uniform_(low, high).log()
+        factor = torch.complex(log_modulus, torch.empty(rows).uniform_(0.0, _GREATEST_PHASE))
+        self.log_delta = nn.Parameter(torch.view_as_real(factor.log()).clone())
+        step = torch.empty(rows, 1).uniform_(math.log(_SHORTEST_STEP), math.log(_LONGEST_STEP))
+        self.alpha = nn.Parameter(step.repeat(1, 2))
+        self.beta = nn.Parameter(torch.empty(rows, 2).normal_(std=0.2))
+        self.omega = nn.Parameter(torch.randn(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) with padding last and zero -> (B, N, C)."""
+        forward, backward = self.kernel().values(x.shape[1]), None
+        if self.bidirectional:
+            forward, backward = forward.split(self.dim)
+        y = fft_convolution(wide(x), forward, backward, backward_from="next")
+        return (y + wide(x) * wide(self.omega)).to(x.dtype)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One token (B, C) of each sequence: its output (B, C), and the next state."""
+        y, state = self.kernel().step(x_t, state)
+        return (y + wide(x_t) * wide(self.omega)).to(x_t.dtype), state
+
+    def kernel(self) -> ExponentialKernel:
+        """Of C channels, or of C to the right and C to the left, one exponential each."""
+        log_factor = ComplexPair.from_last(wide(self.log_delta) + wide(self.alpha)).exp()
+        log_factor = ComplexPair(
+            log_factor.real.clamp(max=math.log(_LARGEST_FACTOR)), log_factor.imag
+        )
+        scale = ComplexPair.from_last(wide(self.beta)).exp()
+        weight = log_factor.expm1().times(scale).scaled(-1.0)
+        parts = (log_factor.real, weight.real, log_factor.imag, weight.imag)
+        return ExponentialKernel(*(part.unsqueeze(-1) for part in parts))
+
+    def no_weight_decay(self) -> set[str]:
+        """The smoothing's coefficients are not weights of a map."""
+        return {"log_delta", "alpha", "beta", "omega"}
+
+
+class ExpSmoothing(TokenMixer):
+    """y = (W_o relu(smoothing(W_i x))) sigmoid(W_g x): the ETSMLP layer, with its gate.
+
+    In a stream its memory is one complex number per hidden channel.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` have
+            no use.
+        hidden_dim: channels that are smoothed, C where unset.
+        gate: have the sigmoid gate (ETSMLP-Gate); without it, plain ETSMLP.
+        bidirectional: smooth over later tokens too; where unset, unless `causal`.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: a size under 1, or both directions with `causal=True`.
+
+    Source: Chu and Lin 2024, "Incorporating Exponential Smoothing into MLP: a Simple but Effective
+    Sequence Model", complex exponential smoothing and its gate, with the released code's choices.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="exp_smoothing",
+        title="Exponential smoothing (ETSMLP)",
+        paper="Chu and Lin 2024, Incorporating Exponential Smoothing into MLP: a Simple but "
+        "Effective Sequence Model",
+        equations="complex exponential smoothing, gate",
+        complexity="O(N C log N)",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        hidden_dim: int | None = None,
+        gate: bool = True,
+        bidirectional: bool | None = None,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        hidden = check_integer("hidden_dim", self.dim if hidden_dim is None else hidden_dim, 1)
+        both = both_directions(bidirectional, self.causal)
+        self.k_proj = nn.Linear(self.dim, hidden)
+        self.cets = ComplexSmoothing(hidden, bidirectional=both)
+        self.out_proj = nn.Linear(hidden, self.dim)
+        self.g_proj = nn.Linear(self.dim, self.dim) if check_bool("gate", gate) else None
+        for linear in (self.k_proj, self.out_proj, self.g_proj):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The smoothing over the valid tokens between the two maps, and the gate."""
+        hidden = self.k_proj(x)
+        if key_padding_mask is not None:
+            hidden = hidden.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+        return self._read_out(
+            mix_valid_tokens(lambda k, _: self.cets(k), hidden, key_padding_mask), x
+        )
+
+    def _read_out(self, smoothed: Tensor, x: Tensor) -> Tensor:
+        y: Tensor = self.out_proj(F.relu(smoothed))
+        return y if self.g_proj is None else y * self.g_proj(x).sigmoid()
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """The smoothed numbers, (B, hidden, 1, 2), float32 or wider."""
+        place = device or self.cets.omega.device
+        return {"state": self.cets.kernel().init_state(batch_size).to(place)}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C) into the smoothing, and its output."""
+        y, after = self.cets.step(self.k_proj(x_t), state["state"])
+        return self._read_out(y, x_t), {"state": after}

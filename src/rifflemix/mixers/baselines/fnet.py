@@ -1,0 +1,96 @@
+"""FNet: the real part of the Fourier transform over tokens and channels, without parameters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rifflemix.errors import check_choice
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.padding import mix_valid_tokens
+
+NORMS = ("backward", "ortho")
+
+
+class FNet(TokenMixer):
+    """y = Re(F_tokens(F_channels(x))).
+
+    With a padding mask the transform of each sample has the length of its own valid tokens, by
+    the chirp z-transform; padding of any amount leaves their result as it is. Computed in
+    float32, or float64 for float64.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout`
+            have no use here.
+        norm: as in torch.fft. "backward" scales nothing, as in the paper, whose blocks normalise
+            after mixing; "ortho" divides by sqrt(N C), which suits blocks that normalise before.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: an unknown `norm`.
+
+    Source: Lee-Thorp et al. 2022, "FNet: Mixing Tokens with Fourier Transforms", equation (3).
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="fnet",
+        title="FNet",
+        paper="Lee-Thorp et al. 2022, FNet: Mixing Tokens with Fourier Transforms",
+        equations="(3)",
+        complexity="O(N C log(N C))",
+        cost_exponent=1.0,
+    )
+
+    def __init__(self, dim: int, *, norm: str = "backward", **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        check_choice("norm", norm, NORMS)
+        self.norm = norm
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The transform over the valid tokens."""
+        return mix_valid_tokens(self._transform, x, key_padding_mask)
+
+    def _transform(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        if key_padding_mask is None:
+            whole: Tensor = torch.fft.fft2(wide, dim=(1, 2), norm=self.norm)
+            return whole.real.to(x.dtype)
+        lengths = (~key_padding_mask).sum(1).clamp(min=1)
+        y = fft_of_lengths(torch.fft.fft(wide, dim=2, norm=self.norm), lengths)
+        if self.norm == "ortho":
+            y = y / lengths.to(wide.dtype).sqrt()[:, None, None]
+        return y.real.to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"dim={self.dim}, norm={self.norm!r}"
+
+
+def fft_of_lengths(x: Tensor, lengths: Tensor) -> Tensor:
+    """Discrete Fourier transforms along axis 1, each sample's over its own first tokens.
+
+    Bluestein's identity j k = (j^2 + k^2 - (k - j)^2) / 2 makes a transform of any length a
+    convolution with a chirp, which transforms of one length for all samples compute.
+
+    Args:
+        x: (B, N, C) complex, zero from place lengths[b] on.
+        lengths: (B,) integers from 1 to N.
+
+    Returns:
+        (B, N, C) complex; places from lengths[b] on hold nothing of use.
+    """
+    tokens = x.shape[1]
+    padded = 2 * tokens
+    place = torch.arange(tokens, device=x.device)
+    # The phase pi j^2 / n is taken modulo 2 pi in integers, where nothing is rounded.
+    period = 2 * lengths.unsqueeze(1)
+    angle = (place.square() % period).to(x.real.dtype) / period * (2 * math.pi)
+    chirp = torch.polar(torch.ones_like(angle), angle).unsqueeze(-1)
+    # Places 0 ... N-1, one that is never reached, and -(N-1) ... -1 of the even chirp.
+    kernel = torch.cat((chirp, torch.zeros_like(chirp[:, :1]), chirp[:, 1:].flip(1)), dim=1)
+    spectrum = torch.fft.fft(x * chirp.conj(), n=padded, dim=1) * torch.fft.fft(kernel, dim=1)
+    y: Tensor = torch.fft.ifft(spectrum, dim=1)[:, :tokens]
+    return y * chirp.conj()

@@ -1,0 +1,47 @@
+"""The identity: what a model reaches whose tokens never meet."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from rifflemix.mixers.base import MixerCard, TokenMixer
+
+
+class Identity(TokenMixer):
+    """y = x, without parameters: the floor of every comparison.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments.
+        shared: the other arguments of `TokenMixer`.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="identity",
+        title="Identity (no mixing)",
+        paper="none: a sanity row",
+        equations="y = x",
+        complexity="O(1)",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+        permutation_equivariant=True,
+    )
+
+    def __init__(self, dim: int, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The tokens as they are."""
+        return x
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """Nothing to remember."""
+        return {}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The token as it is."""
+        return x_t, {}

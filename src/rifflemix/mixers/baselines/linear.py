@@ -1,0 +1,86 @@
+"""Linear attention with elu + 1 features: the Linear Transformer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.errors import bad_argument
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.linear_attention import LinearAttentionMixer, linear_attention
+
+
+class Linear(LinearAttentionMixer):
+    """Linear attention with features elu(x) + 1, not scaled by 1 / sqrt(D).
+
+    With `causal=True` a token sees the sums over the tokens so far, and `init_state` and `step`
+    go token by token in constant memory. There are no weights that dropout could drop.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments.
+        normalize: divide by the sum of the weights; False divides by the root of the number of
+            valid tokens instead, as one widely used benchmark of efficient attention does.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: `normalize=False` with `causal=True`, which is not defined.
+
+    Source: Katharopoulos et al. 2020, "Transformers are RNNs: Fast Autoregressive Transformers
+    with Linear Attention", equations (4)-(7); causal: (8)-(12), (16)-(20).
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="linear",
+        title="Linear Transformer",
+        paper="Katharopoulos et al. 2020, Transformers are RNNs: Fast Autoregressive "
+        "Transformers with Linear Attention",
+        equations="(4)-(7); causal (8)-(12), (16)-(20)",
+        complexity="O(N C^2 / H)",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+        permutation_equivariant=True,
+    )
+    epsilon = 1e-6
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        normalize: bool = True,
+        bias: bool = True,
+        out_bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        if self.causal and not normalize:
+            raise bad_argument("normalize", "True, since causal=True defines no other form", False)
+        self.normalize = normalize
+
+    def features(
+        self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Elu + 1 of both; see `LinearAttentionMixer.features`."""
+        q, k = F.elu(q) + 1.0, F.elu(k) + 1.0
+        if key_padding_mask is not None:
+            k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+        return q, k
+
+    def num_features_per_head(self) -> int:
+        """One feature for each channel of the head."""
+        return self.head_dim
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`."""
+        if self.normalize:
+            return super().attend(q, k, v, key_padding_mask)
+        q, k = self.features(q, k, key_padding_mask, None)
+        if key_padding_mask is None:
+            return linear_attention(q, k, v, epsilon=None) / math.sqrt(q.shape[2])
+        count = (~key_padding_mask).sum(1).clamp_min(1).to(q.dtype)
+        return linear_attention(q * count.rsqrt()[:, None, None, None], k, v, epsilon=None)

@@ -1,0 +1,85 @@
+"""Linformer: softmax attention to learned linear combinations of the keys and values."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.mixers.attention import masked_attention
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.ordered_attention import OrderedAttention
+from rifflemix.ops._checks import check_integer
+
+_INIT_STD = 0.02
+
+
+class Linformer(OrderedAttention):
+    """Attention to k projected keys and values, learned mixtures over the places of the tokens.
+
+    Shorter sequences use the first columns of the projection; places count the valid tokens.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: it is
+            the width of the projection.
+        projected_length: projected keys k; None takes 256, or `max_length` if that is less.
+        share_heads: one projection for all heads.
+        share_kv: one projection for keys and values.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: `projected_length` under 1.
+
+    Source: Wang et al. 2020, "Linformer: Self-Attention with Linear Complexity", equation (7)
+    and its sharing of parameters.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="linformer",
+        title="Linformer",
+        paper="Wang et al. 2020, Linformer: Self-Attention with Linear Complexity",
+        equations="(7)",
+        complexity="O(N k C), k projected keys",
+        cost_exponent=1.0,
+        needs_max_length=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        projected_length: int | None = None,
+        share_heads: bool = True,
+        share_kv: bool = True,
+        bias: bool = True,
+        out_bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        most = check_integer("max_length", self.max_length, 1)
+        if projected_length is None:
+            projected_length = min(256, most)
+        rows = check_integer("projected_length", projected_length, 1)
+        shape = (1 if share_heads else self.num_heads, rows, most)
+        self.key_projection = nn.Parameter(_INIT_STD * torch.randn(shape))
+        self.value_projection = None
+        if not share_kv:
+            self.value_projection = nn.Parameter(_INIT_STD * torch.randn(shape))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`; padded keys and values add nothing to the mixtures."""
+        if key_padding_mask is not None:
+            padded = key_padding_mask[:, None, :, None]
+            k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
+        length = k.shape[2]
+        of_keys = self.key_projection
+        of_values = of_keys if self.value_projection is None else self.value_projection
+        k, v = of_keys[..., :length] @ k, of_values[..., :length] @ v
+        return masked_attention(q, k, v, dropout=self.dropout_p())
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, projected_length={self.key_projection.shape[1]}"

@@ -1,0 +1,114 @@
+"""Global convolution with a kernel that a small network generates: the mixer of CCNN."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.nn.fft_convolution import fft_convolution, wide
+from rifflemix.nn.kernel_network import KernelNetwork
+from rifflemix.ops._checks import check_positive
+
+_FIRST_WIDTH = 0.075
+# The mean of the window parameter of the network's first filters.
+_MEAN_GAMMA = 6.0
+
+
+class LongConv(TokenMixer):
+    """y = gelu(W_2 gelu(W_1 (k * x))): the branch of a CCNN block, by FFT.
+
+    The kernel k of each channel is a function of the relative position t = lag / max_length in
+    (-1, 1): a network of Gabor filters times a Gaussian window exp(-(t / width)^2 / 2) of learned
+    width. It is thus the same for every length of input. Windows stay positive by a logarithm,
+    where the released code learns the width itself.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` has no use;
+            `dropout` acts between W_1 and W_2, as in the paper's block.
+        features: width of the kernel network.
+        num_layers: products with a filter in the kernel network.
+        frequency: scale of the filters' first frequencies; the paper tunes it task by task. Where
+            unset, `max_length` / 12, which puts them below one half turn per token.
+        width: first width of the window, in units of `max_length`.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: an option out of range.
+
+    Source: Knigge et al. 2023, "Modelling Long Range Dependencies in N-D: From Task-Specific to a
+    General Purpose CNN", section 4; kernels: Romero et al. 2022, "FlexConv".
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="long_conv",
+        title="Continuous long convolution (CCNN)",
+        paper="Knigge et al. 2023, Modelling Long Range Dependencies in N-D: From Task-Specific "
+        "to a General Purpose CNN",
+        equations="section 4, FlexConv",
+        complexity="O(N C log N)",
+        cost_exponent=1.0,
+        causal=True,
+        needs_max_length=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        features: int = 32,
+        num_layers: int = 3,
+        frequency: float | None = None,
+        width: float = _FIRST_WIDTH,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        self.span = self.max_length or 1
+        self.kernel = KernelNetwork(
+            self.dim,
+            features=features,
+            num_layers=num_layers,
+            frequency=self.span / (2.0 * _MEAN_GAMMA) if frequency is None else frequency,
+            num_taps=self.span if self.causal else 2 * self.span - 1,
+        )
+        self.log_width = nn.Parameter(torch.tensor(math.log(check_positive("width", width))))
+        self.bias = nn.Parameter(torch.zeros(self.dim))
+        self.pointwise = nn.Linear(self.dim, self.dim)
+        self.proj = nn.Linear(self.dim, self.dim)
+        for linear in (self.pointwise, self.proj):
+            nn.init.kaiming_normal_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The convolution over the valid tokens, then two maps, token by token."""
+        y = mix_valid_tokens(self._convolve, x, key_padding_mask)
+        y = F.dropout(F.gelu(self.pointwise(y)), self.dropout, self.training)
+        return F.gelu(self.proj(y))
+
+    def _convolve(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        forward, backward = self._kernels(x.shape[1])
+        y = fft_convolution(wide(x), forward, backward, backward_from="present")
+        return (y + wide(self.bias)).to(x.dtype)
+
+    def _kernels(self, length: int) -> tuple[Tensor, Tensor | None]:
+        """(C, N) over lags 0 .. N - 1, and (C, N) over lags 0 (where it is zero) .. -(N - 1)."""
+        lags = torch.arange(length, device=self.bias.device, dtype=wide(self.bias).dtype)
+        forward = self._sampled(lags)
+        if self.causal:
+            return forward, None
+        return forward, self._sampled(-lags) * (lags > 0)
+
+    def _sampled(self, lags: Tensor) -> Tensor:
+        positions = lags / self.span
+        window = torch.exp(-0.5 * (positions / wide(self.log_width).exp()).square())
+        kernel: Tensor = self.kernel(positions)
+        return kernel.mT * window
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay should leave alone."""
+        return {"log_width"}

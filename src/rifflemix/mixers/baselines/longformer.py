@@ -1,0 +1,134 @@
+"""Longformer: sliding-window attention with a few global tokens that have maps of their own."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.multi_head import MultiHeadMixer
+from rifflemix.mixers.ordered_attention import default_block_size
+from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.mixers.window_attention import SharedKeys, see_something, window_attention
+from rifflemix.ops._checks import check_integer
+
+
+class Longformer(MultiHeadMixer):
+    """Each token sees a window around it and the global tokens; those see, and are seen by, all.
+
+    What a global token sees goes through its own query, key and value maps (`global_qkv`); what
+    others see of it goes through the usual ones. The first `num_global` valid tokens are global.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
+            weights. With `causal=True` the windows end at their token, and global tokens too see
+            earlier ones only.
+        window: tokens w in a window, the token itself, w // 2 before it and (w - 1) // 2 after.
+            Default: 129, or a quarter of `max_length` and one where that is less. The Long Range
+            Arena and the paper take 512.
+        num_global: tokens from the first on that are global, such as a class token; 0 for none,
+            then there are no maps for them.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: `window` under 1 or `num_global` under 0.
+
+    Source: Beltagy et al. 2020, "Longformer: The Long-Document Transformer", section 3.1, without
+    dilation.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="longformer",
+        title="Longformer",
+        paper="Beltagy et al. 2020, Longformer: The Long-Document Transformer",
+        equations="section 3.1",
+        complexity="O(N (w + g) C), windows of w, g global tokens",
+        cost_exponent=1.0,
+        causal=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        window: int | None = None,
+        num_global: int = 1,
+        bias: bool = True,
+        out_bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        if window is None:
+            window = 2 * default_block_size(self.max_length) + 1
+        self.window = check_integer("window", window, 1)
+        self.num_global = check_integer("num_global", num_global, 0)
+        self.global_qkv = nn.Linear(self.dim, 3 * self.dim, bias=bias) if num_global else None
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Windows and global tokens are laid out over the valid tokens."""
+        return mix_valid_tokens(self._mix_in_order, x, key_padding_mask)
+
+    def _mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = self.attend(*self.split(self.qkv(x)), key_padding_mask)
+        if self.global_qkv is not None:
+            q, k, v = self.split(self.global_qkv(x))
+            seen = self._attend_globally(q[:, :, : self.num_global], k, v, key_padding_mask)
+            y = torch.cat((seen, y[:, :, self.num_global :]), 2)
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
+        return out
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`: what all but the global tokens see."""
+        return window_attention(
+            q,
+            k,
+            v,
+            before=self.window // 2,
+            after=0 if self.causal else (self.window - 1) // 2,
+            key_padding_mask=self._not_in_windows(k, key_padding_mask),
+            shared=self._global_keys(k, v, key_padding_mask),
+            dropout=self.dropout_p(),
+        )
+
+    def _not_in_windows(self, k: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
+        """Padding, and the global tokens, which are seen beside the window: not twice."""
+        if not self.num_global:
+            return key_padding_mask
+        is_global = torch.arange(k.shape[2], device=k.device) < self.num_global
+        if key_padding_mask is None:
+            return is_global.expand(k.shape[0], -1)
+        return key_padding_mask | is_global
+
+    def _global_keys(
+        self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None
+    ) -> SharedKeys | None:
+        if not self.num_global:
+            return None
+        keys, values = k[:, :, : self.num_global], v[:, :, : self.num_global]
+        visible = self._not_later(k.shape[2], keys.shape[2], k.device)
+        if key_padding_mask is not None:
+            visible = visible & ~key_padding_mask[:, None, : self.num_global]
+        return SharedKeys(keys, values, visible.expand(k.shape[0], -1, -1))
+
+    def _attend_globally(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None
+    ) -> Tensor:
+        """The global tokens, (B, H, G, D), see all valid (if causal, earlier) tokens."""
+        sees = self._not_later(q.shape[2], k.shape[2], k.device)
+        if key_padding_mask is not None:
+            sees = see_something(sees & ~key_padding_mask.unsqueeze(1)).unsqueeze(1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, dropout_p=self.dropout_p())
+
+    def _not_later(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        """(queries, keys) bool: all, or if causal those not later than the query."""
+        everything = torch.ones(queries, keys, dtype=torch.bool, device=device)
+        return everything.tril() if self.causal else everything
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, window={self.window}, num_global={self.num_global}"

@@ -1,0 +1,75 @@
+"""MEGA: attention of one head, gated, over an exponential moving average."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.baselines.mega_layer import MegaLayer
+
+
+class Mega(MegaLayer):
+    """MEGA with attention over the whole sequence, or with CSP in place of attention.
+
+    See `MegaLayer` for the formula, the residual connection in it, and the options.
+
+    Args:
+        dim: channels C.
+        z_dim: channels of queries and keys, max(1, C // 2) where unset.
+        hidden_dim: channels of the values, 2 C where unset.
+        ema_dim: moving averages per channel.
+        bidirectional: average over later tokens too; where unset, unless `causal`.
+        attention_fn: "softmax" or "laplace".
+        hidden_dropout: probability of dropping an entry of the values.
+        layer_dropout: the same for the moving average and for the new value under the gate.
+        mixing: "attention" or "csp"; MEGA-CSP has no causal form and no streams.
+        csp_options: options of `CSP` for mixing="csp".
+        shared: the other arguments of `TokenMixer`; `max_length` sizes the position bias.
+
+    Raises:
+        InputError: an option out of range, or two that exclude each other.
+
+    Source: Ma et al. 2023, equations (3)-(14); laplace: (16).
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="mega",
+        title="MEGA",
+        paper="Ma et al. 2023, Mega: Moving Average Equipped Gated Attention",
+        equations="(3)-(14), (16)",
+        complexity="O(N^2 C)",
+        cost_exponent=2.0,
+        causal=True,
+        streaming=True,
+        needs_max_length=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        z_dim: int | None = None,
+        hidden_dim: int | None = None,
+        ema_dim: int = 16,
+        bidirectional: bool | None = None,
+        attention_fn: str = "softmax",
+        hidden_dropout: float = 0.0,
+        layer_dropout: float = 0.0,
+        mixing: str = "attention",
+        csp_options: dict[str, Any] | None = None,
+        **shared: Any,
+    ) -> None:
+        super().__init__(
+            dim,
+            chunk_size=None,
+            z_dim=z_dim,
+            hidden_dim=hidden_dim,
+            ema_dim=ema_dim,
+            bidirectional=bidirectional,
+            attention_fn=attention_fn,
+            hidden_dropout=hidden_dropout,
+            layer_dropout=layer_dropout,
+            mixing=mixing,
+            csp_options=csp_options,
+            **shared,
+        )

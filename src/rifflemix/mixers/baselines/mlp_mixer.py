@@ -1,0 +1,63 @@
+"""The token mixing of MLP-Mixer: one MLP over the places, shared by all channels."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.ops._checks import check_integer
+
+
+class MLPMixer(TokenMixer):
+    """y[:, c] = W_2 gelu(W_1 x[:, c]) over tokens, the same two maps for every channel c.
+
+    Each place has its own weights: shorter inputs use those of the first N places, and a padded
+    place adds nothing.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: it is
+            the width of the maps. Dropout acts on the hidden values.
+        hidden_dim: hidden values D_S per channel; None takes C / 2, as the paper's models have.
+        bias: add a bias to both maps.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: `hidden_dim` under 1, or no `max_length`.
+
+    Source: Tolstikhin et al. 2021, "MLP-Mixer: An all-MLP Architecture for Vision", equation (1).
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="mlp_mixer",
+        title="MLP-Mixer token mixing",
+        paper="Tolstikhin et al. 2021, MLP-Mixer: An all-MLP Architecture for Vision",
+        equations="(1), token mixing",
+        complexity="O(N C D_S), D_S = C/2",
+        cost_exponent=1.0,
+        needs_max_length=True,
+    )
+
+    def __init__(
+        self, dim: int, *, hidden_dim: int | None = None, bias: bool = True, **shared: Any
+    ) -> None:
+        super().__init__(dim, **shared)
+        hidden = max(1, self.dim // 2) if hidden_dim is None else hidden_dim
+        self.hidden_dim = check_integer("hidden_dim", hidden, 1)
+        places = check_integer("max_length", self.max_length, 1)
+        self.fc1 = nn.Linear(places, self.hidden_dim, bias=bias)
+        self.fc2 = nn.Linear(self.hidden_dim, places, bias=bias)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The MLP over the places at hand; padded ones hold zeros."""
+        length = x.shape[1]
+        hidden = F.gelu(F.linear(x.mT, self.fc1.weight[:, :length], self.fc1.bias))
+        hidden = F.dropout(hidden, self.dropout, self.training)
+        bias = None if self.fc2.bias is None else self.fc2.bias[:length]
+        return F.linear(hidden, self.fc2.weight[:length], bias).mT
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, hidden_dim={self.hidden_dim}"

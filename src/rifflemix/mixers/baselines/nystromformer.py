@@ -1,0 +1,154 @@
+"""Nystromformer: softmax attention approximated through landmarks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.attention import masked_attention
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.ordered_attention import OrderedAttention
+from rifflemix.ops._checks import check_integer
+
+PINV_INITS = ("per_matrix", "batch")
+LANDMARKS = ("valid", "all")
+
+
+class Nystromformer(OrderedAttention):
+    """Attention by the Nystrom method: softmax(q K~) pinv(softmax(Q~ K~)) softmax(Q~ k) v.
+
+    The landmarks Q~, K~ are the means of m segments of the queries and keys: segment s holds the
+    tokens n with floor(n m / N) = s, which are N / m each where that divides. Sequences of at
+    most m tokens get exact softmax attention, which is what the formula then means. A depthwise
+    convolution of the values over the tokens is added.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. Dropout drops weights of the
+            first factor.
+        num_landmarks: landmarks m.
+        pinv_iterations: steps of the iteration for the pseudo-inverse; 6 in the paper.
+        pinv_init: what scales its start: the largest column sum of each matrix ("per_matrix"),
+            or of all matrices of the batch ("batch", as released, which couples the samples).
+        landmarks: which tokens the segments are cut from: the "valid" ones, or "all" places, with
+            padding as zeros, as released: outputs then depend on the amount of padding.
+        conv_kernel: width of the convolution, odd; None leaves it out.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: an unknown name, an even kernel, or a number under 1.
+
+    Source: Xiong et al. 2021, "Nystromformer: A Nystrom-Based Algorithm for Approximating
+    Self-Attention", section 3, Algorithm 1.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="nystromformer",
+        title="Nystromformer",
+        paper="Xiong et al. 2021, Nystromformer: A Nystrom-Based Algorithm for Approximating "
+        "Self-Attention",
+        equations="section 3, Algorithm 1",
+        complexity="O(N m C), m landmarks",
+        cost_exponent=1.0,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_landmarks: int = 64,
+        pinv_iterations: int = 6,
+        pinv_init: str = "per_matrix",
+        landmarks: str = "valid",
+        conv_kernel: int | None = 35,
+        bias: bool = True,
+        out_bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        self.num_landmarks = check_integer("num_landmarks", num_landmarks, 1)
+        self.pinv_iterations = check_integer("pinv_iterations", pinv_iterations, 1)
+        check_choice("pinv_init", pinv_init, PINV_INITS)
+        check_choice("landmarks", landmarks, LANDMARKS)
+        self.pinv_init = pinv_init
+        self.landmarks = landmarks
+        self.conv = None if conv_kernel is None else self._make_conv(conv_kernel)
+
+    def _make_conv(self, conv_kernel: int) -> nn.Conv2d:
+        width = check_integer("conv_kernel", conv_kernel, 1)
+        if width % 2 == 0:
+            raise bad_argument("conv_kernel", "an odd number of tokens", width)
+        heads = self.num_heads
+        return nn.Conv2d(
+            heads, heads, (width, 1), padding=(width // 2, 0), bias=False, groups=heads
+        )
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`; padding stands last."""
+        if key_padding_mask is not None:
+            padded = key_padding_mask[:, None, :, None]
+            q, k, v = (t.masked_fill(padded, 0.0) for t in (q, k, v))
+        if q.shape[2] <= self.num_landmarks:
+            y = masked_attention(
+                q, k, v, key_padding_mask=key_padding_mask, dropout=self.dropout_p()
+            )
+        else:
+            y = self._attend_through_landmarks(q, k, v, key_padding_mask)
+        return y if self.conv is None else y + self.conv(v)
+
+    def _attend_through_landmarks(
+        self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None
+    ) -> Tensor:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        members = self._segments(q.shape[2], key_padding_mask, q.device)
+        # The pseudo-inverse magnifies errors: everything around it stays in float32.
+        with torch.autocast(q.device.type, enabled=False):
+            means = members.to(wide) / members.sum(-1, keepdim=True).clamp_min(1)
+            q_marks, k_marks = means @ q.to(wide), means @ k.to(wide)
+            first = self._softmax(q.to(wide), k_marks)
+            middle = self._softmax(q_marks, k_marks)
+            weights = first @ self._pseudo_inverse(middle)
+        if key_padding_mask is not None and self.landmarks == "valid":
+            # With at most m valid tokens each is a landmark itself and takes that one's row;
+            # landmarks may then be empty, and what the formula gives is of no use.
+            few = (~key_padding_mask).sum(1) <= self.num_landmarks
+            weights = torch.where(few[:, None, None, None], members.mT.to(wide), weights)
+        weights = F.dropout(weights, self.dropout_p()).to(v.dtype)
+        return weights @ masked_attention(
+            q_marks.to(v.dtype), k, v, key_padding_mask=key_padding_mask
+        )
+
+    def _segments(self, length: int, key_padding_mask: Tensor | None, device: Any) -> Tensor:
+        """Bool, (B or 1, 1, m, N): which tokens belong to each landmark."""
+        place = torch.arange(length, device=device)
+        marks = torch.arange(self.num_landmarks, device=device).unsqueeze(-1)
+        if key_padding_mask is None or self.landmarks == "all":
+            return (place * self.num_landmarks // length == marks)[None, None]
+        count = (~key_padding_mask).sum(1, keepdim=True).clamp_min(1)
+        segment = (place * self.num_landmarks // count).masked_fill(key_padding_mask, -1)
+        return (segment.unsqueeze(1) == marks).unsqueeze(1)
+
+    def _softmax(self, q: Tensor, k_marks: Tensor) -> Tensor:
+        return torch.softmax(q @ k_marks.mT / math.sqrt(self.head_dim), dim=-1)
+
+    def _pseudo_inverse(self, a: Tensor) -> Tensor:
+        """The Moore-Penrose inverse of (..., m, m), approximately, by matrix products only."""
+        largest = a.sum(-2).amax(-1)[..., None, None]
+        if self.pinv_init == "batch":
+            largest = largest.amax()
+        identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        z = a.mT / largest
+        for _ in range(self.pinv_iterations):
+            az = a @ z
+            z = 0.25 * z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az)))
+        return z
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, num_landmarks={self.num_landmarks}"

@@ -1,0 +1,185 @@
+"""Performer: linear attention with positive random features (FAVOR+)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.linear_attention import LinearAttentionMixer
+from rifflemix.ops._checks import check_integer
+
+KERNELS = ("softmax", "relu")
+_SOFTMAX_OFFSET = 1e-4
+_RELU_OFFSET = 1e-3
+# Stands for the log of zero, and stays finite in a row that holds nothing else.
+_LOG_ZERO = -1e30
+# Causal keys are stabilised by a constant that keeps exp(...) under e^60, float32's reach in sums.
+_LARGEST_EXPONENT = 60.0
+
+
+class Performer(LinearAttentionMixer):
+    """Linear attention whose features approximate softmax attention, or ReLU features.
+
+    Features of the softmax kernel are exp(w x - |x|^2 / 2), x scaled by D^-1/4, for the rows w
+    of a random projection, plus a small offset. To keep the exponentials in range, a query's
+    largest product is taken off, which changes nothing, and the largest product of all valid
+    keys of a head, against which the offset is measured. A causal form cannot know that one:
+    there the constant max |w|^2 / 2 - 60, if above 0, is taken off instead. There are no weights
+    that dropout could drop.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments.
+        kernel: "softmax", or "relu" for features relu(w x) + 0.001.
+        num_features: rows M of the random projection. None means D ln D for the softmax kernel,
+            and for the ReLU kernel no projection at all: x itself stands for w x.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Attributes:
+        projection: (M, D) buffer shared by the heads, drawn from torch's random numbers when the
+            layer is built, saved with the weights, and redrawn by `redraw_projection`; None
+            without a projection.
+
+    Raises:
+        InputError: an unknown kernel, or `num_features` under 1.
+
+    Source: Choromanski et al. 2021, "Rethinking Attention with Performers", Lemma 1,
+    sections 2.2 to 2.4 (the last on orthogonal features).
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="performer",
+        title="Performer (FAVOR+)",
+        paper="Choromanski et al. 2021, Rethinking Attention with Performers",
+        equations="Lemma 1, sections 2.2-2.4",
+        complexity="O(N M C), M random features",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+        permutation_equivariant=True,
+    )
+    # Only keeps a sequence without valid tokens from 0 / 0: the features have their own offset.
+    epsilon = 1e-12
+
+    projection: Tensor | None
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        kernel: str = "softmax",
+        num_features: int | None = None,
+        bias: bool = True,
+        out_bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        check_choice("kernel", kernel, KERNELS)
+        self.kernel = kernel
+        if num_features is not None:
+            rows = check_integer("num_features", num_features, 1)
+        else:
+            rows = math.ceil(self.head_dim * math.log(self.head_dim)) or 1
+        project = kernel == "softmax" or num_features is not None
+        drawn = orthogonal_projection(rows, self.head_dim) if project else None
+        self.register_buffer("projection", drawn)
+
+    def redraw_projection(self, generator: torch.Generator | None = None) -> None:
+        """Draw the random projection anew, from `generator` or torch's default one.
+
+        Raises:
+            InputError: the layer has no projection.
+        """
+        if self.projection is None:
+            raise bad_argument("num_features", "a number of random features to redraw", None)
+        rows, width = self.projection.shape
+        drawn = orthogonal_projection(rows, width, generator=generator)
+        self.projection.copy_(drawn)
+
+    def features(
+        self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Features in float32 or float64; see `LinearAttentionMixer.features`."""
+        padded = None if key_padding_mask is None else key_padding_mask[:, None, :, None]
+        wide = torch.promote_types(q.dtype, torch.float32)
+        scale = self.head_dim**-0.25
+        with torch.autocast(q.device.type, enabled=False):  # exponents need more than 8 bits
+            q, k = q.to(wide) * scale, k.to(wide) * scale
+            if self.kernel == "softmax":
+                q, k = self._query_features(q), self._key_features(k, padded)
+            else:
+                q, k = self._relu_features(q), self._relu_features(k)
+        return q, k if padded is None else k.masked_fill(padded, 0.0)
+
+    def num_features_per_head(self) -> int:
+        """Rows of the projection, or the channels of the head without one."""
+        return self.head_dim if self.projection is None else self.projection.shape[0]
+
+    def _projected(self, x: Tensor) -> Tensor:
+        return x if self.projection is None else x @ self.projection.to(x.dtype).mT
+
+    def _relu_features(self, x: Tensor) -> Tensor:
+        return torch.relu(self._projected(x)) + _RELU_OFFSET
+
+    def _query_features(self, q: Tensor) -> Tensor:
+        products = self._projected(q)
+        return _exponential_features(q, products, products.amax(-1, keepdim=True))
+
+    def _key_features(self, k: Tensor, padded: Tensor | None) -> Tensor:
+        products = self._projected(k)
+        if padded is not None:
+            products = products.masked_fill(padded, _LOG_ZERO)
+        if self.causal:
+            return _exponential_features(k, products, self._largest_exponent(products))
+        return _exponential_features(k, products, products.amax((-1, -2), keepdim=True))
+
+    def _largest_exponent(self, like: Tensor) -> Tensor:
+        """What to take off so that w x - |x|^2 / 2 <= |w|^2 / 2 stays in the range of float32."""
+        if self.projection is None:
+            raise bad_argument("num_features", "a number of random features", None)
+        bound = 0.5 * self.projection.to(like.dtype).square().sum(-1).amax()
+        return torch.relu(bound - _LARGEST_EXPONENT)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        features = self.num_features_per_head()
+        return f"{super().extra_repr()}, kernel={self.kernel}, num_features={features}"
+
+
+def _exponential_features(x: Tensor, products: Tensor, largest: Tensor) -> Tensor:
+    half_norm = 0.5 * x.square().sum(-1, keepdim=True)
+    exponentials = torch.exp(products - half_norm - largest)
+    return (exponentials + _SOFTMAX_OFFSET) / math.sqrt(products.shape[-1])
+
+
+def orthogonal_projection(
+    num_features: int, head_dim: int, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """Rows distributed like standard normal vectors, orthogonal to each other in blocks of D.
+
+    Args:
+        num_features: rows M.
+        head_dim: columns D.
+        generator: where randomness comes from; torch's default generator if None.
+
+    Returns:
+        (M, D) float32.
+
+    Source: Choromanski et al. 2021, section 2.4.
+    """
+    blocks = -(-num_features // head_dim)
+    normal = torch.randn(blocks, head_dim, head_dim, generator=generator)
+    q, r = torch.linalg.qr(normal)
+    # The factorisation fixes signs of q by its own rule; those of r make it uniform again.
+    rows = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT.flatten(0, 1)
+    norms = torch.linalg.vector_norm(
+        torch.randn(num_features, head_dim, generator=generator), dim=1, keepdim=True
+    )
+    projection: Tensor = rows[:num_features] * norms
+    return projection

@@ -1,0 +1,144 @@
+"""Reformer: attention within buckets of a locality-sensitive hash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.lsh_attention import lsh_attention, lsh_buckets
+from rifflemix.mixers.ordered_attention import default_block_size
+from rifflemix.ops._checks import check_integer, check_integers
+
+COMPAT = ("none", "hf")
+_DEFAULT_BUCKETS = 64
+_MOST_UNFACTORED = 128
+
+
+class Reformer(TokenMixer):
+    """LSH attention: queries double as keys, and meet those that a random hash puts near them.
+
+    The rotations of the hash are drawn once, from `hash_seed` and `layer_index`, and kept with
+    the weights; the paper draws new ones at every call.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
+            weights. With `causal=True` a query sees the last `chunk_size` earlier tokens of its
+            bucket: chunks, as the paper cuts them, have borders that later tokens move.
+        num_hashes: rounds of hashing, at most 127.
+        num_buckets: even, or several even factors of the number, each hashed by itself. Default:
+            the power of two at or below 2 max_length / chunk_size, in two factors above 128; 64
+            without `max_length`.
+        chunk_size: tokens in a chunk; a query sees its own and the one before. Default: 64, or an
+            eighth of `max_length` where that is less.
+        compat: "none" for the paper's equations; "hf" for the well-known PyTorch code: chunks
+            look back in a ring through all rounds, padding included, and a key that several
+            rounds find counts as often. Its causal form lets later tokens through and is refused.
+        hash_seed: seed of the rotations.
+        bias: add a bias to the query-key and value maps.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: a number out of range, or compat="hf" with causal=True.
+
+    Source: Kitaev et al. 2020, "Reformer: The Efficient Transformer", section 2.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="reformer",
+        title="Reformer (LSH attention)",
+        paper="Kitaev et al. 2020, Reformer: The Efficient Transformer",
+        equations="(3)-(6), appendix A",
+        complexity="O(N log N + R N m C), R rounds, chunks of m",
+        cost_exponent=1.0,
+        causal=True,
+    )
+    rotations: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_hashes: int = 2,
+        num_buckets: int | Sequence[int] | None = None,
+        chunk_size: int | None = None,
+        compat: str = "none",
+        hash_seed: int = 0,
+        bias: bool = False,
+        out_bias: bool = False,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        self.num_hashes = check_integer("num_hashes", num_hashes, 1, 127)
+        if chunk_size is None:
+            chunk_size = default_block_size(self.max_length)
+        self.chunk_size = check_integer("chunk_size", chunk_size, 1)
+        self.bucket_factors = self._check_buckets(num_buckets)
+        check_choice("compat", compat, COMPAT)
+        if compat == "hf" and self.causal:
+            raise bad_argument("compat", "'none' when causal=True", repr(compat))
+        self.compat = compat
+        self.qk = nn.Linear(self.dim, self.dim, bias=bias)
+        self.value = nn.Linear(self.dim, self.dim, bias=bias)
+        self.proj = nn.Linear(self.dim, self.dim, bias=out_bias)
+        self.register_buffer("rotations", self._draw_rotations(hash_seed))
+
+    def _check_buckets(self, num_buckets: int | Sequence[int] | None) -> tuple[int, ...]:
+        """The factors of the number of buckets."""
+        if num_buckets is None:
+            return default_buckets(self.max_length, self.chunk_size)
+        single = isinstance(num_buckets, int)
+        factors = check_integers("num_buckets", [num_buckets] if single else num_buckets, 2)
+        if not factors or any(factor % 2 for factor in factors):
+            raise bad_argument("num_buckets", "an even number, or several", num_buckets)
+        return factors
+
+    def _draw_rotations(self, seed: int) -> Tensor:
+        """(H, D, rounds, half the sum of the factors), normal."""
+        seed = check_integer("hash_seed", seed, 0, 2**32 - 1)
+        generator = torch.Generator().manual_seed(seed * 2**31 + self.layer_index)
+        columns = sum(self.bucket_factors) // 2
+        shape = (self.num_heads, self.dim // self.num_heads, self.num_hashes, columns)
+        return torch.randn(shape, generator=generator)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Hash, attend within chunks of tokens sorted by bucket, join the rounds."""
+        qk, v = (self._split(t) for t in (self.qk(x), self.value(x)))
+        y = lsh_attention(
+            qk,
+            v,
+            lsh_buckets(qk, self.rotations, self.bucket_factors),
+            chunk_size=self.chunk_size,
+            key_padding_mask=key_padding_mask,
+            causal=self.causal,
+            released=self.compat == "hf",
+            dropout=self.dropout if self.training else 0.0,
+        )
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
+        return out
+
+    def _split(self, x: Tensor) -> Tensor:
+        heads: Tensor = x.unflatten(-1, (self.num_heads, -1))
+        return heads.transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return (
+            f"{super().extra_repr()}, num_hashes={self.num_hashes}, "
+            f"num_buckets={self.bucket_factors}, chunk_size={self.chunk_size}"
+        )
+
+
+def default_buckets(max_length: int | None, chunk_size: int) -> tuple[int, ...]:
+    """Half a chunk to a bucket; two factors where one would take many columns to hash."""
+    if max_length is None:
+        return (_DEFAULT_BUCKETS,)
+    bits = max(1, (2 * max_length // chunk_size).bit_length() - 1)
+    if 2**bits <= _MOST_UNFACTORED:
+        return (2**bits,)
+    return (2 ** (bits // 2), 2 ** (bits - bits // 2))

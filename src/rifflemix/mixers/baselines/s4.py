@@ -1,0 +1,141 @@
+"""S4 in its diagonal form, S4D-Lin: a state space of its own for every channel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.nn.complex_pair import ComplexPair
+from rifflemix.nn.exponential_kernel import ExponentialKernel
+from rifflemix.nn.fft_convolution import fft_convolution, wide
+from rifflemix.ops._checks import check_bool, check_integer
+
+_SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
+
+
+class S4(TokenMixer):
+    """y = GLU(W gelu(SSM(x) + D x)), where SSM is a diagonal state space for each channel.
+
+    h' = A h + x, SSM(x) = 2 Re(C h), discretised by zero-order hold with a learned step: a
+    convolution by FFT in parallel, a recurrence of constant memory in a stream. This is S4D-Lin,
+    A[s] = -1/2 + i pi s at the start, which the S4D paper finds level with S4's diagonal plus
+    low-rank form on the Long Range Arena. In both directions a second C reads the later tokens.
+    Parameters have the names of the released code.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` have
+            no use.
+        state_size: numbers in the state of a channel, half of them stored (conjugates pair).
+        bidirectional: read later tokens too; where unset, unless `causal`.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: an odd `state_size`, or both directions with `causal=True`.
+
+    Source: Gu et al. 2022, "On the Parameterization and Initialization of Diagonal State Space
+    Models", equations (3), (4) and (9) and section 4; S4: Gu et al. 2022, "Efficiently Modeling
+    Long Sequences with Structured State Spaces".
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="s4",
+        title="S4 (diagonal: S4D-Lin)",
+        paper="Gu et al. 2022, On the Parameterization and Initialization of Diagonal State Space "
+        "Models",
+        equations="(3), (4), (9)",
+        complexity="O(N C (log N + state))",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        state_size: int = 64,
+        bidirectional: bool | None = None,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        self.bidirectional = both_directions(bidirectional, self.causal)
+        pairs, odd = divmod(check_integer("state_size", state_size, 2), 2)
+        if odd:
+            raise bad_argument("state_size", "an even number", state_size)
+        low, high = math.log(_SHORTEST_STEP), math.log(_LONGEST_STEP)
+        self.log_dt = nn.Parameter(torch.empty(self.dim).uniform_(low, high))
+        self.log_A_real = nn.Parameter(torch.full((self.dim, pairs), math.log(0.5)))
+        self.A_imag = nn.Parameter(math.pi * torch.arange(pairs).float().repeat(self.dim, 1))
+        directions = 2 if self.bidirectional else 1
+        # The two parts of standard complex normal numbers.
+        self.C = nn.Parameter(torch.randn(directions, self.dim, pairs, 2) / math.sqrt(2.0))
+        self.D = nn.Parameter(torch.randn(self.dim))
+        self.output_linear = nn.Linear(self.dim, 2 * self.dim)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The convolution over the valid tokens, then the gate, token by token."""
+        return self._read_out(mix_valid_tokens(self._convolve, x, key_padding_mask), x)
+
+    def _convolve(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        forward, backward = self._kernel().values(x.shape[1]), None
+        if self.bidirectional:
+            forward, backward = forward.split(self.dim)
+        return fft_convolution(wide(x), forward, backward, backward_from="next")
+
+    def _kernel(self) -> ExponentialKernel:
+        """Of C channels, or of C to the right and C to the left."""
+        dt = wide(self.log_dt).exp().unsqueeze(-1)
+        a = ComplexPair(-wide(self.log_A_real).exp(), wide(self.A_imag))
+        exponent = a.scaled(dt)
+        weight = ComplexPair.from_last(wide(self.C)).times(exponent.expm1().over(a)).scaled(2.0)
+        rows = len(self.C)
+        return ExponentialKernel(
+            exponent.real.repeat(rows, 1),
+            weight.real.flatten(0, 1),
+            exponent.imag.repeat(rows, 1),
+            weight.imag.flatten(0, 1),
+        )
+
+    def _read_out(self, y: Tensor, x: Tensor) -> Tensor:
+        y = (y + wide(x) * wide(self.D)).to(x.dtype)
+        return F.glu(self.output_linear(F.gelu(y)), -1)
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """The states of all channels, (B, C, state_size / 2, 2), float32 or wider."""
+        return {"state": self._kernel().init_state(batch_size).to(device or self.D.device)}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C) into the states, and its output."""
+        y, after = self._kernel().step(x_t, state["state"])
+        return self._read_out(y, x_t), {"state": after}
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay should leave alone."""
+        return {"log_dt", "log_A_real", "A_imag", "D"}
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        size = 2 * self.A_imag.shape[1]
+        return f"dim={self.dim}, state_size={size}, bidirectional={self.bidirectional}"
+
+
+def both_directions(bidirectional: bool | None, causal: bool) -> bool:
+    """`bidirectional` where it is set, else unless `causal`.
+
+    Raises:
+        InputError: both.
+    """
+    if bidirectional is None:
+        return not causal
+    if check_bool("bidirectional", bidirectional) and causal:
+        raise bad_argument("bidirectional", "False with causal=True", True)
+    return bidirectional

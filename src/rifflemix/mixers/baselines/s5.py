@@ -1,0 +1,169 @@
+"""S5: one state space with many inputs and outputs, run by a scan."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.baselines.s4 import both_directions
+from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.nn.complex_pair import ComplexPair
+from rifflemix.nn.fft_convolution import wide
+from rifflemix.nn.linear_scan import linear_scan
+from rifflemix.ops._checks import check_integer
+
+_SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
+# The least damping: a state space whose eigenvalues cross the imaginary axis blows up.
+_LEAST_DECAY = 1e-4
+
+
+class S5(TokenMixer):
+    """y = g sigmoid(W g) with g = gelu(SSM(x)), where all channels share one diagonal state space.
+
+    h' = Lambda h + B x, SSM(x) = 2 Re(C h) + D x, discretised by zero-order hold with a learned
+    step for each number of the state; a parallel scan over the tokens, a recurrence of constant
+    memory in a stream. Lambda starts as the eigenvalues of the normal part of HiPPO-LegS, in
+    `num_blocks` copies. In both directions a second C reads the states of a scan from the end.
+    Parameters have the names of the released code.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` have
+            no use.
+        state_size: numbers P in the state, half of them stored (conjugates pair).
+        num_blocks: copies J of the initial matrix; 2 J divides `state_size`.
+        bidirectional: read later tokens too; where unset, unless `causal`.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: sizes that do not fit, or both directions with `causal=True`.
+
+    Source: Smith et al. 2023, "Simplified State Space Layers for Sequence Modeling", equations
+    (2), (3), (5) and (6), section 3.2 and appendix B.1.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="s5",
+        title="S5",
+        paper="Smith et al. 2023, Simplified State Space Layers for Sequence Modeling",
+        equations="(2), (3), (5), (6)",
+        complexity="O(N C state)",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        state_size: int = 64,
+        num_blocks: int = 1,
+        bidirectional: bool | None = None,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        self.bidirectional = both_directions(bidirectional, self.causal)
+        state_size = check_integer("state_size", state_size, 2)
+        num_blocks = check_integer("num_blocks", num_blocks, 1)
+        if state_size % (2 * num_blocks):
+            raise bad_argument(
+                "state_size", f"a multiple of 2 num_blocks = {2 * num_blocks}", state_size
+            )
+        eigenvalues, basis = _hippo_eigenvalues(state_size, num_blocks)
+        self.Lambda_re = nn.Parameter(eigenvalues.real.clone())
+        self.Lambda_im = nn.Parameter(eigenvalues.imag.clone())
+        deviation = 1.0 / math.sqrt(state_size)
+        b = basis.mH @ (deviation * torch.randn(state_size, self.dim)).to(basis.dtype)
+        self.B = nn.Parameter(torch.view_as_real(b.resolve_conj()).contiguous())
+        directions = 2 if self.bidirectional else 1
+        c = deviation * torch.view_as_complex(torch.randn(directions, self.dim, state_size, 2))
+        self.C = nn.Parameter(torch.view_as_real(c @ basis))
+        self.D = nn.Parameter(torch.randn(self.dim))
+        low, high = math.log(_SHORTEST_STEP), math.log(_LONGEST_STEP)
+        self.log_step = nn.Parameter(torch.empty(state_size // 2).uniform_(low, high))
+        self.out2 = nn.Linear(self.dim, self.dim)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The scan over the valid tokens, then the gate, token by token."""
+        return self._read_out(mix_valid_tokens(self._scan, x, key_padding_mask), x)
+
+    def _scan(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """2 Re(C h) of all places; the scans run one after the other in the same state space."""
+        ratio, inputs = self._discretised(x)
+        y = self._observed(linear_scan(ratio, inputs), 0)
+        if self.bidirectional:
+            from_end = ComplexPair(inputs.real.flip(1), inputs.imag.flip(1))
+            y = y + self._observed(linear_scan(ratio, from_end), 1).flip(1)
+        return y
+
+    def _discretised(self, x: Tensor) -> tuple[ComplexPair, ComplexPair]:
+        """exp(Lambda step), (P / 2,), and the tokens (..., C) as they enter the state."""
+        eigenvalues = ComplexPair(
+            wide(self.Lambda_re).clamp(max=-_LEAST_DECAY), wide(self.Lambda_im)
+        )
+        exponent = eigenvalues.scaled(wide(self.log_step).exp())
+        scale = exponent.expm1().over(eigenvalues)
+        real, imag = wide(self.B).unbind(-1)
+        with torch.autocast(x.device.type, enabled=False):
+            inputs = ComplexPair(F.linear(wide(x), real), F.linear(wide(x), imag))
+        return exponent.exp(), scale.times(inputs)
+
+    def _observed(self, state: ComplexPair, direction: int) -> Tensor:
+        real, imag = (2.0 * wide(self.C[direction])).unbind(-1)
+        with torch.autocast(state.real.device.type, enabled=False):
+            return F.linear(state.real, real) - F.linear(state.imag, imag)
+
+    def _read_out(self, y: Tensor, x: Tensor) -> Tensor:
+        g = F.gelu(y + wide(x) * wide(self.D)).to(x.dtype)
+        out: Tensor = g * self.out2(g).sigmoid()
+        return out
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """The state, (B, P / 2, 2), float32 or wider."""
+        like = wide(self.Lambda_re)
+        return {
+            "state": torch.zeros(
+                batch_size, len(like), 2, device=device or like.device, dtype=like.dtype
+            )
+        }
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C) into the state, and its output."""
+        ratio, token = self._discretised(x_t)
+        after = ratio.times(ComplexPair.from_last(state["state"])).plus(token)
+        return self._read_out(self._observed(after, 0), x_t), {"state": after.stacked()}
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay should leave alone."""
+        return {"Lambda_re", "Lambda_im", "B", "D", "log_step"}
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        size = 2 * len(self.Lambda_re)
+        return f"dim={self.dim}, state_size={size}, bidirectional={self.bidirectional}"
+
+
+def _hippo_eigenvalues(state_size: int, num_blocks: int) -> tuple[Tensor, Tensor]:
+    """Half of the eigenvalues (P / 2,), one of each conjugate pair, and eigenvectors (P, P / 2).
+
+    The normal part of HiPPO-LegS is -1/2 I plus a skew-symmetric matrix S; i S is Hermitian.
+    """
+    size = state_size // num_blocks
+    root = (torch.arange(size, dtype=torch.float64) + 0.5).sqrt()
+    outer = root.unsqueeze(1) * root
+    skew = outer.triu(1) - outer.tril(-1)
+    imag, vectors = torch.linalg.eigh(-1j * skew)
+    half = size // 2
+    imag, vectors = imag[:half].repeat(num_blocks), vectors[:, :half]
+    eigenvalues = torch.complex(torch.full_like(imag, -0.5), imag)
+    basis = torch.block_diag(*[vectors] * num_blocks)
+    single = torch.get_default_dtype().to_complex()
+    return eigenvalues.to(single), basis.to(single)

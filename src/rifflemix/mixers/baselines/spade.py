@@ -1,0 +1,132 @@
+"""SPADE: a state space for what is far beside local attention for what is near."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.baselines.s4 import S4
+from rifflemix.mixers.ordered_attention import OrderedAttention, default_block_size
+from rifflemix.mixers.window_attention import window_attention
+from rifflemix.ops._checks import check_integer
+
+
+class Spade(OrderedAttention):
+    """y = W [LN(S4(x)), LN(local attention(x))] in the bottom layer, local attention above it.
+
+    Local attention is a sliding window over `radius` tokens on either side, of the past only
+    with `causal=True`; a stream then keeps the keys and values of one window, and S4's state.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` says which layer
+            this is. `dropout` drops attention weights.
+        radius: tokens that a query sees on either side. Default: 64, or an eighth of
+            `max_length` where that is less.
+        ssm_every: give every so many layers a state space, the bottom layer first; where unset,
+            the bottom layer only, as published.
+        state_size: numbers in the state of a channel of S4.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map of the attention.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: an option out of range.
+
+    Source: Zuo et al. 2022, "Efficient Long Sequence Modeling via State Space Augmented
+    Transformer", section 3; the relative position bias of its local attention is left out.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="spade",
+        title="SPADE (state space + local attention)",
+        paper="Zuo et al. 2022, Efficient Long Sequence Modeling via State Space Augmented "
+        "Transformer",
+        equations="section 3",
+        complexity="O(N C (log N + state + window))",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        radius: int | None = None,
+        ssm_every: int | None = None,
+        state_size: int = 64,
+        bias: bool = True,
+        out_bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        if radius is None:
+            radius = default_block_size(self.max_length)
+        self.radius = check_integer("radius", radius, 1)
+        period = self.num_layers if ssm_every is None else check_integer("ssm_every", ssm_every, 1)
+        self.ssm: S4 | None = None
+        if self.layer_index % period == 0:
+            self.ssm = S4(self.dim, state_size=state_size, causal=self.causal)
+            self.norm_global = nn.LayerNorm(self.dim)
+            self.norm_local = nn.LayerNorm(self.dim)
+            self.aggregate = nn.Linear(2 * self.dim, self.dim)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Local attention and, where this layer has one, the state space beside it."""
+        local = super().mix(x, key_padding_mask)
+        if self.ssm is None:
+            return local
+        return self._join(self.ssm.mix(x, key_padding_mask), local)
+
+    def _join(self, far: Tensor, near: Tensor) -> Tensor:
+        """(..., C) outputs of the state space and of the attention -> (..., C)."""
+        both = torch.cat((self.norm_global(far), self.norm_local(near)), -1)
+        y: Tensor = self.aggregate(both)
+        return y
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`."""
+        return window_attention(
+            q,
+            k,
+            v,
+            before=self.radius,
+            after=0 if self.causal else self.radius,
+            key_padding_mask=key_padding_mask,
+            dropout=self.dropout_p(),
+        )
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """The state of S4, and a cache of keys and values that grows up to `radius` tokens."""
+        weight = self.qkv.weight
+        empty = torch.zeros(
+            (batch_size, self.num_heads, 0, self.head_dim),
+            device=device or weight.device,
+            dtype=dtype or weight.dtype,
+        )
+        far = {} if self.ssm is None else self.ssm.start_stream(batch_size, device, dtype)
+        return {"keys": empty, "values": empty, **far}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C): attend to the window it closes, and into the state space."""
+        q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
+        keys = torch.cat((state["keys"], k), 2)
+        values = torch.cat((state["values"], v), 2)
+        y = F.scaled_dot_product_attention(q, keys, values, dropout_p=self.dropout_p())
+        y = self.proj(y.transpose(1, 2).flatten(1))
+        first = max(0, keys.shape[2] - self.radius)
+        after = {"keys": keys[:, :, first:], "values": values[:, :, first:]}
+        if self.ssm is None:
+            return y, after
+        far, state_after = self.ssm.advance_stream(x_t, {"state": state["state"]})
+        return self._join(far, y), {**after, **state_after}
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, radius={self.radius}"

@@ -1,0 +1,228 @@
+"""Sparse Transformer: attention to the own block and to summary columns, or to strided places."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.attention import masked_attention
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.butterfly import default_block_size
+from rifflemix.mixers.ordered_attention import OrderedAttention
+from rifflemix.mixers.window_attention import (
+    SharedKeys,
+    band,
+    block_attention,
+    from_blocks,
+    see_something,
+    to_blocks,
+    valid_places,
+    with_neighbours,
+)
+from rifflemix.ops._checks import check_integer
+
+PATTERNS = ("fixed", "strided")
+_SUMMARY = 4
+_STRIDE = 128
+
+
+class SparseTransformer(OrderedAttention):
+    """Softmax attention over the union of the two parts of a factorised pattern.
+
+    With stride l, query i sees key j when
+
+    - "fixed": both are in one block of l tokens, or j mod l is 0 or one of the last
+      `num_summary`, the columns that sum up j's block for all others;
+    - "strided": |i - j| < l, or i - j is a multiple of l.
+
+    With `causal` or `triangular`, j <= i besides. Every head has the whole union.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. Dropout acts on the attention
+            weights.
+        pattern: "fixed" or "strided".
+        stride: l. Default: the power of two at or above sqrt(max_length), which makes the cost
+            O(N^1.5); 128 without `max_length`. A stride that does not grow with N costs O(N^2).
+        num_summary: c, summary columns at the end of a block, below l. Default: 4, less for
+            strides under 16. Only for the fixed pattern. The paper takes 8 to 32 for strides of
+            128 and 256; the Long Range Arena l = 128, c = 32, which is a quarter of all keys.
+        triangular: see only earlier keys although `causal` is False, as the Long Range Arena
+            does when it classifies.
+        cls_token: the first token sees all and is seen by all; the pattern is laid out over the
+            tokens after it. Not for `causal=True`: the first token would see later ones.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: an unknown pattern, a number out of range, or `cls_token` with `causal`.
+
+    Source: Child et al. 2019, "Generating Long Sequences with Sparse Transformers", sections 4.2
+    and 4.3. Column 0 is in the Long Range Arena's mask, not in the paper.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="sparse_transformer",
+        title="Sparse Transformer",
+        paper="Child et al. 2019, Generating Long Sequences with Sparse Transformers",
+        equations="sections 4.2, 4.3; merged heads",
+        complexity="O(N sqrt(N) C)",
+        cost_exponent=1.5,
+        causal=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        pattern: str = "fixed",
+        stride: int | None = None,
+        num_summary: int | None = None,
+        triangular: bool = False,
+        cls_token: bool = False,
+        bias: bool = True,
+        out_bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        check_choice("pattern", pattern, PATTERNS)
+        self.pattern = pattern
+        if stride is None:
+            stride = _STRIDE if self.max_length is None else default_block_size(self.max_length)
+        self.stride = check_integer("stride", stride, 1)
+        self.num_summary = self._check_summary(num_summary)
+        if cls_token and self.causal:
+            raise bad_argument("cls_token", "False when causal=True", True)
+        self.cls_token = cls_token
+        self.triangular = triangular or self.causal
+
+    def _check_summary(self, num_summary: int | None) -> int:
+        if self.pattern == "strided":
+            if num_summary is not None:
+                raise bad_argument("num_summary", 'None with pattern="strided"', num_summary)
+            return 0
+        if num_summary is None:
+            return min(_SUMMARY, self.stride // 4)
+        return check_integer("num_summary", num_summary, 0, self.stride - 1)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`."""
+        if not self.cls_token:
+            return self._attend_pattern(q, k, v, key_padding_mask, None)
+        first = masked_attention(
+            q[:, :, :1], k, v, key_padding_mask=key_padding_mask, dropout=self.dropout_p()
+        )
+        if q.shape[2] == 1:
+            return first
+        cls_key_value = (k[:, :, :1], v[:, :, :1])
+        q, k, v = q[:, :, 1:], k[:, :, 1:], v[:, :, 1:]
+        mask = None if key_padding_mask is None else key_padding_mask[:, 1:]
+        return torch.cat((first, self._attend_pattern(q, k, v, mask, cls_key_value)), 2)
+
+    def _attend_pattern(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        extra: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """Attention over the pattern, and to one key and value beside it that all queries see."""
+        stride = min(self.stride, q.shape[2])  # shorter sequences are one block either way
+        if self.pattern == "strided":
+            return self._attend_strided(q, k, v, mask, extra, stride)
+        return block_attention(
+            q,
+            k,
+            v,
+            block_size=stride,
+            key_padding_mask=mask,
+            causal=self.triangular,
+            shared=self._summary(k, v, mask, extra, stride),
+            dropout=self.dropout_p(),
+        )
+
+    def _summary(
+        self,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        extra: tuple[Tensor, Tensor] | None,
+        stride: int,
+    ) -> SharedKeys:
+        """The summary columns of all blocks, which every other block sees."""
+        columns = sorted({0, *range(stride - min(self.num_summary, stride), stride)})
+        picked = [to_blocks(t, stride)[:, :, :, columns] for t in (k, v)]
+        keys, values = (t.transpose(1, 2).flatten(2, 3) for t in picked)
+        blocks = picked[0].shape[1]
+        own = torch.arange(k.shape[2], device=k.device).div(stride, rounding_mode="floor")
+        theirs = torch.arange(blocks, device=k.device).repeat_interleave(len(columns))
+        other = own.unsqueeze(1) > theirs if self.triangular else own.unsqueeze(1) != theirs
+        visible = other & valid_places(k, mask, stride)[:, :, columns].flatten(1).unsqueeze(1)
+        if extra is not None:
+            keys, values = torch.cat((keys, extra[0]), 2), torch.cat((values, extra[1]), 2)
+            visible = F.pad(visible, (0, 1), value=True)
+        return SharedKeys(keys, values, visible)
+
+    def _attend_strided(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        extra: tuple[Tensor, Tensor] | None,
+        stride: int,
+    ) -> Tensor:
+        """One softmax over the scores of the window, the column i mod l, and the extra key."""
+        near, near_values, near_sees = self._window_part(q, k, v, mask, stride)
+        far, far_values, far_sees = self._column_part(q, k, v, mask, stride)
+        scores, sees = [near, far], [near_sees.expand_as(near), far_sees.expand_as(far)]
+        if extra is not None:
+            scores.append(to_blocks(q, stride) @ extra[0].unsqueeze(1).mT)
+            sees.append(torch.ones_like(scores[-1], dtype=torch.bool))
+        all_scores = torch.cat(scores, -1) / math.sqrt(q.shape[-1])
+        all_scores = all_scores.masked_fill(~see_something(torch.cat(sees, -1)), -torch.inf)
+        wide = torch.promote_types(all_scores.dtype, torch.float32)
+        weights = F.dropout(all_scores.softmax(-1, dtype=wide).to(v.dtype), self.dropout_p())
+        parts = weights.split([s.shape[-1] for s in scores], -1)
+        y = parts[0] @ near_values + _by_column(_by_column(parts[1]) @ far_values)
+        if extra is not None:
+            y = y + parts[2] @ extra[1].unsqueeze(1)
+        return from_blocks(y, q.shape[2])
+
+    def _window_part(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, stride: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores (B, N/l, H, l, keys) of the window, its values, and which are seen."""
+        before, after = stride - 1, 0 if self.triangular else stride - 1
+        reach = (int(before > 0), int(after > 0))
+        keys, values = (with_neighbours(to_blocks(t, stride), *reach) for t in (k, v))
+        valid = with_neighbours(valid_places(k, mask, stride), *reach, dim=2)
+        sees = valid.unsqueeze(2) & band(stride, before, after, k.device)
+        return to_blocks(q, stride) @ keys.mT, values, sees.unsqueeze(2)
+
+    def _column_part(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, stride: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores (B, N/l, H, l, N/l) of the places a multiple of l away, the own one aside."""
+        queries, keys, values = (_by_column(to_blocks(t, stride)) for t in (q, k, v))
+        block = torch.arange(keys.shape[3], device=k.device)
+        own, theirs = block.unsqueeze(1), block
+        other = own > theirs if self.triangular else own != theirs
+        valid = valid_places(k, mask, stride).mT  # (B, l, N/l)
+        sees = other[:, None, None, :] & valid[:, None, None, :, :]
+        return _by_column(queries @ keys.mT), values, sees
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, pattern={self.pattern!r}, stride={self.stride}"
+
+
+def _by_column(x: Tensor) -> Tensor:
+    """(B, blocks, H, l, D) to (B, l, H, blocks, D) and back: places of one column together."""
+    return x.transpose(1, 3)

@@ -1,0 +1,171 @@
+"""Synthesizer: attention whose scores are learned, not products of queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.ops._checks import check_bool, check_integer
+
+MODES = ("random", "factorized", "dense")
+
+
+class Synthesizer(TokenMixer):
+    """Softmax attention over synthetic scores, alone or added to the scaled dot product.
+
+    Scores of shorter sequences are the first rows and columns; places count the valid tokens.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments. `max_length` L is needed: the
+            scores are laid out over it.
+        mode: where the scores come from. "random": a parameter (H, L, L), whatever the input;
+            "factorized": the same as a product of (H, L, rank) and (H, rank, L); "dense": row n
+            is computed from token n, by a two-layer network per head.
+        rank: of the factorised scores; None takes 32. Only for mode "factorized".
+        dot_product: add the scores to q k^T / sqrt(D), under one softmax. False needs no queries
+            and keys. The paper calls True a mixture with the vanilla scores.
+        bias: add a bias to the maps of queries, keys and values.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: an unknown mode, or a rank that does not fit it.
+
+    Source: Tay et al. 2021, "Synthesizer: Rethinking Self-Attention for Transformer Models",
+    section 3.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="synthesizer",
+        title="Synthesizer",
+        paper="Tay et al. 2021, Synthesizer: Rethinking Self-Attention for Transformer Models",
+        equations="section 3",
+        complexity="O(N^2 C)",
+        cost_exponent=2.0,
+        causal=True,
+        streaming=True,
+        needs_max_length=True,
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        mode: str = "random",
+        rank: int | None = None,
+        dot_product: bool = True,
+        bias: bool = True,
+        out_bias: bool = True,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        check_choice("mode", mode, MODES)
+        if rank is not None and mode != "factorized":
+            raise bad_argument("rank", f"None with mode={mode!r}", rank)
+        self.mode = mode
+        self.dot_product = check_bool("dot_product", dot_product)
+        self.qkv = nn.Linear(self.dim, (3 if dot_product else 1) * self.dim, bias=bias)
+        self.proj = nn.Linear(self.dim, self.dim, bias=out_bias)
+        self._make_scores(check_integer("max_length", self.max_length, 1), rank)
+
+    def _make_scores(self, length: int, rank: int | None) -> None:
+        heads, width = self.num_heads, self.dim // self.num_heads
+        if self.mode == "random":
+            self.scores = _xavier(heads, length, length)
+        elif self.mode == "factorized":
+            rank = check_integer("rank", 32 if rank is None else rank, 1)
+            self.row_factors = _xavier(heads, length, rank)
+            self.column_factors = _xavier(heads, rank, length)
+        else:
+            self.hidden = nn.Linear(self.dim, self.dim)
+            self.score_weight = _xavier(heads, width, length)
+            self.score_bias = nn.Parameter(torch.zeros(heads, 1, length))
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Attention by the synthetic scores, on the valid tokens moved together."""
+        return mix_valid_tokens(self._mix, x, key_padding_mask)
+
+    def _mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        q, k, v = self._project(x)
+        length = x.shape[1]
+        scores = self._scores(x, 0, length)
+        if self.causal:  # padding stands last, where no valid token looks
+            later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+            scores = scores.masked_fill(later, -torch.inf)
+        elif key_padding_mask is not None:
+            # A sequence of padding only would have nowhere to look: its outputs do not matter.
+            hidden = key_padding_mask & ~key_padding_mask.all(dim=1, keepdim=True)
+            scores = scores.masked_fill(hidden[:, None, None, :], -torch.inf)
+        y = self._attend(q, k, v, scores, self.dropout if self.training else 0.0)
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
+        return out
+
+    def _project(self, x: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Queries and keys, None without a dot product, and values, each (B, H, N, D)."""
+        heads = self.qkv(x).unflatten(-1, (-1, self.num_heads, self.dim // self.num_heads))
+        parts = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        return (parts[0], parts[1], parts[2]) if self.dot_product else (None, None, parts[0])
+
+    def _scores(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Scores (B or 1, H, N, stop) of tokens x at places from `start` on, before `stop`."""
+        if self.mode == "random":
+            return self.scores[:, start:stop, :stop].unsqueeze(0)
+        if self.mode == "factorized":
+            rows, columns = self.row_factors[:, start:stop], self.column_factors[..., :stop]
+            return (rows @ columns).unsqueeze(0)
+        heads: Tensor = torch.relu(self.hidden(x)).unflatten(-1, (self.num_heads, -1))
+        return heads.transpose(1, 2) @ self.score_weight[..., :stop] + self.score_bias[..., :stop]
+
+    def _attend(
+        self, q: Tensor | None, k: Tensor | None, v: Tensor, scores: Tensor, dropout_p: float
+    ) -> Tensor:
+        if q is None or k is None:
+            return F.dropout(scores.softmax(-1), dropout_p) @ v
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=scores, dropout_p=dropout_p)
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """An empty key-value cache; it grows by one token a step (not constant memory)."""
+        weight = self.qkv.weight
+        shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
+        empty = torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype)
+        return {"keys": empty, "values": empty} if self.dot_product else {"values": empty}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C): attend to the cache and to itself.
+
+        Raises:
+            InputError: a token past `max_length`.
+        """
+        x = x_t.unsqueeze(1)
+        q, k, v = self._project(x)
+        after = {"values": torch.cat((state["values"], v), dim=2)}
+        if k is not None:
+            after["keys"] = k = torch.cat((state["keys"], k), dim=2)
+        count = after["values"].shape[2]
+        if self.max_length is not None and count > self.max_length:
+            raise bad_argument(
+                "x_t",
+                f"at most max_length = {self.max_length} tokens in a stream",
+                f"token {count}",
+                "build the mixer with a larger max_length",
+            )
+        y = self._attend(q, k, after["values"], self._scores(x, count - 1, count), 0.0)
+        return self.proj(y.transpose(1, 2).flatten(1)), after
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, mode={self.mode}, dot_product={self.dot_product}"
+
+
+def _xavier(heads: int, rows: int, columns: int) -> nn.Parameter:
+    """Xavier-uniform matrices, one per head."""
+    bound = (6.0 / (rows + columns)) ** 0.5
+    return nn.Parameter(torch.empty(heads, rows, columns).uniform_(-bound, bound))

@@ -1,0 +1,57 @@
+"""Cross-covariance attention: the mixer of XCiT, attention between channels."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.multi_head import MultiHeadMixer
+
+
+class XCA(MultiHeadMixer):
+    """Cross-covariance attention: per head, channels attend to channels, in linear time.
+
+    Queries and keys are scaled to unit norm over the valid tokens, channel by channel; the
+    D x D map softmax(temperature * q^T k) then mixes the channels of every token's value.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments.
+        bias: add a bias to the query, key and value maps.
+        out_bias: add a bias to the output map.
+        shared: the other arguments of `TokenMixer`.
+
+    Source: El-Nouby et al. 2021, "XCiT: Cross-Covariance Image Transformers", section 3.2.
+    """
+
+    card: ClassVar[MixerCard] = MixerCard(
+        name="xca",
+        title="Cross-covariance attention (XCiT)",
+        paper="El-Nouby et al. 2021, XCiT: Cross-Covariance Image Transformers",
+        equations="section 3.2",
+        complexity="O(N C^2 / H)",
+        cost_exponent=1.0,
+        permutation_equivariant=True,
+    )
+
+    def __init__(
+        self, dim: int, *, bias: bool = True, out_bias: bool = True, **shared: Any
+    ) -> None:
+        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        self.temperature = nn.Parameter(torch.ones(self.num_heads, 1, 1))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`: a (D, D) softmax map per head, over key channels."""
+        if key_padding_mask is not None:
+            padded = key_padding_mask[:, None, :, None]
+            q, k = q.masked_fill(padded, 0.0), k.masked_fill(padded, 0.0)
+        scores = (F.normalize(q, dim=-2).mT @ F.normalize(k, dim=-2)) * self.temperature
+        weights = F.dropout(scores.softmax(dim=-1), self.dropout_p())
+        return v @ weights.to(v.dtype).mT
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay should leave alone."""
+        return {"temperature"}

@@ -1,0 +1,84 @@
+"""From images to sequences of patch tokens."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops._checks import check_integer
+
+
+class PatchEmbedding(nn.Module):
+    """A linear map of each non-overlapping patch.
+
+    Args:
+        in_channels: channels of the image.
+        dim: channels C of a token.
+        patch_size: height and width of a patch.
+        order: of the features of a patch, "hwc" (row, column, channel) or "chw" (channel, row,
+            column: that of `torch.nn.Unfold`).
+
+    Source: Dosovitskiy et al. 2021, equation (1).
+    """
+
+    def __init__(
+        self, in_channels: int, dim: int, patch_size: tuple[int, int], *, order: str = "hwc"
+    ) -> None:
+        super().__init__()
+        check_choice("order", order, ("hwc", "chw"))
+        self.patch_height, self.patch_width = patch_size
+        self.order = order
+        self.proj = nn.Linear(self.patch_height * self.patch_width * in_channels, dim)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, height, width) -> (B, N, C), patches row by row."""
+        patches = images.unflatten(3, (-1, self.patch_width))
+        patches = patches.unflatten(2, (-1, self.patch_height))
+        axes = (0, 2, 4, 3, 5, 1) if self.order == "hwc" else (0, 2, 4, 1, 3, 5)
+        tokens: Tensor = self.proj(patches.permute(axes).flatten(3).flatten(1, 2))
+        return tokens
+
+
+class ConvPatchEmbedding(nn.Module):
+    """3x3 convolutions of stride 2 with batch norm, GELU between them; each halves the image.
+
+    The last has `dim` channels, every one before it half of the next: 16x16 patches go through
+    C/8, C/4, C/2, C. `torch.nn.SyncBatchNorm.convert_sync_batchnorm` gives the norm over all
+    devices that the papers train with.
+
+    Args:
+        in_channels: channels of the image.
+        dim: channels C of a token.
+        patch_size: a power of two of at least 2.
+
+    Raises:
+        InputError: another `patch_size`, or a `dim` too small to be halved so often.
+
+    Source: El-Nouby et al. 2021 (XCiT) and their released code.
+    """
+
+    def __init__(self, in_channels: int, dim: int, patch_size: int) -> None:
+        super().__init__()
+        layers = patch_size.bit_length() - 1
+        if patch_size < 2 or patch_size != 2**layers:
+            raise bad_argument("patch_size", "a power of two of at least 2", patch_size)
+        check_integer("dim", dim, 2 ** (layers - 1))
+        widths = [in_channels, *(dim // 2**halvings for halvings in reversed(range(layers)))]
+        stages: list[nn.Module] = []
+        for channels_in, channels_out in pairwise(widths):
+            stages += [_halving_convolution(channels_in, channels_out), nn.GELU()]
+        self.proj = nn.Sequential(*stages[:-1])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, height, width) -> (B, C, height / patch_size, width / patch_size)."""
+        tokens: Tensor = self.proj(images)
+        return tokens
+
+
+def _halving_convolution(channels_in: int, channels_out: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels_in, channels_out, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(channels_out),
+    )

@@ -1,0 +1,65 @@
+"""Attention over a pattern, as literal as it gets: one N x N mask per head, valid tokens only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Sees = Callable[[int, int], bool]
+
+
+def pattern(length: int, sees: Sees) -> Tensor:
+    """(N, N) bool, row = query."""
+    rows = [[bool(sees(i, j)) for j in range(length)] for i in range(length)]
+    return torch.tensor(rows, dtype=torch.bool).view(length, length)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(N, C) -> (H, N, D)."""
+    return x.view(x.shape[0], heads, -1).transpose(0, 1)
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """(H, N, D) with a mask (N, N) or (H, N, N) in which every row sees something."""
+    assert mask.any(-1).all()
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def on_valid_tokens(
+    one: Callable[[Tensor], Tensor], x: Tensor, key_padding_mask: Tensor | None
+) -> Tensor:
+    """`one`, which takes the tokens (n, C) of one sample, on the valid ones of each sample."""
+    y = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        valid = torch.ones(x.shape[1], dtype=torch.bool)
+        if key_padding_mask is not None:
+            valid = ~key_padding_mask[b]
+        if valid.any():
+            y[b, valid] = one(x[b, valid])
+    return y
+
+
+def masked_attention_layer(
+    mixer, x: Tensor, mask_of: Callable[[int], Tensor], key_padding_mask: Tensor | None = None
+) -> Tensor:
+    """A layer with maps `qkv` and `proj`; mask_of(n) is the pattern over n valid tokens."""
+
+    def one(tokens: Tensor) -> Tensor:
+        q, k, v = (split_heads(t, mixer.num_heads) for t in mixer.qkv(tokens).chunk(3, -1))
+        y = dense_attention(q, k, v, mask_of(len(tokens)))
+        return mixer.proj(y.transpose(0, 1).flatten(1))
+
+    return on_valid_tokens(one, x, key_padding_mask)
+
+
+def masks(batch: int, length: int) -> dict[str, Tensor | None]:
+    """No mask, and masks with trailing, leading, scattered and complete padding."""
+    generator = torch.Generator().manual_seed(5)
+    trailing = torch.arange(length) >= torch.tensor([[length], [length // 2 + 1], [1]])[:batch]
+    scattered = torch.rand(batch, length, generator=generator) < 0.4
+    scattered[-1] = True
+    return {"none": None, "trailing": trailing, "leading": trailing.flip(1), "scattered": scattered}

@@ -1,0 +1,63 @@
+"""cosFormer against its quadratic form."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from attention_checks import assert_acts_on_valid_tokens, assert_linear_memory, assert_streams
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix.mixers.baselines.cosformer import CosFormer
+
+
+def build(dim: int = 6, num_heads: int = 2, max_length: int = 80, **options) -> CosFormer:
+    mixer = rm.create_mixer("cosformer", dim, num_heads=num_heads, max_length=max_length, **options)
+    return mixer.double().eval()
+
+
+def quadratic(mixer: CosFormer, x: Tensor) -> Tensor:
+    """One sequence (N, C): relu(q_i) relu(k_j) cos(pi (i - j) / 2M), rows normalised."""
+    q, k, v = mixer.qkv(x).chunk(3, -1)
+    place = torch.arange(len(x), dtype=torch.float64)
+    fade = torch.cos(math.pi / 2 * (place[:, None] - place[None, :]) / mixer.max_length)
+    if mixer.causal:
+        fade = fade.tril()
+    y = []
+    for qh, kh, vh in zip(*(t.chunk(mixer.num_heads, -1) for t in (q, k, v)), strict=True):
+        weights = qh.clamp_min(0) @ kh.clamp_min(0).T * fade
+        y.append(weights @ vh / (weights.sum(-1, keepdim=True) + 1e-6))
+    return mixer.proj(torch.cat(y, -1))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("length", "max_length"), [(9, 9), (9, 40), (70, 70)])
+def test_equals_the_quadratic_form(length: int, max_length: int, causal: bool) -> None:
+    mixer = build(max_length=max_length, causal=causal)
+    x = torch.randn(2, length, 6, dtype=torch.float64)
+    expected = torch.stack([quadratic(mixer, sample) for sample in x])
+    torch.testing.assert_close(mixer(x), expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding(causal: bool) -> None:
+    assert_acts_on_valid_tokens(build(causal=causal))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory(causal: bool) -> None:
+    assert_linear_memory(build(max_length=2048, causal=causal), per_token=2 * 64)
+
+
+def test_streams_past_a_chunk() -> None:
+    assert_streams(build(causal=True), 70)
+
+
+def test_streams_end_at_max_length() -> None:
+    mixer = build(max_length=1, causal=True)
+    x = torch.randn(1, 6, dtype=torch.float64)
+    _, state = mixer.step(x, mixer.init_state(1))
+    with pytest.raises(rm.InputError, match="at most max_length = 1 tokens in a stream"):
+        mixer.step(x, state)

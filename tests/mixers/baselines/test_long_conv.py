@@ -1,0 +1,128 @@
+"""Generated long convolutions against the dense sum; kernel network, window, errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.mixers.baselines.long_conv import LongConv
+from rifflemix.nn.kernel_network import KernelNetwork
+
+DIM, MOST = 5, 20
+
+
+def made(**options: Any) -> LongConv:
+    torch.manual_seed(3)
+    mixer = LongConv(DIM, **{"max_length": MOST, "features": 6, **options})
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return mixer.double().eval()
+
+
+def tokens(length: int = 13, batch: int = 2) -> Tensor:
+    return torch.randn(batch, length, DIM, dtype=torch.float64)
+
+
+def kernel_at(mixer: LongConv, lag: int) -> Tensor:
+    """(C,): the network of Gabor filters written out, times the window."""
+    t = lag / MOST
+    filters = [
+        torch.exp(-0.5 * (f.gamma * (t - f.mu)) ** 2) * torch.sin(f.omega * t + f.phi)
+        for f in mixer.kernel.filters
+    ]
+    h = filters[0]
+    for gabor, linear in zip(filters[1:], mixer.kernel.linears, strict=True):
+        h = gabor * linear(h)
+    return mixer.kernel.output_linear(h) * math.exp(-0.5 * (t / mixer.log_width.exp()) ** 2)
+
+
+def literal(mixer: LongConv, x: Tensor) -> Tensor:
+    rows = []
+    for n in range(len(x)):
+        sources = range(n + 1) if mixer.causal else range(len(x))
+        rows.append(sum(kernel_at(mixer, n - m) * x[m] for m in sources) + mixer.bias)
+    return F.gelu(mixer.proj(F.gelu(mixer.pointwise(torch.stack(rows)))))
+
+
+@pytest.mark.parametrize("length", [1, 2, 13, MOST])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"num_layers": 1}, {"frequency": 0.5, "width": 1.0}],
+    ids=["both", "causal", "shallow", "slow and wide"],
+)
+def test_equals_the_dense_sum(options: dict[str, Any], length: int) -> None:
+    mixer, x = made(**options), tokens(length)
+    with torch.no_grad():
+        expected = torch.stack([literal(mixer, sample) for sample in x])
+        torch.testing.assert_close(mixer(x), expected, atol=1e-11, rtol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["both", "causal"])
+def test_acts_on_the_valid_tokens(causal: bool) -> None:
+    mixer, x = made(causal=causal), tokens(batch=3)
+    mask = torch.rand(3, 13) < 0.4
+    mask[2] = True
+    y = mixer(x, key_padding_mask=mask)
+    for sample in range(2):
+        valid = ~mask[sample]
+        alone = mixer(x[sample : sample + 1, valid])[0]
+        torch.testing.assert_close(y[sample, valid], alone, atol=1e-11, rtol=1e-9)
+    assert not y[mask].any()
+
+
+def test_kernel_does_not_depend_on_the_length_of_input() -> None:
+    mixer = made(causal=True)
+    x = tokens(MOST)
+    torch.testing.assert_close(mixer(x)[:, :7], mixer(x[:, :7]), atol=1e-11, rtol=1e-9)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    mixer, x = made(dropout=0.5), tokens()
+    torch.testing.assert_close(mixer(x), made()(x), atol=0, rtol=0)
+    mixer.train()
+    assert not torch.allclose(mixer(x), mixer(x))
+
+
+def test_first_outputs_keep_the_scale() -> None:
+    """The last map is divided by the root of the number of taps, whatever that number is."""
+    for most in (64, 2048):
+        torch.manual_seed(0)
+        network = KernelNetwork(8, features=32, num_layers=3, frequency=most / 12, num_taps=most)
+        energy = network(torch.linspace(0, 1, most)).square().sum(0)
+        assert 1e-3 < energy.mean() < 10.0
+
+
+def test_first_window() -> None:
+    assert LongConv(4, max_length=8).log_width.exp().item() == pytest.approx(0.075)
+    mixer = LongConv(4, max_length=8, width=0.5)
+    assert mixer.log_width.exp().item() == pytest.approx(0.5)
+    assert mixer.no_weight_decay() <= {name for name, _ in mixer.named_parameters()}
+
+
+BAD: dict[str, tuple[str, Callable[[], Any]]] = {
+    "features": ("features", lambda: made(features=0)),
+    "layers": ("num_layers", lambda: made(num_layers=0)),
+    "frequency": ("frequency", lambda: made(frequency=0.0)),
+    "width": ("width", lambda: made(width=-1.0)),
+    "no channels": (
+        "channels",
+        lambda: KernelNetwork(0, features=1, num_layers=1, frequency=1.0, num_taps=1),
+    ),
+    "no taps": (
+        "num_taps",
+        lambda: KernelNetwork(1, features=1, num_layers=1, frequency=1.0, num_taps=0),
+    ),
+}
+
+
+@pytest.mark.parametrize(("named", "call"), BAD.values(), ids=BAD)
+def test_bad_arguments_are_named(named: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{named}: expected .* got "):
+        call()

@@ -1,0 +1,208 @@
+"""Performer against its features written out, against softmax attention, and golden vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from attention_checks import (
+    TOLERANCE,
+    assert_acts_on_valid_tokens,
+    assert_linear_memory,
+    assert_streams,
+    assert_valid_equal,
+    padding_mask,
+    queries_keys_values,
+)
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix.mixers.baselines import performer
+from rifflemix.mixers.baselines.performer import Performer, orthogonal_projection
+
+Golden = Callable[[str], dict[str, np.ndarray]]
+
+
+def build(dim: int = 8, num_heads: int = 2, **options) -> Performer:
+    return rm.create_mixer("performer", dim, num_heads=num_heads, **options).double().eval()
+
+
+def literal_features(mixer: Performer, x: Tensor, largest: str) -> Tensor:
+    """Features (N, M) of one head's tokens (N, D); `largest` says what is taken off."""
+    x = x / x.shape[-1] ** 0.25
+    products = x if mixer.projection is None else x @ mixer.projection.T
+    if mixer.kernel == "relu":
+        return products.clamp_min(0) + 1e-3
+    exponents = products - x.square().sum(-1, keepdim=True) / 2
+    if largest == "row":
+        exponents = exponents - products.max(-1, keepdim=True).values
+    elif largest == "head":
+        exponents = exponents - products.max()
+    return (exponents.exp() + 1e-4) / math.sqrt(products.shape[-1])
+
+
+def literal(mixer: Performer, x: Tensor) -> Tensor:
+    """One sequence (N, C) with the matrix of weights."""
+    y = []
+    heads = (t.chunk(mixer.num_heads, -1) for t in mixer.qkv(x).chunk(3, -1))
+    for q, k, v in zip(*heads, strict=True):
+        keys = literal_features(mixer, k, "none" if mixer.causal else "head")
+        weights = literal_features(mixer, q, "row") @ keys.T
+        if mixer.causal:
+            weights = weights.tril()
+        y.append(weights @ v / weights.sum(-1, keepdim=True))
+    return mixer.proj(torch.cat(y, -1))
+
+
+OPTIONS = [
+    {},
+    {"num_features": 7},
+    {"kernel": "relu"},
+    {"kernel": "relu", "num_features": 5, "bias": False},
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_equals_the_features_written_out(options: dict[str, object], causal: bool) -> None:
+    mixer = build(causal=causal, **options)
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    expected = torch.stack([literal(mixer, sample) for sample in x])
+    torch.testing.assert_close(mixer(x), expected, atol=1e-8, rtol=1e-8)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_padding(options: dict[str, object], causal: bool) -> None:
+    assert_acts_on_valid_tokens(build(causal=causal, **options))
+
+
+def test_the_largest_key_is_a_valid_one() -> None:
+    mixer = build()
+    q, k, v = torch.randn(3, 2, 2, 9, 4, dtype=torch.float64).unbind(0)
+    mask = torch.arange(9).expand(2, 9) >= 6
+    k[:, :, 6:] *= 10
+    expected = mixer.attend(q[:, :, :6], k[:, :, :6], v[:, :, :6], None)
+    y = mixer.attend(q, k, v, mask)[:, :, :6]
+    torch.testing.assert_close(y, expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "relu"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory(causal: bool, kernel: str) -> None:
+    mixer = build(causal=causal, kernel=kernel, num_features=24)
+    assert_linear_memory(mixer, per_token=2 * 64)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_streams_past_a_chunk(options: dict[str, object]) -> None:
+    assert_streams(build(causal=True, **options), 70)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_many_features_approach_softmax_attention(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the offset, that is, whose bias no number of features takes away."""
+    monkeypatch.setattr(performer, "_SOFTMAX_OFFSET", 0.0)
+    x = torch.randn(2, 16, 8, dtype=torch.float64)
+    softmax = rm.create_mixer("softmax", 8, num_heads=2, causal=causal).double()
+    expected = softmax(x)
+    errors = []
+    for num_features in (8, 256, 8192):
+        mixer = build(causal=causal, num_features=num_features)
+        mixer.load_state_dict({**softmax.state_dict(), "projection": mixer.projection})
+        errors.append(((mixer(x) - expected).norm() / expected.norm()).item())
+    assert errors[0] > 1.3 * errors[1]
+    assert errors[1] > 3 * errors[2]
+    assert errors[2] < 0.04
+
+
+def test_large_exponents_stay_finite_when_causal() -> None:
+    """Keys as long as the rows of the projection reach the largest exponent there is."""
+    mixer = rm.create_mixer("performer", 512, causal=True, num_features=16)
+    assert 0.5 * mixer.projection.square().sum(1).max() > 150  # over float32's e^88
+    k = (mixer.projection * 512**0.25)[None, None].requires_grad_()
+    y = mixer.attend(k, k, torch.randn(1, 1, 16, 512), None)
+    assert y.isfinite().all()
+    y.sum().backward()
+    assert k.grad.isfinite().all()
+
+
+def test_rows_are_orthogonal_normal_vectors() -> None:
+    projection = orthogonal_projection(20, 8)
+    assert projection.shape == (20, 8)
+    for block in projection.split(8):
+        inner = block @ block.T
+        torch.testing.assert_close(inner, inner.diagonal().diag(), atol=1e-4, rtol=0)
+    many = orthogonal_projection(40_000, 4)
+    assert many.mean(0).abs().max() < 0.03
+    torch.testing.assert_close(many.T @ many / 40_000, torch.eye(4), atol=0.03, rtol=0)
+    # Not only the mean of both signs: each row of a block is as often up as down.
+    assert (many.view(-1, 4, 4) > 0).double().mean(0).sub(0.5).abs().max() < 0.03
+
+
+def test_the_projection_is_seeded_saved_and_redrawn() -> None:
+    torch.manual_seed(5)
+    first = build()
+    torch.manual_seed(5)
+    assert torch.equal(build().projection, first.projection)
+    assert torch.equal(first.state_dict()["projection"], first.projection)
+    assert "projection" not in dict(first.named_parameters())
+    before = first.projection.clone()
+    first.redraw_projection(torch.Generator().manual_seed(1))
+    assert not torch.equal(first.projection, before)
+    assert first.projection.dtype == torch.float64
+    again = build()
+    again.redraw_projection(torch.Generator().manual_seed(1))
+    assert torch.equal(again.projection, first.projection)
+
+
+def test_default_numbers_of_features() -> None:
+    assert build(64, 2).projection.shape == (math.ceil(32 * math.log(32)), 32)
+    assert build(2, 2).projection.shape == (1, 1)
+    relu = build(kernel="relu")
+    assert relu.projection is None
+    with pytest.raises(rm.InputError, match="num_features: expected a number"):
+        relu.redraw_projection()
+
+
+def test_options_out_of_range() -> None:
+    with pytest.raises(rm.InputError, match="kernel: expected one of softmax, relu"):
+        build(kernel="gelu")
+    with pytest.raises(rm.InputError, match="num_features: expected an integer of at least 1"):
+        build(num_features=0)
+
+
+def golden_layer(arrays: dict[str, np.ndarray], kernel: str) -> Performer:
+    projection = torch.from_numpy(arrays["projection"])
+    mixer = rm.create_mixer(
+        "performer", 8, num_heads=2, kernel=kernel, num_features=len(projection)
+    )
+    mixer.projection.copy_(projection)
+    return mixer
+
+
+@pytest.mark.parametrize("name", ["lra_performer_relu", "lra_performer_exp"])
+def test_golden_softmax_kernel(golden: Golden, name: str) -> None:
+    """That wrapper ignores its kernel's name and scales queries and keys before, once more."""
+    arrays = golden(name)
+    mixer = golden_layer(arrays, "softmax")
+    q, k, v = queries_keys_values(arrays)
+    q, k = q / 4**0.25, k / 4**0.25
+    expected = torch.from_numpy(arrays["y_nomask"])
+    torch.testing.assert_close(mixer.attend(q, k, v, None), expected, **TOLERANCE)
+    # It also lets padding count, as keys and values of zero: right is to leave it out.
+    mask = padding_mask(arrays)
+    valid = ~mask[:, None, :, None]
+    y = mixer.attend(q, k * valid, v * valid, None)
+    assert_valid_equal(y, arrays["y_masked"], mask)
+
+
+def test_golden_relu_kernel(golden: Golden) -> None:
+    arrays = golden("performer_generalized_relu")
+    y = golden_layer(arrays, "relu").attend(*queries_keys_values(arrays), None)
+    torch.testing.assert_close(y, torch.from_numpy(arrays["y"]), **TOLERANCE)

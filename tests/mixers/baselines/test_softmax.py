@@ -1,0 +1,59 @@
+"""Softmax attention: its maps' biases and inner width, and that streaming knows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import rifflemix as rm
+
+
+@pytest.mark.parametrize(
+    ("options", "biases"),
+    [
+        ({}, (True, True)),
+        ({"bias": False}, (False, False)),
+        ({"bias": False, "out_bias": True}, (False, True)),
+        ({"out_bias": False}, (True, False)),
+    ],
+)
+def test_biases(options: dict[str, Any], biases: tuple[bool, bool]) -> None:
+    mixer = rm.create_mixer("softmax", 8, num_heads=2, **options)
+    assert (mixer.qkv.bias is not None, mixer.proj.bias is not None) == biases
+
+
+def test_inner_width() -> None:
+    mixer = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=12).double()
+    assert mixer.qkv.weight.shape == (36, 8)
+    assert mixer.proj.weight.shape == (8, 12)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    heads = mixer.qkv(x).unflatten(-1, (3, 2, 6)).permute(2, 0, 3, 1, 4)
+    weights = (heads[0] @ heads[1].mT / 6**0.5).softmax(dim=-1)
+    expected = mixer.proj((weights @ heads[2]).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(mixer(x), expected)
+
+
+def test_streaming_with_an_inner_width() -> None:
+    mixer = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=12, causal=True).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    state = mixer.init_state(2, dtype=torch.float64)
+    steps = []
+    for token in x.unbind(1):
+        y, state = mixer.step(token, state)
+        steps.append(y)
+    torch.testing.assert_close(torch.stack(steps, dim=1), mixer(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inner_dim": 9}, "num_heads: expected a divisor of inner_dim = 9, got 2"),
+        ({"inner_dim": 0}, "inner_dim: expected an integer of at least 1"),
+        ({"out_bias": 1}, "out_bias: expected True or False"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(rm.InputError, match=message):
+        rm.create_mixer("softmax", 8, num_heads=2, **options)
