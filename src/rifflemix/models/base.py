@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
 from rifflemix.errors import InputError
+from rifflemix.nn.batch_statistics import has_batch_norm, once_in_statistics
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Model(nn.Module):
     def run_block(self, block: nn.Module, *inputs: Any, **options: Any) -> Any:
         """Call `block`; with `gradient_checkpointing`, keep only its inputs for the backward."""
         if self.gradient_checkpointing and self.training and is_grad_enabled():
+            # The second pass must not enter the running statistics; in a compiled graph it is
+            # no call of the block, and contexts are refused.
+            if has_batch_norm(block) and not torch.compiler.is_compiling():
+                options["context_fn"] = partial(once_in_statistics, block)
             return checkpoint(block, *inputs, use_reentrant=False, **options)
         return block(*inputs, **options)
 

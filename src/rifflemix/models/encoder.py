@@ -1,53 +1,77 @@
-"""The common backbone: a pre-norm encoder that takes any mixer."""
+"""The common backbone: an encoder that takes any mixer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from rifflemix.errors import bad_argument
+from rifflemix.errors import check_choice
 from rifflemix.mixers import create_mixer
-from rifflemix.models.base import Model, ModelCard, Preset
+from rifflemix.models.base import ModelCard, Preset
+from rifflemix.models.classifier import SequenceClassifier, places
+from rifflemix.nn.embeddings import input_embedding
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.pooling import masked_mean
-from rifflemix.nn.positions import PositionEmbedding
+from rifflemix.nn.xavier import xavier_uniform
 from rifflemix.ops._checks import check_integer, check_positive, check_probability
+
+NORM_PLACES = ("pre", "post")
+INITS = ("torch", "xavier")
 
 
 class EncoderBlock(nn.Module):
-    """Pre-norm residual block: x += drop(mixer(LN(x))); x += mlp(LN(x)).
+    """Residual block of a mixer and a feed-forward branch.
+
+    "pre": x += drop(mixer(LN(x))); x += mlp(LN(x)). "post": x = LN(x + drop(mixer(x)));
+    x = LN(x + mlp(x)).
 
     Args:
         mixer: a module (B, N, C) -> (B, N, C) that takes `key_padding_mask`.
+        mlp: the feed-forward branch.
         dim: channels C.
-        hidden_dim: channels inside the feed-forward branch.
-        dropout: probability in [0, 1).
+        dropout: probability in [0, 1) behind the mixer.
+        norm: "pre" or "post".
+        norm_eps: what the norms add to a variance.
     """
 
-    def __init__(self, mixer: nn.Module, dim: int, hidden_dim: int, dropout: float) -> None:
+    def __init__(
+        self,
+        mixer: nn.Module,
+        mlp: nn.Module,
+        dim: int,
+        dropout: float,
+        *,
+        norm: str = "pre",
+        norm_eps: float = 1e-5,
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
+        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.mixer = mixer
         self.drop = nn.Dropout(dropout)
-        self.norm2 = nn.LayerNorm(dim)
-        self.mlp = FeedForward(dim, hidden_dim, dropout=dropout)
+        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
+        self.mlp = mlp
+        self.is_post_norm = norm == "post"
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, N, C); key_padding_mask (B, N) bool, True = padding."""
-        x = x + self.drop(self.mixer(self.norm1(x), key_padding_mask=key_padding_mask))
-        y: Tensor = x + self.mlp(self.norm2(x))
+        if self.is_post_norm:
+            x = self.norm1(x + self.drop(self.mixer(x, key_padding_mask=key_padding_mask)))
+        else:
+            x = x + self.drop(self.mixer(self.norm1(x), key_padding_mask=key_padding_mask))
+        y: Tensor = self.norm2(x + self.mlp(x)) if self.is_post_norm else x + self.mlp(self.norm2(x))
         return y
 
 
-class Encoder(Model):
-    """Sequence classifier: embedding, positions, blocks, LayerNorm, mean over tokens, linear head.
+class Encoder(SequenceClassifier):
+    """Sequence classifier: embedding, positions, blocks, LayerNorm, pooling, head.
 
-    Exactly one of `vocab_size` (tokens) and `in_channels` (vectors) says what comes in.
+    Exactly one of `vocab_size` (tokens) and `in_channels` (vectors) says what comes in. The
+    settings not listed here are those of `SequenceClassifier`.
 
     Args:
         mixer: registry name of the token mixer.
-        mixer_options: the mixer's own options.
+        mixer_options: the mixer's own options, for instance `inner_dim`, the width inside.
         dim: channels C.
         num_layers: blocks.
         num_heads: heads, for mixers that have them.
@@ -56,7 +80,19 @@ class Encoder(Model):
         vocab_size: number of token ids.
         in_channels: features per input vector.
         max_length: most tokens.
-        dropout: probability, on the embedding and both branches.
+        dropout: probability, on the embedding, the mixing weights, the hidden layer of the
+            feed-forward branch and the end of both branches, where these do not have their own.
+        norm: "pre", with one more norm behind the last block, or "post".
+        norm_eps: what the norms add to a variance.
+        activation: of the feed-forward branch, one of `rifflemix.nn.activations.ACTIVATIONS`.
+        attention_dropout: probability of dropping a mixing weight.
+        hidden_dropout: probability in the hidden layer of the feed-forward branch.
+        residual_dropout: probability at the end of both branches.
+        embedding_std: deviation of the token embedding at the start.
+        level_scale: mean and deviation; token ids are then read as levels from 0 to 1, see
+            `rifflemix.nn.embeddings.ValueEmbedding`.
+        init: "torch", each layer as torch or the mixer draws it, or "xavier", all linear maps of
+            the blocks by Glorot's uniform rule, as in the JAX code of the Long Range Arena.
 
     Raises:
         InputError: a size out of range, or both or none of the two kinds of input.
@@ -76,64 +112,81 @@ class Encoder(Model):
         in_channels: int | None = None,
         max_length: int = 1024,
         dropout: float = 0.0,
+        norm: str = "pre",
+        norm_eps: float = 1e-5,
+        activation: str = "gelu",
+        attention_dropout: float | None = None,
+        hidden_dropout: float | None = None,
+        residual_dropout: float | None = None,
+        embedding_dropout: float | None = None,
+        embedding_std: float = 1.0,
+        level_scale: Sequence[float] | None = None,
+        positions: str = "learned",
+        pool: str = "mean",
+        head_hidden: Sequence[int] = (),
+        head_activation: str = "relu",
+        num_sequences: int = 1,
+        pair_mix: str = "concat",
+        tie_layers: bool = False,
+        mask_padding: bool = True,
+        init: str = "torch",
     ) -> None:
-        super().__init__()
         dim = check_integer("dim", dim, 1)
         num_layers = check_integer("num_layers", num_layers, 1)
-        num_classes = check_integer("num_classes", num_classes, 1)
+        max_length = check_integer("max_length", max_length, 1)
+        norm_eps = check_positive("norm_eps", norm_eps)
+        check_choice("norm", norm, NORM_PLACES)
+        check_choice("init", init, INITS)
         dropout = check_probability("dropout", dropout)
-        self.embed = _embedding(vocab_size, in_channels, dim)
-        self.positions = PositionEmbedding(max_length, dim)
-        self.drop = nn.Dropout(dropout)
-        hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
-        self.blocks = nn.ModuleList(
-            EncoderBlock(
-                create_mixer(
-                    mixer,
-                    dim,
-                    num_heads=num_heads,
-                    max_length=max_length,
-                    layer_index=index,
-                    num_layers=num_layers,
-                    dropout=dropout,
-                    **(mixer_options or {}),
-                ),
+        residual = _own("residual_dropout", residual_dropout, dropout)
+        hidden_dim = max(1, round(dim * check_positive("mlp_ratio", mlp_ratio)))
+
+        def make_block(index: int) -> EncoderBlock:
+            mixing = create_mixer(
+                mixer,
+                dim,
+                num_heads=num_heads,
+                max_length=places(max_length, pool),
+                layer_index=index,
+                num_layers=1 if tie_layers else num_layers,
+                dropout=_own("attention_dropout", attention_dropout, dropout),
+                **(mixer_options or {}),
+            )
+            branch = FeedForward(
                 dim,
                 hidden_dim,
-                dropout,
+                dropout=residual,
+                hidden_dropout=_own("hidden_dropout", hidden_dropout, dropout),
+                activation=activation,
             )
-            for index in range(num_layers)
+            return EncoderBlock(mixing, branch, dim, residual, norm=norm, norm_eps=norm_eps)
+
+        super().__init__(
+            input_embedding(
+                vocab_size, in_channels, dim, std=embedding_std, level_scale=level_scale
+            ),
+            make_block,
+            nn.LayerNorm(dim, eps=norm_eps) if norm == "pre" else nn.Identity(),
+            dim=dim,
+            num_layers=num_layers,
+            num_classes=num_classes,
+            max_length=max_length,
+            positions=positions,
+            pool=pool,
+            num_sequences=num_sequences,
+            pair_mix=pair_mix,
+            head_hidden=head_hidden,
+            head_activation=head_activation,
+            embedding_dropout=_own("embedding_dropout", embedding_dropout, dropout),
+            tie_layers=tie_layers,
+            mask_padding=mask_padding,
         )
-        self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, num_classes)
-
-    def forward(self, inputs: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Logits of each sequence.
-
-        Args:
-            inputs: (B, N) int64 token ids, or (B, N, F) vectors.
-            key_padding_mask: (B, N) bool, True = padding.
-
-        Returns:
-            (B, num_classes).
-        """
-        x = self.drop(self.positions(self.embed(inputs)))
-        for block in self.blocks:
-            x = self.run_block(block, x, key_padding_mask=key_padding_mask)
-        logits: Tensor = self.head(masked_mean(self.norm(x), key_padding_mask))
-        return logits
+        if init == "xavier":
+            xavier_uniform(self.blocks)
 
 
-def _embedding(vocab_size: int | None, in_channels: int | None, dim: int) -> nn.Module:
-    if (vocab_size is None) == (in_channels is None):
-        raise bad_argument(
-            "vocab_size, in_channels",
-            "exactly one of the two",
-            f"{vocab_size} and {in_channels}",
-        )
-    if vocab_size is not None:
-        return nn.Embedding(check_integer("vocab_size", vocab_size, 1), dim)
-    return nn.Linear(check_integer("in_channels", in_channels, 1), dim)
+def _own(name: str, value: float | None, shared: float) -> float:
+    return shared if value is None else check_probability(name, value)
 
 
 PRESETS = (

@@ -7,11 +7,43 @@ from collections.abc import Mapping
 from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
-from rifflemix.models import encoder
+from rifflemix.models import (
+    dimension_mixer,
+    encoder,
+    gpt_presets,
+    graphormer,
+    imdb,
+    lra,
+    mega,
+    mlp_mixer,
+    patch_only,
+    point_cloud,
+    resnet_mixers,
+    seq2seq,
+    tost_presets,
+    vit,
+)
 from rifflemix.models.base import Model, ModelCard, Preset
 
 _PRESETS: dict[str, Preset] = {
-    preset.card.name: preset for family in (encoder,) for preset in family.PRESETS
+    preset.card.name: preset
+    for family in (
+        encoder,
+        vit,
+        tost_presets,
+        lra,
+        mega,
+        gpt_presets,
+        seq2seq,
+        dimension_mixer,
+        mlp_mixer,
+        patch_only,
+        resnet_mixers,
+        imdb,
+        point_cloud,
+        graphormer,
+    )
+    for preset in family.PRESETS
 }
 
 

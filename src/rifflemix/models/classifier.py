@@ -1,0 +1,159 @@
+"""What the classifiers of sequences share: everything around their blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.models.base import Model
+from rifflemix.nn.heads import PAIR_FEATURES, classifier_head, pair_features
+from rifflemix.nn.pooling import Pooling
+from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
+from rifflemix.ops._checks import check_bool, check_integer, check_probability
+
+POSITIONS = ("learned", "sinusoid", "none")
+
+
+class SequenceClassifier(Model):
+    """Embedding, positions, blocks, norm, pooling, head; of one sequence or of a pair.
+
+    Args:
+        embed: (B, N) tokens or (B, N, F) vectors -> (B, N, C).
+        make_block: gives block 0, 1, ...: (B, N, C), key_padding_mask -> (B, N, C).
+        final_norm: the norm behind the last block.
+        dim: channels C.
+        num_layers: blocks.
+        num_classes: outputs.
+        max_length: most tokens.
+        positions: "learned", "sinusoid" or "none".
+        pool: see `rifflemix.nn.pooling.Pooling`; "cls" puts a learned token, zero at the start,
+            before the others.
+        num_sequences: 1, or 2 for a pair that goes through the same blocks.
+        pair_mix: how the two meet, one of `rifflemix.nn.heads.PAIR_FEATURES`.
+        head_hidden: channels of the hidden layers of the head.
+        head_activation: between the layers of the head.
+        head_bias: give the last map a bias.
+        embedding_dropout: probability behind the positions.
+        tie_layers: use block 0 `num_layers` times.
+        mask_padding: keep padding out. False treats it as the published JAX code of the Long
+            Range Arena does: every sequence is filled up to `max_length` with token 0 (vectors:
+            zeros), and these take part as all others do.
+
+    Raises:
+        InputError: a size out of range.
+    """
+
+    def __init__(
+        self,
+        embed: nn.Module,
+        make_block: Callable[[int], nn.Module],
+        final_norm: nn.Module,
+        *,
+        dim: int,
+        num_layers: int,
+        num_classes: int,
+        max_length: int,
+        positions: str = "learned",
+        pool: str = "mean",
+        num_sequences: int = 1,
+        pair_mix: str = "concat",
+        head_hidden: Sequence[int] = (),
+        head_activation: str = "relu",
+        head_bias: bool = True,
+        embedding_dropout: float = 0.0,
+        tie_layers: bool = False,
+        mask_padding: bool = True,
+    ) -> None:
+        super().__init__()
+        check_choice("pair_mix", pair_mix, PAIR_FEATURES)
+        self.num_layers = check_integer("num_layers", num_layers, 1)
+        self.num_sequences = check_integer("num_sequences", num_sequences, 1, 2)
+        self.pair_mix = pair_mix
+        self.max_length = check_integer("max_length", max_length, 1)
+        self.mask_padding = check_bool("mask_padding", mask_padding)
+        self.embed = embed
+        self.pool = Pooling(pool, max_length)
+        self.cls = nn.Parameter(torch.zeros(1, 1, dim)) if pool == "cls" else None
+        self.positions = _positions(positions, places(max_length, pool), dim)
+        self.drop = nn.Dropout(check_probability("embedding_dropout", embedding_dropout))
+        made = 1 if check_bool("tie_layers", tie_layers) else self.num_layers
+        self.blocks = nn.ModuleList(make_block(index) for index in range(made))
+        self.norm = final_norm
+        vectors = 1 if self.num_sequences == 1 else PAIR_FEATURES[pair_mix]
+        self.head = classifier_head(
+            vectors * dim,
+            num_classes,
+            head_hidden,
+            activation=head_activation,
+            bias=check_bool("head_bias", head_bias),
+        )
+
+    def forward(self, inputs: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Scores of each sequence, or of each pair.
+
+        Args:
+            inputs: (B, N) int64 token ids, or (B, N, F) vectors; pairs: (B, 2, N) or
+                (B, 2, N, F).
+            key_padding_mask: (B, N) bool, True = padding; pairs: (B, 2, N).
+
+        Returns:
+            (B, num_classes).
+
+        Raises:
+            InputError: another number of sequences, or more tokens than `max_length`.
+        """
+        if self.num_sequences == 1:
+            vector = self.encode(inputs, key_padding_mask)
+        else:
+            vector = self._encode_pair(inputs, key_padding_mask)
+        scores: Tensor = self.head(vector)
+        return scores
+
+    def _encode_pair(self, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        if inputs.dim() < 3 or inputs.shape[1] != 2:
+            raise bad_argument("inputs", "pairs of shape (B, 2, N)", tuple(inputs.shape))
+        mask = None if key_padding_mask is None else key_padding_mask.flatten(0, 1)
+        a, b = self.encode(inputs.flatten(0, 1), mask).unflatten(0, (-1, 2)).unbind(1)
+        return pair_features(a, b, self.pair_mix)
+
+    def encode(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N) tokens or (B, N, F) vectors, and a mask (B, N) -> one vector each, (B, C)."""
+        if not self.mask_padding:
+            inputs, key_padding_mask = self._filled(inputs), None
+        x = self.embed(inputs)
+        if self.cls is not None:
+            x = torch.cat((self.cls.to(x.dtype).expand(len(x), -1, -1), x), dim=1)
+            if key_padding_mask is not None:
+                key_padding_mask = F.pad(key_padding_mask, (1, 0), value=False)
+        x = self.drop(self.positions(x))
+        for index in range(self.num_layers):
+            block = self.blocks[index % len(self.blocks)]
+            x = self.run_block(block, x, key_padding_mask=key_padding_mask)
+        pooled: Tensor = self.pool(self.finish(x, key_padding_mask), key_padding_mask)
+        return pooled
+
+    def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """(B, N, C) out of the last block -> (B, N, C) into the pooling."""
+        y: Tensor = self.norm(x)
+        return y
+
+    def _filled(self, inputs: Tensor) -> Tensor:
+        """Inputs of `max_length` places; longer ones are left for the positions to refuse."""
+        missing = max(self.max_length - inputs.shape[1], 0)
+        return F.pad(inputs, (0,) * (2 * (inputs.dim() - 2)) + (0, missing))
+
+
+def places(max_length: int, pool: str) -> int:
+    """Most tokens that reach the blocks: the class token is one more."""
+    return max_length + 1 if pool == "cls" else max_length
+
+
+def _positions(kind: str, length: int, dim: int) -> nn.Module:
+    check_choice("positions", kind, POSITIONS)
+    if kind == "none":
+        return nn.Identity()
+    return (PositionEmbedding if kind == "learned" else SinusoidalPositions)(length, dim)

@@ -1,0 +1,166 @@
+"""Weights trained with a paper's own code, loaded by that code's own key names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.errors import InputError, bad_argument
+
+# What distributed training and torch.compile put in front of every key.
+_WRAPPERS = ("module.", "_orig_mod.")
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class OfficialTensor:
+    """Where one tensor of a paper's own code goes.
+
+    A model that has official code says so in a method `official_tensors()`, which returns one of
+    these under their key of every tensor, or raises an InputError if its settings have none.
+
+    Attributes:
+        name: our name of it in `state_dict()`; None for one that we have no use for. Two of their
+            keys may name the same tensor of ours (tied weights): they must then agree.
+        shape: its shape in their code, if that is another view of ours.
+        required: whether it must be there.
+        part: gives the view of ours that it fills, where that is not the whole tensor as it
+            stands: one of several maps that we keep in one, or a transposed matrix.
+    """
+
+    name: str | None
+    shape: tuple[int, ...] | None = None
+    required: bool = True
+    part: Callable[[Tensor], Tensor] | None = None
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """The view of our tensor that theirs fills."""
+        return tensor if self.part is None else self.part(tensor)
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def load_official(model: M, state_dict: Mapping[str, Tensor]) -> M:
+    """Load weights trained with a paper's own code into the model of the same sizes.
+
+    Everything is checked before anything is written: after an error the model is as it was.
+    Tensors are converted to the model's dtype and device.
+
+    Args:
+        model: of a family that has official code (see `OfficialTensor`).
+        state_dict: the official code's own keys and tensors. A prefix "module." (distributed
+            training) or "_orig_mod." (torch.compile) in front of every key is taken off.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: a model without official code, or keys that are missing, unexpected or of
+            another shape.
+
+    Source: the released code of Wu et al. 2024 (ToST), vision and language, and of Sapkota and
+    Bhattarai 2025 (Dimension Mixer).
+    """
+    layout = _layout(model)
+    given = _without_wrappers(_checked(state_dict))
+    own = model.state_dict()
+    _check_keys(given, layout)
+    _check_shapes(given, layout, own)
+    _check_ties(given, layout)
+    if any(tensor.is_meta for tensor in own.values()):
+        raise bad_argument("model", "allocated weights", "a model on the meta device")
+    with torch.no_grad():
+        for key, tensor in given.items():
+            entry = layout[key]
+            if entry.name is not None:
+                place = entry.place(own[entry.name])
+                place.copy_(tensor.reshape(place.shape))
+    return model
+
+
+def _layout(model: nn.Module) -> dict[str, OfficialTensor]:
+    describe = getattr(model, "official_tensors", None)
+    if describe is None:
+        raise bad_argument("model", "one of a family that has official code", type(model).__name__)
+    layout: dict[str, OfficialTensor] = describe()
+    return layout
+
+
+def _checked(state_dict: Any) -> dict[str, Tensor]:
+    expected = "a mapping from names to tensors"
+    if not isinstance(state_dict, Mapping):
+        raise bad_argument("state_dict", expected, type(state_dict).__name__)
+    for key, value in state_dict.items():
+        if isinstance(value, Tensor) and isinstance(key, str):
+            continue
+        hint = f"pass state_dict[{key!r}]" if isinstance(value, Mapping) else ""
+        raise bad_argument("state_dict", expected, f"{type(value).__name__} at {key!r}", hint)
+    return dict(state_dict)
+
+
+def _without_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    wrapper = next((w for w in _WRAPPERS if tensors and all(k.startswith(w) for k in tensors)), "")
+    if not wrapper:
+        return tensors
+    return _without_wrappers({key.removeprefix(wrapper): t for key, t in tensors.items()})
+
+
+def _check_keys(given: Mapping[str, Tensor], layout: Mapping[str, OfficialTensor]) -> None:
+    missing = [key for key, entry in layout.items() if entry.required and key not in given]
+    unexpected = [key for key in given if key not in layout]
+    faults = []
+    if missing:
+        faults.append(f"{len(missing)} missing ({_some(missing)})")
+    if unexpected:
+        faults.append(f"{len(unexpected)} unexpected ({_some(unexpected)})")
+    if faults:
+        raise bad_argument(
+            "state_dict",
+            "the keys of this model in its official code",
+            " and ".join(faults),
+            "build the model with the sizes and options it was trained with",
+        )
+
+
+def _check_shapes(
+    given: Mapping[str, Tensor], layout: Mapping[str, OfficialTensor], own: Mapping[str, Tensor]
+) -> None:
+    faults = []
+    for key, tensor in given.items():
+        entry = layout[key]
+        if entry.name is None:
+            continue
+        expected = entry.shape or tuple(entry.place(own[entry.name]).shape)
+        if tuple(tensor.shape) != expected:
+            faults.append(f"{key} of shape {tuple(tensor.shape)} instead of {expected}")
+    if faults:
+        raise bad_argument(
+            "state_dict",
+            "tensors of this model's shapes",
+            _some(faults),
+            "build the model with the sizes and options it was trained with",
+        )
+
+
+def _check_ties(given: Mapping[str, Tensor], layout: Mapping[str, OfficialTensor]) -> None:
+    first_key: dict[str, str] = {}
+    for key, tensor in given.items():
+        name = layout[key].name
+        if name is None or layout[key].part is not None:
+            continue
+        first = first_key.setdefault(name, key)
+        if first != key and not torch.equal(given[first], tensor):
+            raise InputError(
+                f"state_dict: expected {first} and {key} to be equal, since this model ties them"
+            )
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -1,0 +1,141 @@
+"""Sampling: streaming equals recomputing, seeds, limits of the choice, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix.models.generation import _keep_likeliest
+
+SMALL = {"vocab_size": 13, "max_length": 24, "dim": 12, "num_layers": 2, "num_heads": 3}
+CAUSAL = [name for name in rm.list_mixers() if rm.mixer_card(name).causal]
+
+
+def model_with(mixer: str) -> rm.models.GPT:
+    torch.manual_seed(0)
+    model = rm.create_model("gpt", mixer=mixer, **SMALL)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.double()
+
+
+def by_hand(model: rm.models.GPT, tokens: Tensor, count: int) -> Tensor:
+    model.eval()
+    for _ in range(count):
+        tokens = torch.cat((tokens, model(tokens)[:, -1:].argmax(-1)), 1)
+    return tokens
+
+
+@pytest.mark.parametrize("mixer", CAUSAL)
+@pytest.mark.parametrize("prompt", [1, 5])
+def test_greedy_generation_is_the_models_own(mixer: str, prompt: int) -> None:
+    model = model_with(mixer)
+    tokens = torch.randint(13, (3, prompt))
+    found = model.generate(tokens, 24 - prompt, temperature=0)
+    assert torch.equal(found, by_hand(model, tokens, 24 - prompt))
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "tssa"])
+def test_streaming_equals_recomputing(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_with(mixer)
+    tokens = torch.randint(13, (4, 3))
+
+    def sample() -> Tensor:
+        generator = torch.Generator().manual_seed(7)
+        return model.generate(tokens, 20, temperature=1.3, top_k=9, generator=generator)
+
+    streamed = sample()
+    monkeypatch.setattr(type(model), "streams", False)
+    assert torch.equal(sample(), streamed)
+
+
+def test_streaming_reads_every_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_with("tssa")
+    seen: list[Tensor] = []
+    step = model.step
+    monkeypatch.setattr(model, "step", lambda t, s: (seen.append(t), step(t, s))[1])
+    found = model.generate(torch.randint(13, (2, 4)), 6)
+    # The last token is chosen, never read.
+    assert torch.equal(torch.stack(seen, 1), found[:, :-1])
+
+
+@pytest.mark.parametrize("mixer", ["tssa", "sinkhorn"])
+def test_equal_seeds_give_equal_tokens(mixer: str) -> None:
+    model = model_with(mixer).train()
+    tokens = torch.randint(13, (2, 2))
+
+    def sample(seed: int) -> Tensor:
+        return model.generate(tokens, 15, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(sample(1), sample(1))
+    assert not torch.equal(sample(1), sample(2))
+    assert model.training
+
+
+def test_the_prompt_stays_in_front_and_nothing_may_be_asked_for() -> None:
+    model = model_with("tssa")
+    tokens = torch.randint(13, (2, 5))
+    assert torch.equal(model.generate(tokens, 7)[:, :5], tokens)
+    assert torch.equal(model.generate(tokens, 0), tokens)
+
+
+def test_temperature_zero_and_top_1_agree() -> None:
+    model = model_with("tssa")
+    tokens = torch.randint(13, (2, 5))
+    greedy = model.generate(tokens, 12, temperature=0)
+    assert torch.equal(model.generate(tokens, 12, top_k=1), greedy)
+    assert torch.equal(model.generate(tokens, 12, top_p=1e-6), greedy)
+
+
+LOGITS = torch.log(torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.25, 0.25]]))
+KEPT: dict[str, tuple[int | None, float | None, list[list[int]]]] = {
+    "all": (None, None, [[0, 1, 2, 3], [0, 1, 2, 3]]),
+    "2 likeliest, ties the earlier": (2, None, [[1, 3], [0, 1]]),
+    "more than there are": (9, None, [[0, 1, 2, 3], [0, 1, 2, 3]]),
+    "half the mass": (None, 0.5, [[1, 3], [0, 1]]),
+    "a little over": (None, 0.71, [[1, 2, 3], [0, 1, 2]]),
+    "all the mass": (None, 1.0, [[0, 1, 2, 3], [0, 1, 2, 3]]),
+    "both": (3, 0.5, [[1, 3], [0, 1]]),
+}
+
+
+@pytest.mark.parametrize(("top_k", "top_p", "kept"), KEPT.values(), ids=KEPT)
+def test_which_tokens_may_be_chosen(
+    top_k: int | None, top_p: float | None, kept: list[list[int]]
+) -> None:
+    found = _keep_likeliest(LOGITS, top_k, top_p).isfinite()
+    assert [row.nonzero().flatten().tolist() for row in found] == kept
+
+
+def test_sampling_follows_the_probabilities() -> None:
+    """Frequencies of the first token over many equal prompts, against the softmax."""
+    model = model_with("softmax")
+    prompt = torch.full((4000, 1), 3)
+    chosen = model.generate(prompt, 1, temperature=2.0, generator=torch.Generator().manual_seed(0))
+    frequency = torch.bincount(chosen[:, 1], minlength=13) / 4000
+    expected = (model.eval()(prompt[:1])[0, -1] / 2).softmax(0)
+    assert (frequency - expected).abs().max() < 0.03
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "too long": ({"max_new_tokens": 23}, r"at most max_length = 24 tokens with the prompt, got 2"),
+    "negative": ({"max_new_tokens": -1}, "max_new_tokens"),
+    "no prompt": ({"tokens": torch.zeros(2, 0, dtype=torch.int64)}, "N at least 1"),
+    "no batch": ({"tokens": torch.zeros(3, dtype=torch.int64)}, r"shape \(B, N\)"),
+    "temperature": ({"temperature": -1.0}, "temperature: expected a finite number of at least 0"),
+    "top_k": ({"top_k": 0}, "top_k"),
+    "top_p": ({"top_p": 1.5}, r"top_p: expected a probability in \(0, 1\]"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
+def test_bad_arguments(change: dict[str, Any], message: str) -> None:
+    arguments = {"tokens": torch.zeros(1, 2, dtype=torch.int64), "max_new_tokens": 3}
+    with pytest.raises(rm.InputError, match=message) as caught:
+        model_with("tssa").generate(**{**arguments, **change})
+    assert "\n" not in str(caught.value)

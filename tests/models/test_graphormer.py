@@ -1,0 +1,188 @@
+"""Graphormer and its sorted form: printed counts, the literal formulas, orders of nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix.nn.graph_encoding import GraphAttention, GraphBias
+
+SMALL: dict[str, Any] = {
+    "dim": 12,
+    "num_layers": 2,
+    "num_heads": 3,
+    "vocab_size": 11,
+    "num_edge_tokens": 7,
+    "num_degrees": 6,
+    "num_distances": 9,
+    "num_hops": 4,
+    "path_length": 3,
+    "max_distance": 4,
+    "dropout": 0.0,
+}
+NAMES = ("graphormer_pcqm4m", "sliceformer_graph_pcqm4m")
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "printed"),
+    [(NAMES[0], 47_085_377, "47.09"), (NAMES[1], 32_911_169, "32.91")],
+)
+def test_printed_counts(name: str, count: int, printed: str) -> None:
+    with torch.device("meta"):
+        model = rm.create_model(name)
+    assert model.num_parameters() == count
+    assert f"{count / 1e6:.2f}" == printed
+    assert rm.models.model_card(name).reported == f"{printed} M"
+
+
+def test_the_difference_is_the_queries_and_keys() -> None:
+    full, sliced = (rm.create_model(name, **SMALL).num_parameters() for name in NAMES)
+    assert full - sliced == 2 * 2 * (12 * 12 + 12)
+
+
+def graph(nodes: int = 5, batch: int = 2, edges: int = 3) -> dict[str, Tensor]:
+    """A chain with one node apart, features of a path's edges at random but 0 behind its end."""
+    places = torch.arange(nodes)
+    distances = (places - places.unsqueeze(1)).abs()
+    distances[-1, :-1] = distances[:-1, -1] = -1
+    path = torch.randint(1, 7, (nodes, nodes, edges, 2))
+    path = path * (torch.arange(edges) < distances.unsqueeze(-1)).unsqueeze(-1)
+    return {
+        "inputs": torch.randint(1, 11, (batch, nodes, 2)),
+        "distances": distances.expand(batch, -1, -1).contiguous(),
+        "path_edges": path.expand(batch, -1, -1, -1, -1).contiguous(),
+    }
+
+
+def literal_bias(m: GraphBias, distances: Tensor, path: Tensor) -> Tensor:
+    """Pair by pair and hop by hop, (H, N + 1, N + 1)."""
+    nodes, heads = len(distances), m.num_heads
+    bias = torch.zeros(heads, nodes + 1, nodes + 1, dtype=torch.float64)
+    bias[:, 0, :] = bias[:, :, 0] = m.token_distance[:, None]
+    for i in range(nodes):
+        for j in range(nodes):
+            d = int(distances[i, j])
+            if d < 0 or d >= m.max_distance:
+                bias[:, i + 1, j + 1] = -torch.inf
+                continue
+            total = torch.zeros(heads, dtype=torch.float64)
+            for hop in range(min(m.path_length, path.shape[2])):
+                feature = m.edge.weight[path[i, j, hop]].mean(0)
+                total = total + feature @ m.hop[hop]
+            share = min(max(d, 1), m.path_length)
+            bias[:, i + 1, j + 1] = m.distance.weight[d + 1] + total / share
+    return bias
+
+
+def test_bias_is_the_literal_formula() -> None:
+    bias = GraphBias(
+        3, num_edge_tokens=7, num_distances=9, num_hops=4, path_length=3, max_distance=3
+    ).double()
+    g = graph()
+    found = bias(g["distances"], g["path_edges"], None)
+    for sample in range(2):
+        expected = literal_bias(bias, g["distances"][sample], g["path_edges"][sample])
+        torch.testing.assert_close(found[sample], expected)
+
+
+@pytest.mark.parametrize("mixing", ["attention", "sort"])
+def test_attention_is_the_literal_formula(mixing: str) -> None:
+    layer = GraphAttention(6, 2, mixing=mixing).double()
+    x, bias = torch.randn(2, 5, 6).double(), torch.randn(2, 2, 5, 5).double()
+    maps = layer.maps(x)
+    expected = torch.zeros(2, 5, 6, dtype=torch.float64)
+    for head in range(2):
+        cut = slice(3 * head, 3 * head + 3)
+        if mixing == "attention":
+            q, k, v = (part[:, :, cut] for part in maps.split(6, dim=-1))
+            weights = (q @ k.mT / 3**0.5 + bias[:, head]).softmax(-1)
+            expected[:, :, cut] = weights @ v
+        else:
+            v = maps[:, :, cut]
+            expected[:, :, cut] = bias[:, head].softmax(-1) @ v + v.sort(dim=1).values
+    torch.testing.assert_close(layer(x, bias), layer.proj(expected))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_nodes_changes_nothing_in_attention(name: str) -> None:
+    """The sort gives its values to places: there the order of the nodes counts."""
+    model = rm.create_model(name, **SMALL).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    g = graph()
+    order = torch.tensor([3, 0, 4, 1, 2])
+    turned = {
+        "inputs": g["inputs"][:, order],
+        "distances": g["distances"][:, order][:, :, order],
+        "path_edges": g["path_edges"][:, order][:, :, order],
+    }
+    same = torch.allclose(model(**turned), model(**g), atol=1e-10)
+    assert same == (name == NAMES[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_changes_nothing(name: str) -> None:
+    model = rm.create_model(name, **SMALL).double().eval()
+    g = graph(nodes=5)
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    short = {
+        "inputs": g["inputs"][1:, :3],
+        "distances": g["distances"][1:, :3, :3],
+        "path_edges": g["path_edges"][1:, :3, :3],
+    }
+    torch.testing.assert_close(model(**g, key_padding_mask=mask)[1:], model(**short))
+    gradient = torch.autograd.grad(model(**g, key_padding_mask=mask).sum(), model.node.weight)[0]
+    assert torch.isfinite(gradient).all()
+    assert torch.equal(gradient[0], torch.zeros(12, dtype=torch.float64))
+
+
+def test_centrality_is_the_number_of_neighbours() -> None:
+    model = rm.create_model(NAMES[0], **SMALL).eval()
+    g = graph()
+    x = model._embed(g["inputs"], g["distances"], None)
+    degrees = [2, 3, 3, 2, 1]  # one more than the neighbours of the chain and of the lone node
+    expected = model.node(g["inputs"]).sum(2)
+    expected = expected + (model.in_degree.weight + model.out_degree.weight)[degrees]
+    torch.testing.assert_close(x[:, 1:], expected)
+
+
+def test_far_nodes_do_not_see_each_other() -> None:
+    model = rm.create_model(NAMES[0], **SMALL)
+    g = graph(nodes=6)
+    bias = model.bias(g["distances"], g["path_edges"], None)[0, 0, 1:, 1:]
+    seen = torch.isfinite(bias)
+    assert torch.equal(seen, (g["distances"][0] >= 0) & (g["distances"][0] < 4))
+    assert torch.isfinite(model(**g)).all()
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "mixer": ({"mixer": "tssa"}, "mixer: expected one of softmax, sliceformer"),
+    "heads": ({"num_heads": 5}, "num_heads: expected a divisor of dim = 12, got 5"),
+    "hops": ({"path_length": 5}, "num_hops"),
+    "far": ({"max_distance": 8}, "max_distance"),
+    "dropout": ({"attention_dropout": 1.0}, "dropout"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
+def test_bad_settings(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(rm.InputError, match=message):
+        rm.create_model(NAMES[0], **{**SMALL, **change})
+
+
+SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "inputs": ("inputs", (2, 4, 2)),
+    "distances": ("distances", (2, 5, 4)),
+    "path_edges": ("path_edges", (2, 5, 5, 2)),
+}
+
+
+@pytest.mark.parametrize(("name", "shape"), SHAPES.values(), ids=SHAPES)
+def test_bad_shapes(name: str, shape: tuple[int, ...]) -> None:
+    model = rm.create_model(NAMES[0], **SMALL)
+    with pytest.raises(rm.InputError, match=f"{name}: expected shape"):
+        model(**{**graph(), name: torch.zeros(shape, dtype=torch.int64)})

@@ -1,0 +1,289 @@
+"""Weights under the official ToST vision code's key names: the same logits, or one clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix.models import OfficialTensor, ToST, load_official
+
+State = dict[str, Tensor]
+
+DIM, LAYERS, HEADS, CLASSES = 24, 2, 3, 5
+SMALL: dict[str, Any] = {
+    "dim": DIM,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "num_classes": CLASSES,
+    "image_size": 32,
+}
+MIXERS = ("tssa", "xca", "softmax")
+
+
+def official_shapes(mixer: str, patch_size: int) -> dict[str, tuple[int, ...]]:
+    """The key layout of the released vision code, written out."""
+    shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, DIM)}
+
+    def affine(key: str, *shape: int) -> None:
+        shapes[f"{key}.weight"], shapes[f"{key}.bias"] = shape, shape[:1]
+
+    widths = {8: [3, 6, 12, 24], 16: [3, 3, 6, 12, 24]}[patch_size]
+    for stage in range(len(widths) - 1):
+        place, out = f"patch_embed.proj.{2 * stage}", widths[stage + 1]
+        shapes[f"{place}.0.weight"] = (out, widths[stage], 3, 3)
+        affine(f"{place}.1", out)
+        shapes[f"{place}.1.running_mean"] = shapes[f"{place}.1.running_var"] = (out,)
+        shapes[f"{place}.1.num_batches_tracked"] = ()
+    affine("pos_embeder.token_projection", DIM, 64, 1, 1)
+    for kind, count in (("blocks", LAYERS), ("cls_attn_blocks", 2)):
+        for index in range(count):
+            block = f"{kind}.{index}"
+            shapes[f"{block}.gamma1"] = shapes[f"{block}.gamma2"] = (DIM,)
+            affine(f"{block}.norm1", DIM)
+            affine(f"{block}.norm2", DIM)
+            affine(f"{block}.mlp.fc1", 4 * DIM, DIM)
+            affine(f"{block}.mlp.fc2", DIM, 4 * DIM)
+            if kind == "blocks" and mixer == "tssa":
+                affine(f"{block}.attn.qkv", DIM, DIM)
+                affine(f"{block}.attn.to_out.0", DIM, DIM)
+                shapes[f"{block}.attn.temp"] = (HEADS, 1)
+                continue
+            affine(f"{block}.attn.qkv", 3 * DIM, DIM)
+            affine(f"{block}.attn.proj", DIM, DIM)
+            if kind == "blocks" and mixer == "xca":
+                shapes[f"{block}.attn.temperature"] = (HEADS, 1, 1)
+    affine("norm", DIM)
+    affine("head", CLASSES, DIM)
+    return shapes
+
+
+def official_state(mixer: str, patch_size: int = 16) -> State:
+    state = {}
+    for key, shape in official_shapes(mixer, patch_size).items():
+        values = 0.3 * torch.randn(shape, dtype=torch.float64)
+        state[key] = values.abs() + 0.5 if key.endswith("running_var") else values
+        if key.endswith("num_batches_tracked"):
+            state[key] = torch.tensor(7)
+    return state
+
+
+def heads_of(x: Tensor) -> Tensor:
+    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+def official_mixing(mixer: str, x: Tensor, p: Callable[[str], Tensor]) -> Tensor:
+    """Literal operators on (B, N, C), by the key names of one block's attention."""
+    projected = F.linear(x, p("qkv.weight"), p("qkv.bias"))
+    if mixer == "tssa":
+        w = heads_of(projected)
+        unit = w / w.norm(dim=2, keepdim=True)
+        membership = (p("temp") * unit.square().sum(dim=-1)).softmax(dim=1)[..., None]
+        moment = (membership * w.square()).sum(2, keepdim=True) / (
+            membership.sum(2, keepdim=True) + 1e-8
+        )
+        y = (-w * membership / (1 + moment)).transpose(1, 2).flatten(2)
+        return F.linear(y, p("to_out.0.weight"), p("to_out.0.bias"))
+    q, k, v = (heads_of(part) for part in projected.chunk(3, dim=-1))
+    if mixer == "xca":
+        q, k = q / q.norm(dim=2, keepdim=True), k / k.norm(dim=2, keepdim=True)
+        y = ((q.mT @ k) * p("temperature")).softmax(dim=-1) @ v.mT
+        y = y.mT
+    else:
+        y = (q @ k.mT / (DIM / HEADS) ** 0.5).softmax(dim=-1) @ v
+    return F.linear(y.transpose(1, 2).flatten(2), p("proj.weight"), p("proj.bias"))
+
+
+def official_logits(state: Mapping[str, Tensor], mixer: str, images: Tensor) -> Tensor:
+    """The whole model in evaluation, from the official keys alone."""
+
+    def norm(x: Tensor, key: str) -> Tensor:
+        return F.layer_norm(x, (DIM,), state[f"{key}.weight"], state[f"{key}.bias"], 1e-6)
+
+    def mlp(x: Tensor, key: str) -> Tensor:
+        hidden = F.gelu(F.linear(x, state[f"{key}.fc1.weight"], state[f"{key}.fc1.bias"]))
+        return F.linear(hidden, state[f"{key}.fc2.weight"], state[f"{key}.fc2.bias"])
+
+    x, stage = images, 0
+    while f"patch_embed.proj.{stage}.0.weight" in state:
+        place = f"patch_embed.proj.{stage}"
+        x = F.gelu(x) if stage else x
+        x = F.conv2d(x, state[f"{place}.0.weight"], stride=2, padding=1)
+        names = ("running_mean", "running_var", "weight", "bias")
+        x = F.batch_norm(x, *(state[f"{place}.1.{name}"] for name in names))
+        stage += 2
+    rows, columns = x.shape[2:]
+    features = torch.zeros(64, rows, columns, dtype=torch.float64)
+    for k in range(16):
+        slow = 10000 ** (2 * k / 32)
+        for axis, length in ((0, rows), (1, columns)):
+            places = torch.arange(1, length + 1, dtype=torch.float64)
+            angles = places / (length + 1e-6) * 2 * torch.pi / slow
+            angles = angles[:, None] if axis == 0 else angles[None]
+            features[32 * axis + 2 * k] = angles.sin()
+            features[32 * axis + 2 * k + 1] = angles.cos()
+    place = "pos_embeder.token_projection"
+    x = x + F.conv2d(features[None], state[f"{place}.weight"], state[f"{place}.bias"])
+    x = x.flatten(2).mT
+    for index in range(LAYERS):
+        b = f"blocks.{index}"
+        attention = official_mixing(
+            mixer, norm(x, f"{b}.norm1"), lambda n, b=b: state[f"{b}.attn.{n}"]
+        )
+        x = x + state[f"{b}.gamma1"] * attention
+        x = x + state[f"{b}.gamma2"] * mlp(norm(x, f"{b}.norm2"), f"{b}.mlp")
+    x = torch.cat((state["cls_token"].expand(len(x), 1, DIM), x), dim=1)
+    for index in range(2):
+        b = f"cls_attn_blocks.{index}"
+        normed = norm(x, f"{b}.norm1")
+        gathered = official_mixing("softmax", normed, lambda n, b=b: state[f"{b}.attn.{n}"])[:, :1]
+        x = x + state[f"{b}.gamma1"] * torch.cat((gathered, normed[:, 1:]), dim=1)
+        x = norm(x, f"{b}.norm2")
+        cls_part = state[f"{b}.gamma2"] * mlp(x[:, :1], f"{b}.mlp")
+        x = x + torch.cat((cls_part, x[:, 1:]), dim=1)
+    return F.linear(norm(x, "norm")[:, 0], state["head.weight"], state["head.bias"])
+
+
+def tiny(mixer: str = "tssa", patch_size: int = 16) -> rm.models.Model:
+    model = rm.create_model("tost_tiny_16", mixer=mixer, patch_size=patch_size, **SMALL)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("patch_size", [16, 8])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_logits_agree(mixer: str, patch_size: int) -> None:
+    model, state = tiny(mixer, patch_size), official_state(mixer, patch_size)
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    assert load_official(model, state) is model
+    # The model computes the positions in float32, as the released code does.
+    torch.testing.assert_close(
+        model(images), official_logits(state, mixer, images), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_every_tensor_is_filled(mixer: str) -> None:
+    model = tiny(mixer)
+    state = official_state(mixer)
+    load_official(model, state)
+    loaded = sum(tensor.double().sum() for tensor in model.state_dict().values())
+    torch.testing.assert_close(loaded, sum(tensor.double().sum() for tensor in state.values()))
+    assert sorted(model.official_tensors()) == sorted(state)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_prefixes_of_wrappers_are_taken_off(prefix: str) -> None:
+    state = official_state("tssa")
+    plain = load_official(tiny(), state).state_dict()
+    wrapped = load_official(tiny(), {f"{prefix}{key}": value for key, value in state.items()})
+    assert all(torch.equal(value, plain[key]) for key, value in wrapped.state_dict().items())
+
+
+def test_weights_take_the_models_dtype() -> None:
+    state = official_state("tssa")
+    model = load_official(tiny().bfloat16(), state)
+    assert model.head.weight.dtype == torch.bfloat16
+    torch.testing.assert_close(model.head.weight, state["head.weight"].bfloat16())
+
+
+def test_batch_counts_may_be_absent() -> None:
+    state = {k: v for k, v in official_state("tssa").items() if "num_batches" not in k}
+    model = load_official(tiny(), state)
+    assert model.patch_embed.proj[0][1].num_batches_tracked == 0
+
+
+def without(key: str) -> Callable[[State], State]:
+    return lambda state: {k: v for k, v in state.items() if k != key}
+
+
+def also(key: str, value: Any) -> Callable[[State], Any]:
+    return lambda state: state | {key: value}
+
+
+FAULTS: dict[str, tuple[Callable[[State], Any], str]] = {
+    "missing": (without("norm.bias"), r"1 missing \(norm\.bias\)"),
+    "unexpected": (
+        also("blocks.0.gamma3", torch.ones(DIM)),
+        r"1 unexpected \(blocks\.0\.gamma3\)",
+    ),
+    "deeper": (also("blocks.2.gamma1", torch.ones(DIM)), r"unexpected \(blocks\.2\.gamma1\)"),
+    "shape": (
+        also("head.weight", torch.ones(7, DIM)),
+        r"head\.weight of shape \(7, 24\) instead of \(5, 24\)",
+    ),
+    "temperature": (
+        also("blocks.1.attn.temp", torch.ones(HEADS)),
+        r"blocks\.1\.attn\.temp of shape \(3,\) instead of \(3, 1\)",
+    ),
+    "half prefixed": (also("module.norm.bias", torch.ones(DIM)), r"unexpected \(module\.norm"),
+    "checkpoint": (lambda state: {"model": state}, r"pass state_dict\['model'\]"),
+    "no tensors": (
+        also("epoch", 3),
+        "expected a mapping from names to tensors, got int at 'epoch'",
+    ),
+    "no mapping": (lambda state: list(state), "expected a mapping from names to tensors, got list"),
+    "empty": (lambda state: {}, r"missing \(.* and \d+ more\)"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_changes_nothing(change: Callable[[State], Any], message: str) -> None:
+    model = tiny()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(rm.InputError, match=message) as caught:
+        load_official(model, change(official_state("tssa")))
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("change", [{"mixer": "csp"}, {"feed_forward": "ista"}])
+def test_variants_without_official_code_are_refused(change: dict[str, Any]) -> None:
+    model = rm.create_model("tost_tiny_16", **{**SMALL, **change})
+    with pytest.raises(rm.InputError, match="which the official code has, got mixer"):
+        load_official(model, official_state("tssa"))
+
+
+def test_models_without_official_code_are_refused() -> None:
+    with pytest.raises(rm.InputError, match="expected one of a family that has official code"):
+        load_official(rm.create_model("vit_cifar10"), {})
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    with torch.device("meta"):
+        model = rm.create_model("tost_tiny_16", **SMALL)
+    with pytest.raises(rm.InputError, match="meta device"):
+        load_official(model, official_state("tssa"))
+
+
+class Tied(torch.nn.Module):
+    """A layout with tied and unneeded tensors, as nanoGPT has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(3, 2)
+
+    def official_tensors(self) -> dict[str, OfficialTensor]:
+        return {
+            "wte": OfficialTensor("embed.weight"),
+            "head": OfficialTensor("embed.weight", required=False),
+            "mask": OfficialTensor(None, required=False),
+        }
+
+
+def test_tied_tensors_must_agree() -> None:
+    weight = torch.randn(3, 2)
+    model = load_official(Tied(), {"wte": weight, "head": weight.clone(), "mask": torch.ones(9)})
+    assert torch.equal(model.embed.weight, weight)
+    with pytest.raises(rm.InputError, match="expected wte and head to be equal"):
+        load_official(Tied(), {"wte": weight, "head": weight + 1})
+    assert isinstance(load_official(Tied(), {"wte": weight}), Tied)
+
+
+def test_public_name() -> None:
+    assert rm.models.load_official is load_official
+    assert isinstance(tiny(), ToST)
