@@ -45,6 +45,15 @@ def test_optimizer(name: str, kind: type) -> None:
     assert {group["eps"] for group in optimizer.param_groups} == {1e-5}
 
 
+def test_sgd() -> None:
+    config = make_config(optimizer="sgd", betas=(0.9, 0.999), weight_decay=5e-4)
+    optimizer = build_optimizer(make_model(), config)
+    assert type(optimizer) is torch.optim.SGD
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [5e-4, 0.0]
+    set_rates(optimizer, 0.25, 0.5)
+    assert {(group["lr"], group["momentum"]) for group in optimizer.param_groups} == {(0.25, 0.5)}
+
+
 def test_only_adamw_decouples_its_decay() -> None:
     """With zero gradients decoupled decay shrinks a weight by lr * decay; Adam's moves it by lr."""
     moved = {}
@@ -73,7 +82,7 @@ def test_set_rates() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["adamw", "adam"])
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
 def test_allocated_state_changes_no_update(name: str) -> None:
     """Not even that of a parameter whose first gradient comes late."""
     weights = []

@@ -45,7 +45,7 @@ def compare(
     dim: options.Dim = None,
     layers: options.Layers = None,
     heads: options.Heads = None,
-    model: options.Model = "encoder",
+    model: options.Model = None,
     task_option: options.TaskOptions = None,
     mixer_option: options.MixerOptions = None,
     data_dir: options.DataDir = None,
@@ -78,7 +78,11 @@ def compare(
         precision=precision,
         threads=threads,
     )
-    names = default_mixers() if mixers is None else options.parse_names(mixers, "--mixers")
+    if mixers is None:
+        names = default_mixers(task)
+        _tell_left_out(task, names)
+    else:
+        names = options.parse_names(mixers, "--mixers")
     config = settings.compare_config(names, tuple(range(seeds)))
     with DataProgress(progress_console()) as progress:
         plan = plan_comparison(config, out, data_dir=data_dir, progress=progress)
@@ -91,6 +95,18 @@ def compare(
     if results["status"] != "complete":
         progress_console().print(partial_note(results), soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
+    from rifflemix.mixers import list_mixers, mixer_card
+
+    left_out = [mixer_card(name).title for name in list_mixers() if name not in names]
+    if left_out:
+        progress_console().print(
+            f"task {task} predicts tokens from those before them; left out, since they look "
+            f"ahead: {', '.join(left_out)}",
+            soft_wrap=True,
+        )
 
 
 def _run(plan: ComparePlan) -> dict[str, Any]:

@@ -6,6 +6,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from rifflemix.cli.options import DataDir, Json, TaskOptions, parse_task_options
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
@@ -40,18 +47,23 @@ def list_data(data_dir: DataDir = None, json: Json = False) -> None:
 
 @app.command(
     epilog="Examples:  rifflemix data prepare image --data-dir data   |   "
-    "rifflemix data prepare listops --task-option max_length=500"
+    "rifflemix data prepare pathfinder32 --max-samples 20000"
 )
 def prepare(
     task: Annotated[str, typer.Argument(help="Task; see `rifflemix list tasks`.")],
     data_dir: DataDir = None,
     task_option: TaskOptions = None,
+    max_samples: Annotated[
+        int | None, typer.Option(help="Only so many samples of each split; all if unset.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Read, verify, decode or generate a task's data, so that later commands start at once."""
     from rifflemix.tasks import prepare_task
 
     options = parse_task_options(task_option, task)
+    if max_samples is not None:
+        options["max_samples"] = max_samples
     with DataProgress(progress_console()) as progress:
         folder = prepare_task(task, data_dir=data_dir, progress=progress, **options)
     if json:
@@ -61,21 +73,31 @@ def prepare(
 
 
 class DataProgress:
-    """A status line on a terminal, nothing elsewhere: called with what, done, total."""
+    """A progress bar on a terminal, nothing elsewhere: called with what, done, total."""
 
     def __init__(self, console: Console) -> None:
-        self._status = console.status("loading data")
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("loading data", total=None)
 
     def __enter__(self) -> DataProgress:
         """Start to show."""
-        self._status.start()
+        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop to show."""
-        self._status.stop()
+        self._progress.stop()
 
     def __call__(self, what: str, done: int, total: int | None) -> None:
         """Show how far the work has come."""
-        of = "" if total is None else f" of {total:,}"
-        self._status.update(f"{what}: {done:,}{of}")
+        if what != self._progress.tasks[0].description:
+            self._progress.reset(self._task, description=what, total=total)
+        self._progress.update(self._task, completed=done, total=total)

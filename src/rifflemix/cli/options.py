@@ -25,7 +25,9 @@ MixerOptions = Annotated[
         "--mixer-option", metavar="MIXER.KEY=VALUE", help="Option of a mixer; repeatable."
     ),
 ]
-Model = Annotated[str, typer.Option(help="Backbone; see `rifflemix list models`.")]
+Model = Annotated[
+    str | None, typer.Option(help="Backbone; see `rifflemix list models`. By task if unset.")
+]
 MaxSteps = Annotated[
     int | None,
     typer.Option("--max-steps", "--steps", help="Optimiser steps of each run; by task if unset."),

@@ -10,7 +10,7 @@ import typer
 from rifflemix.cli import options
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
-from rifflemix.cli.output import plain_table, print_json, progress_console, show
+from rifflemix.cli.output import is_main_process, plain_table, print_json, progress_console, show
 
 if TYPE_CHECKING:
     from rifflemix.bench.reproduce import ReproducePlan
@@ -68,14 +68,19 @@ def reproduce(
             progress=progress,
         )
     results, interrupted = _run(plan, budget)
-    if json:
+    if is_main_process():
+        _tell(plan, results, json)
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _tell(plan: ReproducePlan, results: dict[str, Any], as_json: bool) -> None:
+    if as_json:
         print_json(results)
     else:
         _show(plan, results)
     if results["status"] != "complete":
         progress_console().print("stopped; the same command goes on", soft_wrap=True)
-    if interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _run(plan: ReproducePlan, budget: float | None) -> tuple[dict[str, Any], bool]:

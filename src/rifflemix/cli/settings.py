@@ -23,7 +23,7 @@ class Settings:
     """The options as typed; None takes the task's default budget."""
 
     task: str
-    model: str
+    model: str | None
     max_steps: int | None
     batch_size: int | None
     lr: float | None
@@ -42,7 +42,12 @@ class Settings:
         Raises:
             InputError: an unknown name, or a value out of range.
         """
-        from rifflemix.bench.compare import CompareConfig, default_budget, train_config
+        from rifflemix.bench.compare import (
+            CompareConfig,
+            default_budget,
+            default_model,
+            train_config,
+        )
         from rifflemix.mixers import mixer_card
 
         task_options = parse_task_options(self.task_option, self.task)
@@ -65,7 +70,7 @@ class Settings:
             ),
             task_options=task_options,
             mixer_options=parse_mixer_options(self.mixer_option, mixers),
-            model=self.model,
+            model=self.model or default_model(self.task),
             device=parse_device(self.device),
             threads=parse_threads(self.threads),
         )

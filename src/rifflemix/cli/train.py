@@ -37,7 +37,7 @@ def train(
     dim: options.Dim = None,
     layers: options.Layers = None,
     heads: options.Heads = None,
-    model: options.Model = "encoder",
+    model: options.Model = None,
     task_option: options.TaskOptions = None,
     mixer_option: options.MixerOptions = None,
     data_dir: options.DataDir = None,
@@ -103,15 +103,20 @@ def _run(config: CompareConfig, out: Path, data_dir: Path | None) -> dict[str, A
 
 
 def _show(out: Path, results: dict[str, Any]) -> None:
-    from rifflemix.report.units import format_bytes, format_duration, format_percent, format_rate
+    from rifflemix.report.units import format_bytes, format_duration, format_metric, format_rate
 
     result = results["result"]
     rows = [("steps", f"{result['step']} of {result['max_steps']}")]
+    metric = results["protocol"]["metric"]
     if result["best_value"] is not None:
-        best = f"{format_percent(result['best_value'])} % at step {result['best_step']}"
-        rows.append(("best validation accuracy", best))
-    if result["test"] is not None:
-        rows.append(("test accuracy", f"{format_percent(result['test']['accuracy'])} %"))
+        best = format_metric(metric, result["best_value"])
+        words = metric.replace("_", " ")
+        rows.append((f"best validation {words}", f"{best} at step {result['best_step']}"))
+    rows += [
+        (f"test {name.replace('_', ' ')}", format_metric(name, value))
+        for name, value in (result["test"] or {}).items()
+        if name != "loss"
+    ]
     if result["steps_per_second"] is not None:
         rows.append(("steps/s", format_rate(result["steps_per_second"])))
     if results["peak_memory_bytes"] is not None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,11 +21,15 @@ from rifflemix.errors import bad_argument, check_choice
 
 SPLITS = ("train", "validation", "test")
 
-Sample = tuple[Tensor, int]
-"""Inputs, (N,) int64 tokens or (N, F) float32 vectors, and the label."""
+Sample = tuple[Any, Any]
+"""Inputs and label: (N,) int64 tokens or (N, F) float32 vectors, two of them where the task has
+pairs; an int, or (N,) int64."""
 
 Batch = dict[str, Tensor]
-"""inputs (B, N) or (B, N, F); labels (B,); key_padding_mask (B, N), True = padding, if it pads."""
+"""inputs (B, N) or (B, N, F); labels (B,); key_padding_mask (B, N), True = padding, if it pads.
+
+Pairs: inputs (B, 2, N) or (B, 2, N, F), key_padding_mask (B, 2, N).
+"""
 
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, how much is done, and of how much (None: not known)."""
@@ -42,6 +47,8 @@ class TaskCard:
         description: one or two sentences on inputs, labels and splits.
         needs_data: needs files or a network; False where the data is built in or generated.
         options: the task's own options and their defaults.
+        output: what a model gives: "classes" (B, K), "next_token" (B, N, V) logits of the token
+            after each, or "sequence" (B, M, V) logits of another sequence.
     """
 
     name: str
@@ -51,6 +58,7 @@ class TaskCard:
     description: str
     needs_data: bool
     options: Mapping[str, Any] = field(default_factory=dict)
+    output: Literal["classes", "next_token", "sequence"] = "classes"
 
 
 @dataclass(frozen=True)
@@ -79,13 +87,34 @@ class Split(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class FirstSamples:
+    """The first `most` samples of a split, or all where there are fewer."""
+
+    split: Split
+    most: int
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return min(len(self.split), self.most)
+
+    def __getitem__(self, index: int) -> Sample:
+        """One sample."""
+        return self.split[range(len(self))[index]]
+
+    def digest(self) -> bytes:
+        """Hash of the whole split and of how much of it this is."""
+        return hashlib.blake2b(self.split.digest() + b"%d" % len(self), digest_size=16).digest()
+
+
+@dataclass(frozen=True, eq=False)
 class Task:
     """A classification task, loaded.
 
     Attributes:
         name: registry name.
         options: every option that shaped the data, defaults included.
-        input_kind: "tokens" (ids below `vocab_size`) or "vectors" (`num_features` floats each).
+        input_kind: "tokens" (ids below `vocab_size`), "vectors" (`num_features` floats each), or
+            "images", or "graphs" of nodes with `num_features` ids each.
         vocab_size: number of token ids, the padding id included; None for vectors.
         num_features: floats per vector; None for tokens.
         num_classes: labels are 0 to num_classes - 1.
@@ -97,11 +126,12 @@ class Task:
         metric: the metric that chooses a model.
         higher_is_better: whether more of `metric` is better.
         pad_id: token id that fills padded places.
+        num_sequences: 1, or 2 where a sample is a pair.
     """
 
     name: str
     options: Mapping[str, Any]
-    input_kind: Literal["tokens", "vectors"]
+    input_kind: Literal["tokens", "vectors", "images", "graphs"]
     vocab_size: int | None
     num_features: int | None
     num_classes: int
@@ -113,6 +143,7 @@ class Task:
     metric: str = "accuracy"
     higher_is_better: bool = True
     pad_id: int = 0
+    num_sequences: int = 1
 
     def split(self, name: str) -> Split:
         """The split "train", "validation" or "test"."""
@@ -122,15 +153,27 @@ class Task:
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Stack samples to a batch, padded to the longest among them where the task pads."""
         labels = torch.tensor([label for _, label in samples], dtype=torch.int64)
-        inputs = [sample for sample, _ in samples]
+        # A pair is two sequences, so that both are padded to one length.
+        inputs = [
+            part
+            for sample, _ in samples
+            for part in (sample if self.num_sequences > 1 else (sample,))
+        ]
+        batch = self._stack(inputs)
+        if self.num_sequences > 1:
+            batch = {k: v.unflatten(0, (-1, self.num_sequences)) for k, v in batch.items()}
+        return {**batch, "labels": labels}
+
+    def _stack(self, inputs: Sequence[Tensor]) -> Batch:
+        """Sequences as one tensor, padded to the longest, with a mask, where the task pads."""
         if not self.padding:
-            return {"inputs": torch.stack(inputs), "labels": labels}
+            return {"inputs": torch.stack(list(inputs))}
         lengths = torch.tensor([len(tokens) for tokens in inputs])
         padded = torch.nn.utils.rnn.pad_sequence(
-            inputs, batch_first=True, padding_value=float(self.pad_id)
+            list(inputs), batch_first=True, padding_value=float(self.pad_id)
         )
         mask = torch.arange(padded.shape[1]) >= lengths[:, None]
-        return {"inputs": padded, "labels": labels, "key_padding_mask": mask}
+        return {"inputs": padded, "key_padding_mask": mask}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Mean cross-entropy in float32 of logits (B, num_classes) against the labels."""
@@ -178,6 +221,8 @@ class Request:
         options: every option of the card.
         given: names of the options that the caller set.
         progress: told how long work goes on.
+        max_samples: at most so many samples of each split; None for all.
+        must_keep: the prepared data has to be stored, not only to be used.
     """
 
     data_dir: Path | None
@@ -185,12 +230,22 @@ class Request:
     options: Mapping[str, Any]
     given: frozenset[str]
     progress: Progress
+    max_samples: int | None = None
+    must_keep: bool = False
+
+    def count(self, split: str) -> int:
+        """How many samples of a split are asked for, by option num_train and the like."""
+        count = check_integer(self.options, f"num_{split}", 1)
+        return count if self.max_samples is None else min(count, self.max_samples)
 
 
 class TaskBuilder(Protocol):
     """What a task file provides: its card, how to load it, what it finds."""
 
-    card: ClassVar[TaskCard]
+    @property
+    def card(self) -> TaskCard:
+        """What the task is."""
+        ...
 
     def load(self, request: Request) -> Task:
         """The task, its data decoded or generated where that has not been done before."""
@@ -214,6 +269,16 @@ def check_integer(options: Mapping[str, Any], name: str, low: int, high: int | N
         expected = f"at least {low}" if high is None else f"{low} to {high}"
         raise bad_argument(name, expected, value)
     return value
+
+
+def check_number(options: Mapping[str, Any], name: str) -> float:
+    """The option `name`, raising unless it is a finite number above 0."""
+    value = options[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad_argument(name, "a number", repr(value))
+    if not 0 < value < math.inf:
+        raise bad_argument(name, "a number above 0", value)
+    return float(value)
 
 
 def check_one_of(options: Mapping[str, Any], name: str, choices: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import os
 import shutil
@@ -25,6 +26,8 @@ from rifflemix.errors import InputError
 from rifflemix.tasks.base import Progress, TaskCard, TaskStatus
 
 Arrays = dict[str, NDArray[Any]]
+
+_CONTENTS = "contents.json"
 
 
 class Array:
@@ -89,33 +92,52 @@ def load_source(card: TaskCard, source: Source, progress: Progress) -> dict[str,
     return cached_arrays(source_folder(card, source), lambda: source.read(progress))
 
 
-def cached_arrays(folder: Path, make: Callable[[], Arrays]) -> dict[str, Array]:
-    """Arrays mapped from `folder`, made and stored there first where it holds none.
+def cached_arrays(
+    folder: Path, make: Callable[[], Arrays], *, must_keep: bool = False
+) -> dict[str, Array]:
+    """Arrays mapped from `folder`, made and stored there first where it does not hold them whole.
 
-    Where nothing can be written the arrays stay in memory.
+    Args:
+        folder: holds nothing else.
+        make: makes the arrays.
+        must_keep: raise where nothing can be written; else the arrays then stay in memory.
+
+    Raises:
+        InputError: the arrays cannot be kept, but must be.
     """
-    stored = _load_arrays(folder)
+    stored = load_arrays(folder)
     if stored is not None:
         return stored
     arrays = make()
     try:
-        _store_arrays(folder, arrays)
-    except OSError:
+        store_arrays(folder, arrays)
+    except OSError as error:
+        if must_keep:
+            raise cannot_keep(folder, error) from error
         return {name: Array(values) for name, values in arrays.items()}
-    return _load_arrays(folder) or {name: Array(values) for name, values in arrays.items()}
+    return load_arrays(folder) or {name: Array(values) for name, values in arrays.items()}
 
 
-def _load_arrays(folder: Path) -> dict[str, Array] | None:
+def cannot_keep(folder: Path, error: OSError) -> InputError:
+    """The error for prepared data that cannot be written."""
+    return InputError(
+        f"cannot write to {folder}: {error.strerror or error}; RIFFLEMIX_CACHE can name another "
+        "folder"
+    )
+
+
+def load_arrays(folder: Path) -> dict[str, Array] | None:
+    """The arrays of `store_arrays`; None where they are not there, or not all of them."""
     try:
-        files = sorted(folder.glob("*.npy"))
-        return {path.stem: Array(path) for path in files} or None
-    except (OSError, ValueError, EOFError):
+        names = json.loads((folder / _CONTENTS).read_text(encoding="utf-8"))
+        return {name: Array(folder / f"{name}.npy") for name in names}
+    except (OSError, ValueError, EOFError, TypeError):
         # A damaged cache is no more than a missing one: it is made again.
         return None
 
 
-def _store_arrays(folder: Path, arrays: Arrays) -> None:
-    """Write a folder of .npy files; it appears whole under its name, or not at all."""
+def store_arrays(folder: Path, arrays: Arrays) -> None:
+    """Write a folder of .npy files and their names; it appears whole, or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         prefix=".writing-", dir=folder.parent, ignore_cleanup_errors=True
@@ -127,7 +149,8 @@ def _store_arrays(folder: Path, arrays: Arrays) -> None:
                 np.save(stream, values, allow_pickle=False)
                 stream.flush()
                 os.fsync(stream.fileno())
-        if folder.exists() and _load_arrays(folder) is None:
+        (part / _CONTENTS).write_text(json.dumps(sorted(arrays)), encoding="utf-8")
+        if folder.exists() and load_arrays(folder) is None:
             shutil.rmtree(folder)
         # Another process may have been first; its copy is the same.
         if not folder.exists():

@@ -15,6 +15,7 @@ def hub_source(
     decode: Callable[[Any, Progress], Arrays],
     explain: Callable[[str], InputError],
     variant: str = "",
+    config: str | None = None,
 ) -> Source:
     """The data set `repository` of the Hugging Face hub, fetched when it is first read.
 
@@ -23,6 +24,7 @@ def hub_source(
         decode: turns the fetched splits into arrays.
         explain: makes the error from the reason why the data could not be fetched.
         variant: tells decoded copies of one data set apart.
+        config: which of the repository's data sets, where it has several.
     """
 
     def read(progress: Progress) -> Arrays:
@@ -33,8 +35,9 @@ def hub_source(
                 "to fetch it, install the datasets library: pip install 'rifflemix[data]'"
             ) from None
         progress(f"fetching {repository}", 0, None)
+        names = (repository,) if config is None else (repository, config)
         try:
-            splits = datasets.load_dataset(repository)
+            splits = datasets.load_dataset(*names)
         # The library lets through the errors of several others (HTTP, files, Arrow).
         except Exception as error:
             reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -28,7 +28,9 @@ from rifflemix.tasks.hub import hub_source
 from rifflemix.tasks.pixels import (
     PARTS,
     PixelScale,
+    binary_records,
     carved_task,
+    channels_last,
     check_layout,
     check_parts,
     decode_npz_parts,
@@ -44,7 +46,6 @@ _BATCHES = {
     "test": ("test_batch.bin",),
 }
 _IMAGES_PER_BATCH = 10_000
-_RECORD = 1 + 3 * 32 * 32
 _SHAPES = {"gray": (32, 32), "rgb": (32, 32, 3)}
 # Pixel mean and standard deviation of the 50,000 training images.
 _SCALES = {
@@ -146,7 +147,7 @@ def _folder_source(folder: Path, color: str) -> Source:
 
 def _decode_folder(paths: Mapping[str, list[Path]], color: str, progress: Progress) -> Arrays:
     progress("decoding CIFAR-10", 0, None)
-    records: dict[str, list[NDArray[np.uint8]]] = {part: [] for part in paths}
+    records: dict[str, list[Arrays]] = {part: [] for part in paths}
     for part, batches in paths.items():
         for path in batches:
             with reading(path):
@@ -168,18 +169,15 @@ def _decode_tar(path: Path, color: str, progress: Progress) -> Arrays:
     return _from_records(records, color, str(path))
 
 
-def _records(path: Path, content: bytes) -> NDArray[np.uint8]:
-    expected = _IMAGES_PER_BATCH * _RECORD
-    if len(content) != expected:
-        raise damaged(path, f"a batch has {len(content)} bytes, expected {expected}")
-    return np.frombuffer(content, dtype=np.uint8).reshape(_IMAGES_PER_BATCH, _RECORD)
+def _records(path: Path, content: bytes) -> Arrays:
+    return binary_records(path, content, _IMAGES_PER_BATCH, label_bytes=1)
 
 
-def _from_records(records: Mapping[str, list[NDArray[np.uint8]]], color: str, name: str) -> Arrays:
+def _from_records(records: Mapping[str, list[Arrays]], color: str, name: str) -> Arrays:
     parts: dict[str, tuple[object, object]] = {}
     for part, batches in records.items():
-        rows = np.concatenate(batches)
-        parts[part] = _colored(_channels_last(rows[:, 1:]), color), rows[:, 0]
+        images, labels = (np.concatenate([b[k] for b in batches]) for k in ("images", "labels"))
+        parts[part] = _colored(images, color), labels[:, 0]
     return check_parts(name, parts, _SHAPES[color])
 
 
@@ -192,7 +190,7 @@ def _decode_rgb(path: Path, color: str, progress: Progress) -> Arrays:
     progress(f"decoding {path.name}", 0, None)
     arrays = decode_npz_parts(path, (3, 32, 32))
     return {
-        name: _colored(_channels_last(values), color) if name.endswith("images") else values
+        name: _colored(channels_last(values), color) if name.endswith("images") else values
         for name, values in arrays.items()
     }
 
@@ -205,11 +203,6 @@ def _decode_hub(color: str, splits: Any, progress: Progress) -> Arrays:
         images = np.stack([np.asarray(row["img"], dtype=np.uint8) for row in rows])
         parts[part] = _colored(images, color), np.asarray(rows["label"])
     return check_parts(_HUB, parts, _SHAPES[color])
-
-
-def _channels_last(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Planes of red, green and blue, 3,072 bytes an image in any shape, as (M, 32, 32, 3)."""
-    return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
 def _colored(images: NDArray[np.uint8], color: str) -> NDArray[np.uint8]:

@@ -72,7 +72,7 @@ class ListOps:
 
     def load(self, request: Request) -> Task:
         """The task; generating goes on where it was stopped."""
-        counts = _counts(request.options)
+        counts = _counts(request)
         source = find_tsv(request.data_dir)
         if source is None:
             options = {**request.options, "seed": request.seed}
@@ -116,7 +116,7 @@ class ListOps:
         source = find_tsv(request.data_dir)
         if source is not None:
             return source_folder(self.card, source)
-        return _folder(request.seed, _grammar(request.options), _counts(request.options))
+        return _folder(request.seed, _grammar(request.options), _counts(request))
 
     def _read(self, source: Source, request: Request) -> Parts:
         for name in _GRAMMAR_OPTIONS:
@@ -144,8 +144,8 @@ def _grammar(options: Mapping[str, Any]) -> Grammar:
     )
 
 
-def _counts(options: Mapping[str, Any]) -> dict[str, int]:
-    return {name: check_integer(options, f"num_{name}", 1) for name in SPLITS}
+def _counts(request: Request) -> dict[str, int]:
+    return {name: request.count(name) for name in SPLITS}
 
 
 def _check_file(name: str, rows: PackedRows, request: Request) -> None:
@@ -193,7 +193,9 @@ def _generate(
         return pack(_count_rows(rows, split, len(shards) * _SHARD, count, request.progress))
 
     while len(shards) * _SHARD < count:
-        arrays = cached_arrays(folder / f"{split}-{len(shards):05d}", make)
+        arrays = cached_arrays(
+            folder / f"{split}-{len(shards):05d}", make, must_keep=request.must_keep
+        )
         shards.append(packed_rows(arrays))
     return tuple(shards)
 

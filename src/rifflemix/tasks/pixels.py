@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.tasks.base import Batch, Sample, Task, TaskCard
-from rifflemix.tasks.files import Array, Arrays, read_npz_xz
+from rifflemix.tasks.files import Array, Arrays, damaged, read_npz_xz
 
 LAYOUTS = ("sequence", "image")
 AUGMENTATIONS = ("none", "crop_flip")
@@ -141,8 +141,9 @@ def pixel_task(
     scale: PixelScale,
     split_note: str,
     data_source: str,
+    num_classes: int = 10,
 ) -> Task:
-    """A ten-class task over images.
+    """A task over images.
 
     Args:
         card: of the task.
@@ -151,6 +152,7 @@ def pixel_task(
         scale: how pixels of vectors are normalised, with one mean for each channel.
         split_note: where the validation split comes from.
         data_source: where the pixels come from.
+        num_classes: labels are 0 to num_classes - 1.
 
     Raises:
         InputError: a split without images, or options that contradict each other.
@@ -159,7 +161,7 @@ def pixel_task(
         if len(rows) == 0:
             raise InputError(f"task {card.name}: {data_source} has no images for the {name} split")
     if options.get("layout") == "image":
-        return _whole_images(card, options, splits, scale, split_note, data_source)
+        return _whole_images(card, options, splits, scale, split_note, data_source, num_classes)
     if options.get("augment", "none") != "none":
         raise bad_argument("augment", "none with layout 'sequence'", repr(options["augment"]))
     patch_size = int(options["patch_size"])
@@ -171,7 +173,7 @@ def pixel_task(
         input_kind="tokens" if tokens else "vectors",
         vocab_size=scale.top + 1 if tokens else None,
         num_features=None if tokens else patch_size**2 * len(scale.mean),
-        num_classes=10,
+        num_classes=num_classes,
         max_length=(height // patch_size) * (width // patch_size),
         padding=False,
         split_note=split_note,
@@ -193,6 +195,7 @@ def _whole_images(
     scale: PixelScale,
     split_note: str,
     data_source: str,
+    num_classes: int,
 ) -> WholeImages:
     if options["patch_size"] != 1:
         raise bad_argument(
@@ -205,7 +208,7 @@ def _whole_images(
         input_kind="images",
         vocab_size=None,
         num_features=None,
-        num_classes=10,
+        num_classes=num_classes,
         max_length=height * width,
         padding=False,
         split_note=split_note,
@@ -223,6 +226,7 @@ def carved_task(
     arrays: Mapping[str, Array],
     scale: PixelScale,
     data_source: str,
+    num_classes: int = 10,
 ) -> Task:
     """A task from `check_parts` arrays, validation carved from the end of the training part."""
     stack = (arrays["train_images"], arrays["train_labels"])
@@ -243,20 +247,25 @@ def carved_task(
             "Arena takes as many, from an order of its own)"
         ),
         data_source=data_source,
+        num_classes=num_classes,
     )
 
 
 def check_parts(
-    name: str, parts: Mapping[str, tuple[object, object]], shape: tuple[int, ...]
+    name: str,
+    parts: Mapping[str, tuple[object, object]],
+    shape: tuple[int, ...],
+    num_classes: int = 10,
 ) -> Arrays:
     """Arrays "train_images", "train_labels" and so on of parts that hold images and labels.
 
     Raises:
-        InputError: images other than (M, *shape) uint8, labels other than (M,) from 0 to 9.
+        InputError: images other than (M, *shape) uint8, labels other than (M,) integers under
+            num_classes.
     """
     arrays: Arrays = {}
     for part, (images, labels) in parts.items():
-        _check_images(f"{name}, {part}", images, labels, shape)
+        _check_images(f"{name}, {part}", images, labels, shape, num_classes)
         arrays[f"{part}_images"] = np.ascontiguousarray(images)
         arrays[f"{part}_labels"] = np.asarray(labels, dtype=np.uint8)
     return arrays
@@ -269,7 +278,9 @@ def decode_npz_parts(path: Path, shape: tuple[int, ...]) -> Arrays:
     return check_parts(str(path), parts, shape)
 
 
-def _check_images(name: str, images: object, labels: object, shape: tuple[int, ...]) -> None:
+def _check_images(
+    name: str, images: object, labels: object, shape: tuple[int, ...], num_classes: int
+) -> None:
     if not isinstance(images, np.ndarray) or not isinstance(labels, np.ndarray):
         raise InputError(f"{name}: expected an array of images and one of labels, found none")
     if images.dtype != np.uint8 or images.shape[1:] != shape:
@@ -282,8 +293,33 @@ def _check_images(name: str, images: object, labels: object, shape: tuple[int, .
             f"{name}: expected one integer label for each of {len(images)} images, got "
             f"{labels.dtype} of shape {labels.shape}"
         )
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) <= 9:
-        raise InputError(f"{name}: expected labels 0 to 9, got {labels.min()} to {labels.max()}")
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise InputError(
+            f"{name}: expected labels 0 to {num_classes - 1}, got {labels.min()} to {labels.max()}"
+        )
+
+
+def binary_records(path: Path, content: bytes, count: int, label_bytes: int) -> Arrays:
+    """The `count` records of one file of the CIFAR binary versions.
+
+    A record is `label_bytes` labels, then 3,072 bytes: planes of red, green and blue, 32 x 32.
+
+    Returns:
+        "labels" (count, label_bytes) and "images" (count, 32, 32, 3), uint8.
+
+    Raises:
+        InputError: another size.
+    """
+    size = label_bytes + 3 * 32 * 32
+    if len(content) != count * size:
+        raise damaged(path, f"it has {len(content)} bytes, expected {count * size}")
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(count, size)
+    return {"labels": rows[:, :label_bytes], "images": channels_last(rows[:, label_bytes:])}
+
+
+def channels_last(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Planes of red, green and blue, 3,072 bytes an image in any shape, as (M, 32, 32, 3)."""
+    return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
 def _is_tokens(patch_size: int, images: Array) -> bool:

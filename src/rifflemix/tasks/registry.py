@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, unknown_name
-from rifflemix.tasks.base import Progress, Request, Task, TaskBuilder, TaskCard, TaskStatus
+from rifflemix.files import make_folder
+from rifflemix.tasks.base import (
+    FirstSamples,
+    Progress,
+    Request,
+    Task,
+    TaskBuilder,
+    TaskCard,
+    TaskStatus,
+    check_integer,
+)
+from rifflemix.tasks.cifar100 import Cifar100
 from rifflemix.tasks.digits import Digits
 from rifflemix.tasks.image import Image
+from rifflemix.tasks.language import PennTreebank, Shakespeare, WikiText
 from rifflemix.tasks.listops import ListOps
 from rifflemix.tasks.mnist import Mnist
+from rifflemix.tasks.molecules import ESOL, FREESOLV, PCQM4M
+from rifflemix.tasks.pathfinder import Pathfinder
+from rifflemix.tasks.point_clouds import PointClouds
+from rifflemix.tasks.retrieval import Retrieval
+from rifflemix.tasks.sick import Sick
+from rifflemix.tasks.sorting import Sorting
+from rifflemix.tasks.sst import SST
 from rifflemix.tasks.text import Text
 
 _TASKS: dict[str, TaskBuilder] = {
@@ -19,10 +39,29 @@ _TASKS: dict[str, TaskBuilder] = {
         Digits(),
         ListOps(),
         Image(),
+        Cifar100(),
         Text(),
+        Retrieval(),
+        Pathfinder("pathfinder32", "Pathfinder-32", 32),
+        Pathfinder("pathfinder64", "Pathfinder-64", 64),
+        Pathfinder("pathfinder128", "Pathfinder-128", 128),
+        Pathfinder("pathfinder256", "Pathfinder-256", 256),
+        Pathfinder("pathx", "Path-X", 128),
         Mnist(),
+        PennTreebank(),
+        Shakespeare(),
+        WikiText(),
+        Sorting(),
+        SST(),
+        Sick(),
+        PointClouds(),
+        ESOL,
+        FREESOLV,
+        PCQM4M,
     )
 }
+
+_SHARED_OPTIONS: dict[str, Any] = {"max_samples": None}
 
 
 def list_tasks() -> list[str]:
@@ -32,7 +71,8 @@ def list_tasks() -> list[str]:
 
 def task_card(name: str) -> TaskCard:
     """The card of a registered task; an unknown name suggests the nearest."""
-    return _builder(name).card
+    card = _builder(name).card
+    return replace(card, options={**card.options, **_SHARED_OPTIONS})
 
 
 def load_task(
@@ -48,16 +88,17 @@ def load_task(
     Args:
         name: one of `list_tasks()`.
         data_dir: folder that holds the data files; it is only read, never written to.
-        seed: seed of generated data (ListOps). Splits of existing data do not depend on it: it
-            is not the training seed.
+        seed: seed of generated data (ListOps, Pathfinder ...). Splits of existing data do not
+            depend on it: it is not the training seed.
         progress: called with what is being done, how much is done, and of how much.
-        options: the task's own options (see its card).
+        options: the task's own options (see its card), and `max_samples`, which every task has:
+            only the first so many samples of each split; None for all.
 
     Raises:
         InputError: unknown name or option, a value out of range, missing or damaged data.
     """
     builder = _builder(name)
-    return builder.load(_request(builder.card, data_dir, seed, progress, options))
+    return _load(builder, _request(builder.card, data_dir, seed, progress, options))
 
 
 def prepare_task(
@@ -74,12 +115,20 @@ def prepare_task(
         The folder of decoded or generated data that later loads read; None where there is none.
 
     Raises:
-        InputError: as `load_task`.
+        InputError: as `load_task`, or the prepared data cannot be kept.
     """
     builder = _builder(name)
     request = _request(builder.card, data_dir, seed, progress, options)
-    builder.load(request)
-    return builder.prepared(request)
+    request = replace(request, must_keep=True)
+    folder = builder.prepared(request)
+    if folder is not None:
+        make_folder(folder.parent)
+    _load(builder, request)
+    if folder is not None and not folder.is_dir():
+        raise InputError(
+            f"{folder} could not be written; is its disk full? RIFFLEMIX_CACHE can name another"
+        )
+    return folder
 
 
 def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:
@@ -89,6 +138,19 @@ def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:
         return builder.status(_folder(data_dir))
     except InputError as error:
         return TaskStatus(name, False, str(error))
+
+
+def _load(builder: TaskBuilder, request: Request) -> Task:
+    task = builder.load(request)
+    if request.max_samples is None:
+        return task
+    return replace(
+        task,
+        options={**task.options, "max_samples": request.max_samples},
+        splits={
+            name: FirstSamples(split, request.max_samples) for name, split in task.splits.items()
+        },
+    )
 
 
 def _builder(name: str) -> TaskBuilder:
@@ -105,24 +167,33 @@ def _request(
     progress: Progress | None,
     options: dict[str, Any],
 ) -> Request:
+    known = {**card.options, **_SHARED_OPTIONS}
     for option in options:
-        if option not in card.options:
-            raise unknown_name(f"option of task {card.name}", option, card.options)
+        if option not in known:
+            raise unknown_name(f"option of task {card.name}", option, known)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise bad_argument("seed", "an integer from 0 to 2**64 - 1", repr(seed))
+    own = {name: value for name, value in options.items() if name in card.options}
+    shared = {**_SHARED_OPTIONS, **options}
     return Request(
         data_dir=_folder(data_dir),
         seed=seed,
-        options={**card.options, **options},
-        given=frozenset(options),
+        options={**card.options, **own},
+        given=frozenset(own),
         progress=progress or _silent,
+        max_samples=None
+        if shared["max_samples"] is None
+        else check_integer(shared, "max_samples", 1),
     )
 
 
 def _folder(data_dir: Path | str | None) -> Path | None:
     if data_dir is None:
         return None
-    folder = Path(data_dir).expanduser()
+    try:
+        folder = Path(data_dir).expanduser()
+    except RuntimeError:  # ~ of a user who does not exist
+        folder = Path(data_dir)
     if not folder.is_dir():
         raise bad_argument("data_dir", "an existing folder", repr(str(data_dir)))
     return folder

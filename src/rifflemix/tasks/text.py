@@ -73,7 +73,9 @@ class Text:
         source = self._source(request.data_dir)
         arrays = load_source(self.card, source, request.progress)
         train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
+        test_order = content_order(list(test), "text: order")
         kept, held_out = _carve(train, source.name)
+        held_out, dropped = _drop_known(train, held_out, test)
         return Task(
             name=self.card.name,
             options=dict(request.options),
@@ -85,15 +87,14 @@ class Text:
             padding=True,
             split_note=(
                 "validation is 10 % of the training reviews, stratified, chosen by a hash of "
-                "their text (the Long Range Arena validates on the test reviews)"
+                f"their text, without {dropped} of them that are test reviews too (the Long Range "
+                "Arena validates on the test reviews)"
             ),
             data_source=source.description,
             splits={
                 "train": PackedSplit((train,), kept, max_length, first_id=1),
                 "validation": PackedSplit((train,), held_out, max_length, first_id=1),
-                "test": PackedSplit(
-                    (test,), content_order(list(test), "text: order"), max_length, 1
-                ),
+                "test": PackedSplit((test,), test_order, max_length, first_id=1),
             },
         )
 
@@ -139,6 +140,15 @@ def _carve(train: PackedRows, source: str) -> tuple[NDArray[np.int64], NDArray[n
             )
         held_out[members[: len(members) // 10]] = True
     return order[~held_out[order]], order[held_out[order]]
+
+
+def _drop_known(
+    train: PackedRows, held_out: NDArray[np.int64], test: PackedRows
+) -> tuple[NDArray[np.int64], int]:
+    """The held-out rows whose text is no test review, and how many are."""
+    known = set(test)
+    fresh = [row for row in held_out.tolist() if train.row(row).tobytes() not in known]
+    return np.array(fresh, dtype=np.int64), len(held_out) - len(fresh)
 
 
 def _find(data_dir: Path) -> Source | None:
@@ -191,21 +201,26 @@ def _decode_tar(path: Path, progress: Progress) -> Arrays:
 
 
 def _packed(path: Path, parts: dict[str, list[tuple[bytes, int]]]) -> Arrays:
-    """Packed rows, after a check that all files of the data set are there."""
+    """Packed rows, after a check that all reviews of the data set are there."""
     for part, rows in parts.items():
-        for label, name in enumerate(_CLASSES):
-            count = sum(row[1] == label for row in rows)
-            if count != _TEXTS_PER_CLASS:
-                raise damaged(
-                    path, f"{count} reviews in {part}/{name}, expected {_TEXTS_PER_CLASS}"
-                )
+        _check_complete(path, part, rows)
     return pack_parts({part: _checked(str(path), rows) for part, rows in parts.items()})
 
 
+def _check_complete(path: Path, part: str, rows: list[tuple[bytes, int]]) -> None:
+    for label, name in enumerate(_CLASSES):
+        count = sum(row[1] == label for row in rows)
+        if count != _TEXTS_PER_CLASS:
+            raise damaged(path, f"{count} reviews in {part}/{name}, expected {_TEXTS_PER_CLASS}")
+
+
 def _decode_lines(paths: dict[str, Path], progress: Progress) -> Arrays:
-    return pack_parts(
-        {part: _checked(str(path), _read_lines(path, progress)) for part, path in paths.items()}
-    )
+    parts: dict[str, Rows] = {}
+    for part, path in paths.items():
+        rows = list(_checked(str(path), _read_lines(path, progress)))
+        _check_complete(path, part, rows)
+        parts[part] = rows
+    return pack_parts(parts)
 
 
 def _read_lines(path: Path, progress: Progress) -> Iterator[tuple[bytes, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 from rifflemix.errors import bad_argument, check_choice, unknown_name
 from rifflemix.train.schedules import SCHEDULES
 
-OPTIMIZERS = ("adamw", "adam")
+OPTIMIZERS = ("adamw", "adam", "sgd")
 PRECISIONS = ("no", "bf16")
 
 # Settings that only some schedules read; elsewhere a value would be silently ignored.
@@ -32,8 +32,8 @@ class TrainConfig:
     Attributes:
         max_steps: optimiser updates.
         batch_size: samples per update over all processes and accumulation steps.
-        optimizer: "adamw" (decoupled decay, also what flax's Adam calls weight_decay) or "adam"
-            (decay added to the gradient).
+        optimizer: "adamw" (decoupled decay, also what flax's Adam calls weight_decay), "adam"
+            (decay added to the gradient) or "sgd" (likewise; betas[0] is its momentum).
         lr: learning rate; its peak, except for "rsqrt", where the peak is lr / sqrt(warmup).
         betas, eps: Adam's.
         weight_decay: applied to parameters of two or more dimensions that no module excludes.

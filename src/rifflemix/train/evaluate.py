@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,16 @@ from rifflemix.train.data import (
     to_device,
 )
 from rifflemix.train.engine import Engine
-from rifflemix.train.protocols import Batch, Summarises, TrainableTask
+from rifflemix.train.protocols import Batch, MeasuresWriting, Summarises, TrainableTask
 from rifflemix.train.results import TrainingDiverged
 from rifflemix.train.seeds import derive_seed, rng_state, seed_everything, set_rng_state
 
 _NOISE = 3  # purpose of the derived seed
-_OPTIONS = ("key_padding_mask", "decoder_inputs")
+_OPTIONS = ("key_padding_mask", "decoder_inputs", "distances", "path_edges")
 
 
 def run_model(model: nn.Module, batch: Batch) -> Tensor:
-    """Outputs of `model` for a batch; masks and decoder inputs are passed where it has them."""
+    """Outputs of `model` for a batch: inputs, and what of `_OPTIONS` the batch has."""
     options = {name: batch[name] for name in _OPTIONS if name in batch}
     outputs: Tensor = model(batch["inputs"], **options)
     return outputs
@@ -76,16 +76,30 @@ def _sum_metrics(
     order = EvaluationOrder(len(split), size, engine.rank, engine.processes)
     sums: dict[str, tuple[float, float]] = {}
     batches = load_batches(task, split, order, config, engine.device)
+    measure = _measurement(engine, model, task, split_name)
     for indices, counts, cpu_batch in zip(order.batches, order.counts, batches, strict=True):
         if should_stop():
             return None
         check_finite(cpu_batch, indices, split_name)
         batch = to_device(cpu_batch, engine.device)
-        for name, (value, count) in task.metrics(run_model(model, batch), batch).items():
+        for name, (value, count) in measure(batch).items():
             total, seen = sums.get(name, (0.0, 0.0))
             sums[name] = (total + counts * float(value), seen + counts * count)
     flat = engine.total([number for pair in sums.values() for number in pair])
     return dict(zip(sums, zip(flat[::2], flat[1::2], strict=True), strict=True))
+
+
+def _measurement(
+    engine: Engine, model: nn.Module, task: TrainableTask, split_name: str
+) -> Callable[[Batch], Mapping[str, tuple[float, int]]]:
+    """What gives the metrics of a batch."""
+    if split_name != "test" or engine.is_sharded or not isinstance(task, MeasuresWriting):
+        return lambda batch: task.metrics(run_model(model, batch), batch)
+    writer, writing_metrics = engine.accelerator.unwrap_model(model), task.writing_metrics
+    return lambda batch: {
+        **task.metrics(run_model(model, batch), batch),
+        **writing_metrics(writer, batch),
+    }
 
 
 def _means(

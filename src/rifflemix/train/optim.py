@@ -1,4 +1,4 @@
-"""Adam and AdamW, and which parameters they decay."""
+"""Adam, AdamW and SGD, and which parameters they decay."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from rifflemix.errors import bad_argument
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.protocols import ExcludesDecay
 
-_OPTIMIZERS: dict[str, type[Adam]] = {"adamw": AdamW, "adam": Adam}
+_ADAMS: dict[str, type[Adam]] = {"adamw": AdamW, "adam": Adam}
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,29 @@ def build_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = Fals
         )
         if names
     ]
-    return _OPTIMIZERS[config.optimizer](
+    if config.optimizer == "sgd":
+        return SGD(options, lr=config.lr, momentum=config.betas[0], fused=fused or None)
+    return _ADAMS[config.optimizer](
         options, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused or None
     )
 
 
 def set_rates(optimizer: Optimizer, lr: float, beta1: float) -> None:
-    """Set learning rate and beta1 of the next update."""
+    """Set learning rate and beta1 (of SGD: the momentum) of the next update."""
     for group in optimizer.param_groups:
         group["lr"] = lr
-        group["betas"] = (beta1, group["betas"][1])
+        if "betas" in group:
+            group["betas"] = (beta1, group["betas"][1])
+        else:
+            group["momentum"] = beta1
 
 
 @torch.no_grad()
 def allocate_state(optimizer: Optimizer) -> None:
     """Give every parameter its moments, zero, and its update count, zero.
 
-    Adam makes them at a parameter's first gradient. Made beforehand they change no update, and a
-    parameter without gradients so far is restored as exactly as any other.
+    Optimisers make them at a parameter's first gradient. Made beforehand they change no update,
+    and a parameter without gradients so far is restored as exactly as any other.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
@@ -85,7 +90,7 @@ def allocate_state(optimizer: Optimizer) -> None:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     for state in optimizer.state.values():
-        for tensor in state.values():  # moments too: Adam adds its decay to the zero gradient
+        for tensor in state.values():  # moments too: decay may be added to the zero gradient
             tensor.zero_()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate

@@ -26,7 +26,8 @@ class TrainableTask(Protocol):
     A batch is a dict with "inputs" (B, N) int64 or (B, N, F) float32, whatever `loss` and
     `metrics` need, and, where the task pads, "key_padding_mask" (B, N) bool, True = padding.
     The model is called as `model(batch["inputs"], key_padding_mask=mask or absent)`; where a batch
-    holds "decoder_inputs" (B, M) int64, what a decoder reads, with `decoder_inputs=` as well.
+    holds "decoder_inputs" (B, M) int64, what a decoder reads, with `decoder_inputs=` as well; of
+    graphs, with `distances=` (B, N, N) and `path_edges=` (B, N, N, L, E).
     """
 
     @property
@@ -59,7 +60,7 @@ class TrainableTask(Protocol):
         """Mean loss over the batch, a float32 scalar."""
 
     def metrics(self, outputs: Tensor, batch: Batch, /) -> Mapping[str, tuple[float, int]]:
-        """Metric name -> (sum, count); with what `Summarises` adds, at least "loss" and `metric`."""
+        """Metric name -> (sum, count); at least "loss" and, if not summarised, `metric`."""
 
     def fingerprint(self) -> str:
         """Hash of the data and the options."""
@@ -79,6 +80,18 @@ class Summarises(Protocol):
 
     def summarise(self, means: Mapping[str, float], /) -> Mapping[str, float]:
         """More metrics, from the mean of each metric over a whole split."""
+
+
+@runtime_checkable
+class MeasuresWriting(Protocol):
+    """A task that judges sequences which a model writes by itself.
+
+    On the test split only, since writing takes a step a token, and not where the model is sharded
+    over processes, which would have to write equally long.
+    """
+
+    def writing_metrics(self, model: Any, batch: Batch, /) -> Mapping[str, tuple[float, int]]:
+        """Metric name -> (sum, count), as `TrainableTask.metrics`."""
 
 
 @runtime_checkable

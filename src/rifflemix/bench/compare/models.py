@@ -12,7 +12,7 @@ from rifflemix.bench.compare.config import CompareConfig, is_generative
 from rifflemix.bench.measure import peak_memory
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, list_mixers
-from rifflemix.models import create_model
+from rifflemix.models import create_model, model_settings
 from rifflemix.tasks import Task
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer

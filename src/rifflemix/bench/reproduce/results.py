@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,12 @@ from rifflemix.train import TrainResult
 
 FORMAT = "rifflemix.reproduce/1"
 
+# What a report reads.
+_ENTRIES = (
+    "recipe", "seed", "ours", "validation", "steps", "steps_planned", "parameters",
+    "steps_per_second", "utilisation", "peak_memory_bytes", "result",
+)  # fmt: skip
+
 
 def results_of(
     recipe: Recipe,
@@ -30,10 +36,11 @@ def results_of(
     """The whole of results.json.
 
     "ours" is the test value of the weights that the validation split chose, in the unit of the
-    printed number, and None until the run is finished. "difference" is ours minus the printed.
+    printed number, and None until the run is finished; "validation" is the same number of the
+    same weights there. "difference" is ours minus the printed.
     """
-    ours = None if result.test is None else recipe.shown(result.test[recipe.metric])
-    chosen = None if result.best_value is None else recipe.shown(result.best_value)
+    ours = _in_unit(recipe, result.test or {})
+    chosen = _of_best(recipe, result)
     place = environment()
     is_known = ours is not None and recipe.printed is not None
     return {
@@ -68,8 +75,11 @@ def results_of(
 def load_results(places: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:
     """Every reproduction's results in files and, however deep, in folders; sorted by path.
 
+    Of files with the same content, copies of one run, only the first counts.
+
     Raises:
-        InputError: a place does not exist, or a file named is not a reproduction's.
+        InputError: a place does not exist, a file named is not a reproduction's, or a
+            reproduction's is not whole.
     """
     found: dict[Path, dict[str, Any]] = {}
     for place in places:
@@ -85,7 +95,11 @@ def load_results(places: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:
             found[place] = result
         else:
             raise InputError(f"no results at {place}: expected a file or a folder")
-    return sorted(found.items())
+    different: list[tuple[Path, dict[str, Any]]] = []
+    for path, result in sorted(found.items()):
+        if not any(result == other for _, other in different):
+            different.append((path, result))
+    return different
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -93,8 +107,23 @@ def _read(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    is_ours = isinstance(value, dict) and value.get("format") == FORMAT
-    return value if is_ours else None
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        return None
+    for entry in _ENTRIES:
+        if entry not in value:
+            raise InputError(f"{path} is damaged: expected an entry {entry!r}, got none")
+    return value
+
+
+def _of_best(recipe: Recipe, result: TrainResult) -> float | None:
+    """The recipe's metric, which need not be the one that chooses, at the best evaluation."""
+    at_best = [entry for entry in result.validation if entry["step"] == result.best_step]
+    return _in_unit(recipe, at_best[0]) if at_best else None
+
+
+def _in_unit(recipe: Recipe, metrics: Mapping[str, float]) -> float | None:
+    """The recipe's metric; some are measured on the test split only, or in one process only."""
+    return recipe.shown(metrics[recipe.metric]) if recipe.metric in metrics else None
 
 
 def _is_reduced(recipe: Recipe, result: TrainResult) -> bool:

@@ -17,7 +17,7 @@ from rifflemix.bench.compare.run import OnStatus, ShouldStop, StatusFeed, using_
 from rifflemix.bench.reproduce.results import results_of
 from rifflemix.bench.reproduce.utilisation import Utilisation, utilisation
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import write_json
+from rifflemix.files import read_json, write_json
 from rifflemix.models import Model, create_model, model_settings
 from rifflemix.recipes import Recipe
 from rifflemix.tasks import Task, load_task

@@ -1,0 +1,76 @@
+"""Smooth drawing of dashes and discs into many small gray images at once."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+_PIXELS_AT_ONCE = 1 << 22
+
+
+def draw_images(
+    dashes: Floats, discs: Floats, *, size: int, thickness: float, radius: float, contrast: float
+) -> NDArray[np.uint8]:
+    """Gray images of dashes and discs; a pixel is as bright as the part of it that is covered.
+
+    Args:
+        dashes: (S, T, 2, 2) both ends of each dash, round caps included, as x and y in pixels.
+        discs: (S, D, 2) their middles.
+        size: height and width of the images.
+        thickness: of a dash.
+        radius: of a disc.
+        contrast: brightness of a dash; that of a disc is 1.
+
+    Returns:
+        (S, size, size) uint8, black 0 and white 255.
+    """
+    images = np.empty((len(dashes), size, size), dtype=np.uint8)
+    step = max(1, _PIXELS_AT_ONCE // size**2)
+    for start in range(0, len(dashes), step):
+        part = slice(start, start + step)
+        light = contrast * _light(_shortened(dashes[part], thickness / 2), thickness / 2, size)
+        light += _light(np.repeat(discs[part, :, None], 2, axis=2), radius, size)
+        images[part] = np.minimum(light * 255 + 0.5, 255).reshape(-1, size, size)
+    return images
+
+
+def _shortened(dashes: Floats, radius: float) -> Floats:
+    """The middle lines of dashes whose round caps end where the dashes do."""
+    middle = dashes.mean(axis=2, keepdims=True)
+    half = dashes - middle
+    length = np.sqrt(np.square(half).sum(axis=-1, keepdims=True))
+    shortened: Floats = middle + half * np.maximum(1 - np.float32(radius) / length, 0)
+    return shortened
+
+
+def _light(segments: Floats, radius: float, size: int) -> NDArray[np.float64]:
+    """Covered part of each pixel (S * size * size,) by segments (S, T, 2, 2) of this radius."""
+    count = len(segments)
+    ends = segments.reshape(-1, 1, 1, 2, 2)
+    reach = radius + 0.5
+    # Every segment is drawn in a square of pixels that has room for the longest.
+    extent = float(np.abs(ends[..., 0, :] - ends[..., 1, :]).max(initial=0))
+    side = math.ceil(extent + 2 * reach) + 1
+    corner = np.floor(ends.min(axis=3) - np.float32(reach)).astype(np.int64)
+    pixels = corner + np.stack(np.meshgrid(np.arange(side), np.arange(side)), axis=-1)
+    cover = np.clip(np.float32(reach) - _distance(pixels + np.float32(0.5), ends), 0, 1)
+    image = np.repeat(np.arange(count), segments.shape[1])[:, None, None]
+    place = (image * size + pixels[..., 1]) * size + pixels[..., 0]
+    drawn = (cover > 0) & ((pixels >= 0) & (pixels < size)).all(axis=-1)
+    total = np.bincount(place[drawn], weights=cover[drawn], minlength=count * size * size)
+    return np.asarray(total, dtype=np.float64)
+
+
+def _distance(points: Floats, ends: Floats) -> Floats:
+    """Distance of points (M, P, P, 2) from segments (M, 1, 1, 2, 2)."""
+    points = points.astype(np.float32)
+    start, along = ends[..., 0, :], ends[..., 1, :] - ends[..., 0, :]
+    offset = points - start
+    square = np.maximum(np.square(along).sum(axis=-1), np.float32(1e-12))
+    part = np.clip((offset * along).sum(axis=-1) / square, 0, 1)
+    distance: Floats = np.sqrt(np.square(offset - part[..., None] * along).sum(axis=-1))
+    return distance

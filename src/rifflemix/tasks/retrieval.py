@@ -1,0 +1,289 @@
+"""Document retrieval: does one paper cite the other? (The Long Range Arena's Retrieval task.)"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rifflemix.errors import InputError
+from rifflemix.tasks.base import (
+    SPLITS,
+    Progress,
+    Request,
+    Task,
+    TaskCard,
+    TaskStatus,
+    check_integer,
+    content_order,
+)
+from rifflemix.tasks.files import (
+    Array,
+    Arrays,
+    Source,
+    damaged,
+    load_source,
+    missing_data,
+    reading,
+    source_folder,
+    source_status,
+    stat_key,
+)
+from rifflemix.tasks.packed import PackedRows, pack, packed_rows
+
+_TSV = {
+    "train": "new_aan_pairs.train.tsv",
+    "validation": "new_aan_pairs.eval.tsv",
+    "test": "new_aan_pairs.test.tsv",
+}
+_PLACES = (".", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")
+_DOCUMENTS = "aan_docs.jsonl.xz"
+_PAIRS = {
+    "train": "aan_pairs.train.tsv",
+    "validation": "aan_pairs.valid.tsv",
+    "test": "aan_pairs.test.tsv",
+}
+_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
+_PAD_AND_BYTES = 257
+
+Pair = tuple[bytes, bytes, int]
+"""Both documents and the label."""
+
+
+class Retrieval:
+    """Pairs of papers, one token a byte."""
+
+    card: ClassVar[TaskCard] = TaskCard(
+        name="retrieval",
+        title="Retrieval",
+        source=(
+            "ACL Anthology Network (Radev et al., 2013), paired for the Long Range Arena (Tay et "
+            "al., 2021)"
+        ),
+        licence="CC BY (ACL Anthology)",
+        description=(
+            "Pairs of papers as UTF-8 bytes (byte b is token b + 1, 0 is padding); label 1 where "
+            "one cites the other. Each paper is cut to its first max_length bytes. Read from the "
+            "Long Range Arena's new_aan_pairs.*.tsv (label, two ids, two texts), or from "
+            f"{_DOCUMENTS} (lines of an id and a text) with aan_pairs.*.tsv (label, two ids)."
+        ),
+        needs_data=True,
+        options={"max_length": 4000},
+    )
+
+    def load(self, request: Request) -> Task:
+        """The task, decoded to the cache when first read."""
+        max_length = check_integer(request.options, "max_length", 1)
+        source = self._source(request.data_dir)
+        arrays = load_source(self.card, source, request.progress)
+        documents = packed_rows(arrays)
+        splits = {
+            name: PairSplit(
+                documents, arrays[f"{name}_pairs"], arrays[f"{name}_labels"], max_length
+            )
+            for name in SPLITS
+        }
+        return Task(
+            name=self.card.name,
+            options=dict(request.options),
+            input_kind="tokens",
+            vocab_size=_PAD_AND_BYTES,
+            num_features=None,
+            num_classes=2,
+            max_length=max_length,
+            padding=True,
+            split_note="validation is the data's own",
+            data_source=source.description,
+            splits=splits,
+            num_sequences=2,
+        )
+
+    def status(self, data_dir: Path | None) -> TaskStatus:
+        """What is found in `data_dir`."""
+        if data_dir is None:
+            return TaskStatus(self.card.name, False, "give --data-dir")
+        return source_status(self.card, _find(data_dir), data_dir)
+
+    def prepared(self, request: Request) -> Path:
+        """The folder of decoded papers."""
+        return source_folder(self.card, self._source(request.data_dir))
+
+    def _source(self, data_dir: Path | None) -> Source:
+        source = _find(data_dir) if data_dir else None
+        if source is None:
+            raise missing_data(
+                self.card,
+                data_dir,
+                (" with ".join(_TSV.values()), " with ".join((_DOCUMENTS, *_PAIRS.values()))),
+                "new_aan_pairs.*.tsv of the Long Range Arena from "
+                "https://github.com/google-research/long-range-arena",
+            )
+        return source
+
+
+@dataclass(frozen=True, eq=False)
+class PairSplit:
+    """Pairs of documents.
+
+    Attributes:
+        documents: each once.
+        pairs: (M, 2) places in `documents`.
+        labels: (M,) uint8.
+        max_length: longer documents are cut to it.
+    """
+
+    documents: PackedRows
+    pairs: Array
+    labels: Array
+    max_length: int
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self.labels.values)
+
+    def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], int]:
+        """Token ids of both documents, (N1,) and (N2,) int64, and the label."""
+        first, second = (self._tokens(int(place)) for place in self.pairs.values[index])
+        return (first, second), int(self.labels.values[index])
+
+    def digest(self) -> bytes:
+        """Hash of the pairs' documents and labels, in order."""
+        known: dict[int, bytes] = {}
+        total = hashlib.blake2b(digest_size=16)
+        for pair, label in zip(self.pairs.values.tolist(), self.labels.values, strict=True):
+            for place in pair:
+                if place not in known:
+                    row = self.documents.row(place)[: self.max_length]
+                    known[place] = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+                total.update(known[place])
+            total.update(bytes([label]))
+        return total.digest()
+
+    def _tokens(self, place: int) -> Tensor:
+        row = self.documents.row(place)[: self.max_length]
+        return torch.from_numpy(row.astype(np.int64) + 1)
+
+
+def _find(data_dir: Path) -> Source | None:
+    for place in _PLACES:
+        paths = {split: data_dir / place / name for split, name in _TSV.items()}
+        if _all_or_none(list(paths.values())):
+            key = stat_key(paths.values())
+            return Source("new_aan_pairs.*.tsv", key, partial(_decode_tsv, paths))
+    paths = {split: data_dir / name for split, name in _PAIRS.items()}
+    documents = data_dir / _DOCUMENTS
+    if _all_or_none([documents, *paths.values()]):
+        return Source(
+            f"{_DOCUMENTS} and aan_pairs.*.tsv",
+            stat_key([documents, *paths.values()]),
+            partial(_decode_documents, documents, paths),
+            "not the Long Range Arena's pairs",
+        )
+    return None
+
+
+def _all_or_none(paths: list[Path]) -> bool:
+    """Whether all files are there; raises where only some are."""
+    absent = [path for path in paths if not path.is_file()]
+    if absent and len(absent) < len(paths):
+        raise InputError(f"{absent[0]}: the file is missing, its companions are there")
+    return not absent
+
+
+def _decode_tsv(paths: Mapping[str, Path], progress: Progress) -> Arrays:
+    return _pack({split: _read_tsv(path, progress) for split, path in paths.items()})
+
+
+def _read_tsv(path: Path, progress: Progress) -> Iterator[Pair]:
+    for number, fields in _tsv_lines(path, 5, progress):
+        label, _, _, first, second = fields
+        yield _checked(path, number, label, first, second)
+
+
+def _decode_documents(documents: Path, paths: Mapping[str, Path], progress: Progress) -> Arrays:
+    texts = _read_documents(documents, progress)
+    return _pack({split: _read_pairs(path, texts, progress) for split, path in paths.items()})
+
+
+def _read_documents(path: Path, progress: Progress) -> dict[bytes, bytes]:
+    progress(f"decoding {path.name}", 0, None)
+    texts: dict[bytes, bytes] = {}
+    with reading(path), lzma.open(path, "rt", encoding="utf-8", newline="\n") as stream:
+        for number, line in enumerate(stream, start=1):
+            fields = json.loads(line)
+            if not (isinstance(fields, list) and [type(f) for f in fields] == [str, str]):
+                raise damaged(path, f"line {number} is not [id, text]")
+            if fields[0].encode() in texts:
+                raise damaged(path, f"line {number}: paper {fields[0]} is there twice")
+            texts[fields[0].encode()] = fields[1].encode()
+    return texts
+
+
+def _read_pairs(path: Path, texts: Mapping[bytes, bytes], progress: Progress) -> Iterator[Pair]:
+    for number, (label, *names) in _tsv_lines(path, 3, progress):
+        for name in names:
+            if name not in texts:
+                raise damaged(
+                    path, f"line {number}: no paper {name.decode(errors='replace')} is known"
+                )
+        yield _checked(path, number, label, texts[names[0]], texts[names[1]])
+
+
+def _tsv_lines(path: Path, count: int, progress: Progress) -> Iterator[tuple[int, list[bytes]]]:
+    """Number and fields of each line, which has to have `count` of them."""
+    with reading(path), path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if number % 1000 == 0:
+                progress(f"reading {path.name}", number, None)
+            fields = line.rstrip(b"\r\n").split(b"\t")
+            if len(fields) != count:
+                raise damaged(path, f"line {number} has {len(fields)} fields, expected {count}")
+            yield number, fields
+
+
+def _checked(path: Path, number: int, label: bytes, first: bytes, second: bytes) -> Pair:
+    value = _LABELS.get(label.decode(errors="replace"))
+    if value is None:
+        raise damaged(path, f"line {number}: label {label[:20]!r}, expected 0 or 1")
+    if not first or not second:
+        raise damaged(path, f"line {number}: a text is empty")
+    return first, second, value
+
+
+def _pack(parts: Mapping[str, Iterator[Pair]]) -> Arrays:
+    """Every document once, and for each split the places of its pairs, classes mixed."""
+    places: dict[bytes, int] = {}
+    arrays: Arrays = {}
+    for split, rows in parts.items():
+        pairs: list[tuple[int, int]] = []
+        labels: list[int] = []
+        keys: list[bytes] = []
+        for first, second, label in rows:
+            pair = tuple(places.setdefault(text, len(places)) for text in (first, second))
+            pairs.append((pair[0], pair[1]))
+            labels.append(label)
+            keys.append(_key(first) + _key(second))
+        if not labels:
+            raise InputError(f"task retrieval: there are no {split} pairs")
+        order = content_order(keys, "retrieval: order")
+        arrays[f"{split}_pairs"] = np.array(pairs, dtype=np.int64)[order]
+        arrays[f"{split}_labels"] = _labels(labels)[order]
+    return {**arrays, **pack((text, 0) for text in places)}
+
+
+def _key(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def _labels(labels: list[int]) -> NDArray[np.uint8]:
+    return np.array(labels, dtype=np.uint8)

@@ -1,0 +1,214 @@
+"""Images made in pieces by several processes: each piece whole or absent, kept for all runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from rifflemix.errors import InputError
+from rifflemix.files import locked, make_folder
+from rifflemix.tasks.base import Progress, Sample
+from rifflemix.tasks.files import Array, cannot_keep, load_arrays, store_arrays
+
+_SHARD = 1000
+_WAIT_SECONDS = 0.5
+
+
+class ImageMaker(Protocol):
+    """Makes any of a list of images; pickles into other processes."""
+
+    def __call__(self, first: int, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Images (count, height, width) and labels (count,) from number `first` on."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedImages:
+    """Gray images as tokens, from several arrays that are counted through as if they were one.
+
+    Attributes:
+        images: arrays (M, height, width) uint8; all but the last are equally long.
+        labels: arrays (M,) uint8.
+        rows: which images belong to the split, in order.
+    """
+
+    images: tuple[Array, ...]
+    labels: tuple[Array, ...]
+    rows: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        """The pixels (N,) int64, rows first, and the label."""
+        shard, place = divmod(int(self.rows[index]), len(self.images[0].values))
+        pixels = self.images[shard].values[place].reshape(-1).astype(np.int64)
+        return torch.from_numpy(pixels), int(self.labels[shard].values[place])
+
+    def digest(self) -> bytes:
+        """Hash of the split's pixels and labels, in order."""
+        total = hashlib.blake2b(digest_size=16)
+        length = len(self.images[0].values)
+        for row in self.rows.tolist():
+            shard, place = divmod(row, length)
+            total.update(self.images[shard].values[place].tobytes())
+            total.update(bytes([self.labels[shard].values[place]]))
+        return total.digest()
+
+
+def prepare_shards(
+    folder: Path, make: ImageMaker, count: int, progress: Progress, what: str
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Images and labels number 0 to `count` - 1, mapped from `folder`; missing ones are made.
+
+    Another process that makes the same images is waited for. After a kill, whole shards are
+    kept.
+
+    Args:
+        folder: holds nothing but shards of this maker.
+        make: what makes the images.
+        count: how many are wanted; others may ask for more or fewer.
+        progress: told how many there are.
+        what: tells the progress what is done.
+
+    Raises:
+        InputError: the folder cannot be written, the disk is full, or as `make`.
+    """
+    shards = [
+        _Shard(folder, start, min(_SHARD, count - start)) for start in range(0, count, _SHARD)
+    ]
+    pairs = [shard.load() for shard in shards]
+    if None in pairs:
+        make_folder(folder)
+        with waiting_for(folder, progress, what):
+            _make_missing(shards, make, progress, what)
+        pairs = [shard.load() for shard in shards]
+    found = [pair for pair in pairs if pair is not None]
+    if len(found) < len(shards):
+        raise InputError(f"{folder} lost what was just written to it; is something deleting there?")
+    images, labels = zip(*found, strict=True)
+    return images, labels
+
+
+def _make_missing(shards: list[_Shard], make: ImageMaker, progress: Progress, what: str) -> None:
+    count = sum(shard.count for shard in shards)
+    missing = [shard for shard in shards if shard.load() is None]
+    done = count - sum(shard.count for shard in missing)
+    progress(what, done, count)
+    for error, shard in zip(_run(missing, make), missing, strict=True):
+        if error:
+            raise InputError(error)
+        done += shard.count
+        progress(what, done, count)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """Images `start` to `start + count - 1`."""
+
+    folder: Path
+    start: int
+    count: int
+
+    def stored(self) -> Path | None:
+        """Where it is; the last one may be the head of a longer one that others asked for."""
+        for path in self.folder.glob(f"{self._number}-*"):
+            if int(path.name.rpartition("-")[2]) >= self.count:
+                return path
+        return None
+
+    def load(self) -> tuple[Array, Array] | None:
+        """Images and labels; None where there are none, or they are damaged."""
+        path = self.stored()
+        arrays = load_arrays(path) if path else None
+        return (arrays["images"], arrays["labels"]) if arrays else None
+
+    def make(self, make: ImageMaker) -> str:
+        """Make and keep it; returns what went wrong, in one sentence."""
+        try:
+            images, labels = make(self.start, self.count)
+            arrays = {"images": images, "labels": labels}
+            store_arrays(self.folder / f"{self._number}-{self.count:04d}", arrays)
+        except InputError as error:
+            return str(error)
+        except OSError as error:
+            return str(cannot_keep(self.folder, error))
+        return ""
+
+    @property
+    def _number(self) -> str:
+        return f"{self.start // _SHARD:05d}"
+
+
+class _Work(Dataset[str]):
+    """Shards to be made; taking one makes it, and gives what went wrong."""
+
+    def __init__(self, shards: list[_Shard], make: ImageMaker) -> None:
+        self._shards, self._make = shards, make
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, index: int) -> str:
+        return self._shards[index].make(self._make)
+
+
+def _run(shards: list[_Shard], make: ImageMaker) -> Iterator[str]:
+    """Make all shards, in as many processes as there are cores; one alone is made in this one."""
+    workers = min(len(shards), _cores()) if len(shards) > 1 else 0
+    # torch's loader ends its processes with this one, however that ends.
+    loader = DataLoader(
+        _Work(shards, make),
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=1 if workers else None,
+        worker_init_fn=_leave_interrupts_to_parent if workers else None,
+    )
+    return iter(loader)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _leave_interrupts_to_parent(_: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def waiting_for(folder: Path, progress: Progress, what: str) -> Iterator[None]:
+    """Hold a folder; while another process does, wait."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(folder))
+                break
+            except InputError:
+                progress(f"{what}, waiting for another process that does so", 0, None)
+                time.sleep(_WAIT_SECONDS)
+        yield
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raise unless `needed` bytes fit on the disk of `folder`."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(nearest).free
+    if needed > free:
+        raise InputError(
+            f"{folder} needs {needed / 1e9:.1f} GB, but its disk has only {free / 1e9:.1f} GB "
+            "free; ask for fewer samples, or set RIFFLEMIX_CACHE to a folder on a larger disk"
+        )

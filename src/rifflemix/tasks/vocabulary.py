@@ -1,0 +1,202 @@
+"""Text as token ids: bytes, characters, words, or byte-level BPE."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rifflemix.errors import InputError, bad_argument, check_choice
+
+LEVELS = ("byte", "character", "word", "bpe")
+
+Ids = NDArray[np.int32]
+
+_UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+_UNKNOWN_WORD = "<unk>"
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Token ids and the bytes of text that each stands for.
+
+    Attributes:
+        level: "byte"; "character"; "word", words between white space and an end of every line; or
+            "bpe", byte pair encoding.
+        pieces: bytes of each token, of a word with the space behind it.
+        merges: the BPE tokeniser in the JSON format of the `tokenizers` library; else empty.
+    """
+
+    level: str
+    pieces: tuple[bytes, ...]
+    merges: str = ""
+
+    def __len__(self) -> int:
+        """Number of token ids."""
+        return len(self.pieces)
+
+    def encode(self, text: str) -> Ids:
+        """Token ids (N,) of a text.
+
+        Raises:
+            InputError: a character or word that the vocabulary has no id for.
+        """
+        if self.level == "byte":
+            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+        if self.level == "bpe":
+            # Line by line: a tokeniser keeps a record of every byte of what it is given at once.
+            lines = (self._tokenizer.encode(line).ids for line in text.splitlines(keepends=True))
+            return np.fromiter((token for line in lines for token in line), dtype=np.int32)
+        unknown = self._ids.get(_UNKNOWN_WORD if self.level == "word" else _UNKNOWN_CHARACTER)
+        instead = -1 if unknown is None else unknown
+        units = _units(self.level, text)
+        ids = np.fromiter((self._ids.get(unit, instead) for unit in units), dtype=np.int32)
+        if (ids < 0).any():
+            unit = next(u for u in _units(self.level, text) if u not in self._ids)
+            raise bad_argument("text", f"{self.level}s of the training text", repr(unit))
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids; bytes that are no UTF-8 become replacement characters."""
+        return b"".join(self.pieces[index] for index in ids).decode(errors="replace")
+
+    @functools.cached_property
+    def num_bytes(self) -> NDArray[np.int64]:
+        """(V,) bytes of each token."""
+        return np.array([len(piece) for piece in self.pieces], dtype=np.int64)
+
+    @functools.cached_property
+    def num_characters(self) -> NDArray[np.int64]:
+        """(V,) characters that begin in each token."""
+        starts = (sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self.pieces)
+        return np.fromiter(starts, dtype=np.int64, count=len(self.pieces))
+
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        cut = -1 if self.level == "word" else None
+        names = (piece if piece == b"\n" else piece[:cut] for piece in self.pieces)
+        return {name.decode(): index for index, name in enumerate(names)}
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        return _tokenizers().Tokenizer.from_str(self.merges)
+
+
+def build_vocabulary(
+    level: str, train: str, others: Sequence[str] = (), *, bpe_size: int = 4096, tokenizer: str = ""
+) -> Vocabulary:
+    """The vocabulary of a training text.
+
+    Args:
+        level: one of `LEVELS`.
+        train: the text that it is built from: its characters in order, its words by frequency,
+            or all bytes and its most frequent pairs.
+        others: texts that must be encodable: where they hold what `train` does not, an unknown
+            character or word joins the vocabulary.
+        bpe_size: most token ids of a BPE vocabulary.
+        tokenizer: a byte-level BPE in the `tokenizers` library's JSON format (such as GPT-2's)
+            in place of a new one.
+
+    Raises:
+        InputError: an unknown level, a file that is no byte-level BPE, or a missing library.
+    """
+    check_choice("level", level, LEVELS)
+    if level == "byte":
+        return Vocabulary(level, tuple(bytes([value]) for value in range(256)))
+    if level == "bpe":
+        return _bpe(_read_merges(tokenizer) if tokenizer else _train_merges(train, bpe_size))
+    counts = Counter(_units(level, train))
+    if level == "character":
+        units, unknown = sorted(counts), _UNKNOWN_CHARACTER
+    else:
+        units, unknown = sorted(counts, key=lambda word: (-counts[word], word)), _UNKNOWN_WORD
+    if unknown not in counts and any(
+        unit not in counts for text in others for unit in _units(level, text)
+    ):
+        units.append(unknown)
+    space = b" " if level == "word" else b""
+    return Vocabulary(level, tuple(u.encode() + (space if u != "\n" else b"") for u in units))
+
+
+def _units(level: str, text: str) -> Iterable[str]:
+    return _words(text) if level == "word" else text
+
+
+def _words(text: str) -> Iterator[str]:
+    """The words of each line, and a line feed for its end."""
+    *lines, rest = text.split("\n")
+    for line in lines:
+        yield from line.split()
+        yield "\n"
+    yield from rest.split()
+
+
+def _train_merges(text: str, size: int) -> str:
+    library = _tokenizers()
+    if size < 257:
+        raise bad_argument("bpe_size", "at least 257: all bytes and a pair", size)
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    return str(tokenizer.to_str())
+
+
+def _read_merges(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise bad_argument("tokenizer", "a JSON file", repr(path), str(error)) from error
+
+
+def _bpe(merges: str) -> Vocabulary:
+    expected = "a byte-level BPE of the tokenizers library"
+    library = _tokenizers()
+    try:
+        ids = library.Tokenizer.from_str(merges).get_vocab()
+    except Exception as error:  # the library raises plain Exceptions
+        raise bad_argument("tokenizer", expected, "another file", str(error)) from error
+    byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
+    pieces: list[bytes | None] = [None] * len(ids)
+    for token, index in ids.items():
+        if index >= len(ids):
+            raise bad_argument("tokenizer", expected, f"a gap before id {index}")
+        # Special tokens are no sequences of bytes: they stand for no text.
+        known = all(character in byte_of for character in token)
+        pieces[index] = bytes(byte_of[c] for c in token) if known else b""
+    return Vocabulary("bpe", tuple(piece or b"" for piece in pieces), merges)
+
+
+def _byte_characters() -> list[str]:
+    """The character that stands for each byte in byte-level BPE.
+
+    Printable ones stand for themselves, the others for characters from U+0100 on.
+
+    Source: Radford et al. 2019, section 2.2, in the released tokeniser.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return [chr(b if b in printable else 0x100 + hidden.index(b)) for b in range(256)]
+
+
+def _tokenizers() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise InputError(
+            "level bpe needs the tokenizers library: pip install 'rifflemix[data]'"
+        ) from None
+    return tokenizers
