@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "rifflemix"
-EXTRAS = ("accelerate", "datasets", "timm", "transformers", "triton", "scipy", "rdkit", "sklearn")
+EXTRAS = (
+    "accelerate",
+    "datasets",
+    "timm",
+    "transformers",
+    "triton",
+    "scipy",
+    "rdkit",
+    "sklearn",
+    "tokenizers",
+)
 
 # A room may import itself, `errors`, `files`, and the rooms named here. Nothing imports `cli`.
 MAY_IMPORT: dict[str, set[str]] = {

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from fake_comparison import comparison, mixer, run, unfinished
 
+from rifflemix.bench.compare.results import summarise
+from rifflemix.report.html import html_report
 from rifflemix.report.notes import comparison_notes, softmax_note
 from rifflemix.report.table import (
     comparison_rows,
@@ -33,10 +35,11 @@ def test_rows_keep_the_order_of_the_registry() -> None:
 
 
 def test_markdown_is_one_well_formed_table() -> None:
+    rows = comparison_rows(comparison())
     lines = markdown_table(comparison(), ["a note"]).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 2 + 6
-    assert {line.count("|") for line in table} == {len(table_headers()) + 1}
+    assert {line.count("|") for line in table} == {len(table_headers(rows)) + 1}
     assert lines[-1] == "- a note"
 
 
@@ -146,3 +149,25 @@ def test_notes_own_up() -> None:
 
 def test_no_warning_for_one_machine() -> None:
     assert not any("do not compare" in note for note in comparison_notes(comparison()))
+
+
+def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
+    results = comparison(mixers=2, seeds=2)
+    for entry, values in zip(results["mixers"], ((41.5, 42.5), (39.0, 39.5)), strict=True):
+        scores = summarise(list(values))
+        entry["metric"] = {
+            "name": "perplexity",
+            "higher_is_better": False,
+            "test": scores,
+            "validation": scores,
+        }
+    rows = comparison_rows(results)
+    assert table_headers(rows)[2:5] == [
+        "Test perplexity",
+        "Validation perplexity",
+        "Test accuracy, %",
+    ]
+    first, second = table_cells(rows)
+    assert (first[2].text, first[2].best) == ("42 ± 0.7071", False)
+    assert (second[2].text, second[2].best) == ("39.25 ± 0.3536", True)
+    assert "Test perplexity" in html_report(results, [], b"")

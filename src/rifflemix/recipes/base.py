@@ -11,7 +11,9 @@ from rifflemix.models import model_settings
 from rifflemix.train import TrainConfig
 
 # Settings of models that are widths; `scaled` multiplies those that a model has.
-_WIDTHS = ("dim", "qkv_dim", "inner_dim", "mlp_dim", "hidden_dim", "z_dim", "head_dim")
+_WIDTHS = (
+    "dim", "qkv_dim", "inner_dim", "mlp_dim", "hidden_dim", "z_dim", "head_dim", "planes"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class Recipe:
         """The same with every width of the model times `width`, in whole heads.
 
         Raises:
-            InputError: not over 0 and at most 1.
+            InputError: not over 0 and at most 1, or the model has no such width.
         """
         if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width <= 1:
             raise bad_argument("scale", "a number over 0 and at most 1", repr(width))
@@ -97,6 +99,10 @@ class Recipe:
         inside = known.get("mixer_options") or {}
         if _smaller(inside, width, multiple):
             smaller["mixer_options"] = {**inside, **_smaller(inside, width, multiple)}
+        if not smaller:
+            raise bad_argument(
+                "scale", f"1 for {self.name}", width, f"model {self.model} has no width to scale"
+            )
         return replace(
             self, model_settings={**self.model_settings, **smaller}, width=self.width * width
         )
@@ -105,6 +111,12 @@ class Recipe:
         """JSON values."""
         values = asdict(replace(self, train=None))  # type: ignore[arg-type] # has its own to_dict
         return {**values, "notes": list(self.notes), "train": self.train.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+        """What `to_dict` gave."""
+        train = TrainConfig.from_dict(values["train"])
+        return cls(**{**values, "notes": tuple(values["notes"]), "train": train})
 
 
 def _smaller(settings: Mapping[str, Any], width: float, multiple: int) -> dict[str, Any]:

@@ -63,6 +63,56 @@ BASE: dict[str, TrainConfig] = {
 }
 """Training in the JAX code of the Long Range Arena; a row changes what it changes."""
 
+# Batch, updates and warm-up of the PyTorch code of Nystromformer, which Skyformer's repeats.
+_NYSTROM: dict[str, tuple[int, int, int]] = {
+    "listops": (32, 5_000, 1_000),
+    "text": (32, 20_000, 8_000),
+    "retrieval": (32, 30_000, 800),
+    "image": (256, 35_000, 175),
+    "pathfinder": (256, 62_400, 312),
+}
+NYSTROM_TRAIN: dict[str, TrainConfig] = {
+    task: TrainConfig(
+        max_steps=steps,
+        batch_size=batch,
+        warmup_steps=warmup,
+        lr=1e-4,
+        eps=1e-6,
+        schedule="one_cycle",
+        cycle_beta1=(0.95, 0.85),
+        eval_every=max(200, steps // 50),
+    )
+    for task, (batch, steps, warmup) in _NYSTROM.items()
+}
+"""Training in the PyTorch code of Nystromformer: one cycle of AdamW without decay."""
+
+# There the length is rounded up to a power of two, and the mean is taken over all of it.
+_NYSTROM_LENGTHS = {
+    "listops": 2048,
+    "text": 4096,
+    "retrieval": 4096,
+    "image": 1024,
+    "pathfinder": 1024,
+}
+
+
+def nystrom_settings(task: str) -> dict[str, Any]:
+    """Settings of `encoder` that make the host of that code, for one task."""
+    pairs = {"num_sequences": 2, "pair_mix": "concat_product_difference"}
+    return {
+        "dim": 64,
+        "num_layers": 2,
+        "num_heads": 2,
+        "mlp_ratio": 2.0,
+        "head_hidden": [128],
+        "dropout": 0.1,
+        "embedding_std": 0.02,
+        "pool": "length_mean",
+        "max_length": _NYSTROM_LENGTHS[task],
+        "vocab_size": {"listops": 16, "text": 257, "retrieval": 257}.get(task, 256),
+        **(pairs if task == "retrieval" else {}),
+    }
+
 
 @dataclass(frozen=True)
 class Size:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rifflemix.errors import unknown_name
-from rifflemix.recipes import csp, sliceformer
+from rifflemix.recipes import csp, dimension_mixer, sinkhorn, sliceformer, tost
 from rifflemix.recipes.base import Recipe
 
+_PAPERS = (csp, sliceformer, tost, dimension_mixer, sinkhorn)
 _RECIPES: dict[str, Callable[[], Recipe]] = {
-    name: make for paper in (csp, sliceformer) for name, make in paper.RECIPES.items()
+    name: make for paper in _PAPERS for name, make in paper.RECIPES.items()
 }
 
 

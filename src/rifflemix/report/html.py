@@ -55,14 +55,16 @@ def _head(title: str, results: Mapping[str, Any]) -> str:
 
 def _table(results: Mapping[str, Any]) -> str:
     body = []
-    last = len(table_headers()) - 1
-    for first, *cells in table_cells(comparison_rows(results)):
+    rows = comparison_rows(results)
+    headers = table_headers(rows)
+    last = len(headers) - 1
+    for first, *cells in table_cells(rows):
         columns = "".join(
             f"<td{cell_class(cell.best, text=index == last)}>{escape(cell.text)}</td>"
             for index, cell in enumerate(cells, start=1)
         )
         body.append(f'<tr><th scope="row">{escape(first.text)}</th>{columns}</tr>')
-    return table(table_headers(), body, "Bold: best of its column.", text_columns={last})
+    return table(headers, body, "Bold: best of its column.", text_columns={last})
 
 
 def _plot(results: Mapping[str, Any], plot: bytes) -> str:

@@ -117,8 +117,9 @@ def _seeds(results: Mapping[str, Any]) -> str:
 
 def _protocol(results: Mapping[str, Any]) -> str:
     protocol = results["protocol"]
+    metric = protocol.get("metric", "accuracy").replace("_", " ")
     return (
-        f"The {protocol['model_chosen_on']} split chose the weights (best accuracy there); the "
+        f"The {protocol['model_chosen_on']} split chose the weights (best {metric} there); the "
         f"test split chose nothing. Where it comes from: {protocol['split_note'].rstrip('.')}."
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 
@@ -53,7 +54,7 @@ def page(title: str, sections: Iterable[str]) -> str:
 
 def section(heading: str, body: str) -> str:
     """A section under a heading that a link can name."""
-    name = heading.lower().replace(",", "").replace(" ", "-")
+    name = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
     return (
         f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(heading)}</h2>{body}</section>'
     )

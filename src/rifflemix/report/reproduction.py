@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.report.bubbles import Bubble, bubble_chart
@@ -110,7 +111,8 @@ def _entries(found: Found) -> list[Entry]:
     groups: dict[str, dict[tuple[Any, ...], list[tuple[Path, Result]]]] = {}
     for path, run in found:
         recipe = run["recipe"]
-        reduction = (run["steps"], recipe["width"], recipe["train"]["batch_size"])
+        train = recipe["train"]
+        reduction = (train["max_steps"], run["steps"], recipe["width"], train["batch_size"])
         groups.setdefault(recipe["name"], {}).setdefault(reduction, []).append((path, run))
     entries = []
     for name in list_recipes():
@@ -118,6 +120,9 @@ def _entries(found: Found) -> list[Entry]:
         entries += [Entry(get_recipe(name), tuple(same)) for _, same in sorted(runs.items())] or [
             Entry(get_recipe(name))
         ]
+    for others in groups.values():
+        for _, same in sorted(others.items()):
+            entries.append(Entry(Recipe.from_dict(same[0][1]["recipe"]), tuple(same)))
     return entries
 
 
@@ -164,12 +169,8 @@ def _number(value: float | None, unit: str) -> str:
     return MISSING if value is None else f"{value:.2f} {unit}"
 
 
-def _signed(value: float | None) -> str:
-    return MISSING if value is None else f"{value:+.2f}"
-
-
 def _link(path: Path, out: Path) -> str:
-    return os.path.relpath(path.absolute(), out.absolute()).replace(os.sep, "/")
+    return quote(os.path.relpath(path.absolute(), out.absolute()).replace(os.sep, "/"))
 
 
 def _markdown(tables: Mapping[str, Sequence[Entry]], out: Path) -> str:
@@ -220,26 +221,38 @@ def _pictures(entries: Sequence[Entry]) -> str:
 
 
 def _column_pictures(name: str, entries: Sequence[Entry]) -> str:
-    names = [f"{entry.recipe.row}, {entry.runs[0][1]['steps']:,} steps" for entry in entries]
+    names = _labels(entries)
     curves = {
-        key: [
-            [(at["step"], entry.recipe.shown(at[entry.recipe.metric])) for at in _validation(run)]
-            for _, run in entry.runs
-        ]
+        key: [_validation_curve(entry.recipe, run) for _, run in entry.runs]
         for key, entry in zip(names, entries, strict=True)
     }
     unit = entries[0].recipe.unit
     heading = (
         f"<h3>{escape(name)}: validation {escape(entries[0].recipe.metric)}, {escape(unit)}</h3>"
     )
+    drawn = {key: lines for key, lines in curves.items() if any(lines)}
     bubbles = [bubble for bubble in map(_bubble, names, entries) if bubble is not None]
     chart = bubble_chart(name, unit, bubbles) if len(bubbles) > 1 else ""
-    return heading + panels({key: key for key in names}, curves) + chart
+    return heading + panels({key: key for key in drawn}, drawn) + chart if drawn or chart else ""
 
 
-def _validation(run: Result) -> Sequence[Mapping[str, float]]:
-    history: Sequence[Mapping[str, float]] = run["result"]["validation"]
-    return history
+def _labels(entries: Sequence[Entry]) -> list[str]:
+    """A name for each entry, no two alike: the row, how long it was trained, and if narrower."""
+    names: list[str] = []
+    for entry in entries:
+        first = entry.runs[0][1]
+        width = first["recipe"]["width"]
+        name = f"{entry.recipe.row}, {first['steps']:,} steps"
+        name += "" if width == 1 else f", width {width:g}"
+        again = sum(other == name or other.startswith(f"{name} (") for other in names)
+        names.append(f"{name} ({again + 1})" if again else name)
+    return names
+
+
+def _validation_curve(recipe: Recipe, run: Result) -> list[tuple[float, float]]:
+    """Step and value of every evaluation; none where the metric is the test split's only."""
+    history = run["result"]["validation"]
+    return [(at["step"], recipe.shown(at[recipe.metric])) for at in history if recipe.metric in at]
 
 
 def _bubble(name: str, entry: Entry) -> Bubble | None:

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rifflemix.report.units import format_bytes, format_count, format_percent, format_rate
+from rifflemix.report.units import SHARES, format_bytes, format_count, format_percent, format_rate
 
 BASELINE = "softmax"
 MISSING = "-"
@@ -18,21 +18,38 @@ MISSING = "-"
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy over seeds, in 0..1; `std` (n - 1) is None for a single seed."""
+    """A metric over seeds; `std` (n - 1) is None for a single seed.
+
+    A share (accuracy) is in 0..1 and shown in percent, anything else in four digits.
+    """
 
     mean: float
     std: float | None
     n: int
+    is_share: bool = True
 
     def __str__(self) -> str:
         """Percent: "98.77 ± 0.12"."""
-        spread = "" if self.std is None else f" ± {format_percent(self.std)}"
-        return f"{format_percent(self.mean)}{spread}"
+        spread = "" if self.std is None else f" ± {self._text(self.std)}"
+        return f"{self._text(self.mean)}{spread}"
 
     @property
     def shown(self) -> float:
         """The mean as printed, so that two mixers that print alike tie."""
-        return round(100 * self.mean, 2)
+        return float(self._text(self.mean))
+
+    def _text(self, value: float) -> str:
+        return format_percent(value) if self.is_share else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What chose the weights where that is not accuracy: its test and validation scores."""
+
+    name: str
+    higher_is_better: bool
+    test: Score | None
+    validation: Score | None
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,7 @@ class Row:
     validation: Score | None
     steps_per_second: float | None
     peak_memory_bytes: int | None
+    metric: Metric | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +97,7 @@ def comparison_rows(results: Mapping[str, Any]) -> list[Row]:
             validation=_score(mixer["validation"]),
             steps_per_second=mixer["steps_per_second"],
             peak_memory_bytes=mixer["peak_memory_bytes"],
+            metric=_metric(mixer.get("metric")),
         )
         for mixer in results["mixers"]
     ]
@@ -89,16 +108,17 @@ def baseline_row(rows: Iterable[Row]) -> Row | None:
     return next((row for row in rows if row.name == BASELINE), None)
 
 
-def table_headers() -> list[str]:
+def table_headers(rows: list[Row]) -> list[str]:
     """Column titles."""
-    return [column.header for column in _COLUMNS]
+    return [column.header for column in _columns(rows)]
 
 
 def table_cells(rows: list[Row]) -> list[list[Cell]]:
     """Cells of each row, the best value of each ranked column marked."""
     baseline = baseline_row(rows)
-    texts = [[column.show(row, baseline) for column in _COLUMNS] for row in rows]
-    marks = [_best(column, rows) for column in _COLUMNS]
+    columns = _columns(rows)
+    texts = [[column.show(row, baseline) for column in columns] for row in rows]
+    marks = [_best(column, rows) for column in columns]
     return [
         [Cell(text, best=marks[c][r]) for c, text in enumerate(row_texts)]
         for r, row_texts in enumerate(texts)
@@ -107,7 +127,7 @@ def table_cells(rows: list[Row]) -> list[list[Cell]]:
 
 def markdown_table(results: Mapping[str, Any], notes: Iterable[str]) -> str:
     """The whole of table.md: title, table, notes."""
-    headers = table_headers()
+    headers = table_headers(comparison_rows(results))
     lines = [
         f"# {results['task']['title']}",
         "",
@@ -126,7 +146,7 @@ def markdown_table(results: Mapping[str, Any], notes: Iterable[str]) -> str:
 def terminal_table(results: Mapping[str, Any]) -> Table:
     """The table for a terminal."""
     table = Table(box=SIMPLE_HEAD, title=Text(results["task"]["title"]))
-    headers = table_headers()
+    headers = table_headers(comparison_rows(results))
     for index, header in enumerate(headers):
         inner = 0 < index < len(headers) - 1
         table.add_column(header, justify="right" if inner else "left", overflow="fold")
@@ -135,10 +155,45 @@ def terminal_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def _score(summary: Mapping[str, Any] | None) -> Score | None:
+def _score(summary: Mapping[str, Any] | None, *, is_share: bool = True) -> Score | None:
     if summary is None:
         return None
-    return Score(mean=summary["mean"], std=summary["std"], n=summary["n"])
+    return Score(summary["mean"], summary["std"], summary["n"], is_share)
+
+
+def _metric(summary: Mapping[str, Any] | None) -> Metric | None:
+    if summary is None:
+        return None
+    is_share = summary["name"] in SHARES
+    test, validation = (
+        _score(summary[split], is_share=is_share) for split in ("test", "validation")
+    )
+    return Metric(summary["name"], summary["higher_is_better"], test, validation)
+
+
+def _columns(rows: list[Row]) -> tuple[_Column, ...]:
+    """With the metric that chose the weights in front, where that is not accuracy."""
+    metric = next((row.metric for row in rows if row.metric is not None), None)
+    if metric is None:
+        return _COLUMNS
+    name = metric.name.replace("_", " ") + (", %" if metric.name in SHARES else "")
+    own = (
+        _metric_column(f"{split.capitalize()} {name}", split, metric.higher_is_better)
+        for split in ("test", "validation")
+    )
+    return *_COLUMNS[:2], *own, *_COLUMNS[2:]
+
+
+def _metric_column(header: str, split: str, higher_is_better: bool) -> _Column:
+    def score(row: Row) -> Score | None:
+        found: Score | None = getattr(row.metric, split, None)
+        return found
+
+    def shown(row: Row) -> float | None:
+        found = score(row)
+        return None if found is None else found.shown
+
+    return _Column(header, lambda row, _: _show_score(score(row)), shown, higher_is_better)
 
 
 def _best(column: _Column, rows: list[Row]) -> list[bool]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+SHARES = ("accuracy", "exact_match")
+"""Metrics between 0 and 1 that are shown in percent."""
+
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -38,6 +41,11 @@ def format_duration(seconds: float) -> str:
 def format_percent(fraction: float) -> str:
     """0.98765 -> "98.77"."""
     return f"{100 * fraction:.2f}"
+
+
+def format_metric(name: str, value: float) -> str:
+    """A share as "98.77 %"; any other metric (perplexity, bits) in four significant digits."""
+    return f"{format_percent(value)} %" if name in SHARES else f"{value:.4g}"
 
 
 def _three_digits(value: float) -> str:
