@@ -227,4 +227,6 @@ def _cannot(verb: str, path: Path, error: Exception) -> InputError:
 
 
 def _damaged(path: Path, reason: str) -> NoReturn:
-    raise InputError(f"{path} is damaged ({reason}); remove the folder to start over, or choose another")
+    raise InputError(
+        f"{path} is damaged ({reason}); remove the folder to start over, or choose another"
+    )

@@ -10,6 +10,7 @@ import torch
 
 import rifflemix as rm
 from rifflemix.mixers import SinkhornCrossAttention
+from rifflemix.mixers.registry import mixer_options
 
 SHARED: dict[str, tuple[str, dict[str, Any]]] = {
     "dim 32.0": ("dim", {"dim": 32.0}),
@@ -139,3 +140,22 @@ def test_csp_takes_any_row_of_integers(shift: Any) -> None:
     mixer = rm.create_mixer("csp", 8, shift=shift)
     assert mixer.shift == tuple(range(8))
     assert mixer.steps.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("name", rm.list_mixers())
+def test_every_option_may_be_given_with_its_default(name: str) -> None:
+    options = mixer_options(name)
+    assert "num_layers" not in options
+    rm.create_mixer(name, 32, num_heads=4, max_length=64, **options)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in rm.list_mixers() if "inner_dim" in mixer_options(name)]
+)
+@pytest.mark.parametrize("inner", [16, 48])
+def test_width_inside(name: str, inner: int) -> None:
+    mixer = rm.create_mixer(name, 32, num_heads=4, max_length=64, inner_dim=inner)
+    x, mask = torch.randn(2, 20, 32), torch.arange(20).expand(2, 20) > 15
+    assert mixer(x, key_padding_mask=mask).shape == (2, 20, 32)
+    widths = {tuple(p.shape) for p in mixer.parameters() if p.dim() == 2}
+    assert any(inner in shape or 3 * inner in shape for shape in widths)

@@ -74,6 +74,8 @@ class TokenMixer(nn.Module):
     """
 
     card: ClassVar[MixerCard]
+    fixed_options: ClassVar[frozenset[str]] = frozenset()
+    """Options of a base class that this class decides itself."""
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rifflemix.mixers.base import TokenMixer
+from rifflemix.ops._checks import check_divides, check_integer
 
 
 class MultiHeadMixer(TokenMixer):
@@ -19,16 +20,28 @@ class MultiHeadMixer(TokenMixer):
         dim: channels C; see `TokenMixer` for the shared arguments.
         bias: add a bias to the query, key and value maps.
         out_bias: add a bias to the output map.
+        inner_dim: channels of the queries, keys and values of all heads, C where unset.
         shared: the other arguments of `TokenMixer`.
+
+    Raises:
+        InputError: `num_heads` does not divide `inner_dim`.
     """
 
     def __init__(
-        self, dim: int, *, bias: bool = True, out_bias: bool = True, **shared: Any
+        self,
+        dim: int,
+        *,
+        bias: bool = True,
+        out_bias: bool = True,
+        inner_dim: int | None = None,
+        **shared: Any,
     ) -> None:
         super().__init__(dim, **shared)
-        self.head_dim = self.dim // self.num_heads
-        self.qkv = nn.Linear(self.dim, 3 * self.dim, bias=bias)
-        self.proj = nn.Linear(self.dim, self.dim, bias=out_bias)
+        inner = self.dim if inner_dim is None else check_integer("inner_dim", inner_dim, 1)
+        self.head_dim = inner // check_divides("num_heads", self.num_heads, inner, "inner_dim")
+        self.inner_dim = inner
+        self.qkv = nn.Linear(self.dim, 3 * inner, bias=bias)
+        self.proj = nn.Linear(inner, self.dim, bias=out_bias)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Project, attend in each head, project."""
@@ -52,7 +65,7 @@ class MultiHeadMixer(TokenMixer):
         raise NotImplementedError
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, N, 3C) -> three times (B, H, N, D)."""
+        """(B, N, 3 inner_dim) -> three times (B, H, N, D)."""
         heads = qkv.unflatten(-1, (3, self.num_heads, self.head_dim))
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v

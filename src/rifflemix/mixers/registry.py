@@ -145,13 +145,15 @@ def mixer_options(name: str) -> dict[str, Any]:
 
 
 def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
+    """Of the class and of those between it and `TokenMixer`, whose options it passes on."""
     shared = inspect.signature(TokenMixer.__init__).parameters
-    own = inspect.signature(cls.__init__).parameters
-    return {
-        name: parameter.default
-        for name, parameter in own.items()
-        if name not in shared and parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+    options: dict[str, Any] = {}
+    for place in cls.__mro__[: cls.__mro__.index(TokenMixer)]:
+        if "__init__" in vars(place):
+            for name, parameter in inspect.signature(vars(place)["__init__"]).parameters.items():
+                if name not in shared and parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                    options.setdefault(name, parameter.default)
+    return {name: value for name, value in options.items() if name not in cls.fixed_options}
 
 
 def _check_options(cls: type[TokenMixer], options: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ def literal(mixer: LongConv, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("length", [1, 2, 13, MOST])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"causal": True}, {"num_layers": 1}, {"frequency": 0.5, "width": 1.0}],
+    [{}, {"causal": True}, {"kernel_layers": 1}, {"frequency": 0.5, "width": 1.0}],
     ids=["both", "causal", "shallow", "slow and wide"],
 )
 def test_equals_the_dense_sum(options: dict[str, Any], length: int) -> None:
@@ -108,7 +108,7 @@ def test_first_window() -> None:
 
 BAD: dict[str, tuple[str, Callable[[], Any]]] = {
     "features": ("features", lambda: made(features=0)),
-    "layers": ("num_layers", lambda: made(num_layers=0)),
+    "layers": ("num_layers", lambda: made(kernel_layers=0)),
     "frequency": ("frequency", lambda: made(frequency=0.0)),
     "width": ("width", lambda: made(width=-1.0)),
     "no channels": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -170,19 +170,24 @@ def random_blocks(
     return RandomBlocks(torch.stack(chosen, -1).clamp(max=num_blocks - 1), torch.stack(exists, -1))
 
 
+_MASK = 2**32 - 1
+
+
 def _hash(keys: tuple[int, ...], head: Tensor, place: Tensor) -> Tensor:
     """(H, blocks) int64 in [0, 2^32): the same on every device, for any number of blocks."""
-    state = torch.zeros_like(head)
-    parts: tuple[int | Tensor, ...] = (*keys, head, place)
-    for key in parts:
-        state = _scramble((state ^ key) + 0x9E3779B9 & 0xFFFFFFFF)
-    return state
+    start = 0
+    for key in keys:
+        start = _scramble((start ^ key) + 0x9E3779B9 & _MASK)
+    return _scramble(start + head * 0x85EBCA6B + place * 0x9E3779B1 & _MASK)
 
 
-def _scramble(state: Tensor) -> Tensor:
+Bits = TypeVar("Bits", int, Tensor)
+
+
+def _scramble(state: Bits) -> Bits:
     """A bijection of 32-bit numbers that spreads every bit; products fit 63 bits."""
-    state = (state ^ state >> 16) * 0x21F0AAAD & 0xFFFFFFFF
-    state = (state ^ state >> 15) * 0x735A2D97 & 0xFFFFFFFF
+    state = (state ^ state >> 16) * 0x21F0AAAD & _MASK
+    state = (state ^ state >> 15) * 0x735A2D97 & _MASK
     return state ^ state >> 15
 
 

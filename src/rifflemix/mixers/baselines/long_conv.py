@@ -32,7 +32,7 @@ class LongConv(TokenMixer):
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` has no use;
             `dropout` acts between W_1 and W_2, as in the paper's block.
         features: width of the kernel network.
-        num_layers: products with a filter in the kernel network.
+        kernel_layers: products with a filter in the kernel network.
         frequency: scale of the filters' first frequencies; the paper tunes it task by task. Where
             unset, `max_length` / 12, which puts them below one half turn per token.
         width: first width of the window, in units of `max_length`.
@@ -62,7 +62,7 @@ class LongConv(TokenMixer):
         dim: int,
         *,
         features: int = 32,
-        num_layers: int = 3,
+        kernel_layers: int = 3,
         frequency: float | None = None,
         width: float = _FIRST_WIDTH,
         **shared: Any,
@@ -72,7 +72,7 @@ class LongConv(TokenMixer):
         self.kernel = KernelNetwork(
             self.dim,
             features=features,
-            num_layers=num_layers,
+            num_layers=kernel_layers,
             frequency=self.span / (2.0 * _MEAN_GAMMA) if frequency is None else frequency,
             num_taps=self.span if self.causal else 2 * self.span - 1,
         )

@@ -67,7 +67,7 @@ class Longformer(MultiHeadMixer):
             window = 2 * default_block_size(self.max_length) + 1
         self.window = check_integer("window", window, 1)
         self.num_global = check_integer("num_global", num_global, 0)
-        self.global_qkv = nn.Linear(self.dim, 3 * self.dim, bias=bias) if num_global else None
+        self.global_qkv = nn.Linear(self.dim, 3 * self.inner_dim, bias=bias) if num_global else None
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Windows and global tokens are laid out over the valid tokens."""

@@ -44,6 +44,8 @@ class Mega(MegaLayer):
         needs_max_length=True,
     )
 
+    fixed_options = frozenset({"chunk_size"})
+
     def __init__(
         self,
         dim: int,
