@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_recipes import small
 
 from rifflemix.errors import InputError
 from rifflemix.models import create_model, list_models
@@ -18,24 +19,6 @@ from rifflemix.train.schedules import learning_rate
 
 PAPERS = ("csp", "sliceformer", "tost", "dimension_mixer", "sinkhorn")
 NAMES = list_recipes()
-
-
-def small(**changes: Any) -> Recipe:
-    """A recipe that no paper has."""
-    settings: dict[str, Any] = {
-        "name": "test/digits",
-        "paper": "Nobody",
-        "table": "Table 0",
-        "row": "TSSA",
-        "column": "Digits",
-        "printed": 50.0,
-        "task": "digits",
-        "task_options": {"patch_size": 4},
-        "model": "encoder",
-        "model_settings": {"mixer": "tssa", "dim": 16, "num_heads": 2},
-        "train": TrainConfig(max_steps=40, batch_size=8, warmup_steps=10, eval_every=20),
-    }
-    return Recipe(**{**settings, **changes})
 
 
 def test_there_are_enough_and_of_every_paper() -> None:
@@ -51,7 +34,7 @@ def test_a_recipe_is_complete(name: str) -> None:
     assert recipe.task in list_tasks()
     assert set(recipe.task_options) <= set(task_card(recipe.task).options)
     assert recipe.printed is None or recipe.printed > 0
-    json.dumps(recipe.to_dict())
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))).to_dict() == recipe.to_dict()
     with torch.device("meta"):
         create_model(recipe.model, **recipe.model_settings)
 
@@ -86,6 +69,14 @@ def test_fewer_steps_shrink_the_schedule() -> None:
 
 
 @pytest.mark.parametrize(
+    ("steps", "every"), [(5, 1), (50, 5), (1000, 100), (10_000, 100), (100_000, 100)]
+)
+def test_a_short_run_is_not_evaluated_all_the_time(steps: int, every: int) -> None:
+    recipe = small(train=TrainConfig(max_steps=100_000, eval_every=100))
+    assert recipe.shortened(steps).train.eval_every == every
+
+
+@pytest.mark.parametrize(
     ("steps", "words"),
     [(0, "at least 1"), (1001, "at most the 1,000"), (True, "a whole number")],
 )
@@ -113,6 +104,12 @@ def test_every_width_shrinks_in_whole_heads() -> None:
 def test_widths_out_of_range(width: Any) -> None:
     with pytest.raises(InputError, match="scale: expected a number over 0 and at most 1"):
         small().scaled(width)
+
+
+def test_a_model_without_widths_is_not_scaled() -> None:
+    recipe = get_recipe("dimension_mixer/table7-cifar10-patch_only-l7")
+    with pytest.raises(InputError, match="patch_only_cifar10_l7 has no width to scale"):
+        recipe.scaled(0.5)
 
 
 def test_values_are_shown_in_the_printed_unit() -> None:

@@ -127,6 +127,13 @@ def _smaller(settings: Mapping[str, Any], width: float, multiple: int) -> dict[s
     }
 
 
+def _evaluations(planned: int | None, share: int | None, max_steps: int) -> int | None:
+    """Steps between evaluations: in proportion, but in a short run not more than ten in all."""
+    if planned is None or share is None:
+        return None
+    return max(share, min(planned, max_steps // 10))
+
+
 def _shortened(train: TrainConfig, factor: float, max_steps: int) -> TrainConfig:
     def share(steps: int | None, least: int) -> int | None:
         return None if steps is None else max(least, round(steps * factor))
@@ -139,7 +146,7 @@ def _shortened(train: TrainConfig, factor: float, max_steps: int) -> TrainConfig
         "schedule_steps": share(train.schedule_steps, 1),
         "schedule_interval": max(1, round(train.schedule_interval * factor)),
         "milestones": tuple(milestones),
-        "eval_every": share(train.eval_every, 1),
+        "eval_every": _evaluations(train.eval_every, share(train.eval_every, 1), max_steps),
     }
     try:
         return replace(train, **changes)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rifflemix.recipes import lra
 from rifflemix.recipes.base import Recipe
+from rifflemix.recipes.images import vit_row
 from rifflemix.train import TrainConfig
 
 PAPER = "Yuan and Xu, Channel-wise Sample Permutation"
@@ -35,27 +36,7 @@ _IMAGE_ROWS: dict[str, tuple[str, dict[str, Any], tuple[float, float, float]]] =
         (84.81, 59.16, 76.66),
     ),
 }
-_IMAGE_COLUMNS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
-    "cifar10": (
-        "CIFAR-10",
-        "image",
-        "vit_cifar10",
-        {"color": "rgb", "layout": "image", "augment": "crop_flip"},
-    ),
-    "cifar100": ("CIFAR-100", "cifar100", "vit_cifar100", {"augment": "crop_flip"}),
-}
-# 100 epochs of 50,000 images in batches of 64; the rate changes once an epoch.
-_EPOCH = 50_000 // 64
-_IMAGE_TRAIN = TrainConfig(
-    max_steps=100 * _EPOCH,
-    batch_size=64,
-    optimizer="adam",
-    lr=1e-4,
-    schedule="cosine",
-    schedule_interval=_EPOCH,
-    eval_every=_EPOCH,
-)
-_SPLIT_NOTE = "a tenth of the training images choose the model; the paper trains on all of them"
+_IMAGE_COLUMNS = ("cifar10", "cifar100")
 
 # Table 4, first group. What it is called, then ListOps, Text, Retrieval, Image, Pathfinder.
 TRANSFORMERS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -106,20 +87,14 @@ _MEGA_TRAIN: dict[str, tuple[int, int, int, int, float, float]] = {
 def table3(column: str, row: str) -> Recipe:
     """A row of Table 3 on CIFAR-10 or CIFAR-100."""
     words, settings, printed = _IMAGE_ROWS[row]
-    title, task, model, options = _IMAGE_COLUMNS[column]
-    return Recipe(
+    return vit_row(
+        column,
+        settings={**settings, "pool": "mean"},
         name=f"csp/table3-{column}-{row}",
         paper=PAPER,
         table="Table 3",
         row=words,
-        column=title,
-        printed=printed[list(_IMAGE_COLUMNS).index(column)],
-        task=task,
-        task_options=options,
-        model=model,
-        model_settings={**settings, "dropout": 0.1, "embedding_dropout": 0.1, "pool": "mean"},
-        train=_IMAGE_TRAIN,
-        notes=(_SPLIT_NOTE,),
+        printed=printed[_IMAGE_COLUMNS.index(column)],
     )
 
 

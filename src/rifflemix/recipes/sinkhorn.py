@@ -83,7 +83,7 @@ _CLASSIFIED: dict[str, tuple[str, str, dict[str, Any], int]] = {
 
 _NO_SMOOTHING = "Tensor2Tensor smooths the labels of this task by 0.1, we do not"
 _NO_LM1B = "the paper trains on LM1B, which is no task here: no printed number is comparable"
-_BATCH_NOTE = "Tensor2Tensor fills a batch with 4,096 tokens; ours has {} sequences"
+_BATCH_NOTE = "Tensor2Tensor fills a batch with 4,096 tokens; the recipe takes {} sequences"
 
 
 def _tensor2tensor(dim: int, **changes: Any) -> TrainConfig:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rifflemix.recipes import csp, lra
 from rifflemix.recipes.base import Recipe
-from rifflemix.train import TrainConfig
+from rifflemix.recipes.images import vit_row
 
 PAPER = "Yuan and Xu, Sliceformer"
 
@@ -54,17 +54,7 @@ _IMAGE_ROWS: dict[str, tuple[str, dict[str, Any], tuple[float, float, float]]] =
         (99.00, 83.54, 54.70),
     ),
 }
-_IMAGE_COLUMNS: dict[str, tuple[str, str, str, dict[str, Any], int]] = {
-    "mnist": ("MNIST", "mnist", "vit_mnist", {"layout": "image"}, 60_000),
-    "cifar10": (
-        "CIFAR-10",
-        "image",
-        "vit_cifar10",
-        {"color": "rgb", "layout": "image", "augment": "crop_flip"},
-        50_000,
-    ),
-    "cifar100": ("CIFAR-100", "cifar100", "vit_cifar100", {"augment": "crop_flip"}, 50_000),
-}
+_IMAGE_COLUMNS = ("mnist", "cifar10", "cifar100")
 
 
 def table2(task: str, variant: str) -> Recipe:
@@ -111,29 +101,14 @@ def table2_baseline(task: str, mixer: str) -> Recipe:
 def table4(column: str, row: str) -> Recipe:
     """A row of Table IV: the ViT of that data with MHA or a sort."""
     words, settings, printed = _IMAGE_ROWS[row]
-    title, task, model, options, images = _IMAGE_COLUMNS[column]
-    epoch = images // 64
-    return Recipe(
+    return vit_row(
+        column,
+        settings={**settings, "pool": "cls"},
         name=f"sliceformer/table4-{column}-{row}",
         paper=PAPER,
         table="Table IV",
         row=words,
-        column=title,
-        printed=printed[list(_IMAGE_COLUMNS).index(column)],
-        task=task,
-        task_options=options,
-        model=model,
-        model_settings={**settings, "dropout": 0.1, "embedding_dropout": 0.1, "pool": "cls"},
-        train=TrainConfig(
-            max_steps=100 * epoch,
-            batch_size=64,
-            optimizer="adam",
-            lr=1e-4,
-            schedule="cosine",
-            schedule_interval=epoch,
-            eval_every=epoch,
-        ),
-        notes=("a tenth of the training images choose the model; the paper trains on all",),
+        printed=printed[_IMAGE_COLUMNS.index(column)],
     )
 
 

@@ -1,0 +1,64 @@
+"""A recipe that no paper has and that trains in a second, and results as it leaves them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rifflemix.bench.reproduce import FORMAT
+from rifflemix.recipes import Recipe
+from rifflemix.train import TrainConfig
+
+QUICK = TrainConfig(max_steps=8, batch_size=8, warmup_steps=2, eval_every=4, log_every=2)
+
+
+def small(**changes: Any) -> Recipe:
+    """A row of no table, on the digits."""
+    settings: dict[str, Any] = {
+        "name": "test/digits",
+        "paper": "Nobody",
+        "table": "Table 0",
+        "row": "TSSA",
+        "column": "Digits",
+        "printed": 50.0,
+        "task": "digits",
+        "task_options": {"patch_size": 4},
+        "model": "encoder",
+        "model_settings": {"mixer": "tssa", "dim": 16, "num_heads": 2},
+        "train": TrainConfig(max_steps=40, batch_size=8, warmup_steps=10, eval_every=20),
+    }
+    return Recipe(**{**settings, **changes})
+
+
+def made_up(**changes: Any) -> dict[str, Any]:
+    """As much of results.json as a report reads."""
+    recipe = changes.pop("recipe", None) or small(train=QUICK)
+    history = [{"step": step, "loss": 2.0, "accuracy": 0.1 * step} for step in (4, 8)]
+    return {
+        "format": FORMAT,
+        "status": "complete",
+        "recipe": recipe.to_dict(),
+        "seed": 0,
+        "printed": recipe.printed,
+        "ours": 60.0,
+        "difference": 10.0,
+        "validation": 80.0,
+        "unit": recipe.unit,
+        "steps": 8,
+        "steps_planned": 8,
+        "is_reduced": False,
+        "parameters": 12345,
+        "steps_per_second": 20.0,
+        "utilisation": {"share": 0.25},
+        "peak_memory_bytes": 2**28,
+        "wall_seconds": 75.0,
+        "result": {"validation": history},
+        **changes,
+    }
+
+
+def write(path: Path, results: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results))
+    return path

@@ -1,0 +1,195 @@
+"""The commands: reproduce, report, list recipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import rifflemix.cli
+from rifflemix.recipes import Recipe, list_recipes
+
+pytestmark = pytest.mark.usefixtures("no_matmul_timing")
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run the command line in this process."""
+
+    def call(*arguments: object) -> Outcome:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["rifflemix", *map(str, arguments)])
+        for name in ("OMP_WAIT_POLICY", "KINETO_LOG_LEVEL"):
+            monkeypatch.setenv(name, os.environ.get(name, "99"))
+        code = rifflemix.cli.main()
+        return Outcome(code, *capfd.readouterr())
+
+    return call
+
+
+def is_one_line_error(outcome: Outcome) -> bool:
+    return (
+        outcome.code == 2
+        and outcome.out == ""
+        and outcome.err.startswith("error: ")
+        and outcome.err.count("\n") == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [("reproduce",), ("report",), ("list", "recipes")], ids=" ".join
+)
+def test_help_with_an_example_and_json(command: tuple[str, ...], cli: Cli) -> None:
+    outcome = cli(*command, "--help")
+    assert outcome.code == 0
+    assert f"rifflemix {' '.join(command)}" in outcome.out.split("Examples:")[1]
+    assert "--json" in outcome.out
+
+
+def test_reproduce_prints_the_papers_number_beside_ours(
+    tmp_path: Path, cli: Cli, listed: list[Recipe]
+) -> None:
+    shown = cli("reproduce", "test/digits", "--out", tmp_path / "run", "--max-steps", 4)
+    assert shown.code == 0, shown.err
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    lines = [" ".join(line.split()) for line in shown.out.splitlines()]
+    assert "printed 50.00 %" in lines
+    assert f"ours (test) {results['ours']:.2f} %" in lines
+    assert f"difference {results['difference']:+.2f}" in lines
+    assert "steps 4 of the paper's 8" in lines
+    assert any(line.startswith("reduced run its number is no reproduction") for line in lines)
+    as_json = cli("reproduce", "test/digits", "--out", tmp_path / "run", "--max-steps", 4, "--json")
+    assert json.loads(as_json.out) == results
+
+
+def test_a_budget_that_ends_is_no_error(tmp_path: Path, cli: Cli, listed: list[Recipe]) -> None:
+    arguments = ("reproduce", "test/digits", "--out", tmp_path / "run")
+    stopped = cli(*arguments, "--budget", 1e-9)
+    assert stopped.code == 0
+    assert "stopped; the same command goes on" in stopped.err
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["status"] == "partial"
+    assert cli(*arguments, "--json").code == 0
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["status"] == "complete"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("test/digit", "--out", "{}/run"),
+            "unknown recipe 'test/digit'; did you mean test/digits",
+        ),
+        (("test/digits",), "out"),
+        (("test/digits", "--out", "{}/run", "--max-steps", "9"), "at most the 8"),
+        (("test/digits", "--out", "{}/run", "--max-steps", "x"), "max-steps"),
+        (("test/digits", "--out", "{}/run", "--scale", "0"), "scale: expected a number over 0"),
+        (("test/digits", "--out", "{}/run", "--budget", "0"), "budget: expected minutes over 0"),
+        (("test/digits", "--out", "{}/run", "--batch-size", "0"), "batch_size"),
+        (("test/digits", "--out", "{}/run", "--seed", "-1"), "seed"),
+        (("test/digits", "--out", "{}/run", "--device", "tpu"), "device"),
+        (("test/digits", "--out", "{}/run", "--precision", "fp8"), "--precision"),
+        (("test/digits", "--out", "{}/run", "--threads", "0"), "threads"),
+        (("test/digits", "--out", "{}/run", "--data-dir", "{}/none"), "data_dir"),
+        (("test/digits", "--out", "{}/foreign"), "holds note.txt"),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "",
+)
+def test_bad_input_of_reproduce_is_one_line(
+    tmp_path: Path, cli: Cli, listed: list[Recipe], arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "note.txt").write_text("mine")
+    outcome = cli("reproduce", *(argument.format(tmp_path) for argument in arguments))
+    assert is_one_line_error(outcome), outcome
+    assert words in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_report_command(tmp_path: Path, cli: Cli, found: list[tuple[Path, dict[str, Any]]]) -> None:
+    places = [path for path, _ in found]
+    shown = cli("report", *places, "--out", tmp_path / "report")
+    assert shown.code == 0, shown.err
+    assert shown.out.startswith("5 results; written to")
+    assert sorted(os.listdir(tmp_path / "report")) == ["report.html", "report.md"]
+    entries = json.loads(cli("report", *places, "--out", tmp_path / "report", "--json").out)
+    assert [entry["ours"] for entry in entries] == [[20.0], [60.0, 62.0, 64.0], [], []]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("{}/none", "--out", "{}/report"), "no results at"),
+        (("{}/file.json", "--out", "{}/report"), "expected results of"),
+        (("{}", "--out", "{}/file.json"), "out: expected a folder"),
+        ((), "places"),
+    ],
+    ids=["absent", "foreign", "out is a file", "nothing"],
+)
+def test_bad_input_of_report_is_one_line(
+    tmp_path: Path, cli: Cli, arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "file.json").write_text("{}")
+    outcome = cli("report", *(argument.format(tmp_path) for argument in arguments))
+    assert is_one_line_error(outcome), outcome
+    assert words in outcome.err
+    assert not (tmp_path / "report").exists()
+
+
+def test_list_recipes(cli: Cli) -> None:
+    shown = cli("list", "recipes")
+    assert shown.code == 0
+    assert all(name in shown.out for name in list_recipes())
+    entries = json.loads(cli("list", "recipes", "--json").out)
+    assert [entry["name"] for entry in entries] == list_recipes()
+    assert {"printed", "unit", "task", "model", "train", "notes"} <= set(entries[0])
+
+
+def test_ctrl_c_stops_in_good_order(tmp_path: Path) -> None:
+    """In a process of its own, as a user has it."""
+    out = tmp_path / "run"
+    command = [
+        sys.executable, "-m", "rifflemix", "reproduce", "sinkhorn/table1-sort-b8",
+        "--scale", "0.02", "--batch-size", "1", "--out", str(out), "--threads", "1", "--json",
+    ]  # fmt: skip
+    source = Path(rifflemix.__file__).resolve().parents[1]
+    environment = {
+        **os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1",
+        "RIFFLEMIX_CACHE": str(tmp_path / "cache"),
+    }  # fmt: skip
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        for _ in range(600):
+            if (out / "log.jsonl").exists() and len((out / "log.jsonl").read_text()) > 0:
+                break
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 130, errors
+    assert "the same command goes on" in errors
+    results = json.loads(printed)
+    assert results["status"] == "partial"
+    assert results["steps"] > 0
+    assert results == json.loads((out / "results.json").read_text())

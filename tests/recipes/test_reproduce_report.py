@@ -1,0 +1,169 @@
+"""Results read back, and shown as the papers' tables."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from small_recipes import QUICK, made_up, small, write
+
+from rifflemix.bench.reproduce import FORMAT, load_results
+from rifflemix.errors import InputError
+from rifflemix.recipes import Recipe
+from rifflemix.report.reproduction import report_entries, report_files
+
+
+def test_results_are_found_at_any_depth(tmp_path: Path) -> None:
+    one = write(tmp_path / "a" / "b" / "results.json", made_up())
+    two = write(tmp_path / "seed-1.json", made_up(seed=1))
+    write(tmp_path / "other.json", {"format": "rifflemix.compare/1"})
+    write(tmp_path / "list.json", [1])  # type: ignore[arg-type]
+    (tmp_path / "broken.json").write_text('{"format": ')
+    assert [path for path, _ in load_results([tmp_path])] == [one, two]
+    assert [path for path, _ in load_results([two, tmp_path / "a"])] == [one, two]
+    assert [path for path, _ in load_results([tmp_path, two, two])] == [one, two]
+
+
+def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.json", made_up())
+    write(tmp_path / "b.json", made_up())
+    assert [path for path, _ in load_results([tmp_path])] == [first]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no results at"),
+        ("{}", "expected results of `rifflemix reproduce`"),
+        ("{", "expected results of `rifflemix reproduce`"),
+        (json.dumps({"format": FORMAT}), "is damaged: expected an entry 'recipe'"),
+    ],
+    ids=["absent", "foreign", "no JSON", "damaged"],
+)
+def test_what_is_no_result_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
+    path = tmp_path / "results.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=words):
+        load_results([path])
+
+
+class Page(HTMLParser):
+    """Links, text by table row, and everything that a browser would fetch."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.rows: list[list[str]] = []
+        self.is_cell = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags.append(tag)
+        if tag == "a":
+            self.links.append(str(values["href"]))
+        if "id" in values:
+            self.ids.append(str(values["id"]))
+        self.fetched += [str(values[name]) for name in ("src", "data") if name in values]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.is_cell = True
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self.is_cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self.is_cell:
+            self.rows[-1][-1] += data
+
+
+def test_report_tables(tmp_path: Path, found: list[tuple[Path, dict[str, Any]]]) -> None:
+    page = Page(report_files(found, tmp_path / "report")["report.html"].decode())
+    rows = {(row[0], row[1], row[4]): row for row in page.rows[1:]}
+    whole = rows["TSSA", "Digits", "8 of 8"]
+    assert whole[2:4] == ["50.00 %", "62.00 ± 2.00 %"]
+    assert whole[5:11] == ["1", "3", "12,345", "20.0", "25.00", "256 MiB"]
+    assert rows["TSSA", "Digits", "4 of 8"][3] == "20.00 %"
+    partial = rows["CSP", "Digits", "3 of 8"]
+    assert partial[2:4] == ["-", "80.00 % (val.)"]
+    assert partial[9] == ""
+    never = rows["Never | run", "Digits", ""]
+    assert never[2] == "70.25 %"
+    assert set(never[3:]) == {""}
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html"])
+def test_links_resolve(tmp_path: Path, found: list[tuple[Path, dict[str, Any]]], name: str) -> None:
+    out = tmp_path / "some" / "report"
+    out.mkdir(parents=True)
+    content = report_files(found, out)[name].decode()
+    links = re.findall(r"\]\(([^)\s]*)\)|href=\"([^\"#]*)\"", content)
+    targets = {(out / unquote(a or b)).resolve() for a, b in links}
+    assert targets == {path.resolve() for path, _ in found}
+
+
+def test_markdown_tables_are_whole(
+    tmp_path: Path, found: list[tuple[Path, dict[str, Any]]]
+) -> None:
+    text = report_files(found, tmp_path)["report.md"].decode()
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 4
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {13}
+    assert "| Never \\| run | Digits | 70.25 % |  |" in text
+
+
+def test_html_is_self_contained_and_escaped(tmp_path: Path, listed: list[Recipe]) -> None:
+    hostile = '<script>alert("x")</script>'
+    recipe = small(
+        train=QUICK, name="gone/away", paper=hostile, row=hostile, column=hostile, unit="<b>"
+    )
+    path = write(tmp_path / "a<b>.json", made_up(recipe=recipe))
+    write(tmp_path / "other.json", made_up(recipe=recipe, ours=61.0, seed=1, steps=4))
+    html = report_files(load_results([tmp_path]), tmp_path)["report.html"].decode()
+    page = Page(html)
+    assert not {"script", "b", "link", "img", "iframe"} & set(page.tags)
+    assert page.fetched == []
+    assert "http" not in html
+    assert "url(" not in html
+    assert len(page.ids) == len(set(page.ids))
+    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in page.ids)
+    assert unquote(page.links[-1]) == path.name or unquote(page.links[-2]) == path.name
+
+
+def test_runs_of_a_recipe_that_is_gone_come_last(tmp_path: Path, listed: list[Recipe]) -> None:
+    write(tmp_path / "a.json", made_up(recipe=small(train=QUICK, name="gone/away", row="Gone")))
+    entries = report_entries(load_results([tmp_path]))
+    assert [entry["name"] for entry in entries] == [r.name for r in listed] + ["gone/away"]
+    assert entries[-1]["ours"] == [60.0]
+
+
+def test_curves_of_runs_alike_do_not_hide_each_other(tmp_path: Path, listed: list[Recipe]) -> None:
+    full = small(train=QUICK)
+    write(tmp_path / "a.json", made_up(recipe=full))
+    write(tmp_path / "b.json", made_up(recipe=full.scaled(0.5)))
+    smaller_batch = replace(full, train=replace(QUICK, batch_size=4))
+    write(tmp_path / "c.json", made_up(recipe=smaller_batch))
+    html = report_files(load_results([tmp_path]), tmp_path)["report.html"].decode()
+    assert html.count('<polyline class="own"') == 3
+    assert html.count("<circle") == 3
+    for label in ("TSSA, 8 steps<", "TSSA, 8 steps (2)<", "TSSA, 8 steps, width 0.5<"):
+        assert label in html
+
+
+def test_a_report_of_nothing(tmp_path: Path, listed: list[Recipe]) -> None:
+    files = report_files([], tmp_path)
+    assert b"Never" in files["report.md"]
+    assert b"polyline" not in files["report.html"].split(b"</style>")[1]
