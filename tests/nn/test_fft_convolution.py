@@ -39,6 +39,18 @@ def test_equals_the_dense_matrix(length: int, form: str) -> None:
     torch.testing.assert_close(y, dense(x, forward, later, start), atol=1e-12, rtol=1e-12)
 
 
+def test_channels_in_blocks_are_the_same_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 9, 7, dtype=torch.float64, requires_grad=True)
+    forward = torch.randn(7, 9, dtype=torch.float64, requires_grad=True)
+    results = []
+    for limit in (10**6, 1, 40):
+        monkeypatch.setattr("rifflemix.nn.fft_convolution._NUMBERS_IN_CACHE", limit)
+        y = fft_convolution(x, forward)
+        results.append((y.detach(), *torch.autograd.grad(y.square().sum(), (x, forward))))
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], atol=1e-12, rtol=1e-12)
+
+
 def test_first_and_second_gradients() -> None:
     x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
     forward, backward = torch.randn(2, 3, 4, dtype=torch.float64).requires_grad_().unbind(0)
@@ -48,7 +60,7 @@ def test_first_and_second_gradients() -> None:
 
 def test_operators_pass_opcheck() -> None:
     x, y = (torch.randn(2, 5, 3, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(circular_convolve, (x, torch.randn(10, 3, requires_grad=True)))
+    torch.library.opcheck(circular_convolve, (x, torch.randn(3, 10, requires_grad=True)))
     torch.library.opcheck(circular_correlate, (x, y, 10))
 
 

@@ -32,12 +32,13 @@ class FeedForward(nn.Module):
     ) -> None:
         super().__init__()
         dim, hidden_dim = check_integer("dim", dim, 1), check_integer("hidden_dim", hidden_dim, 1)
+        dropout = check_probability("dropout", dropout)
         hidden_dropout = dropout if hidden_dropout is None else hidden_dropout
         self.fc1 = nn.Linear(dim, hidden_dim, bias=bias)
         self.act = activation_layer(activation)
         self.hidden_drop = nn.Dropout(check_probability("hidden_dropout", hidden_dropout))
         self.fc2 = nn.Linear(hidden_dim, dim, bias=bias)
-        self.drop = nn.Dropout(check_probability("dropout", dropout))
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""

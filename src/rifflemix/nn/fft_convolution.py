@@ -17,6 +17,8 @@ from rifflemix.ops._checks import check_tokens
 
 FIRST_LAGS = {"present": 0, "next": 1}
 
+_NUMBERS_IN_CACHE = 2**18
+
 
 def wide(x: Tensor) -> Tensor:
     """`x` in float32, or as it is where it is wider."""
@@ -57,27 +59,40 @@ def fft_convolution(
         periodic = periodic + (later if FIRST_LAGS[backward_from] else later.roll(1, -1))
     tokens = wide(x)
     dtype = torch.promote_types(tokens.dtype, periodic.dtype)
-    y: Tensor = circular_convolve(tokens.to(dtype), periodic.to(dtype).mT)
+    y: Tensor = circular_convolve(tokens.to(dtype), periodic.to(dtype))
     return y.to(x.dtype)
 
 
 @torch.library.custom_op("rifflemix::circular_convolve", mutates_args=())
 def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
-    """First N places of the convolution of x (B, N, C) with a kernel (M, C) of period M >= N."""
-    period = kernel.shape[0]
-    product = torch.fft.rfft(x, n=period, dim=1) * torch.fft.rfft(kernel, dim=0)
-    y: Tensor = torch.fft.irfft(product, n=period, dim=1)[:, : x.shape[1]]
-    return y.contiguous()
+    """First N places of the convolution of x (B, N, C) with a kernel (C, M) of period M >= N."""
+    period = kernel.shape[1]
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for channels in _channel_blocks(x):
+        spectrum = torch.fft.rfft(x[..., channels].mT, n=period) * torch.fft.rfft(kernel[channels])
+        y[..., channels] = torch.fft.irfft(spectrum, n=period)[..., : x.shape[1]].mT
+    return y
 
 
 @torch.library.custom_op("rifflemix::circular_correlate", mutates_args=())
 def circular_correlate(x: Tensor, y: Tensor, period: int) -> Tensor:
-    """(M, C): for each lag below the period M, the sum of y[n] x[n - lag] over samples and n."""
-    # A lazy conjugate would be lost: inside an operator nothing resolves it under torch.compile.
-    conjugate = torch.fft.rfft(x, n=period, dim=1).conj_physical()
-    products = conjugate * torch.fft.rfft(y, n=period, dim=1)
-    lags: Tensor = torch.fft.irfft(products.sum(0), n=period, dim=0)
-    return lags.contiguous()
+    """(C, M): for each lag below the period M, the sum of y[n] x[n - lag] over samples and n."""
+    lags = x.new_empty((x.shape[2], period))
+    for channels in _channel_blocks(x):
+        # A lazy conjugate would be lost: inside an operator torch.compile lets nothing resolve it.
+        conjugate = torch.fft.rfft(x[..., channels].mT, n=period).conj_physical()
+        spectrum = conjugate * torch.fft.rfft(y[..., channels].mT, n=period)
+        lags[channels] = torch.fft.irfft(spectrum.sum(0), n=period)
+    return lags
+
+
+def _channel_blocks(x: Tensor) -> list[slice]:
+    """All channels of (B, N, C) at once, or on a CPU as many as its cache has room for."""
+    batch, length, channels = x.shape
+    size = channels
+    if x.device.type == "cpu":
+        size = min(channels, max(1, _NUMBERS_IN_CACHE // max(1, batch * length)))
+    return [slice(first, first + size) for first in range(0, channels, size)]
 
 
 @circular_convolve.register_fake
@@ -87,11 +102,11 @@ def _(x: Tensor, kernel: Tensor) -> Tensor:
 
 @circular_correlate.register_fake
 def _(x: Tensor, y: Tensor, period: int) -> Tensor:
-    return x.new_empty((period, x.shape[2]))
+    return x.new_empty((x.shape[2], period))
 
 
 def _negated_lags(kernel: Tensor) -> Tensor:
-    return kernel.flip(0).roll(1, 0)
+    return kernel.flip(1).roll(1, 1)
 
 
 def _save_convolution(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -103,7 +118,7 @@ def _differentiate_convolution(ctx: Any, grad: Tensor) -> tuple[Tensor | None, T
     needs_x, needs_kernel = ctx.needs_input_grad
     return (
         circular_convolve(grad, _negated_lags(kernel)) if needs_x else None,
-        circular_correlate(x, grad, kernel.shape[0]) if needs_kernel else None,
+        circular_correlate(x, grad, kernel.shape[1]) if needs_kernel else None,
     )
 
 

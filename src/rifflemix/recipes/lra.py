@@ -170,7 +170,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "sinkformer": {"num_iterations": 3},
     "linformer": {"projected_length": 16},
     "performer": {"kernel": "relu"},
-    "sparse_transformer": {"stride": 128, "num_summary": 33},
+    # Causal even where it classifies; with a class token, that one sees and is seen by all.
+    "sparse_transformer": {
+        "stride": 128,
+        "num_summary": 32,
+        "triangular": True,
+        "cls_token": True,
+    },
     "longformer": {"window": 512},
     "bigbird": {"block_size": 64, "num_random": 3},
     "cosformer": {},

@@ -20,6 +20,8 @@ from rifflemix.mixers.window_attention import (
 from rifflemix.ops._checks import check_integer
 
 _FEWEST_BLOCKS = 32
+_MASK = 2**32 - 1
+_Bits = TypeVar("_Bits", int, Tensor)
 
 
 class BigBird(OrderedAttention):
@@ -170,21 +172,15 @@ def random_blocks(
     return RandomBlocks(torch.stack(chosen, -1).clamp(max=num_blocks - 1), torch.stack(exists, -1))
 
 
-_MASK = 2**32 - 1
-
-
 def _hash(keys: tuple[int, ...], head: Tensor, place: Tensor) -> Tensor:
     """(H, blocks) int64 in [0, 2^32): the same on every device, for any number of blocks."""
-    start = 0
+    start = 0  # hashed in Python: a compiler would write a long chain on tensors out many times
     for key in keys:
         start = _scramble((start ^ key) + 0x9E3779B9 & _MASK)
     return _scramble(start + head * 0x85EBCA6B + place * 0x9E3779B1 & _MASK)
 
 
-Bits = TypeVar("Bits", int, Tensor)
-
-
-def _scramble(state: Bits) -> Bits:
+def _scramble(state: _Bits) -> _Bits:
     """A bijection of 32-bit numbers that spreads every bit; products fit 63 bits."""
     state = (state ^ state >> 16) * 0x21F0AAAD & _MASK
     state = (state ^ state >> 15) * 0x735A2D97 & _MASK
