@@ -187,7 +187,7 @@ def test_pcqm4m_reads_the_benchmark_file_and_leaves_hidden_targets_out(data: Pat
     task = load_task("pcqm4m", data_dir=data)
     assert sum(len(task.split(s)) for s in task.splits) == 12
     assert (task.metric, task.loss_kind) == ("mae", "mae")
-    few = load_task("pcqm4m", data_dir=data, max_samples=10)
+    few = load_task("pcqm4m", data_dir=data, max_rows=10)
     assert sum(len(few.split(s)) for s in few.splits) == 10
     assert task_status("pcqm4m", data).available
 
@@ -213,7 +213,7 @@ def test_damage_is_named(rows: list[str], words: str, data: Path) -> None:
 def test_missing_file_and_bad_options(table: Path, data: Path) -> None:
     with pytest.raises(rm.InputError, match=r"found no FreeSolv files in .*SAMPL.csv"):
         load_task("freesolv", data_dir=data)
-    for option, value in (("split", "sorted"), ("path_length", 0), ("max_samples", 3)):
+    for option, value in (("split", "sorted"), ("path_length", 0), ("max_rows", 3)):
         with pytest.raises(rm.InputError, match=option):
             load_task("esol", data_dir=table, **{option: value})
 
@@ -254,3 +254,25 @@ def test_a_graphormer_trains_on_them(table: Path, tmp_path: Path) -> None:
     extra = {name: batch[name] for name in ("distances", "path_edges", "key_padding_mask")}
     assert task.loss(model(batch["inputs"], **extra), batch).item() < 0.5  # a constant: 1
     assert result.test["rmse"] == pytest.approx(result.test["mse"] ** 0.5)
+
+
+def test_one_mixer_trains_from_the_command_line_and_many_are_refused(
+    table: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate")
+    from typer.testing import CliRunner
+
+    from rifflemix.cli.app import app
+
+    def run(*words: str) -> tuple[int, str]:
+        place = ["--data-dir", str(table), "--out", str(tmp_path / words[0])]
+        done = CliRunner().invoke(app, [*words, "--task", "esol", *place])
+        return done.exit_code, done.output + str(done.exception or "")
+
+    small = ["--dim", "8", "--layers", "1", "--heads", "2", "--max-steps", "2"]
+    code, output = run("train", "--mixer", "sliceformer", "--batch-size", "4", *small)
+    assert code == 0, output
+    assert "test rmse" in output
+    code, output = run("compare")
+    assert code != 0
+    assert "task esol asks for a number" in output

@@ -94,7 +94,7 @@ def test_images_are_what_they_were() -> None:
     assert [digest.hexdigest()[:16] for digest in digests] == IMAGES
 
 
-IMAGES = ["", ""]
+IMAGES = ["69a457b0580de7c7", "89b43ea43760fb34"]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,13 @@ def simple_statistics(pictures: Pictures, scene: Scene) -> dict[str, np.ndarray]
     images = images_of(pictures, scene).astype(np.float64)
     discs = pictures.discs.astype(np.float64)
     middle = discs.mean(axis=1) - scene.size / 2
-    long = pictures.dashes[:, : 2 * scene.contour_length]
+    pixels = np.arange(scene.size) + 0.5
+    mass = images / images.sum(axis=(1, 2), keepdims=True)
+    centre = np.stack([mass.sum(axis=1) @ pixels, mass.sum(axis=2) @ pixels], axis=1)
+    away = np.hypot(
+        pixels - middle[:, :1, None] - scene.size / 2,
+        pixels[:, None] - middle[:, 1:, None] - scene.size / 2,
+    )
     apart = discs[:, 0] - discs[:, 1]
     first = pictures.dashes[np.arange(len(discs)), 0]
     heading = first[:, 1] - first[:, 0]
@@ -198,7 +204,8 @@ def simple_statistics(pictures: Pictures, scene: Scene) -> dict[str, np.ndarray]
         "disc y": discs[:, 1, 1],
         "discs from the centre": np.hypot(*middle.T),
         "first dash to the other disc": -(heading * apart).sum(axis=1) / np.hypot(*apart.T),
-        "spread of the long contours": long.reshape(len(discs), -1, 2).std(axis=1).mean(axis=1),
+        "brightness off the centre": np.hypot(*(centre - scene.size / 2).T),
+        "brightness between the discs": (images * (away < 8)).sum(axis=(1, 2)),
     }
 
 
@@ -208,14 +215,15 @@ def test_no_simple_statistic_gives_the_label_away(many: Pictures, scene: Scene) 
         ranks = values.argsort(kind="stable").argsort()
         one, other = (ranks[many.labels == label] for label in (1, 0))
         share = (one.mean() - (len(one) - 1) / 2) / len(other)
-        # Five standard deviations of that share by chance, and a little for real differences.
-        assert abs(share - 0.5) < 5 * (1 / 12 / 600) ** 0.5 / 2 + 0.01, name
+        # Four standard deviations by chance, and as much again for what is not quite alike.
+        assert abs(share - 0.5) < 4 * (1 / 3 / 2400) ** 0.5 + 0.05, name
 
 
 def test_a_linear_classifier_of_pixels_stays_at_chance(many: Pictures, scene: Scene) -> None:
     pixels = images_of(many, scene).reshape(len(many.labels), -1).astype(np.float64) / 255
     pixels -= pixels.mean(axis=0)
     target = many.labels * 2.0 - 1
+    # Ridge regression for logistic: in closed form, and as good a linear classifier.
     train, test = slice(0, 1600), slice(1600, None)
     gram = pixels[train].T @ pixels[train]
     for ridge in (10.0, 1000.0):

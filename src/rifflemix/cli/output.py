@@ -38,10 +38,10 @@ def progress_console() -> Console:
 
 
 def plain_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
-    """A table of texts; nothing in them is taken for markup."""
+    """A table of texts; nothing in them is taken for markup. Names, in front, stay whole."""
     table = Table(box=SIMPLE_HEAD)
-    for header in headers:
-        table.add_column(header, overflow="fold")
+    for index, header in enumerate(headers):
+        table.add_column(header, overflow="fold", no_wrap=index == 0)
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     return table

@@ -59,7 +59,8 @@ class EncoderBlock(nn.Module):
             x = self.norm1(x + self.drop(self.mixer(x, key_padding_mask=key_padding_mask)))
         else:
             x = x + self.drop(self.mixer(self.norm1(x), key_padding_mask=key_padding_mask))
-        y: Tensor = self.norm2(x + self.mlp(x)) if self.is_post_norm else x + self.mlp(self.norm2(x))
+        branch = self.mlp(x if self.is_post_norm else self.norm2(x))
+        y: Tensor = self.norm2(x + branch) if self.is_post_norm else x + branch
         return y
 
 

@@ -48,7 +48,7 @@ class TaskCard:
         needs_data: needs files or a network; False where the data is built in or generated.
         options: the task's own options and their defaults.
         output: what a model gives: "classes" (B, K), "next_token" (B, N, V) logits of the token
-            after each, or "sequence" (B, M, V) logits of another sequence.
+            after each, "sequence" (B, M, V) logits of another sequence, or "number" (B, 1).
     """
 
     name: str
@@ -58,7 +58,7 @@ class TaskCard:
     description: str
     needs_data: bool
     options: Mapping[str, Any] = field(default_factory=dict)
-    output: Literal["classes", "next_token", "sequence"] = "classes"
+    output: Literal["classes", "next_token", "sequence", "number"] = "classes"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ Bools = NDArray[np.bool_]
 
 # Directions are whole parts of a turn, read off a table: the same on every processor.
 _TURN = 4096
-NB = 0.35
 _ANGLES = np.arange(_TURN) * (2 * math.pi / _TURN)
 _DIRECTIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1).astype(np.float32)
 
@@ -30,6 +29,8 @@ _STARTS = 32  # places looked at for a contour to begin
 _BENDS = 6  # bends looked at for it to go on
 _TRIES = 8  # times a contour is begun again before the whole image is
 _ROUNDS = 500  # times an image is begun again
+_NEIGHBOURHOOD = 0.5  # of a contour's length: how far from a disc the contour beside begins
+_ALIKE = 0.06  # of a contour's length: by how much the spread of the two answers may differ
 _CELLS = 4  # cells of the grid of occupied places in one clearance
 
 
@@ -84,9 +85,9 @@ class Scene:
         return 1 + self.gap / self.paddle_length
 
     @property
-    def neighbourhood(self) -> float:
-        """How far from a disc the long contour that no disc is on begins."""
-        return NB * self.contour_length * (self.paddle_length + self.gap)
+    def extent(self) -> float:
+        """How far a long contour can reach in the image."""
+        return min(self.size, self.contour_length * (self.paddle_length + self.gap))
 
     @property
     def disc_clearance(self) -> float:
@@ -200,7 +201,8 @@ def draw_scenes(streams: Streams, count: int, scene: Scene) -> Pictures:
     Both answers are laid out for each image: a long contour between the two discs with a second
     one beside it, and two long contours that begin at the same discs with the same dashes but go
     elsewhere. An image is kept where both are possible, and shows the one that its label asks
-    for: so the discs and the dashes under them are alike in both classes.
+    for: so the discs and the dashes under them are alike in both classes. For the same reason
+    the second contour begins not far from a disc, and both answers have to spread alike.
 
     Raises:
         InputError: hardly any image can be laid out.
@@ -241,6 +243,7 @@ class _Layout:
         self.alive &= _discs_are_clear(joined.dashes, discs, scene)
         apart, apart_grid = self._two_apart(joined, discs)
         beside, beside_grid = self._one_beside(joined, discs)
+        self.alive &= _spread_alike(apart, beside, discs, scene)
         chosen = np.flatnonzero(is_joined)
         apart[chosen] = beside[chosen]
         apart_grid.put(chosen, beside_grid, chosen)
@@ -342,7 +345,7 @@ class _Pen:
         chosen = (random[..., 0] * np.float32(places.shape[1])).astype(np.int64)
         centres = places[np.arange(len(places))[:, None], chosen]
         around = _DIRECTIONS[(random[..., 1] * np.float32(_TURN)).astype(np.int64)]
-        distance = np.sqrt(random[..., 2:3]) * np.float32(self._scene.neighbourhood)
+        distance = np.sqrt(random[..., 2:3]) * np.float32(_NEIGHBOURHOOD * self._scene.extent)
         directions = (random[..., 3] * np.float32(_TURN)).astype(np.int64)
         self._choose(0, centres + around * distance, directions)
 
@@ -397,6 +400,23 @@ def _along(dashes: Floats, scene: Scene) -> Floats:
 @functools.cache
 def _parts(count: int) -> Floats:
     return np.linspace(0, 1, count, dtype=np.float32)[:, None]
+
+
+def _spread_alike(one: Floats, other: Floats, discs: Floats, scene: Scene) -> Bools:
+    """Whether the dashes of two answers are about as far from the image's centre and the discs."""
+    middle = discs.mean(axis=1)[:, None]
+    most = np.float32(_ALIKE * scene.extent)
+    places = one.mean(axis=2), other.mean(axis=2)
+    off_centre = [_lengths(place.mean(axis=1) - np.float32(scene.size / 2)) for place in places]
+    around = [_lengths(place - middle).mean(axis=1) for place in places]
+    differences = np.stack([off_centre[0] - off_centre[1], around[0] - around[1]])
+    alike: Bools = (np.abs(differences) <= most).all(axis=0)
+    return alike
+
+
+def _lengths(vectors: Floats) -> Floats:
+    lengths: Floats = np.sqrt(np.square(vectors).sum(axis=-1))
+    return lengths
 
 
 def _discs_are_clear(dashes: Floats, discs: Floats, scene: Scene) -> Bools:

@@ -237,7 +237,7 @@ def read_tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tupl
 def source_status(card: TaskCard, source: Source | None, data_dir: Path | None) -> TaskStatus:
     """The status of a task that reads files: found in `data_dir`, or cached from a download."""
     if source is None:
-        return TaskStatus(card.name, False, f"no {card.title} files in {data_dir}")
+        return absent(card, data_dir)
     cached = source_folder(card, source).is_dir()
     if data_dir is not None:
         state = "decoded" if cached else "not yet decoded"
@@ -247,6 +247,12 @@ def source_status(card: TaskCard, source: Source | None, data_dir: Path | None) 
     return TaskStatus(
         card.name, False, f"give --data-dir, or {source.name} is fetched where there is a network"
     )
+
+
+def absent(card: TaskCard, data_dir: Path | None) -> TaskStatus:
+    """The status of a task whose files are nowhere."""
+    where = "give --data-dir" if data_dir is None else f"no {card.title} files in {data_dir}"
+    return TaskStatus(card.name, False, where)
 
 
 def check_sha256(path: Path, expected: str) -> None:

@@ -14,6 +14,7 @@ from rifflemix.tasks.base import SPLITS, Progress, Request, TaskCard, TaskStatus
 from rifflemix.tasks.files import (
     Arrays,
     Source,
+    absent,
     load_source,
     missing_data,
     source_folder,
@@ -98,7 +99,7 @@ class Molecules:
         """Whether the table is in `data_dir`."""
         path = None if data_dir is None else self._find(data_dir)
         if path is None:
-            return TaskStatus(self.card.name, False, str(self._missing(data_dir)))
+            return absent(self.card, data_dir)
         rule = str(self.card.options["split"])
         return source_status(self.card, self._table(path, rule, None), data_dir)
 
@@ -109,9 +110,9 @@ class Molecules:
     def _source(self, request: Request) -> Source:
         rule = str(request.options["split"])
         check_choice("split", rule, SPLIT_RULES)
-        most = request.options["max_samples"]
+        most = request.options["max_rows"]
         if most is not None:
-            most = check_integer(request.options, "max_samples", 10)
+            most = check_integer(request.options, "max_rows", 10)
         path = None if request.data_dir is None else self._find(request.data_dir)
         if path is None:
             raise self._missing(request.data_dir)
@@ -140,7 +141,8 @@ def _card(name: str, title: str, source: str, licence: str, description: str) ->
         licence=licence,
         description=f"{description} {_LAYOUT}",
         needs_data=True,
-        options={"split": "random", "path_length": 5, "max_samples": None},
+        output="number",
+        options={"split": "random", "path_length": 5, "max_rows": None},
     )
 
 
@@ -182,7 +184,7 @@ PCQM4M = Molecules(
         "CC BY 4.0",
         "HOMO-LUMO gap of about 3.8 million molecules, eV; the mean absolute error counts. Its "
         "own splits are stored as pickles, which are not read, and its test targets are hidden: "
-        "rows without a target are left out and the others split here. max_samples takes the "
+        "rows without a target are left out and the others split here. max_rows takes the "
         "first rows only.",
     ),
     files=(

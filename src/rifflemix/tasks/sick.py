@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rifflemix.errors import InputError
 from rifflemix.tasks.base import SPLITS, Request, Task, TaskCard, TaskStatus
-from rifflemix.tasks.files import damaged, missing_data
+from rifflemix.tasks.files import absent, damaged, missing_data
 from rifflemix.tasks.words import Row, checked_rows, first_set, read_lines, sentence_task
 
 _CLASSES = ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")
@@ -61,7 +61,7 @@ class Sick:
         paths = None if data_dir is None else first_set(data_dir, _SETS)
         if paths is not None:
             return TaskStatus(self.card.name, True, f"{paths['train'].name} in {data_dir}")
-        return TaskStatus(self.card.name, False, str(self._missing(data_dir)))
+        return absent(self.card, data_dir)
 
     def prepared(self, request: Request) -> None:
         """Nothing is kept: the files are small."""

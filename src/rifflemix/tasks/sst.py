@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rifflemix.errors import InputError, check_choice
 from rifflemix.tasks.base import SPLITS, Request, Task, TaskCard, TaskStatus
-from rifflemix.tasks.files import damaged, missing_data
+from rifflemix.tasks.files import absent, damaged, missing_data
 from rifflemix.tasks.words import Row, checked_rows, first_set, read_lines, sentence_task
 
 _CLASSES = {"binary": 2, "fine": 5}
@@ -56,7 +56,7 @@ class SST:
         kinds = [kind for kind in _CLASSES if data_dir and _find(data_dir, kind)]
         if kinds:
             return TaskStatus(self.card.name, True, f"labels {', '.join(kinds)} in {data_dir}")
-        return TaskStatus(self.card.name, False, str(self._missing(data_dir)))
+        return absent(self.card, data_dir)
 
     def prepared(self, request: Request) -> None:
         """Nothing is kept: the files are small."""

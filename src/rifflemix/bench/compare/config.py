@@ -17,7 +17,12 @@ from rifflemix.train.config import TrainConfig
 FORMAT = "rifflemix.compare/1"
 
 # Beyond these a typing error is likelier than a wish.
-_BACKBONES = {"classes": "encoder", "next_token": "gpt", "sequence": "seq2seq"}
+_BACKBONES = {
+    "classes": "encoder",
+    "next_token": "gpt",
+    "sequence": "seq2seq",
+    "number": "graphormer_pcqm4m",
+}
 _MOST = {"dim": 65_536, "num_layers": 1_000, "num_heads": 65_536, "threads": 1_024}
 
 
@@ -111,7 +116,7 @@ class CompareConfig:
 
 def is_generative(task: str) -> bool:
     """Whether models of a task must not look ahead: they predict tokens."""
-    return task_card(task).output != "classes"
+    return task_card(task).output in ("next_token", "sequence")
 
 
 def default_mixers(task: str) -> tuple[str, ...]:

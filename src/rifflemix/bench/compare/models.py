@@ -12,7 +12,7 @@ from rifflemix.bench.compare.config import CompareConfig, is_generative
 from rifflemix.bench.measure import peak_memory
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, list_mixers
-from rifflemix.models import create_model, model_settings
+from rifflemix.models import create_model, model_card, model_settings
 from rifflemix.tasks import Task
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
@@ -101,6 +101,8 @@ def _create(
     config: CompareConfig, task: Task, mixer: str, options: dict[str, Any], seed: int
 ) -> nn.Module:
     seed_everything(seed)
+    if task.input_kind == "graphs":
+        return _create_for_graphs(config, task, mixer, options)
     kind: dict[str, Any] = {
         "tokens": {"vocab_size": task.vocab_size},
         "vectors": {"in_channels": task.num_features},
@@ -118,6 +120,26 @@ def _create(
         num_heads=config.num_heads,
         max_length=task.max_length,
         **kind,
+    )
+
+
+def _create_for_graphs(
+    config: CompareConfig, task: Task, mixer: str, options: dict[str, Any]
+) -> nn.Module:
+    if model_card(config.model).inputs != "graphs":
+        raise InputError(
+            f"model {config.model} takes no graphs, which task {task.name} has; choose a model "
+            "that does, such as graphormer_pcqm4m"
+        )
+    if options:
+        raise bad_argument(f"mixer_options of {mixer} in {config.model}", "none", options)
+    return create_model(
+        config.model,
+        mixer=mixer,
+        dim=config.dim,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        num_classes=task.num_classes,
     )
 
 

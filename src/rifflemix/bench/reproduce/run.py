@@ -19,6 +19,7 @@ from rifflemix.bench.reproduce.utilisation import Utilisation, utilisation
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import read_json, write_json
 from rifflemix.models import Model, create_model, model_settings
+from rifflemix.ops._checks import check_integer
 from rifflemix.recipes import Recipe
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train
@@ -26,6 +27,7 @@ from rifflemix.train.evaluate import run_model
 from rifflemix.train.seeds import seed_everything
 
 RESULTS_FILE = "results.json"
+_MOST_THREADS = 1_024
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def plan_reproduction(
     """
     check_folder(out)
     check_device(device)
+    count = torch.get_num_threads() if threads is None else threads
+    check_integer("threads", count, 1, _MOST_THREADS)
     recipe = recipe.scaled(scale)
     if max_steps is not None:
         recipe = recipe.shortened(max_steps)
@@ -105,7 +109,6 @@ def plan_reproduction(
         )
     model = build_model(recipe, task, seed)
     _try_out(model, task)
-    count = torch.get_num_threads() if threads is None else threads
     return ReproducePlan(recipe, task, out, seed, device, count, model.num_parameters())
 
 
@@ -149,11 +152,19 @@ def run_reproduction(
             model_settings=_identity(recipe),
         )
         feed.show(state="done" if result.finished else "stopped")
+        stored = _stored(plan.out / RESULTS_FILE)
+        if stored.get("status") == "complete" and stored.get("result") == result.to_dict():
+            return stored  # of the process that trained: this one has done nothing
         speed = _utilisation(plan, result)
     results = results_of(recipe, plan.task, plan.seed, result, plan.out, speed)
     if os.environ.get("RANK", "0") == "0":  # one of several processes writes
         write_json(plan.out / RESULTS_FILE, results)
     return results
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """Results that an earlier process left; empty where there are none."""
+    return dict(read_json(path)) if path.exists() else {}
 
 
 def build_model(recipe: Recipe, task: Task, seed: int) -> Model:
