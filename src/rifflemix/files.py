@@ -24,6 +24,10 @@ _LOCK = ".lock"
 _held: set[int] = set()  # descriptors of the locks of this process
 
 
+class FolderInUse(InputError):
+    """Another process holds a folder."""
+
+
 def make_folder(folder: Path) -> None:
     """Make `folder` and its parents.
 
@@ -145,7 +149,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold `folder` against other processes; the system frees it however this one ends.
 
     Raises:
-        InputError: another process holds it, or the lock cannot be made.
+        FolderInUse: another process holds it.
+        InputError: the lock cannot be made.
     """
     try:
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -154,7 +159,7 @@ def locked(folder: Path) -> Iterator[None]:
     _held.add(descriptor)
     try:
         if not _try_lock(descriptor):
-            raise InputError(
+            raise FolderInUse(
                 f"{folder} is in use by another process; wait for it or choose another folder"
             )
         yield

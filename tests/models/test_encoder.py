@@ -67,6 +67,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "classes": ({"num_classes": 0}, "num_classes"),
     "length": ({"max_length": 0}, "max_length"),
     "mixer": ({"mixer": "sofmax"}, "did you mean softmax"),
+    "head": ({"head_activation": "rely"}, "head_activation: .* did you mean relu"),
+    "levels": ({"level_scale": 2}, "level_scale: expected a mean and a deviation, got 2"),
     "setting": ({"depth": 3}, "settings of encoder"),
     "option": ({"mixer_options": {"wings": 2}}, "wings"),
 }
@@ -82,6 +84,24 @@ def test_too_long_input() -> None:
     model = rm.create_model("encoder", **TOKENS)
     with pytest.raises(ValueError, match="at most max_length = 24 tokens, got 25"):
         model(torch.zeros(1, 25, dtype=torch.int64))
+
+
+INPUTS: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "list": ({}, [1, 2], r"ids of shape \(B, N\), got list"),
+    "numbers": ({}, torch.zeros(1, 4), r"int64 ids of shape \(B, N\), got torch.float32"),
+    "one sequence": ({}, torch.zeros(4, dtype=torch.int64), r"ids of shape \(B, N\), got \(4,\)"),
+    "features": ({"in_channels": 3}, torch.zeros(1, 4, 2), r"\(B, N, 3\), got \(1, 4, 2\)"),
+    "ids": ({"in_channels": 3}, torch.zeros(1, 4, 3, dtype=torch.int64), "a floating-point dtype"),
+    "a pair": ({"num_sequences": 2}, [1, 2], r"pairs of shape \(B, 2, N\), got list"),
+}
+
+
+@pytest.mark.parametrize(("change", "inputs", "message"), INPUTS.values(), ids=INPUTS)
+def test_bad_inputs(change: dict[str, Any], inputs: Any, message: str) -> None:
+    vectors = {"vocab_size": None} if "in_channels" in change else {}
+    model = rm.create_model("encoder", **{**TOKENS, **vectors, **change})
+    with pytest.raises(rm.InputError, match=f"^inputs: expected .*{message}"):
+        model(inputs)
 
 
 def test_unknown_model_suggests_the_nearest() -> None:

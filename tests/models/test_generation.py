@@ -127,6 +127,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative": ({"max_new_tokens": -1}, "max_new_tokens"),
     "no prompt": ({"tokens": torch.zeros(2, 0, dtype=torch.int64)}, "N at least 1"),
     "no batch": ({"tokens": torch.zeros(3, dtype=torch.int64)}, r"shape \(B, N\)"),
+    "a list": ({"tokens": [1, 2]}, "tokens: expected a tensor"),
     "temperature": ({"temperature": -1.0}, "temperature: expected a finite number of at least 0"),
     "top_k": ({"top_k": 0}, "top_k"),
     "top_p": ({"top_p": 1.5}, r"top_p: expected a probability in \(0, 1\]"),
@@ -139,3 +140,9 @@ def test_bad_arguments(change: dict[str, Any], message: str) -> None:
     with pytest.raises(rm.InputError, match=message) as caught:
         model_with("tssa").generate(**{**arguments, **change})
     assert "\n" not in str(caught.value)
+
+
+def test_other_models_do_not_generate() -> None:
+    other: Any = rm.create_model("encoder", vocab_size=5)
+    with pytest.raises(rm.InputError, match="model: expected a causal language model, got Encoder"):
+        rm.models.generate(other, torch.zeros(1, 2, dtype=torch.int64), 3)

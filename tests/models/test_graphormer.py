@@ -164,7 +164,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "heads": ({"num_heads": 5}, "num_heads: expected a divisor of dim = 12, got 5"),
     "hops": ({"path_length": 5}, "num_hops"),
     "far": ({"max_distance": 8}, "max_distance"),
-    "dropout": ({"attention_dropout": 1.0}, "dropout"),
+    "dropout": ({"attention_dropout": 1.0}, "^attention_dropout"),
 }
 
 

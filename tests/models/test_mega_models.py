@@ -165,6 +165,11 @@ def test_other_mixers_have_no_gated_residual() -> None:
         rm.create_model("mega_lra_text", mixer="softmax")
 
 
+def test_attention_dropout_is_named() -> None:
+    with pytest.raises(rm.InputError, match="^attention_dropout: expected a probability"):
+        rm.create_model("mega_lra_listops", attention_dropout=1.0)
+
+
 def test_trains_on_a_toy_problem() -> None:
     torch.manual_seed(0)
     model = rm.create_model("mega_lra_listops", **{**SMALL, "num_layers": 1}, num_classes=2)

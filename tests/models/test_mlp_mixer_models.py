@@ -278,5 +278,7 @@ def test_bad_images(name: str) -> None:
     with pytest.raises(rm.InputError, match=r"images of shape \(B, 3, 32, 32\)"):
         model(torch.zeros(2, 3, 36, 36, device="meta"))
     mask = torch.zeros(2, 4, dtype=torch.bool)
+    with pytest.raises(rm.InputError, match="images: expected a floating-point dtype"):
+        model(torch.zeros(1, 3, 32, 32, dtype=torch.int64))
     with pytest.raises(rm.InputError, match="images have no padding"):
         model(torch.zeros(2, 3, 32, 32, device="meta"), key_padding_mask=mask)

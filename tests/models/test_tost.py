@@ -186,6 +186,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "feed-forward": ({"feed_forward": "istb"}, "feed_forward: expected one of mlp, ista"),
     "layer scale": ({"layer_scale": 0.0}, "layer_scale: expected a finite number above 0"),
     "drop path": ({"drop_path": 1.0}, "drop_path: expected a probability"),
+    "tokens norm": ({"tokens_norm": 1}, "tokens_norm: expected True or False"),
     "class layers": ({"num_class_layers": 0}, "num_class_layers"),
     "classes": ({"num_classes": 0}, "num_classes"),
 }

@@ -171,6 +171,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no size": ({"image_size": 0}, "image_size: expected an integer of at least 1, got 0"),
     "heads": ({"num_heads": 3}, "num_heads: expected a divisor of dim = 16, got 3"),
     "mixer": ({"mixer": "sofmax"}, "did you mean softmax"),
+    "mixers": ({"mixer": ["csp"]}, "unknown mixer"),
     "option": ({"mixer_options": {"wings": 2}}, "wings"),
     "pool": ({"pool": "max"}, "pool: expected one of cls, mean, got 'max'"),
     "pool of": ({"pool": {"csp": "max"}}, "pool of csp: expected one of cls, mean"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +21,6 @@ class Tiny:
 
     overrides: Mapping[str, Any]
     inputs: Callable[[int], Inputs]
-    # Statistics over the batch (BatchNorm) couple samples while training, by definition.
-    couples_samples_in_training: bool = field(default=False)
 
 
 def images(channels: int, height: int, width: int) -> Callable[[int], Inputs]:
@@ -106,9 +104,7 @@ TINY_GPT = {"vocab_size": 11, "dim": 16, "max_length": 12, "num_layers": 2}
 
 TINY_IMAGE = {"dim": 16, "num_layers": 2, "num_heads": 2, "num_classes": 5}
 TINY_VIT = Tiny({**TINY_IMAGE, "image_size": 8, "patch_size": 2, "in_channels": 3}, images(3, 8, 8))
-TINY_TOST = Tiny(
-    {**TINY_IMAGE, "image_size": 32}, images(3, 32, 32), couples_samples_in_training=True
-)
+TINY_TOST = Tiny({**TINY_IMAGE, "image_size": 32}, images(3, 32, 32))
 
 # By pattern of the name; the first that fits counts.
 TINY: dict[str, Tiny] = {
@@ -138,7 +134,6 @@ TINY: dict[str, Tiny] = {
     "mega*_lra_*": Tiny(
         {**TINY_LRA, "num_layers": 1, "z_dim": 6, "hidden_dim": 20},
         tokens(11, 12),
-        couples_samples_in_training=True,
     ),
     "vit_*": TINY_VIT,
     "tost_*": TINY_TOST,
@@ -154,7 +149,7 @@ TINY: dict[str, Tiny] = {
     "patch_only_*": Tiny(
         {"image_size": 8, "patch_sizes": [2, 3], "num_layers": 2}, images(3, 8, 8)
     ),
-    "resnet_*": Tiny({"blocks_per_stage": 2}, images(3, 8, 8), couples_samples_in_training=True),
+    "resnet_*": Tiny({"blocks_per_stage": 2}, images(3, 8, 8)),
 }
 
 

@@ -25,7 +25,8 @@ from rifflemix.bench.reproduce import run as reproduce_run
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
 from rifflemix.recipes import Recipe, get_recipe, registry
-from rifflemix.report.reproduction import report_files, summary_rows
+from rifflemix.report.reproduction import summary_rows
+from rifflemix.report.reproduction_page import report_files
 from rifflemix.tasks import Task
 from rifflemix.train import TrainingDiverged
 

@@ -15,8 +15,9 @@ from small_recipes import QUICK, made_up, small, write
 
 from rifflemix.bench.reproduce import FORMAT, load_results
 from rifflemix.errors import InputError
-from rifflemix.recipes import Recipe
-from rifflemix.report.reproduction import report_entries, report_files
+from rifflemix.recipes import Recipe, get_recipe, list_recipes
+from rifflemix.report.reproduction import report_entries
+from rifflemix.report.reproduction_page import report_files
 
 
 def test_results_are_found_at_any_depth(tmp_path: Path) -> None:
@@ -92,17 +93,23 @@ class Page(HTMLParser):
 
 def test_report_tables(tmp_path: Path, found: list[tuple[Path, dict[str, Any]]]) -> None:
     page = Page(report_files(found, tmp_path / "report")["report.html"].decode())
-    rows = {(row[0], row[1], row[4]): row for row in page.rows[1:]}
-    whole = rows["TSSA", "Digits", "8 of 8"]
-    assert whole[2:4] == ["50.00 %", "62.00 ± 2.00 %"]
-    assert whole[5:11] == ["1", "3", "12,345", "20.0", "25.00", "256 MiB"]
-    assert rows["TSSA", "Digits", "4 of 8"][3] == "20.00 %"
-    partial = rows["CSP", "Digits", "3 of 8"]
-    assert partial[2:4] == ["-", "80.00 % (val.)"]
-    assert partial[9] == ""
-    never = rows["Never | run", "Digits", ""]
-    assert never[2] == "70.25 %"
-    assert set(never[3:]) == {""}
+    overview = page.rows.index(["Table", "Numbers", "Run", "In full"])
+    assert page.rows[overview + 1] == ["Nobody: Table 0", "3", "2", "1"]
+    matrix = page.rows.index(["Row", "Digits, %"])
+    assert page.rows[matrix + 1 : matrix + 4] == [
+        ["TSSA", "50.0062.00 ± 2.00"],
+        ["CSP", "-80.00 (val.)*"],
+        ["Never | run", "70.25"],
+    ]
+    runs = next(place for place, row in enumerate(page.rows) if row[0] == "Run")
+    assert page.rows[runs + 1 :] == [
+        ["TSSA", "Digits", "50.00", "20.00", "4 of 8", "1", "1", "12,345", "20.0", "25.00",
+         "256 MiB", "seed 0"],
+        ["TSSA", "Digits", "50.00", "62.00 ± 2.00", "8 of 8", "1", "3", "12,345", "20.0",
+         "25.00", "256 MiB", "seed 0, seed 1, seed 2"],
+        ["CSP", "Digits", "-", "80.00 (val.)", "3 of 8", "1", "1", "12,345", "20.0", "",
+         "256 MiB", "seed 0"],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html"])
@@ -110,7 +117,7 @@ def test_links_resolve(tmp_path: Path, found: list[tuple[Path, dict[str, Any]]],
     out = tmp_path / "some" / "report"
     out.mkdir(parents=True)
     content = report_files(found, out)[name].decode()
-    links = re.findall(r"\]\(([^)\s]*)\)|href=\"([^\"#]*)\"", content)
+    links = re.findall(r"\]\(([^)\s]*)\)|href=\"([^\"#]+)\"", content)
     targets = {(out / unquote(a or b)).resolve() for a, b in links}
     assert targets == {path.resolve() for path, _ in found}
 
@@ -119,10 +126,14 @@ def test_markdown_tables_are_whole(
     tmp_path: Path, found: list[tuple[Path, dict[str, Any]]]
 ) -> None:
     text = report_files(found, tmp_path)["report.md"].decode()
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + 4
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {13}
-    assert "| Never \\| run | Digits | 70.25 % |  |" in text
+    blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    widths = [
+        {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()} for block in blocks
+    ]
+    assert widths == [{5}, {3}, {13}]
+    assert "| TSSA | 50.00 / **62.00 ± 2.00** |" in text
+    assert "| CSP | - / **80.00 (val.)**\\* |" in text
+    assert "| Never \\| run | 70.25 |" in text
 
 
 def test_html_is_self_contained_and_escaped(tmp_path: Path, listed: list[Recipe]) -> None:
@@ -161,6 +172,27 @@ def test_curves_of_runs_alike_do_not_hide_each_other(tmp_path: Path, listed: lis
     assert html.count("<circle") == 3
     for label in ("TSSA, 8 steps<", "TSSA, 8 steps (2)<", "TSSA, 8 steps, width 0.5<"):
         assert label in html
+
+
+def test_the_whole_run_stands_in_the_table(tmp_path: Path, listed: list[Recipe]) -> None:
+    full = small(train=QUICK)
+    write(tmp_path / "narrow.json", made_up(recipe=full.scaled(0.5), ours=71.0))
+    write(tmp_path / "short.json", made_up(recipe=full.shortened(4), steps=4, ours=72.0))
+    write(tmp_path / "full.json", made_up(recipe=full, ours=60.0))
+    text = report_files(load_results([tmp_path]), tmp_path)["report.md"].decode()
+    assert "| TSSA | 50.00 / **60.00** |" in text
+
+
+def test_every_table_of_the_papers_is_there(tmp_path: Path) -> None:
+    page = Page(report_files([], tmp_path)["report.html"].decode())
+    anchors = [link.removeprefix("#") for link in page.links]
+    assert set(anchors) <= set(page.ids)
+    recipes = [get_recipe(name) for name in list_recipes()]
+    assert len(anchors) == len({(recipe.paper, recipe.table) for recipe in recipes})
+    cells = {cell for row in page.rows for cell in row[1:]}
+    for recipe in recipes:
+        printed = recipe.printed
+        assert printed is None or cells & {f"{printed:.2f}", f"{printed:.4f}"}, recipe.name
 
 
 def test_a_report_of_nothing(tmp_path: Path, listed: list[Recipe]) -> None:

@@ -197,11 +197,30 @@ def test_rows_are_checked(
         load_task("text", data_dir=data)
 
 
-def test_class_with_too_few_reviews(data: Path, write_lines_xz: Callable[..., None]) -> None:
-    for part in ("train", "test"):
-        write_lines_xz(data / f"imdb_{part}.jsonl.xz", [[0, f"review {n}", 1] for n in range(20)])
-    with pytest.raises(InputError, match="0 training reviews of class 1"):
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_files_that_were_cut_but_are_whole_files_are_refused(
+    data: Path, reviews: Reviews, write_lines_xz: Callable[..., None], part: str
+) -> None:
+    reviews[part] = reviews[part][:-1]
+    write_lines(data, reviews, write_lines_xz)
+    with pytest.raises(
+        InputError, match=rf"imdb_{part}.*damaged.*29 reviews in {part}/pos, expected 30"
+    ):
         load_task("text", data_dir=data)
+
+
+def test_validation_holds_no_test_review(
+    data: Path, reviews: Reviews, write_lines_xz: Callable[..., None]
+) -> None:
+    reviews["test"] = [*reviews["train"][:15], *reviews["test"][15:45], *reviews["train"][45:]]
+    write_lines(data, reviews, write_lines_xz)
+    task = load_task("text", data_dir=data)
+    validation = texts(task, "validation")
+    assert not set(validation) & set(texts(task, "test"))
+    dropped = 6 - len(validation)
+    assert dropped > 0
+    assert f"without {dropped} of them that are test reviews too" in task.split_note
+    assert len(task.split("train")) == 54
 
 
 @pytest.mark.slow
@@ -211,9 +230,11 @@ def test_real_files(shared_data: Path) -> None:
         name: np.bincount([label for _, label in texts(task, name)]).tolist() for name in SPLITS
     }
     assert counts == {
-        "train": [11250, 11250], "validation": [1250, 1250], "test": [12500, 12500]
+        "train": [11250, 11250], "validation": [1237, 1247], "test": [12500, 12500]
     }  # fmt: skip
+    assert "without 16 of them that are test reviews too" in task.split_note
     whole = load_task("text", data_dir=shared_data, max_length=20_000)
-    assert not set(texts(whole, "train")) & set(texts(whole, "validation"))
+    assert not set(texts(whole, "validation")) & set(texts(whole, "train"))
+    assert not set(texts(whole, "validation")) & set(texts(whole, "test"))
     labels = [task.split("train")[index][1] for index in range(200)]
     assert 60 < sum(labels) < 140

@@ -30,7 +30,8 @@ def report(
     from rifflemix.bench.compare import check_folder
     from rifflemix.bench.reproduce import load_results
     from rifflemix.files import make_folder, write_atomically
-    from rifflemix.report.reproduction import report_entries, report_files
+    from rifflemix.report.reproduction import report_entries
+    from rifflemix.report.reproduction_page import report_files
 
     check_folder(out)
     found = load_results(places)

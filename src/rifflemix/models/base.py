@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
-from rifflemix.errors import InputError
+from rifflemix.errors import InputError, bad_argument
 from rifflemix.nn.batch_statistics import has_batch_norm, once_in_statistics
 
 
@@ -111,6 +111,16 @@ class Preset:
     card: ModelCard
     build: Callable[..., Model]
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_ids(name: str, ids: Tensor, layout: str, *, rank: int = 2) -> None:
+    """Raise unless `ids` is a tensor of integers of the given rank; `layout` says its shape."""
+    if not isinstance(ids, Tensor):
+        raise bad_argument(name, f"ids of shape {layout}", type(ids).__name__)
+    if ids.dim() != rank:
+        raise bad_argument(name, f"ids of shape {layout}", tuple(ids.shape))
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise bad_argument(name, f"int64 ids of shape {layout}", ids.dtype)
 
 
 def check_size(name: str, images: Tensor, expected: tuple[int, ...]) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.models.base import Model
+from rifflemix.models.base import Model, check_ids
+from rifflemix.nn.activations import ACTIVATIONS
 from rifflemix.nn.heads import PAIR_FEATURES, classifier_head, pair_features
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
-from rifflemix.ops._checks import check_bool, check_integer, check_probability
+from rifflemix.ops._checks import check_bool, check_integer, check_probability, check_tokens
 
 POSITIONS = ("learned", "sinusoid", "none")
 
@@ -70,6 +72,7 @@ class SequenceClassifier(Model):
     ) -> None:
         super().__init__()
         check_choice("pair_mix", pair_mix, PAIR_FEATURES)
+        check_choice("head_activation", head_activation, ACTIVATIONS)
         self.num_layers = check_integer("num_layers", num_layers, 1)
         self.num_sequences = check_integer("num_sequences", num_sequences, 1, 2)
         self.pair_mix = pair_mix
@@ -114,14 +117,15 @@ class SequenceClassifier(Model):
         return scores
 
     def _encode_pair(self, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        if inputs.dim() < 3 or inputs.shape[1] != 2:
-            raise bad_argument("inputs", "pairs of shape (B, 2, N)", tuple(inputs.shape))
+        if not isinstance(inputs, Tensor) or inputs.dim() < 3 or inputs.shape[1] != 2:
+            raise bad_argument("inputs", "pairs of shape (B, 2, N)", _shape_of(inputs))
         mask = None if key_padding_mask is None else key_padding_mask.flatten(0, 1)
         a, b = self.encode(inputs.flatten(0, 1), mask).unflatten(0, (-1, 2)).unbind(1)
         return pair_features(a, b, self.pair_mix)
 
     def encode(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """(B, N) tokens or (B, N, F) vectors, and a mask (B, N) -> one vector each, (B, C)."""
+        self._check_inputs(inputs)
         if not self.mask_padding:
             inputs, key_padding_mask = self._filled(inputs), None
         x = self.embed(inputs)
@@ -136,6 +140,16 @@ class SequenceClassifier(Model):
         pooled: Tensor = self.pool(self.finish(x, key_padding_mask), key_padding_mask)
         return pooled
 
+    def _check_inputs(self, inputs: Tensor) -> None:
+        """Raise unless these are ids (B, N), or vectors (B, N, F) where such are embedded."""
+        if not isinstance(self.embed, nn.Linear):
+            check_ids("inputs", inputs, "(B, N)")
+            return
+        features = self.embed.in_features
+        check_tokens("inputs", inputs, layout=f"(B, N, {features})")
+        if inputs.shape[2] != features:
+            raise bad_argument("inputs", f"shape (B, N, {features})", tuple(inputs.shape))
+
     def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """(B, N, C) out of the last block -> (B, N, C) into the pooling."""
         y: Tensor = self.norm(x)
@@ -145,6 +159,10 @@ class SequenceClassifier(Model):
         """Inputs of `max_length` places; longer ones are left for the positions to refuse."""
         missing = max(self.max_length - inputs.shape[1], 0)
         return F.pad(inputs, (0,) * (2 * (inputs.dim() - 2)) + (0, missing))
+
+
+def _shape_of(inputs: Any) -> object:
+    return tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
 
 
 def places(max_length: int, pool: str) -> int:

@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
-from rifflemix.mixers import create_mixer
 from rifflemix.mixers.butterfly import Butterfly
 from rifflemix.mixers.token_parallel import TokenParallel
 from rifflemix.models.base import ModelCard, Preset
 from rifflemix.models.dimension_mixer_official import official_layer
-from rifflemix.models.images import ImageModel, Size, options_for
+from rifflemix.models.images import ImageModel, Size
+from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.patches import PatchEmbedding
@@ -93,18 +93,18 @@ class DimensionMixerViT(ImageModel):
         super().__init__("dimmixer_vit", image_size, patch_size, in_channels)
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
         hidden_dim = int(dim * check_positive("mlp_ratio", mlp_ratio))
-        options = options_for(mixer, mixer_options, bias=bias)
         self.patch_embed = PatchEmbedding(self.in_channels, dim, self.patch_size, order="chw")
         self.blocks = nn.ModuleList(
             PostNormBlock(
-                create_mixer(
+                block_mixer(
                     mixer,
+                    mixer_options,
                     dim,
+                    of_host={"bias": bias},
                     num_heads=num_heads,
                     max_length=self.num_patches,
                     layer_index=index,
                     num_layers=num_layers,
-                    **options,
                 ),
                 dim,
                 hidden_dim,

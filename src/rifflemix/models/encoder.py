@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from rifflemix.errors import check_choice
-from rifflemix.mixers import create_mixer
 from rifflemix.models.base import ModelCard, Preset
 from rifflemix.models.classifier import SequenceClassifier, places
+from rifflemix.models.mixing import block_mixer
 from rifflemix.nn.embeddings import input_embedding
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.xavier import xavier_uniform
@@ -143,15 +143,15 @@ class Encoder(SequenceClassifier):
         hidden_dim = max(1, round(dim * check_positive("mlp_ratio", mlp_ratio)))
 
         def make_block(index: int) -> EncoderBlock:
-            mixing = create_mixer(
+            mixing = block_mixer(
                 mixer,
+                mixer_options,
                 dim,
                 num_heads=num_heads,
                 max_length=places(max_length, pool),
                 layer_index=index,
                 num_layers=1 if tie_layers else num_layers,
                 dropout=_own("attention_dropout", attention_dropout, dropout),
-                **(mixer_options or {}),
             )
             branch = FeedForward(
                 dim,

@@ -108,6 +108,10 @@ def _recompute(model: CausalModel, tokens: Tensor, count: int, choose: Choose) -
 
 
 def _check_prompt(model: CausalModel, tokens: Tensor, count: int) -> None:
+    if not hasattr(model, "streams"):
+        raise bad_argument("model", "a causal language model", type(model).__name__)
+    if not isinstance(tokens, Tensor):
+        raise bad_argument("tokens", "a tensor of shape (B, N)", type(tokens).__name__)
     if tokens.dim() != 2 or tokens.shape[1] < 1:
         raise bad_argument("tokens", "prompts of shape (B, N), N at least 1", tuple(tokens.shape))
     total = tokens.shape[1] + count

@@ -11,15 +11,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers import TokenMixer, create_mixer
-from rifflemix.models.base import Model
+from rifflemix.mixers import TokenMixer
+from rifflemix.models.base import Model, check_ids
 from rifflemix.models.generation import generate
-from rifflemix.models.images import options_for
+from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.layer_scale import LayerScale
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, valid_places
-from rifflemix.ops._checks import check_bool, check_integer, check_positive, check_probability
+from rifflemix.ops._checks import (
+    check_bool,
+    check_integer,
+    check_padding_mask,
+    check_positive,
+    check_probability,
+)
 
 POSITIONS = ("learned", "sinusoid")
 _EPS = 1e-5
@@ -147,6 +153,8 @@ class GPT(Model):
         vocab_size = check_integer("vocab_size", vocab_size, 1)
         check_choice("positions", positions, POSITIONS)
         bias = check_bool("bias", bias)
+        if layer_scale is not None:
+            layer_scale = check_positive("layer_scale", layer_scale)
         hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
         self.max_length, self.mixer = check_integer("max_length", max_length, 1), mixer
         self.embedding_factor = dim**0.5 if check_bool("scale_embeddings", scale_embeddings) else 1
@@ -157,19 +165,19 @@ class GPT(Model):
         else:
             self.positions = SinusoidalPositions(max_length, dim)
         self.drop = nn.Dropout(check_probability("dropout", dropout))
-        options = options_for(mixer, mixer_options, bias=bias, out_bias=bias)
         self.blocks = nn.ModuleList(
             GPTBlock(
-                create_mixer(
+                block_mixer(
                     mixer,
+                    mixer_options,
                     dim,
+                    of_host={"bias": bias, "out_bias": bias},
                     num_heads=num_heads,
                     max_length=max_length,
                     layer_index=index,
                     num_layers=num_layers,
                     causal=True,
                     dropout=dropout,
-                    **options,
                 ),
                 dim,
                 hidden_dim,
@@ -198,8 +206,8 @@ class GPT(Model):
         Raises:
             InputError: more than `max_length` tokens, or another shape.
         """
-        if tokens.dim() != 2:
-            raise bad_argument("tokens", "ids of shape (B, N)", tuple(tokens.shape))
+        check_ids("tokens", tokens, "(B, N)")
+        check_padding_mask(key_padding_mask, tokens)
         places = None if key_padding_mask is None else valid_places(key_padding_mask)
         x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor, places))
         for block in self.blocks:
@@ -246,6 +254,7 @@ class GPT(Model):
                 f"token {state.position + 1}",
                 "build the model with a larger max_length",
             )
+        check_ids("tokens", tokens, "(B,)", rank=1)
         embedded = self.embed(tokens).unsqueeze(1) * self.embedding_factor
         place = torch.full((len(tokens), 1), state.position, device=tokens.device)
         x = self.drop(self.positions(embedded, place)).squeeze(1)

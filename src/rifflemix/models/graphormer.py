@@ -101,7 +101,9 @@ class Graphormer(Model):
         dim = check_integer("dim", dim, 1)
         num_layers = check_integer("num_layers", num_layers, 1)
         dropout = check_probability("dropout", dropout)
-        attention_dropout = dropout if attention_dropout is None else attention_dropout
+        if attention_dropout is None:
+            attention_dropout = dropout
+        attention_dropout = check_probability("attention_dropout", attention_dropout)
         hidden_dim = max(1, round(dim * check_positive("mlp_ratio", mlp_ratio)))
         self.node = nn.Embedding(check_integer("vocab_size", vocab_size, 1), dim, padding_idx=0)
         self.num_degrees = check_integer("num_degrees", num_degrees, 2)

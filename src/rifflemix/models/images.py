@@ -1,14 +1,13 @@
-"""What the models of images share: sizes, patches, and the mixers' options."""
+"""What the models of images share: sizes and patches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
-from rifflemix.mixers.registry import mixer_options
 from rifflemix.models.base import Model, check_size
 from rifflemix.ops._checks import check_divides, check_floating, check_integer, shown
 
@@ -55,9 +54,3 @@ def size_pair(name: str, size: Any) -> tuple[int, int]:
     if len(sides) != 2:
         raise bad_argument(name, "one number, or height and width", shown(size))
     return check_integer(name, sides[0], 1), check_integer(name, sides[1], 1)
-
-
-def options_for(mixer: str, options: Mapping[str, Any] | None, **of_host: Any) -> dict[str, Any]:
-    """The options of a mixer in a host: the host's where the mixer has them, then its own."""
-    known = mixer_options(mixer)
-    return {name: value for name, value in of_host.items() if name in known} | dict(options or {})

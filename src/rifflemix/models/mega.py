@@ -8,13 +8,13 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers import create_mixer
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
 from rifflemix.mixers.registry import mixer_class
 from rifflemix.models.base import ModelCard, Preset
 from rifflemix.models.classifier import SequenceClassifier
 from rifflemix.models.encoder import NORM_PLACES
 from rifflemix.models.lra import HOSTS
+from rifflemix.models.mixing import block_mixer
 from rifflemix.nn.embeddings import input_embedding
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.norms import TokenNorm
@@ -128,19 +128,20 @@ class MegaClassifier(SequenceClassifier):
             "hidden_dropout": hidden_dropout,
         }
         dropout = check_probability("dropout", dropout)
+        attention_dropout = check_probability("attention_dropout", attention_dropout)
         if not issubclass(mixer_class(mixer), MegaLayer):
             raise bad_argument("mixer", "mega or mega_chunk", repr(mixer))
 
         def make_block(index: int) -> MegaBlock:
-            layer = create_mixer(
+            layer = block_mixer(
                 mixer,
+                mixer_options,
                 dim,
+                of_host=options,
                 max_length=max_length,
                 layer_index=index,
                 num_layers=num_layers,
                 dropout=attention_dropout,
-                **options,
-                **(mixer_options or {}),
             )
             branch = FeedForward(
                 dim, ffn_dim, dropout=dropout, hidden_dropout=hidden_dropout, activation="silu"

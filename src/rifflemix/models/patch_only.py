@@ -14,7 +14,7 @@ from rifflemix.models.images import Size, size_pair
 from rifflemix.models.official import OfficialTensor
 from rifflemix.nn.patch_only import PatchOnlyBlock
 from rifflemix.nn.resize import Resize
-from rifflemix.ops._checks import check_integer, check_integers, check_positive
+from rifflemix.ops._checks import check_floating, check_integer, check_integers, check_positive
 
 
 class PatchOnlyMixer(Model):
@@ -77,6 +77,7 @@ class PatchOnlyMixer(Model):
         Returns:
             (B, num_classes).
         """
+        check_floating("images", images, "(B, channels, height, width)")
         check_size("patch_only", images, (self.in_channels, *self.image_size))
         if key_padding_mask is not None:
             raise bad_argument("key_padding_mask", "None: images have no padding", "a mask")

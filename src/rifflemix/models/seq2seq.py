@@ -14,13 +14,18 @@ from rifflemix.mixers import (
     SinkhornCrossAttention,
     SoftmaxCrossAttention,
     TokenMixer,
-    create_mixer,
 )
-from rifflemix.models.base import Model, ModelCard, Preset
+from rifflemix.models.base import Model, ModelCard, Preset, check_ids
 from rifflemix.models.encoder import Encoder, EncoderBlock
+from rifflemix.models.mixing import block_mixer
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.positions import SinusoidalPositions, valid_places
-from rifflemix.ops._checks import check_integer, check_positive, check_probability
+from rifflemix.ops._checks import (
+    check_integer,
+    check_padding_mask,
+    check_positive,
+    check_probability,
+)
 
 CROSS_ATTENTIONS = ("softmax", "sinkhorn")
 _EPS = 1e-6
@@ -127,16 +132,18 @@ class Seq2Seq(Model):
         hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
 
         def make_mixer(name: str, options: dict[str, Any] | None, index: int, causal: bool) -> Any:
-            return create_mixer(
+            own = causal and decoder_mixer_options is not None
+            return block_mixer(
                 name,
+                options,
                 dim,
+                setting="decoder_mixer_options" if own else "mixer_options",
                 num_heads=num_heads,
                 max_length=max_length,
                 layer_index=index,
                 num_layers=num_layers,
                 causal=causal,
                 dropout=dropout,
-                **(options or {}),
             )
 
         def make_mlp() -> FeedForward:
@@ -191,6 +198,7 @@ class Seq2Seq(Model):
     def encode(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """(B, N) tokens -> the memory (B, N, C)."""
         _check_tokens("inputs", inputs)
+        check_padding_mask(key_padding_mask, inputs)
         places = None if key_padding_mask is None else valid_places(key_padding_mask)
         x = self._embedded(inputs, places)
         for block in self.encoder:
@@ -294,7 +302,8 @@ def _cross_attention(
 
 
 def _check_tokens(name: str, tokens: Tensor) -> None:
-    if tokens.dim() != 2 or tokens.shape[1] < 1:
+    check_ids(name, tokens, "(B, N)")
+    if tokens.shape[1] < 1:
         raise bad_argument(name, "at least one id in shape (B, N)", tuple(tokens.shape))
 
 

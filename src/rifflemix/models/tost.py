@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers import create_mixer
-from rifflemix.models.images import ImageModel, Size, options_for
+from rifflemix.models.images import ImageModel, Size
+from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
 from rifflemix.nn.class_attention import ClassAttentionBlock
 from rifflemix.nn.class_token import ClassToken
@@ -18,7 +18,7 @@ from rifflemix.nn.fourier_positions import FourierPositions
 from rifflemix.nn.ista import ISTA
 from rifflemix.nn.layer_scale import LayerScale
 from rifflemix.nn.patches import ConvPatchEmbedding
-from rifflemix.ops._checks import check_integer, check_positive, check_probability
+from rifflemix.ops._checks import check_bool, check_integer, check_positive, check_probability
 
 FEED_FORWARDS = ("mlp", "ista")
 _EPS = 1e-6
@@ -129,6 +129,7 @@ class ToST(ImageModel):
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
         num_class_layers = check_integer("num_class_layers", num_class_layers, 1)
         check_choice("feed_forward", feed_forward, FEED_FORWARDS)
+        tokens_norm = check_bool("tokens_norm", tokens_norm)
         layer_scale = check_positive("layer_scale", layer_scale)
         drop_path = check_probability("drop_path", drop_path)
         hidden_dim = int(dim * check_positive("mlp_ratio", mlp_ratio))
@@ -136,18 +137,18 @@ class ToST(ImageModel):
         self.patch_embed = ConvPatchEmbedding(self.in_channels, dim, patch_size)
         self.positions = FourierPositions(dim)
         self.drop = nn.Dropout(check_probability("dropout", dropout))
-        options = options_for(mixer, mixer_options, bias=bias, out_bias=True)
         self.blocks = nn.ModuleList(
             ToSTBlock(
-                create_mixer(
+                block_mixer(
                     mixer,
+                    mixer_options,
                     dim,
+                    of_host={"bias": bias, "out_bias": True},
                     num_heads=num_heads,
                     max_length=self.num_patches,
                     layer_index=index,
                     num_layers=num_layers,
                     dropout=dropout,
-                    **options,
                 ),
                 dim,
                 hidden_dim if feed_forward == "mlp" else None,

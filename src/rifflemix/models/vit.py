@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from rifflemix.errors import check_choice
-from rifflemix.mixers import create_mixer
-from rifflemix.mixers.registry import list_mixers
+from rifflemix.mixers.registry import list_mixers, mixer_card
 from rifflemix.models.base import ModelCard, Preset
 from rifflemix.models.encoder import EncoderBlock
-from rifflemix.models.images import ImageModel, Size, options_for
+from rifflemix.models.images import ImageModel, Size
+from rifflemix.models.mixing import block_mixer
 from rifflemix.nn.class_token import ClassToken
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.patches import PatchEmbedding
@@ -82,25 +82,24 @@ class ViT(ImageModel):
         num_tokens = self.num_patches + (self.pool == "cls")
         self.positions = PositionEmbedding(num_tokens, dim, std=1.0)
         self.drop = nn.Dropout(check_probability("embedding_dropout", embedding_dropout))
-        options = options_for(
-            mixer,
-            mixer_options,
-            bias=bias,
-            out_bias=True,
-            inner_dim=_inner_dim(dim, num_heads, head_dim),
-        )
+        of_host = {
+            "bias": bias,
+            "out_bias": True,
+            "inner_dim": _inner_dim(dim, num_heads, head_dim),
+        }
         hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
         self.blocks = nn.ModuleList(
             EncoderBlock(
-                create_mixer(
+                block_mixer(
                     mixer,
+                    mixer_options,
                     dim,
+                    of_host=of_host,
                     num_heads=num_heads,
                     max_length=num_tokens,
                     layer_index=index,
                     num_layers=num_layers,
                     dropout=dropout,
-                    **options,
                 ),
                 FeedForward(dim, hidden_dim, dropout=dropout),
                 dim,
@@ -135,7 +134,7 @@ def _pool_kind(mixer: str, pool: str | Mapping[str, str]) -> str:
         for name, kind in pool.items():
             check_choice("pool", name, (*list_mixers(), "default"))
             check_choice(f"pool of {name}", kind, POOLS)
-        pool = pool.get(mixer, pool.get("default", "cls"))
+        pool = pool.get(mixer_card(mixer).name, pool.get("default", "cls"))
     check_choice("pool", pool, POOLS)
     return pool
 

@@ -78,7 +78,7 @@ def input_embedding(
             raise bad_argument("level_scale", "None for vectors", shown(level_scale))
         return nn.Linear(check_integer("in_channels", in_channels, 1), dim)
     if level_scale is not None:
-        if len(level_scale) != 2:
+        if not isinstance(level_scale, list | tuple) or len(level_scale) != 2:
             raise bad_argument("level_scale", "a mean and a deviation", shown(level_scale))
         return ValueEmbedding(vocab_size, dim, mean=level_scale[0], std=level_scale[1])
     embedding = nn.Embedding(check_integer("vocab_size", vocab_size, 1), dim)

@@ -26,7 +26,8 @@ class GaborFilter(nn.Module):
 
     def __init__(self, features: int, frequency: float, shape: float) -> None:
         super().__init__()
-        gamma = torch.distributions.Gamma(shape, 1.0).sample((features,))
+        # Unchecked: a check of the values needs values, which the meta device has not.
+        gamma = torch.distributions.Gamma(shape, 1.0, validate_args=False).sample((features,))
         self.gamma = nn.Parameter(gamma)
         self.mu = nn.Parameter(torch.empty(features).uniform_(-1.0, 1.0))
         turns = torch.empty(features).uniform_(-1.0, 1.0)

@@ -7,21 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rifflemix.recipes import lra
+from rifflemix.recipes import images, lra
 from rifflemix.recipes.base import Recipe
 from rifflemix.train import TrainConfig
 
 PAPER = "Sapkota and Bhattarai, Dimension Mixer"
 
-# Column title, task and its options.
-_DATA: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "cifar10": (
-        "CIFAR-10",
-        "image",
-        {"color": "rgb", "layout": "image", "augment": "crop_flip"},
-    ),
-    "cifar100": ("CIFAR-100", "cifar100", {"augment": "crop_flip"}),
-}
 _CLASSES = {"cifar10": 10, "cifar100": 100}
 _BATCH = {"cifar10": 64, "cifar100": 128}
 _SPLIT_NOTE = "a tenth of the training images choose the model; the paper trains on all of them"
@@ -175,7 +166,7 @@ def _images(data: str, epochs: int, lr: float) -> TrainConfig:
 
 
 def _on_images(data: str, **fields: Any) -> Recipe:
-    title, task, options = _DATA[data]
+    title, task, options, _, _ = images.DATA[data]
     notes = (_SPLIT_NOTE, *fields.pop("notes", ()))
     return Recipe(paper=PAPER, column=title, task=task, task_options=options, notes=notes, **fields)
 
@@ -297,7 +288,7 @@ def table7(data: str, kind: str, layers: int) -> Recipe:
         name=f"dimension_mixer/table7-{data}-{kind}-l{layers}",
         table="Table 7",
         row=words,
-        printed=printed[list(_DATA).index(data)],
+        printed=printed[list(_CLASSES).index(data)],
         model=f"patch_only_{data}_l{layers}" if is_own else f"mlp_mixer_{kind}_l{layers}",
         model_settings={} if is_own else {"num_classes": _CLASSES[data]},
         train=_images(data, epochs=200, lr=1e-3),
@@ -355,7 +346,7 @@ _ALL: tuple[Callable[[], Recipe], ...] = (
     *(partial(table5, task, mixer) for mixer in _LRA for task in _LRA_TASKS),
     table5_pathx,
     *(partial(table6, step) for step in _CURRICULUM),
-    *(partial(table7, data, *key) for data in _DATA for key in _PATCH_ONLY),
+    *(partial(table7, data, *key) for data in _CLASSES for key in _PATCH_ONLY),
     *(partial(table9, *size, kind) for size in _PARALLEL_SIZES for kind in _PARALLEL),
     *(partial(figure7, name) for name in _RESNETS),
 )

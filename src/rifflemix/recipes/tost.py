@@ -174,17 +174,17 @@ def table3_quoted(task: str, mixer: str) -> Recipe:
 
 
 def table4(model: str) -> Recipe:
-    """A row of Table 4, trained and read on WikiText."""
+    """A row of Table 4, trained and read on Penn Treebank."""
     return Recipe(
-        name=f"tost/table4-wikitext-{model}",
+        name=f"tost/table4-ptb-{model}",
         paper=PAPER,
         table="Table 4",
         row=_LANGUAGE[model],
-        column="Wikitext",
+        column="PTB",
         printed=None,
         metric="loss",
         unit="nats",
-        task="wikitext",
+        task="ptb",
         task_options={"level": "bpe", "max_length": 1024},
         model=model,
         model_settings={"bias": False},

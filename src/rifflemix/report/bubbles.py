@@ -10,7 +10,7 @@ from html import escape
 from rifflemix.report.units import format_bytes, format_rate
 
 _WIDTH, _HEIGHT = 640, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 190, 20, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 26, 44
 _LARGEST_RADIUS = 22.0
 
 
@@ -34,19 +34,18 @@ def bubble_chart(title: str, unit: str, bubbles: Sequence[Bubble]) -> str:
         x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * _share(math.log(bubble.speed), speeds)
         y = _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * _share(bubble.value, values)
         radius = _LARGEST_RADIUS * math.sqrt(bubble.memory / largest)
-        label = f"{number}. {bubble.name}"
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="var(--own)" '
             f'fill-opacity="0.35" stroke="var(--own)"><title>{escape(_told(bubble, unit))}</title>'
             f'</circle><text x="{x:.1f}" y="{y + 3:.1f}" text-anchor="middle">{number}</text>'
-            f'<text x="{_WIDTH - _RIGHT + 14}" y="{_TOP + 14 * number}">{escape(label)}</text>'
         )
-    described = "; ".join(_told(bubble, unit) for bubble in bubbles)
+    told = [_told(bubble, unit) for bubble in bubbles]
+    names = "".join(f"<li>{escape(text)}</li>" for text in told)
     return (
-        f'<figure><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-label="{escape(title)}: {escape(described)}">{"".join(parts)}</svg>'
-        "<figcaption>Further right is faster, further up is a larger value; the area of a disk is "
-        "its memory.</figcaption></figure>"
+        f'<figure class="bubbles"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{escape(title)}: {escape("; ".join(told))}">{"".join(parts)}</svg>'
+        f"<ol>{names}</ol><figcaption>Further right is faster, further up is a larger value; the "
+        "area of a disk is its memory.</figcaption></figure>"
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rifflemix.report.table import comparison_rows
 
-_WIDTH, _HEIGHT = 240, 150
-_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 8, 24, 22
+_WIDTH, _HEIGHT = 240, 136
+_LEFT, _RIGHT, _TOP, _BOTTOM = 40, 8, 10, 22
 
 Curve = Sequence[tuple[float, float]]
 
@@ -72,9 +72,9 @@ def _panel(title: str, name: str, curves: Mapping[str, Sequence[Curve]], scale: 
     ends = ", ".join(f"{curve[-1][1]:.3g}" for curve in curves[name] if curve)
     label = f"{title}: last value {ends or 'none'}"
     return (
+        f"<div><p>{escape(title)}</p>"
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
-        f'<text x="{_LEFT}" y="14" class="name">{escape(title)}</text>'
-        f"{_axes(scale)}{''.join(lines)}</svg>"
+        f"{_axes(scale)}{''.join(lines)}</svg></div>"
     )
 
 

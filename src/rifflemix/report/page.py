@@ -17,18 +17,22 @@ h1 { font-size: 1.6rem; margin: 0 0 .3rem; } h2 { font-size: 1.2rem; margin: 2.2
 h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; }
 p.lead, caption, figcaption { color: var(--soft); }
 p.partial { border-left: .3rem solid var(--mark); padding-left: .8rem; font-weight: 600; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; } .scroll + .scroll { margin-top: 1rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 caption { caption-side: bottom; text-align: left; padding-top: .4rem; font-size: .9rem; }
 th, td { padding: .35rem .7rem; border-bottom: 1px solid var(--line); text-align: right; }
 td { white-space: nowrap; } td.text { white-space: normal; }
 th:first-child, td:first-child, th.text, td.text { text-align: left; }
-thead th { background: var(--band); vertical-align: bottom; }
+thead th { background: var(--band); vertical-align: bottom; white-space: nowrap; }
 tbody th { font-weight: 500; }
 td.best { font-weight: 700; }
 figure { margin: 0; } img { max-width: 100%; height: auto; background: #ffffff;
   border-radius: .4rem; border: 1px solid var(--line); }
 .panels { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fill, minmax(14rem, 1fr)); }
+.panels p { margin: 0; font-size: .8rem; font-weight: 600; line-height: 1.25; }
+.panels > div { display: flex; flex-direction: column; justify-content: end; }
+.bubbles { max-width: 40rem; } .bubbles ol { margin: .3rem 0; font-size: .9rem; }
+.ours { display: block; color: var(--own); } .bubbles figcaption { font-size: .9rem; }
 svg { width: 100%; height: auto; font: 10px system-ui, sans-serif; fill: var(--soft); }
 svg .name { font-size: 12px; font-weight: 600; fill: var(--ink); }
 svg .axis { fill: none; stroke: var(--soft); stroke-width: 1; }
@@ -54,10 +58,15 @@ def page(title: str, sections: Iterable[str]) -> str:
 
 def section(heading: str, body: str) -> str:
     """A section under a heading that a link can name."""
-    name = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+    name = anchor(heading)
     return (
         f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(heading)}</h2>{body}</section>'
     )
+
+
+def anchor(heading: str) -> str:
+    """What a link to a section's heading names."""
+    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
 def table(

@@ -242,8 +242,7 @@ class _Layout:
         discs = np.stack([joined.dashes[:, 0, 0], joined.dashes[:, -1, 1]], axis=1)
         self.alive &= _discs_are_clear(joined.dashes, discs, scene)
         apart, apart_grid = self._two_apart(joined, discs)
-        beside, beside_grid = self._one_beside(joined, discs)
-        self.alive &= _spread_alike(apart, beside, discs, scene)
+        beside, beside_grid = self._one_beside(joined, discs, apart)
         chosen = np.flatnonzero(is_joined)
         apart[chosen] = beside[chosen]
         apart_grid.put(chosen, beside_grid, chosen)
@@ -270,13 +269,26 @@ class _Layout:
         second = self._grow(grid, scene.contour_length, ends[1], marked=True).dashes
         return np.concatenate([first, second], axis=1), grid
 
-    def _one_beside(self, joined: _Contours, discs: Floats) -> tuple[Floats, _Occupied]:
-        """A contour with a second one that begins not far from a disc, and what they occupy."""
-        grid = self._nothing()
+    def _one_beside(
+        self, joined: _Contours, discs: Floats, apart: Floats
+    ) -> tuple[Floats, _Occupied]:
+        """A contour with a second one, together spread like two apart, and what they occupy."""
+        beside, grid = np.zeros_like(apart), self._nothing()
         grid.block(_along(joined.dashes, self._scene), self._scene.clearance)
         grid.block(discs, self._scene.disc_clearance)
-        second = self._grow(grid, self._scene.contour_length, near=discs).dashes
-        return np.concatenate([joined.dashes, second], axis=1), grid
+        wanted, done = self.alive, np.zeros_like(self.alive)
+        for _ in range(_TRIES):
+            self.alive = wanted & ~done
+            if not self.alive.any():
+                break
+            trial = grid.of(np.arange(len(discs)))
+            second = self._grow(trial, self._scene.contour_length, near=discs).dashes
+            both = np.concatenate([joined.dashes, second], axis=1)
+            alike = np.flatnonzero(self.alive & _spread_alike(apart, both, discs, self._scene))
+            beside[alike], done[alike] = both[alike], True
+            grid.put(alike, trial, alike)
+        self.alive = done
+        return beside, grid
 
     def _grow(
         self,

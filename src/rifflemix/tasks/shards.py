@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from rifflemix.errors import InputError
-from rifflemix.files import locked, make_folder
+from rifflemix.files import FolderInUse, locked, make_folder
 from rifflemix.tasks.base import Progress, Sample
 from rifflemix.tasks.files import Array, cannot_keep, load_arrays, store_arrays
 
@@ -93,7 +93,6 @@ def prepare_shards(
     ]
     pairs = [shard.load() for shard in shards]
     if None in pairs:
-        make_folder(folder)
         with waiting_for(folder, progress, what):
             _make_missing(shards, make, progress, what)
         pairs = [shard.load() for shard in shards]
@@ -168,8 +167,9 @@ class _Work(Dataset[str]):
 
 
 def _run(shards: list[_Shard], make: ImageMaker) -> Iterator[str]:
-    """Make all shards, in as many processes as there are cores; one alone is made in this one."""
-    workers = min(len(shards), _cores()) if len(shards) > 1 else 0
+    """Make all shards, in as many processes as there are cores, or in this one alone."""
+    processes = min(len(shards), _cores())
+    workers = processes if processes > 1 else 0
     # torch's loader ends its processes with this one, however that ends.
     loader = DataLoader(
         _Work(shards, make),
@@ -178,7 +178,13 @@ def _run(shards: list[_Shard], make: ImageMaker) -> Iterator[str]:
         prefetch_factor=1 if workers else None,
         worker_init_fn=_leave_interrupts_to_parent if workers else None,
     )
-    return iter(loader)
+    try:
+        yield from loader
+    except RuntimeError as error:
+        raise InputError(
+            f"making images was broken off ({str(error).splitlines()[0]}); is memory short? "
+            "The same command goes on where it was"
+        ) from error
 
 
 def _cores() -> int:
@@ -191,13 +197,14 @@ def _leave_interrupts_to_parent(_: int) -> None:
 
 @contextlib.contextmanager
 def waiting_for(folder: Path, progress: Progress, what: str) -> Iterator[None]:
-    """Hold a folder; while another process does, wait."""
+    """Make a folder and hold it; while another process does, wait."""
+    make_folder(folder)
     with contextlib.ExitStack() as stack:
         while True:
             try:
                 stack.enter_context(locked(folder))
                 break
-            except InputError:
+            except FolderInUse:
                 progress(f"{what}, waiting for another process that does so", 0, None)
                 time.sleep(_WAIT_SECONDS)
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -74,7 +74,7 @@ class Text:
         arrays = load_source(self.card, source, request.progress)
         train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
         test_order = content_order(list(test), "text: order")
-        kept, held_out = _carve(train, source.name)
+        kept, held_out = _carve(train)
         held_out, dropped = _drop_known(train, held_out, test)
         return Task(
             name=self.card.name,
@@ -125,7 +125,7 @@ class Text:
         )
 
 
-def _carve(train: PackedRows, source: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _carve(train: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows for training and for validation, chosen and ordered by the texts alone."""
     texts, labels = list(train), np.asarray(train.labels.values)
     # Two hashes: in the order of the first, the classes of what is left would not be mixed.
@@ -133,11 +133,6 @@ def _carve(train: PackedRows, source: str) -> tuple[NDArray[np.int64], NDArray[n
     held_out = np.zeros(len(labels), dtype=bool)
     for label in range(len(_CLASSES)):
         members = chosen[labels[chosen] == label]
-        if len(members) < 10:
-            raise InputError(
-                f"task text: {source} has {len(members)} training reviews of class {label}, "
-                "expected at least 10"
-            )
         held_out[members[: len(members) // 10]] = True
     return order[~held_out[order]], order[held_out[order]]
 
@@ -185,7 +180,7 @@ def _decode_folder(folder: Path, progress: Progress) -> Arrays:
             progress(f"reading {folder.name}", done, len(paths))
         with reading(path):
             rows[path.parts[-3]].append((path.read_bytes(), _CLASSES.index(path.parent.name)))
-    return _packed(folder, rows)
+    return _packed(dict.fromkeys(rows, str(folder)), rows)
 
 
 def _decode_tar(path: Path, progress: Progress) -> Arrays:
@@ -197,30 +192,28 @@ def _decode_tar(path: Path, progress: Progress) -> Arrays:
             progress(f"reading {path.name}", done, total)
         part, label = name.split("/")[-3:-1]
         rows[part].append((content, _CLASSES.index(label)))
-    return _packed(path, rows)
+    return _packed(dict.fromkeys(rows, str(path)), rows)
 
 
-def _packed(path: Path, parts: dict[str, list[tuple[bytes, int]]]) -> Arrays:
-    """Packed rows, after a check that all reviews of the data set are there."""
-    for part, rows in parts.items():
-        _check_complete(path, part, rows)
-    return pack_parts({part: _checked(str(path), rows) for part, rows in parts.items()})
+def _packed(names: Mapping[str, str], parts: Mapping[str, Rows]) -> Arrays:
+    """Packed rows of each part, which comes from what `names` says, if it is complete."""
+    return pack_parts({part: _complete(names[part], part, rows) for part, rows in parts.items()})
 
 
-def _check_complete(path: Path, part: str, rows: list[tuple[bytes, int]]) -> None:
-    for label, name in enumerate(_CLASSES):
-        count = sum(row[1] == label for row in rows)
+def _complete(name: str, part: str, rows: Rows) -> list[tuple[bytes, int]]:
+    """The rows, after a check that all reviews of a part are there and in order."""
+    checked = list(_checked(name, rows))
+    for label, folder in enumerate(_CLASSES):
+        count = sum(row[1] == label for row in checked)
         if count != _TEXTS_PER_CLASS:
-            raise damaged(path, f"{count} reviews in {part}/{name}, expected {_TEXTS_PER_CLASS}")
+            why = f"{count} reviews in {part}/{folder}, expected {_TEXTS_PER_CLASS}"
+            raise damaged(Path(name), why)
+    return checked
 
 
 def _decode_lines(paths: dict[str, Path], progress: Progress) -> Arrays:
-    parts: dict[str, Rows] = {}
-    for part, path in paths.items():
-        rows = list(_checked(str(path), _read_lines(path, progress)))
-        _check_complete(path, part, rows)
-        parts[part] = rows
-    return pack_parts(parts)
+    names = {part: str(path) for part, path in paths.items()}
+    return _packed(names, {part: _read_lines(path, progress) for part, path in paths.items()})
 
 
 def _read_lines(path: Path, progress: Progress) -> Iterator[tuple[bytes, int]]:
@@ -238,8 +231,8 @@ def _decode_hub(splits: Any, progress: Progress) -> Arrays:
     parts: dict[str, Rows] = {}
     for part in _LINES:
         texts = (text.encode() for text in splits[part]["text"])
-        parts[part] = _checked(_HUB, zip(texts, splits[part]["label"], strict=True))
-    return pack_parts(parts)
+        parts[part] = zip(texts, splits[part]["label"], strict=True)
+    return _packed(dict.fromkeys(parts, _HUB), parts)
 
 
 def _checked(name: str, rows: Rows) -> Iterator[tuple[bytes, int]]:

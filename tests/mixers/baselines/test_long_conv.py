@@ -106,6 +106,13 @@ def test_first_window() -> None:
     assert mixer.no_weight_decay() <= {name for name, _ in mixer.named_parameters()}
 
 
+def test_it_is_counted_without_memory() -> None:
+    with torch.device("meta"):
+        mixer = LongConv(DIM, max_length=MOST)
+    expected = sum(p.numel() for p in LongConv(DIM, max_length=MOST).parameters())
+    assert sum(p.numel() for p in mixer.parameters()) == expected
+
+
 BAD: dict[str, tuple[str, Callable[[], Any]]] = {
     "features": ("features", lambda: made(features=0)),
     "layers": ("num_layers", lambda: made(kernel_layers=0)),

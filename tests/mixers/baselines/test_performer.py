@@ -121,6 +121,16 @@ def test_many_features_approach_softmax_attention(
     assert errors[2] < 0.04
 
 
+def test_wide_causal_heads_tell_keys_apart() -> None:
+    """Rows of the projection are long there, and a bound from their length would hide all keys."""
+    mixer = build(256, 1, causal=True)
+    x = torch.randn(1, 9, 256, dtype=torch.float64)
+    torch.testing.assert_close(mixer(x)[0], literal(mixer, x[0]), atol=1e-8, rtol=1e-8)
+    _, k, _ = mixer.split(mixer.qkv(x))
+    _, features = mixer.features(k, k, None, None)
+    assert features.std(-2).mean() > 0.1 * features.mean()
+
+
 def test_large_exponents_stay_finite_when_causal() -> None:
     """Keys as long as the rows of the projection reach the largest exponent there is."""
     mixer = rm.create_mixer("performer", 512, causal=True, num_features=16)

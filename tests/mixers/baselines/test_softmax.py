@@ -46,6 +46,12 @@ def test_streaming_with_an_inner_width() -> None:
     torch.testing.assert_close(torch.stack(steps, dim=1), mixer(x))
 
 
+def test_an_empty_cache_has_the_type_of_the_parameters() -> None:
+    mixer = rm.create_mixer("softmax", 8, num_heads=2, causal=True).bfloat16()
+    y, state = mixer.step(torch.randn(2, 8, dtype=torch.bfloat16), mixer.init_state(2))
+    assert y.dtype == state["keys"].dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -18,7 +18,7 @@ _SOFTMAX_OFFSET = 1e-4
 _RELU_OFFSET = 1e-3
 # Stands for the log of zero, and stays finite in a row that holds nothing else.
 _LOG_ZERO = -1e30
-# Causal keys are stabilised by a constant that keeps exp(...) under e^60, float32's reach in sums.
+# Exponents of causal keys end here: exp(...) stays in float32's reach, sums of many included.
 _LARGEST_EXPONENT = 60.0
 
 
@@ -29,8 +29,8 @@ class Performer(LinearAttentionMixer):
     of a random projection, plus a small offset. To keep the exponentials in range, a query's
     largest product is taken off, which changes nothing, and the largest product of all valid
     keys of a head, against which the offset is measured. A causal form cannot know that one:
-    there the constant max |w|^2 / 2 - 60, if above 0, is taken off instead. There are no weights
-    that dropout could drop.
+    there nothing is taken off, and exponents over 60 count as 60. There are no weights that
+    dropout could drop.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
@@ -136,15 +136,8 @@ class Performer(LinearAttentionMixer):
         if padded is not None:
             products = products.masked_fill(padded, _LOG_ZERO)
         if self.causal:
-            return _exponential_features(k, products, self._largest_exponent(products))
+            return _exponential_features(k, products, None)
         return _exponential_features(k, products, products.amax((-1, -2), keepdim=True))
-
-    def _largest_exponent(self, like: Tensor) -> Tensor:
-        """What to take off so that w x - |x|^2 / 2 <= |w|^2 / 2 stays in the range of float32."""
-        if self.projection is None:
-            raise bad_argument("num_features", "a number of random features", None)
-        bound = 0.5 * self.projection.to(like.dtype).square().sum(-1).amax()
-        return torch.relu(bound - _LARGEST_EXPONENT)
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
@@ -152,10 +145,10 @@ class Performer(LinearAttentionMixer):
         return f"{super().extra_repr()}, kernel={self.kernel}, num_features={features}"
 
 
-def _exponential_features(x: Tensor, products: Tensor, largest: Tensor) -> Tensor:
-    half_norm = 0.5 * x.square().sum(-1, keepdim=True)
-    exponentials = torch.exp(products - half_norm - largest)
-    return (exponentials + _SOFTMAX_OFFSET) / math.sqrt(products.shape[-1])
+def _exponential_features(x: Tensor, products: Tensor, largest: Tensor | None) -> Tensor:
+    exponents = products - 0.5 * x.square().sum(-1, keepdim=True)
+    limited = exponents.clamp(max=_LARGEST_EXPONENT) if largest is None else exponents - largest
+    return (limited.exp() + _SOFTMAX_OFFSET) / math.sqrt(products.shape[-1])
 
 
 def orthogonal_projection(

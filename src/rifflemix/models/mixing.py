@@ -1,0 +1,46 @@
+"""How the blocks of all models get their mixers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rifflemix.errors import bad_argument
+from rifflemix.mixers import TokenMixer, create_mixer
+from rifflemix.mixers.registry import mixer_options
+from rifflemix.ops._checks import shown
+
+
+def block_mixer(
+    mixer: str,
+    options: Mapping[str, Any] | None,
+    dim: int,
+    *,
+    of_host: Mapping[str, Any] | None = None,
+    setting: str = "mixer_options",
+    **shared: Any,
+) -> TokenMixer:
+    """The mixer of one block.
+
+    Args:
+        mixer: registry name.
+        options: the mixer's own options, as the caller of the model wrote them.
+        dim: channels C.
+        of_host: options that the model sets in mixers that have them; `options` come before.
+        setting: what the model calls `options`.
+        shared: what the model says of the arguments that all mixers take, see `create_mixer`.
+
+    Raises:
+        InputError: an unknown mixer, options that are no mapping or that the model sets by
+            itself, or a value out of range.
+    """
+    known = mixer_options(mixer)
+    if options is not None and not isinstance(options, Mapping):
+        raise bad_argument(setting, f"a mapping with options of {mixer}", shown(options))
+    own = {} if options is None else dict(options)
+    for name in own:
+        if not isinstance(name, str) or name in ("name", "dim", *shared):
+            expected = f"options of {mixer} ({', '.join(known) or 'it has none'})"
+            raise bad_argument(setting, expected, shown(name), "the rest is set by the model")
+    hosted = {name: value for name, value in (of_host or {}).items() if name in known}
+    return create_mixer(mixer, dim, **shared, **(hosted | own))

@@ -1,0 +1,225 @@
+"""All reproductions as report.md and as one self-contained report.html."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+from rifflemix.recipes import Recipe
+from rifflemix.report.bubbles import Bubble, bubble_chart
+from rifflemix.report.curves import panels
+from rifflemix.report.page import anchor, bullets, page, section, table
+from rifflemix.report.reproduction import Entry, Found, PaperTable, Result, paper_tables
+from rifflemix.report.units import format_bytes, format_percent, format_rate
+
+_TITLE = "rifflemix: the papers' tables"
+_EXPLAINED = (
+    "A place of a table holds the printed number and, where it was run, ours: the test value of "
+    "the weights that the validation split chose, over several seeds the mean and the sample "
+    "standard deviation. What was not run is empty; - stands where the paper prints no number "
+    "for this data.",
+    "* marks a reduced run: fewer steps than the paper's run makes, or a narrower model. Its "
+    "number is no reproduction of the printed one.",
+    "A run that was stopped shows its best validation value, marked (val.).",
+    "Memory is the peak of the process, on a GPU of its tensors. MFU is model FLOP utilisation; "
+    "it counts multiplications only, sorting counts as nothing.",
+)
+_RUN_HEADERS = (
+    "Run", "Column", "Printed", "Ours", "Steps", "Width", "Seeds", "Parameters", "Steps/s",
+    "MFU, %", "Memory", "Files",
+)  # fmt: skip
+_OVERVIEW_HEADERS = ("Table", "Numbers", "Run", "In full")
+
+
+def report_files(found: Found, out: Path) -> dict[str, bytes]:
+    """report.md and report.html, by name; links to raw files are relative to `out`."""
+    tables = paper_tables(found)
+    return {
+        "report.md": _markdown(tables, out).encode(),
+        "report.html": _html(tables, out).encode(),
+    }
+
+
+def _run_cells(entry: Entry) -> list[str]:
+    """What the table of runs says of one entry, but for its files."""
+    recipe, first = entry.recipe, entry.runs[0][1]
+    share = [run["utilisation"]["share"] for _, run in entry.runs if run["utilisation"]]
+    speed, memory = entry.median("steps_per_second"), entry.median("peak_memory_bytes")
+    return [
+        recipe.row,
+        recipe.column,
+        entry.printed(),
+        entry.ours(),
+        f"{first['steps']:,} of {first['steps_planned']:,}",
+        f"{first['recipe']['width']:g}",
+        str(len({run["seed"] for _, run in entry.runs})),
+        f"{first['parameters']:,}",
+        "" if speed is None else format_rate(speed),
+        "" if not share else format_percent(statistics.median(share)),
+        "" if memory is None else format_bytes(memory),
+    ]
+
+
+def _place(entry: Entry | None) -> tuple[str, str]:
+    """The printed number and ours, marked where it is a reduced run's."""
+    if entry is None:
+        return "", ""
+    ours = entry.ours() if entry.runs else ""
+    return entry.printed(), f"{ours}*" if ours and entry.is_reduced else ours
+
+
+def _link(path: Path, out: Path) -> str:
+    return quote(os.path.relpath(path.absolute(), out.absolute()).replace(os.sep, "/"))
+
+
+# Markdown.
+
+
+def _markdown(tables: Sequence[PaperTable], out: Path) -> str:
+    lines = [
+        f"# {_TITLE}",
+        "",
+        *[f"- {sentence.replace('*', chr(92) + '*')}" for sentence in _EXPLAINED],
+    ]
+    lines += ["", *_markdown_table(_OVERVIEW_HEADERS, _overview(tables))]
+    for of_paper in tables:
+        headers = ["Row", *(f"{column}, {unit}" for column, unit in of_paper.columns)]
+        rows = [
+            [row, *(_markdown_place(of_paper.at(row, column)) for column, _ in of_paper.columns)]
+            for row in of_paper.rows
+        ]
+        lines += ["", f"## {of_paper.title}", "", *_markdown_table(headers, rows)]
+        if of_paper.runs:
+            runs = [[*_run_cells(entry), _markdown_files(entry, out)] for entry in of_paper.runs]
+            lines += ["", *_markdown_table(_RUN_HEADERS, runs)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_place(entry: Entry | None) -> str:
+    printed, ours = _place(entry)
+    return (
+        f"{printed} / **{ours.rstrip('*')}**" + ("\\*" if ours.endswith("*") else "")
+        if ours
+        else printed
+    )
+
+
+def _markdown_files(entry: Entry, out: Path) -> str:
+    return ", ".join(f"[seed {run['seed']}]({_link(path, out)})" for path, run in entry.runs)
+
+
+def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [headers, ["---"] * len(headers), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+
+
+def _overview(tables: Sequence[PaperTable]) -> list[list[str]]:
+    return [[of_paper.title, *map(str, of_paper.counts())] for of_paper in tables]
+
+
+# HTML.
+
+
+def _html(tables: Sequence[PaperTable], out: Path) -> str:
+    sections = [f"<header><h1>{_TITLE}</h1></header>{bullets(_EXPLAINED)}{_contents(tables)}"]
+    for of_paper in tables:
+        body = _matrix(of_paper) + _runs(of_paper, out) + _pictures(of_paper.runs)
+        sections.append(section(of_paper.title, body))
+    return page(_TITLE, sections)
+
+
+def _contents(tables: Sequence[PaperTable]) -> str:
+    rows = [
+        f'<tr><th scope="row"><a href="#{anchor(title)}">{escape(title)}</a></th>'
+        + "".join(f"<td>{count}</td>" for count in counts)
+        + "</tr>"
+        for title, *counts in _overview(tables)
+    ]
+    return table(list(_OVERVIEW_HEADERS), rows, "How many numbers of each table were run.")
+
+
+def _matrix(of_paper: PaperTable) -> str:
+    rows = []
+    for row in of_paper.rows:
+        cells = "".join(_html_place(of_paper.at(row, column)) for column, _ in of_paper.columns)
+        rows.append(f'<tr><th scope="row">{escape(row)}</th>{cells}</tr>')
+    headers = ["Row", *(f"{column}, {unit}" for column, unit in of_paper.columns)]
+    return table(headers, rows, "Printed, and ours in colour." if of_paper.runs else "Printed.")
+
+
+def _html_place(entry: Entry | None) -> str:
+    printed, ours = _place(entry)
+    shown = f'<strong class="ours">{escape(ours)}</strong>' if ours else ""
+    return f"<td>{escape(printed)}{shown}</td>"
+
+
+def _runs(of_paper: PaperTable, out: Path) -> str:
+    if not of_paper.runs:
+        return ""
+    rows = [_run_row(entry, out) for entry in of_paper.runs]
+    files = len(_RUN_HEADERS) - 1
+    return table(list(_RUN_HEADERS), rows, "Every run.", text_columns={1, files})
+
+
+def _run_row(entry: Entry, out: Path) -> str:
+    first, second, *cells = _run_cells(entry)
+    links = ", ".join(
+        f'<a href="{escape(_link(path, out))}">seed {run["seed"]}</a>' for path, run in entry.runs
+    )
+    columns = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return (
+        f'<tr><th scope="row">{escape(first)}</th><td class="text">{escape(second)}</td>'
+        f'{columns}<td class="text">{links}</td></tr>'
+    )
+
+
+def _pictures(entries: Sequence[Entry]) -> str:
+    """Learning curves of every column that was run, and disks where there are several rows."""
+    columns: dict[str, list[Entry]] = {}
+    for entry in entries:
+        columns.setdefault(entry.recipe.column, []).append(entry)
+    return "".join(_column_pictures(name, of_column) for name, of_column in columns.items())
+
+
+def _column_pictures(name: str, entries: Sequence[Entry]) -> str:
+    names = _labels(entries)
+    curves = {
+        key: [_validation_curve(entry.recipe, run) for _, run in entry.runs]
+        for key, entry in zip(names, entries, strict=True)
+    }
+    recipe = entries[0].recipe
+    heading = f"<h3>{escape(f'{name}: validation {recipe.metric}, {recipe.unit}')}</h3>"
+    drawn = {key: lines for key, lines in curves.items() if any(lines)}
+    curved = heading + panels({key: key for key in drawn}, drawn) if drawn else ""
+    bubbles = [bubble for bubble in map(_bubble, names, entries) if bubble is not None]
+    return curved + (bubble_chart(name, recipe.unit, bubbles) if len(bubbles) > 1 else "")
+
+
+def _labels(entries: Sequence[Entry]) -> list[str]:
+    """A name for each entry, no two alike: the row, how long it was trained, and if narrower."""
+    names: list[str] = []
+    for entry in entries:
+        first = entry.runs[0][1]
+        width = first["recipe"]["width"]
+        name = f"{entry.recipe.row}, {first['steps']:,} steps"
+        name += "" if width == 1 else f", width {width:g}"
+        again = sum(other == name or other.startswith(f"{name} (") for other in names)
+        names.append(f"{name} ({again + 1})" if again else name)
+    return names
+
+
+def _validation_curve(recipe: Recipe, run: Result) -> list[tuple[float, float]]:
+    """Step and value of every evaluation; none where the metric is the test split's only."""
+    history = run["result"]["validation"]
+    return [(at["step"], recipe.shown(at[recipe.metric])) for at in history if recipe.metric in at]
+
+
+def _bubble(name: str, entry: Entry) -> Bubble | None:
+    speed, memory = entry.median("steps_per_second"), entry.median("peak_memory_bytes")
+    if not entry.values or speed is None or memory is None:
+        return None
+    return Bubble(name, speed, statistics.fmean(entry.values), memory)
