@@ -86,11 +86,11 @@ def cnn_table() -> str:
         "| set | test accuracy | test images | processor minutes | images seen |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for row in result["results"]:
-        lines.append(
-            f"| `{row['preset']}` | {100 * row['accuracy']:.1f} % | {row['test_images']:,} | "
-            f"{row['cpu_seconds'] / 60:.1f} | {row['images_seen']:,} |"
-        )
+    lines += [
+        f"| `{row['preset']}` | {100 * row['accuracy']:.1f} % | {row['test_images']:,} | "
+        f"{row['cpu_seconds'] / 60:.1f} | {row['images_seen']:,} |"
+        for row in result["results"]
+    ]
     return (
         "\n".join(lines)
         + f"\n\n{result['parameters']:,} parameters, one core of {_cpu(result)}; from "
