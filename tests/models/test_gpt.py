@@ -335,9 +335,9 @@ def test_too_many_tokens_and_wrong_shapes() -> None:
         model(torch.zeros(1, 17, dtype=torch.int64))
     with pytest.raises(rm.InputError, match=r"tokens: expected ids of shape \(B, N\)"):
         model(torch.zeros(5, dtype=torch.int64))
-    with pytest.raises(rm.InputError, match="tokens: expected int64 ids .* got torch.float32"):
+    with pytest.raises(rm.InputError, match=r"tokens: expected int64 ids .* got torch.float32"):
         model(torch.zeros(1, 5))
-    with pytest.raises(rm.InputError, match="tokens: expected ids .* got list"):
+    with pytest.raises(rm.InputError, match=r"tokens: expected ids .* got list"):
         model([1, 2])
     with pytest.raises(rm.InputError, match=r"tokens: expected ids of shape \(B,\), got \(1, 1\)"):
         model.step(torch.zeros(1, 1, dtype=torch.int64), model.init_state(1))
@@ -345,7 +345,7 @@ def test_too_many_tokens_and_wrong_shapes() -> None:
 
 @pytest.mark.parametrize("mask", [torch.zeros(1, 4, dtype=torch.bool), torch.zeros(1, 5)])
 def test_a_mask_that_does_not_fit(mask: torch.Tensor) -> None:
-    with pytest.raises(rm.InputError, match="^key_padding_mask: expected"):
+    with pytest.raises(rm.InputError, match=r"^key_padding_mask: expected"):
         small()(torch.zeros(1, 5, dtype=torch.int64), key_padding_mask=mask)
 
 

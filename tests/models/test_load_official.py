@@ -226,6 +226,12 @@ FAULTS: dict[str, tuple[Callable[[State], Any], str]] = {
         also("epoch", 3),
         "expected a mapping from names to tensors, got int at 'epoch'",
     ),
+    "no memory": (
+        also("head.bias", torch.ones(CLASSES, device="meta")),
+        "dense tensors of real numbers in memory, got .* on meta at 'head.bias'",
+    ),
+    "complex": (also("head.bias", torch.ones(CLASSES) + 1j), "got torch.strided torch.complex64"),
+    "sparse": (also("head.bias", torch.ones(CLASSES).to_sparse()), "got torch.sparse_coo"),
     "no mapping": (lambda state: list(state), "expected a mapping from names to tensors, got list"),
     "empty": (lambda state: {}, r"missing \(.* and \d+ more\)"),
 }

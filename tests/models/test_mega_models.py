@@ -166,7 +166,7 @@ def test_other_mixers_have_no_gated_residual() -> None:
 
 
 def test_attention_dropout_is_named() -> None:
-    with pytest.raises(rm.InputError, match="^attention_dropout: expected a probability"):
+    with pytest.raises(rm.InputError, match=r"^attention_dropout: expected a probability"):
         rm.create_model("mega_lra_listops", attention_dropout=1.0)
 
 

@@ -32,21 +32,21 @@ REFUSED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", HOSTS)
 @pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
 def test_refused_options_are_one_sentence(name: str, options: Any, message: str) -> None:
-    with pytest.raises(rm.InputError, match=f"^mixer_options: .*{message}") as caught:
-        with torch.device("meta"):
-            rm.create_model(name, mixer_options=options, **HOSTS[name])
+    expected = f"^mixer_options: .*{message}"
+    with torch.device("meta"), pytest.raises(rm.InputError, match=expected) as caught:
+        rm.create_model(name, mixer_options=options, **HOSTS[name])
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTS if not name.startswith("mega")])
 def test_heads_are_set_by_the_model(name: str) -> None:
-    with pytest.raises(rm.InputError, match="^mixer_options: .* got 'num_heads'"):
-        with torch.device("meta"):
-            rm.create_model(name, mixer_options={"num_heads": 3}, **HOSTS[name])
+    expected = r"^mixer_options: .* got 'num_heads'"
+    with torch.device("meta"), pytest.raises(rm.InputError, match=expected):
+        rm.create_model(name, mixer_options={"num_heads": 3}, **HOSTS[name])
 
 
 def test_the_decoders_options_are_named() -> None:
-    with pytest.raises(rm.InputError, match="^decoder_mixer_options: .* got 'causal'"):
+    with pytest.raises(rm.InputError, match=r"^decoder_mixer_options: .* got 'causal'"):
         rm.create_model("seq2seq", decoder_mixer_options={"causal": False})
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import build, outputs_of, sample, tiny
@@ -159,6 +160,41 @@ def test_a_model_of_unknown_settings_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(rm.InputError, match="not built by create_model"):
         rm.models.Encoder(vocab_size=3).save_pretrained(tmp_path / "new")
     assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_numpy_and_torch_are_saved(tmp_path: Path) -> None:
+    options = {"shift": torch.zeros(16, dtype=torch.int64)}
+    model = build("encoder", dim=np.int64(16), mixer="csp", mixer_options=options)
+    model.save_pretrained(tmp_path)
+    settings = rm.models.from_pretrained(tmp_path).settings
+    assert (settings["dim"], settings["mixer_options"]) == (16, {"shift": [0] * 16})
+
+
+def test_settings_are_the_models_own() -> None:
+    options = {"shift": "none"}
+    model = build("encoder", mixer="csp", mixer_options=options)
+    options["shift"] = "linear"
+    assert model.settings["mixer_options"] == {"shift": "none"}
+    rm.models.model_settings("sinkhorn_lm_base")["mixer_options"].clear()
+    assert rm.models.model_settings("sinkhorn_lm_base")["mixer_options"]
+
+
+def test_what_cannot_be_saved_leaves_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with torch.device("meta"):
+        empty = build("encoder")
+    with pytest.raises(rm.InputError, match="model: expected allocated weights"):
+        empty.save_pretrained(folder)
+    model = build("encoder")
+    model.settings["dim"] = object()
+    with pytest.raises(rm.InputError, match=r"setting dim: .* got a object, which JSON cannot"):
+        model.save_pretrained(folder)
+    no_path: Any = None
+    with pytest.raises(rm.InputError, match="folder: expected a path, got None"):
+        model.save_pretrained(no_path)
+    with pytest.raises(rm.InputError, match="folder: expected a path, got None"):
+        rm.models.from_pretrained(no_path)
+    assert not folder.exists()
 
 
 def test_every_entry_of_the_table_is_used() -> None:

@@ -178,7 +178,7 @@ def test_bad_inputs() -> None:
         model(torch.zeros(1, 17, dtype=torch.int64), tokens)
     with pytest.raises(rm.InputError, match="decoder_inputs: expected at least one id"):
         model(tokens, tokens[:, :0])
-    with pytest.raises(rm.InputError, match="inputs: expected int64 ids .* got torch.float32"):
+    with pytest.raises(rm.InputError, match=r"inputs: expected int64 ids .* got torch.float32"):
         model(tokens.float(), tokens)
     with pytest.raises(rm.InputError, match=r"key_padding_mask: expected shape .* got \(1, 2\)"):
         model(tokens, tokens, key_padding_mask=torch.zeros(1, 2, dtype=torch.bool))

@@ -41,6 +41,17 @@ def test_damaged_cache_is_made_again(tmp_path: Path) -> None:
     assert (tmp_path / "key" / "a.npy").read_bytes() == content
 
 
+@pytest.mark.parametrize("name", ["b.npy", "contents.json"])
+def test_cache_with_a_file_missing_is_made_again(tmp_path: Path, name: str) -> None:
+    calls: list[int] = []
+    files.cached_arrays(tmp_path / "key", lambda: _make(calls))
+    (tmp_path / "key" / name).unlink()
+    arrays = files.cached_arrays(tmp_path / "key", lambda: _make(calls))
+    assert sorted(arrays) == ["a", "b"]
+    assert arrays["b"].values.tolist() == [0, 1, 2]
+    assert len(calls) == 2
+
+
 def test_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     calls: list[int] = []

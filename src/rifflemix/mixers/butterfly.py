@@ -84,7 +84,9 @@ class Butterfly(TokenMixer):
             raise bad_argument("max_length", "a length to draw the random token_order for", None)
         seed = check_integer("token_order_seed", seed, 0, 2**64 - 1)
         generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(self.max_length, generator=generator)
+        # The generator draws on the CPU only, whatever the default device.
+        order = torch.randperm(self.max_length, generator=generator, device="cpu")
+        return torch.empty(self.max_length, dtype=order.dtype).copy_(order)
 
     def strides(self, length: int) -> list[int]:
         """Strides that layers 0, 1, ... use on `length` tokens, before they repeat."""

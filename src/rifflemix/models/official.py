@@ -100,6 +100,10 @@ def _checked(state_dict: Any) -> dict[str, Tensor]:
             continue
         hint = f"pass state_dict[{key!r}]" if isinstance(value, Mapping) else ""
         raise bad_argument("state_dict", expected, f"{type(value).__name__} at {key!r}", hint)
+    for key, tensor in state_dict.items():
+        if tensor.is_meta or tensor.is_complex() or tensor.layout is not torch.strided:
+            got = f"{tensor.layout} {tensor.dtype} on {tensor.device} at {key!r}"
+            raise bad_argument("state_dict", "dense tensors of real numbers in memory", got)
     return dict(state_dict)
 
 

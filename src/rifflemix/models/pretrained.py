@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
 from rifflemix import __version__
-from rifflemix.errors import InputError, check_choice
+from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.files import make_folder, read_json, write_atomically, write_json
 from rifflemix.models.base import Model
+from rifflemix.ops._checks import shown
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORMAT = "rifflemix.model/1"
@@ -26,19 +30,23 @@ def save_pretrained(model: Model, folder: str | Path) -> None:
     """Write a model's name, settings and weights into `folder`, each file whole or not at all.
 
     Raises:
-        InputError: the model was not built by `create_model`, or the folder is unwritable.
+        InputError: the model was not built by `create_model`, holds no weights in memory or
+            settings that JSON cannot hold, or the folder is unwritable.
     """
+    folder = _folder(folder)
     if model.name is None:
         raise InputError(
             f"cannot save a {type(model).__name__} that was not built by create_model: "
             "its settings are unknown"
         )
-    folder = Path(folder).expanduser()
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise bad_argument("model", "allocated weights", "a model on the meta device")
+    settings = _json_settings(model.settings)
     make_folder(folder)
     config = {
         "format": _FORMAT,
         "name": model.name,
-        "settings": model.settings,
+        "settings": settings,
         "dtype": _dtype_name(model),
         "rifflemix_version": __version__,
     }
@@ -55,7 +63,7 @@ def from_pretrained(folder: str | Path) -> Model:
     """
     from rifflemix.models.registry import build_model
 
-    folder = Path(folder).expanduser()
+    folder = _folder(folder)
     config = _read_config(folder)
     model = build_model(config["name"], config["settings"])
     path = folder / WEIGHTS
@@ -68,6 +76,29 @@ def from_pretrained(folder: str | Path) -> Model:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{path} does not fit the model {config['name']}: {reason}") from error
     return model.eval()
+
+
+def _folder(folder: Any) -> Path:
+    if not isinstance(folder, str | PathLike):
+        raise bad_argument("folder", "a path", shown(folder))
+    return Path(folder).expanduser()
+
+
+def _json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as JSON has them: numbers and arrays of NumPy and torch as Python's own."""
+    plain: dict[str, Any] = {}
+    for name, value in settings.items():
+        try:
+            plain[name] = json.loads(json.dumps(value, default=_plain, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise bad_argument(f"setting {name}", "a value for config.json", error) from None
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"a {type(value).__name__}, which JSON cannot hold")
+    return value.tolist()
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -61,7 +62,8 @@ def model_settings(name: str) -> dict[str, Any]:
     """Names of the settings of a model that can be overridden, and their values."""
     preset = _preset(name)
     parameters = inspect.signature(preset.build).parameters.values()
-    return {p.name: p.default for p in parameters} | dict(preset.settings)
+    settings = {p.name: p.default for p in parameters} | dict(preset.settings)
+    return copy.deepcopy(settings)
 
 
 def create_model(name: str, **overrides: Any) -> Model:
@@ -85,7 +87,8 @@ def build_model(name: str, settings: Mapping[str, Any]) -> Model:
         if setting not in known:
             raise bad_argument(f"settings of {name}", ", ".join(known), repr(setting))
     model = preset.build(**settings)
-    model.name, model.settings = name, dict(settings)
+    # A copy: what the caller, or the preset, does with its dicts later is no setting of the model.
+    model.name, model.settings = name, copy.deepcopy(dict(settings))
     return model
 
 

@@ -17,6 +17,7 @@ from rifflemix.mixers.baselines.mega import Mega
 from rifflemix.mixers.baselines.mega_chunk import MegaChunk
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
 from rifflemix.mixers.csp import CSP
+from rifflemix.mixers.registry import mixer_options
 
 DIM, LENGTH = 6, 11
 
@@ -224,6 +225,12 @@ def test_first_weights_follow_the_paper() -> None:
 )
 def test_default_chunk(max_length: int | None, chunk: int) -> None:
     assert MegaChunk(8, max_length=max_length).chunk_size == chunk
+
+
+def test_chunks_are_of_attention() -> None:
+    assert not {"mixing", "csp_options"} & set(mixer_options("mega_chunk"))
+    with pytest.raises(rm.InputError, match="options of mega_chunk: expected chunk_size"):
+        rm.create_mixer("mega_chunk", 8, mixing="csp")
 
 
 BAD: dict[str, tuple[str, Callable[[], Any]]] = {

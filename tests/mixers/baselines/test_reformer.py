@@ -87,6 +87,15 @@ def recorded(golden) -> tuple[Reformer, dict[str, Tensor]]:
     return mixer, g
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+def test_draws_are_the_same_under_another_default_device() -> None:
+    here = rm.create_mixer("reformer", 8, num_heads=2, max_length=16)
+    with torch.device("cuda"):
+        there = rm.create_mixer("reformer", 8, num_heads=2, max_length=16)
+    assert there.rotations.is_cuda
+    assert torch.equal(there.rotations.cpu(), here.rotations)
+
+
 def test_recorded_buckets(golden) -> None:
     mixer, g = recorded(golden)
     qk = mixer.qk(g["x"]).view(2, 16, 2, 4).transpose(1, 2)

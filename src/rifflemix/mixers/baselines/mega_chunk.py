@@ -49,6 +49,9 @@ class MegaChunk(MegaLayer):
         streaming=True,
     )
 
+    # CSP in place of attention goes over the whole sequence: chunks would have no effect.
+    fixed_options = frozenset({"mixing", "csp_options"})
+
     def __init__(
         self,
         dim: int,

@@ -104,7 +104,8 @@ class Reformer(TokenMixer):
         generator = torch.Generator().manual_seed(seed * 2**31 + self.layer_index)
         columns = sum(self.bucket_factors) // 2
         shape = (self.num_heads, self.dim // self.num_heads, self.num_hashes, columns)
-        return torch.randn(shape, generator=generator)
+        # The generator draws on the CPU only, whatever the default device.
+        return torch.empty(shape).copy_(torch.randn(shape, generator=generator, device="cpu"))
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Hash, attend within chunks of tokens sorted by bucket, join the rounds."""

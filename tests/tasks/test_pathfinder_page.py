@@ -1,0 +1,38 @@
+"""docs/pathfinder.md says what the generator and the result file say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def writer() -> ModuleType:
+    path = REPOSITORY / "docs" / "write_pathfinder.py"
+    spec = importlib.util.spec_from_file_location("write_pathfinder", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date(writer: ModuleType) -> None:
+    page = writer.PAGE.read_text(encoding="utf-8")
+    assert writer.filled(page) == page, "run: python docs/write_pathfinder.py"
+
+
+def test_every_table_is_on_the_page(writer: ModuleType) -> None:
+    page = writer.PAGE.read_text(encoding="utf-8")
+    assert all(page.count(f"<!-- {name} -->") == 1 for name in writer.TABLES)
+
+
+def test_pictures_show_both_classes(writer: ModuleType) -> None:
+    joined, apart = writer.pictures_of(32, "curv_contour_length_9", 2)
+    assert joined.shape == apart.shape == (34, 68)
+    assert (joined != apart).any()
