@@ -77,8 +77,16 @@ def curriculum_table() -> str:
 
 
 def cnn_table() -> str:
-    """What the convolutional network reached, from the newest result file."""
-    path = newest()
+    """What the convolutional network reached."""
+    return _accuracies(newest(is_local=False))
+
+
+def local_table() -> str:
+    """What it reached where its convolution is applied once, so that it sees patches only."""
+    return _accuracies(newest(is_local=True))
+
+
+def _accuracies(path: Path | None) -> str:
     if path is None:
         return "Not measured yet: `python benchmarks/pathfinder_cnn.py`\n"
     result = json.loads(path.read_text(encoding="utf-8"))
@@ -98,12 +106,13 @@ def cnn_table() -> str:
     )
 
 
-def newest() -> Path | None:
-    """The newest result of the network."""
+def newest(is_local: bool) -> Path | None:
+    """The newest result of the network, of one repetition or of several."""
     found = [
         (content["environment"]["time"], path)
         for path in RESULTS.glob("pathfinder-cnn-*.json")
         if (content := json.loads(path.read_text(encoding="utf-8")))["format"] == CNN_FORMAT
+        and (content["settings"]["repeats"] == 1) == is_local
     ]
     return max(found)[1] if found else None
 
@@ -116,6 +125,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "curriculum": curriculum_table,
     "cnn": cnn_table,
+    "local": local_table,
 }
 
 
