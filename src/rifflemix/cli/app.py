@@ -48,7 +48,7 @@ def main() -> int:
     except InputError as error:
         return _fail(str(error))
     except _UsageError as error:
-        return _fail(error.format_message())  # type: ignore[attr-defined]
+        return _fail(error.format_message())  # type: ignore[attr-defined] # as above
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     return code if isinstance(code, int) else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -12,11 +11,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
-
-
-def is_main_process() -> bool:
-    """Whether this process speaks for all that torchrun started; true where there is one."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def print_json(value: Any) -> None:

@@ -10,7 +10,7 @@ import typer
 from rifflemix.cli import options
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
-from rifflemix.cli.output import is_main_process, plain_table, print_json, progress_console, show
+from rifflemix.cli.output import plain_table, print_json, progress_console, show
 
 if TYPE_CHECKING:
     from rifflemix.bench.reproduce import ReproducePlan
@@ -48,7 +48,7 @@ def reproduce(
     json: options.Json = False,
 ) -> None:
     """Train a row of a paper's table and print the paper's number beside ours."""
-    from rifflemix.bench.reproduce import plan_reproduction
+    from rifflemix.bench.reproduce import is_main_process, plan_reproduction
     from rifflemix.recipes import get_recipe
 
     chosen = get_recipe(recipe)

@@ -20,7 +20,7 @@ def seed_everything(seed: int) -> None:
         seed: any integer from 0 to 2**63 - 1; numpy gets its low 32 bits.
     """
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  (legacy users of the global state exist)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (the global state)  (legacy users of the global state exist)
     torch.manual_seed(seed)
 
 
@@ -75,7 +75,7 @@ def _set_python_state(state: Tensor) -> None:
 
 
 def _numpy_state() -> Tensor:
-    state = np.random.get_state(legacy=False)  # noqa: NPY002
+    state = np.random.get_state(legacy=False)  # noqa: NPY002 (the global state)
     inner = state["state"]
     tail = _NUMPY_TAIL.pack(inner["pos"], state["has_gauss"], state["gauss"])
     return _as_bytes(tail + inner["key"].astype("<u4").tobytes())
@@ -85,4 +85,4 @@ def _set_numpy_state(state: Tensor) -> None:
     blob = state.numpy().tobytes()
     position, has_gauss, gauss = _NUMPY_TAIL.unpack_from(blob)
     key = np.frombuffer(blob, "<u4", offset=_NUMPY_TAIL.size).astype(np.uint32)
-    np.random.set_state(("MT19937", key, position, has_gauss, gauss))  # noqa: NPY002
+    np.random.set_state(("MT19937", key, position, has_gauss, gauss))  # noqa: NPY002 (the global state)

@@ -1,6 +1,18 @@
 """Run a recipe: train the row of a table and put the paper's number beside ours."""
 
 from rifflemix.bench.reproduce.results import FORMAT, load_results
-from rifflemix.bench.reproduce.run import ReproducePlan, plan_reproduction, run_reproduction
+from rifflemix.bench.reproduce.run import (
+    ReproducePlan,
+    is_main_process,
+    plan_reproduction,
+    run_reproduction,
+)
 
-__all__ = ["FORMAT", "ReproducePlan", "load_results", "plan_reproduction", "run_reproduction"]
+__all__ = [
+    "FORMAT",
+    "ReproducePlan",
+    "is_main_process",
+    "load_results",
+    "plan_reproduction",
+    "run_reproduction",
+]

@@ -157,7 +157,7 @@ def run_reproduction(
             return stored  # of the process that trained: this one has done nothing
         speed = _utilisation(plan, result)
     results = results_of(recipe, plan.task, plan.seed, result, plan.out, speed)
-    if os.environ.get("RANK", "0") == "0":  # one of several processes writes
+    if is_main_process():
         write_json(plan.out / RESULTS_FILE, results)
     return results
 
@@ -165,6 +165,11 @@ def run_reproduction(
 def _stored(path: Path) -> dict[str, Any]:
     """Results that an earlier process left; empty where there are none."""
     return dict(read_json(path)) if path.exists() else {}
+
+
+def is_main_process() -> bool:
+    """Whether this process writes and speaks for all that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def build_model(recipe: Recipe, task: Task, seed: int) -> Model:

@@ -11,7 +11,7 @@ def split_indices(length: int, block: int, stride: int) -> list[list[int]]:
     groups = []
     for start in range(0, length, block * stride):
         for base in range(start, start + stride):
-            groups.append([base + j * stride for j in range(block)])  # noqa: PERF401
+            groups.append([base + j * stride for j in range(block)])  # noqa: PERF401 (literal)
     return groups
 
 
