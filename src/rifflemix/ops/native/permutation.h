@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "keys.h"
+#include "threads.h"
 
 namespace rifflemix::permutation {
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "threads.h"
 #include "vector.h"
 
 namespace rifflemix {

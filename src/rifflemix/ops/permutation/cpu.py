@@ -243,6 +243,7 @@ def _save_index(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
     ctx.num_groups = num_groups if steps is None else 1
     ctx.save_for_backward(output[1], mask)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
 
 
 def _differentiate_sort(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
@@ -327,6 +328,7 @@ def _save_swaps(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
     _, _, _, mask, steps, _ = inputs
     ctx.save_for_backward(output[1], mask, steps)
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
 
 
 def _differentiate_pairs(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
