@@ -58,6 +58,7 @@ def cells(paper: str, start: str, *names: str | None) -> Cells:
     return paper, start, found
 
 
+SENTIMENTS = ("imdb-word", "imdb-char", "sst-word", "sst-char")
 VIT_SIZES = ("cifar10-p4-l8", "cifar10-p4-l4", "cifar10-p2-l4", "cifar10-p1-l4")
 ALL_SIZES = (*VIT_SIZES, "cifar100-p4-l4", "cifar100-p2-l4")
 SINKHORN_ROWS = {
@@ -91,6 +92,23 @@ LINES: list[Cells] = [
             (r"ViT \|(?= 1)", "vit"),
             (r"Sliceformer \|(?= 1\.11 \| 79\.71)", "max_exchange"),
             (r"Sliceformer \|(?= 1\.11 \| 79\.87)", "ascending"),
+        )
+    ),
+    # Tables V and VI: counts, then what is measured.
+    *(
+        cells("sliceformer", start, None, f"table5-imdb-{row}")
+        for start, row in (
+            (r"Transformer \|(?= 8\.84)", "transformer"),
+            (r"Sliceformer \|(?= 8\.05 \| 84\.9)", "max_exchange"),
+            (r"Sliceformer \|(?= 8\.05 \| 84\.5)", "ascending"),
+        )
+    ),
+    *(
+        cells("sliceformer", start, None, f"table6-pcqm4m-{row}")
+        for start, row in (
+            (r"Graphormer \|", "graphormer"),
+            (r"Sliceformer \|(?= 32\.91 \| 0\.130)", "max_exchange"),
+            (r"Sliceformer \|(?= 32\.91 \| 0\.134)", "ascending"),
         )
     ),
     # ToST, Table 8.
@@ -175,9 +193,19 @@ LINES: list[Cells] = [
     *(
         cells(
             "sparse_sinkhorn", rf"\| {start} +\|(?=( [\d.]+ +\|){{4}})",
-            None, f"table6-imdb-char-{row}", f"table6-sst-word-{row}", f"table6-sst-char-{row}",
+            *(f"table6-{data}-{row}" for data in SENTIMENTS),
         )
         for start, row in SINKHORN_ROWS.items()
+    ),
+    *(
+        cells("sparse_sinkhorn", rf"\| {start} +\| (?=[34]\.\d{{3}})", f"table5-cifar10-{row}")
+        for start, row in (
+            ("Local Attention", "local"),
+            (r"Transformer \(Vaswani et al., 2017\)", "transformer"),
+            (r"Sparse Transformer \(256\)", "sparse"),
+            (r"Sinkhorn Transformer \(256\)", "b256"),
+            ("Sinkhorn Mixture", "mixture"),
+        )
     ),
 ]  # fmt: skip
 

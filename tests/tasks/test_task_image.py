@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -296,3 +297,31 @@ def test_real_archives(shared_data: Path) -> None:
     vectors = torch.stack([inputs for inputs, _ in color.split("train")]).reshape(-1, 3)
     assert vectors.mean(0).abs().max() < 0.02
     assert (vectors.std(0) - 1).abs().max() < 0.02
+
+
+def test_number_by_number(data: Path, planes: Planes) -> None:
+    write_tar(data, planes)
+    assert task_status("image_bytes", data).available
+    task = load_task("image_bytes", data_dir=data)
+    assert (task.vocab_size, task.max_length, task.metric) == (257, 3072, "bits_per_byte")
+    assert [len(task.split(name)) for name in SPLITS] == [27, 3, 6]
+    for index in range(6):
+        inputs, labels = task.split("test")[index]
+        numbers = planes["test"][0][index].transpose(1, 2, 0).reshape(-1)
+        assert torch.as_tensor(labels).tolist() == numbers.tolist()
+        assert torch.as_tensor(inputs).tolist() == [256, *numbers[:-1].tolist()]
+    batch = task.collate([task.split("test")[index] for index in range(2)])
+    uniform = torch.zeros(2, 3072, 257)
+    bits, count = task.metrics(uniform, batch)["bits_per_byte"]
+    assert count == 2 * 3072
+    assert bits / count == pytest.approx(math.log2(257))
+
+
+def test_number_by_number_needs_color(data: Path, planes: Planes, tmp_path: Path) -> None:
+    write_tar(data, planes)
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    with pytest.raises(InputError, match="color"):
+        load_task("image_bytes", color="gray", data_dir=data)
+    with pytest.raises(InputError, match="image_bytes"):
+        load_task("image_bytes", data_dir=nothing)

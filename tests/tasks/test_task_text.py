@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import tarfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import torch
 from rifflemix.errors import InputError
 from rifflemix.tasks import Task, load_task, task_status, text
 from rifflemix.tasks.base import SPLITS
+from rifflemix.tasks.reviews import split_words
 
 PER_CLASS = 30
 Reviews = dict[str, list[tuple[str, int]]]
@@ -238,3 +240,61 @@ def test_real_files(shared_data: Path) -> None:
     assert not set(texts(whole, "validation")) & set(texts(whole, "test"))
     labels = [task.split("train")[index][1] for index in range(200)]
     assert 60 < sum(labels) < 140
+
+
+def test_words(data: Path, reviews: Reviews, write_lines_xz: Callable[..., None]) -> None:
+    """Ids by frequency in the reviews trained on, cut at max_length, the same rows as bytes."""
+    write_lines(data, reviews, write_lines_xz)
+    as_bytes = load_task("text", data_dir=data)
+    options = {"level": "word", "vocab_size": 9, "max_length": 8}
+    task = load_task("text", **options, data_dir=data)
+    counts = Counter(word for review, _ in texts(as_bytes, "train") for word in words_of(review))
+    known = [word for word, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:7]]
+    assert task.vocab_size == 9
+    for name in SPLITS:
+        for index, (review, label) in enumerate(texts(as_bytes, name)):
+            ids, found = task.split(name)[index]
+            expected = [known.index(w) + 2 if w in known else 1 for w in words_of(review)]
+            assert ids.tolist() == expected[:8]
+            assert found == label
+
+
+def words_of(review: str) -> list[str]:
+    return review.replace("<br />", " ").replace(":", " : ").split()
+
+
+def test_words_and_marks() -> None:
+    review = "It's GOOD.<br /><br/>Don\u2019t 'miss' caf\xe9_2, no? n\xb0 1".encode()
+    assert split_words(review) == [
+        *("it's", "good", ".", "don", "\u2019", "t", "'", "miss", "'", "caf\xe9", "_", "2", ","),
+        *("no", "?", "n", "\xb0", "1"),
+    ]
+    assert split_words(b"\xff") == ["\ufffd"]
+
+
+def test_words_are_kept(
+    data: Path,
+    reviews: Reviews,
+    write_lines_xz: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_lines(data, reviews, write_lines_xz)
+    options = {"level": "word", "vocab_size": 50}
+    first = load_task("text", **options, data_dir=data)
+    assert 9 < first.vocab_size <= 50
+    monkeypatch.setattr(text, "encode_reviews", lambda *_: pytest.fail("encoded again"))
+    again = load_task("text", **options, data_dir=data)
+    assert [s.digest() for s in again.splits.values()] == [
+        s.digest() for s in first.splits.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("level", "character"), ("vocab_size", 2), ("vocab_size", 2.5)]
+)
+def test_wrong_options(
+    option: str, value: object, data: Path, reviews: Reviews, write_lines_xz: Callable[..., None]
+) -> None:
+    write_lines(data, reviews, write_lines_xz)
+    with pytest.raises(InputError, match=option):
+        load_task("text", data_dir=data, **{"level": "word", option: value})

@@ -84,7 +84,8 @@ class Image:
 
     def status(self, data_dir: Path | None) -> TaskStatus:
         """What is found in `data_dir`, or was fetched before."""
-        source = _find(data_dir, "gray") if data_dir else self._source(None, "gray")
+        color = self.card.options["color"]
+        source = _find(data_dir, color) if data_dir else self._source(None, color)
         return source_status(self.card, source, data_dir)
 
     def prepared(self, request: Request) -> Path | None:

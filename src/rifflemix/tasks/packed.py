@@ -16,10 +16,10 @@ from rifflemix.tasks.files import Array, Arrays
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """Sequences of bytes with labels.
+    """Sequences of bytes, or of token ids, with labels.
 
     Attributes:
-        tokens: (total,) uint8, all sequences end to end.
+        tokens: (total,) uint8 or int32, all sequences end to end.
         ends: (M,) int64, where each ends.
         labels: (M,) uint8.
     """
@@ -36,10 +36,12 @@ class PackedRows:
         """Each sequence as bytes."""
         return (self.row(index).tobytes() for index in range(len(self)))
 
-    def row(self, index: int) -> NDArray[np.uint8]:
+    def row(self, index: int) -> NDArray[np.uint8 | np.int32]:
         """One sequence."""
         start = int(self.ends.values[index - 1]) if index else 0
-        values: NDArray[np.uint8] = self.tokens.values[start : int(self.ends.values[index])]
+        values: NDArray[np.uint8 | np.int32] = self.tokens.values[
+            start : int(self.ends.values[index])
+        ]
         return values
 
     def longest(self) -> int:
@@ -55,7 +57,7 @@ class PackedSplit:
         parts: counted through as if they were one.
         rows: which rows belong to the split, in order.
         max_length: longer rows are cut to it.
-        first_id: token id of byte 0.
+        first_id: token id of byte 0, or what is added to ids.
     """
 
     parts: tuple[PackedRows, ...]
@@ -81,7 +83,7 @@ class PackedSplit:
             total.update(values.tobytes())
         return total.digest()
 
-    def _row(self, row: int) -> tuple[NDArray[np.uint8], int]:
+    def _row(self, row: int) -> tuple[NDArray[np.uint8 | np.int32], int]:
         for part in self.parts:
             if row < len(part):
                 return part.row(row)[: self.max_length], int(part.labels.values[row])

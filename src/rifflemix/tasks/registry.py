@@ -21,6 +21,7 @@ from rifflemix.tasks.base import (
 from rifflemix.tasks.cifar100 import Cifar100
 from rifflemix.tasks.digits import Digits
 from rifflemix.tasks.image import Image
+from rifflemix.tasks.image_bytes import ImageBytes
 from rifflemix.tasks.language import PennTreebank, Shakespeare, WikiText
 from rifflemix.tasks.listops import ListOps
 from rifflemix.tasks.mnist import Mnist
@@ -39,6 +40,7 @@ _TASKS: dict[str, TaskBuilder] = {
         Digits(),
         ListOps(),
         Image(),
+        ImageBytes(),
         Cifar100(),
         Text(),
         Retrieval(),

@@ -1,4 +1,4 @@
-"""IMDB sentiment as bytes (the Long Range Arena's Text task)."""
+"""IMDB sentiment, of bytes (the Long Range Arena's Text task) or of words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rifflemix.errors import InputError
+from rifflemix.errors import InputError, check_choice
 from rifflemix.tasks.base import (
     Progress,
     Request,
@@ -37,6 +38,8 @@ from rifflemix.tasks.files import (
 )
 from rifflemix.tasks.hub import hub_source
 from rifflemix.tasks.packed import PackedRows, PackedSplit, pack_parts, packed_rows
+from rifflemix.tasks.reviews import count_ids, encode_reviews
+from rifflemix.tasks.words import LEVELS, RESERVED
 
 _FOLDER = "aclImdb"
 _TAR = "aclImdb_v1.tar.gz"
@@ -51,7 +54,7 @@ Rows = Iterable[tuple[bytes, int]]
 
 
 class Text:
-    """The Large Movie Review Dataset, one token a byte."""
+    """The Large Movie Review Dataset, one token a byte or a word."""
 
     card: ClassVar[TaskCard] = TaskCard(
         name="text",
@@ -61,26 +64,36 @@ class Text:
         description=(
             "50,000 film reviews as UTF-8 bytes (byte b is token b + 1, 0 is padding), negative "
             "or positive: the Long Range Arena's Text task. Reviews are cut to their first "
-            "max_length bytes: 4,096, its quoted 4K (its configurations say 1,000)."
+            "max_length bytes: 4,096, its quoted 4K (its configurations say 1,000). level word: "
+            "the vocab_size - 2 likeliest words and marks of the training reviews, in lower case, "
+            "by frequency from id 2; 1 is any other."
         ),
         needs_data=True,
-        options={"max_length": 4096},
+        options={"level": "byte", "max_length": 4096, "vocab_size": 16_000},
     )
 
     def load(self, request: Request) -> Task:
         """The task, decoded to the cache when first read."""
         max_length = check_integer(request.options, "max_length", 1)
+        check_choice("level", request.options["level"], LEVELS)
+        vocab_size = check_integer(request.options, "vocab_size", RESERVED + 1)
         source = self._source(request.data_dir)
         arrays = load_source(self.card, source, request.progress)
         train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
         test_order = content_order(list(test), "text: order")
         kept, held_out = _carve(train)
         held_out, dropped = _drop_known(train, held_out, test)
+        first_id, num_ids = 1, _PAD_AND_BYTES
+        if request.options["level"] == "word":
+            words = _words_of(source, train, test, kept, vocab_size)
+            arrays = load_source(self.card, words, request.progress)
+            train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
+            first_id, num_ids = 0, count_ids(arrays["words"].values)
         return Task(
             name=self.card.name,
             options=dict(request.options),
             input_kind="tokens",
-            vocab_size=_PAD_AND_BYTES,
+            vocab_size=num_ids,
             num_features=None,
             num_classes=2,
             max_length=max_length,
@@ -92,9 +105,9 @@ class Text:
             ),
             data_source=source.description,
             splits={
-                "train": PackedSplit((train,), kept, max_length, first_id=1),
-                "validation": PackedSplit((train,), held_out, max_length, first_id=1),
-                "test": PackedSplit((test,), test_order, max_length, first_id=1),
+                "train": PackedSplit((train,), kept, max_length, first_id),
+                "validation": PackedSplit((train,), held_out, max_length, first_id),
+                "test": PackedSplit((test,), test_order, max_length, first_id),
             },
         )
 
@@ -105,7 +118,11 @@ class Text:
 
     def prepared(self, request: Request) -> Path:
         """The folder of decoded reviews."""
-        return source_folder(self.card, self._source(request.data_dir))
+        source = self._source(request.data_dir)
+        if request.options["level"] == "word":
+            size = check_integer(request.options, "vocab_size", RESERVED + 1)
+            source = replace(source, key=_word_key(source, size))
+        return source_folder(self.card, source)
 
     def _source(self, data_dir: Path | None) -> Source:
         if data_dir is None:
@@ -144,6 +161,26 @@ def _drop_known(
     known = set(test)
     fresh = [row for row in held_out.tolist() if train.row(row).tobytes() not in known]
     return np.array(fresh, dtype=np.int64), len(held_out) - len(fresh)
+
+
+def _words_of(
+    source: Source,
+    train: PackedRows,
+    test: PackedRows,
+    kept: NDArray[np.int64],
+    vocab_size: int,
+) -> Source:
+    """The reviews of a source as ids of words."""
+
+    def read(progress: Progress) -> Arrays:
+        progress("counting words", 0, None)
+        return encode_reviews(train, test, kept, vocab_size)
+
+    return replace(source, key=_word_key(source, vocab_size), read=read)
+
+
+def _word_key(source: Source, vocab_size: int) -> str:
+    return f"{source.key}-word-{vocab_size}"
 
 
 def _find(data_dir: Path) -> Source | None:

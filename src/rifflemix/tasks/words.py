@@ -19,7 +19,9 @@ from rifflemix.tasks.base import SPLITS, Request, Task, TaskCard, check_integer
 from rifflemix.tasks.files import damaged, reading
 
 LEVELS = ("word", "byte")
-_PAD_AND_UNKNOWN = 2
+RESERVED = 2
+"""Ids below those of words: 0 is padding, 1 an unknown word."""
+
 _PAD_AND_BYTES = 257
 
 Ids = NDArray[np.int32]
@@ -82,7 +84,8 @@ def sentence_task(
     check_choice("level", request.options["level"], LEVELS)
     max_length = check_integer(request.options, "max_length", 1)
     by_word = request.options["level"] == "word"
-    table = _word_ids(parts["train"]) if by_word else None
+    trained = (sentence.split() for row in parts["train"] for sentence in row[0])
+    table = word_ids(trained) if by_word else None
     splits = {
         name: SentenceSplit(
             tuple(tuple(_ids(s, table)[:max_length] for s in row[0]) for row in parts[name]),
@@ -94,7 +97,7 @@ def sentence_task(
         name=card.name,
         options=dict(request.options),
         input_kind="tokens",
-        vocab_size=_PAD_AND_BYTES if table is None else len(table) + _PAD_AND_UNKNOWN,
+        vocab_size=_PAD_AND_BYTES if table is None else len(table) + RESERVED,
         num_features=None,
         num_classes=num_classes,
         max_length=max_length,
@@ -106,18 +109,28 @@ def sentence_task(
     )
 
 
-def _word_ids(rows: Iterable[Row]) -> dict[str, int]:
-    """Ids from 2 on, by falling frequency in the training split, then by the alphabet."""
-    counts = Counter(word for sentences, _ in rows for s in sentences for word in s.split())
+def word_ids(texts: Iterable[Iterable[str]], vocab_size: int | None = None) -> dict[str, int]:
+    """Ids by falling frequency in the texts' words, then by the alphabet.
+
+    Args:
+        texts: words of each.
+        vocab_size: ids at most, the reserved ones among them; as many as there are if None.
+    """
+    counts = Counter(word for words in texts for word in words)
     words = sorted(counts, key=lambda word: (-counts[word], word))
-    return {word: index for index, word in enumerate(words, start=_PAD_AND_UNKNOWN)}
+    room = None if vocab_size is None else vocab_size - RESERVED
+    return {word: index for index, word in enumerate(words[:room], start=RESERVED)}
+
+
+def words_to_ids(words: Iterable[str], table: Mapping[str, int]) -> Ids:
+    """Ids (N,) of words; 1 for those that `table` does not know."""
+    return np.array([table.get(word, RESERVED - 1) for word in words], dtype=np.int32)
 
 
 def _ids(sentence: str, table: Mapping[str, int] | None) -> Ids:
     if table is None:
         return np.frombuffer(sentence.encode(), dtype=np.uint8).astype(np.int32) + 1
-    unknown = _PAD_AND_UNKNOWN - 1
-    return np.array([table.get(word, unknown) for word in sentence.split()], dtype=np.int32)
+    return words_to_ids(sentence.split(), table)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
