@@ -23,6 +23,8 @@ EPILOG = """Examples:
 
   rifflemix reproduce sinkhorn/table1-sort-b32 --budget 30 --out runs/sort
 
+  rifflemix reproduce dimension_mixer/table6-64 --start-from runs/px32 --out runs/px64
+
 --max-steps shortens the schedule with the run; --budget and Ctrl-C stop in good order, and the
 same command goes on. Results say how much of the paper's run was made.
 """
@@ -39,6 +41,9 @@ def reproduce(
     ] = None,
     batch_size: options.BatchSize = None,
     seed: Annotated[int, typer.Option(help="Of weights, data order and noise.")] = 0,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Folder of another run, whose chosen weights to start from.")
+    ] = None,
     device: options.Device = "auto",
     precision: Annotated[
         str | None, typer.Option(help="float32 or bf16; the recipe's if unset.")
@@ -65,6 +70,7 @@ def reproduce(
             threads=threads,
             precision=None if precision is None else options.parse_precision(precision),
             compiled=compile,
+            start_from=start_from,
             progress=progress,
         )
     results, interrupted = _run(plan, budget)

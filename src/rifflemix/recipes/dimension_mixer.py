@@ -115,7 +115,7 @@ _CURRICULUM: dict[str, tuple[int, str, str, dict[str, Any], float]] = {
     "128": (128, "128, contour 14", "pathx", {"preset": "curv_contour_length_14"}, 76.72),
 }
 _CHAIN_NOTE = (
-    "the paper starts each row of the table from the weights of the row above; this starts afresh"
+    "the paper starts each row of the table from the weights of the row above: --start-from"
 )
 
 # Table 7: words, CIFAR-10 and CIFAR-100; presets by layers.

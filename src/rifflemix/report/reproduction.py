@@ -134,10 +134,17 @@ def summary_rows(results: Result) -> list[tuple[str, str]]:
         rows.append(("width", f"{results['recipe']['width']:g} of the paper's"))
     if results["is_reduced"]:
         rows.append(("reduced run", "its number is no reproduction of the printed one"))
+    if results.get("started_from"):
+        start = results["started_from"]
+        rows.append(("started from", f"{start['recipe']} at step {start['step']:,}"))
     if results["steps_per_second"] is not None:
         rows.append(("steps/s", format_rate(results["steps_per_second"])))
     if results["utilisation"] is not None:
         rows.append(("model FLOP utilisation", f"{100 * results['utilisation']['share']:.1f} %"))
+    seconds = results.get("seconds", {})
+    working = seconds.get("train", 0.0) + seconds.get("data", 0.0)
+    if working:
+        rows.append(("waiting for batches", f"{100 * seconds['data'] / working:.1f} % of training"))
     rows += [
         ("parameters", f"{results['parameters']:,}"),
         ("wall time", format_duration(results["wall_seconds"])),
@@ -168,7 +175,8 @@ def _entries(found: Found) -> list[Entry]:
     for path, run in found:
         recipe = run["recipe"]
         train = recipe["train"]
-        reduction = (train["max_steps"], run["steps"], recipe["width"], train["batch_size"])
+        start = (run.get("started_from") or {}).get("blake2b", "")
+        reduction = (train["max_steps"], run["steps"], recipe["width"], train["batch_size"], start)
         groups.setdefault(recipe["name"], {}).setdefault(reduction, []).append((path, run))
     entries = []
     for name in list_recipes():

@@ -32,12 +32,14 @@ def results_of(
     result: TrainResult,
     folder: Path,
     speed: Utilisation | None,
+    started_from: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The whole of results.json.
 
     "ours" is the test value of the weights that the validation split chose, in the unit of the
     printed number, and None until the run is finished; "validation" is the same number of the
-    same weights there. "difference" is ours minus the printed.
+    same weights there. "difference" is ours minus the printed. "started_from" says whose weights
+    the run started from, None where they were its own.
     """
     ours = _in_unit(recipe, result.test or {})
     chosen = _of_best(recipe, result)
@@ -56,6 +58,7 @@ def results_of(
         "steps": result.step,
         "steps_planned": recipe.steps_of_the_paper,
         "is_reduced": _is_reduced(recipe, result),
+        "started_from": None if started_from is None else dict(started_from),
         "command": place["command"],
         "protocol": protocol(task),
         "task": {"name": task.name, "options": dict(task.options), "data": task.data_source},

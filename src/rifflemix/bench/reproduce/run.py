@@ -15,6 +15,7 @@ from rifflemix.bench.compare.config import check_device
 from rifflemix.bench.compare.plan import check_folder
 from rifflemix.bench.compare.run import OnStatus, ShouldStop, StatusFeed, using_threads
 from rifflemix.bench.reproduce.results import results_of
+from rifflemix.bench.reproduce.start import Start, read_start, start_model
 from rifflemix.bench.reproduce.utilisation import Utilisation, utilisation
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import read_json, write_json
@@ -42,6 +43,7 @@ class ReproducePlan:
         device: "cpu", "cuda", "cuda:1" ...
         threads: CPU threads.
         parameters: trainable parameters of the model.
+        start: another run's weights, from which this one starts; None: its own.
     """
 
     recipe: Recipe
@@ -51,6 +53,7 @@ class ReproducePlan:
     device: str
     threads: int
     parameters: int
+    start: Start | None = None
 
 
 def plan_reproduction(
@@ -66,6 +69,7 @@ def plan_reproduction(
     threads: int | None = None,
     precision: str | None = None,
     compiled: bool = False,
+    start_from: Path | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> ReproducePlan:
     """Check everything; write nothing.
@@ -82,10 +86,12 @@ def plan_reproduction(
         threads: CPU threads; None leaves torch's choice.
         precision: "no" or "bf16"; None is the recipe's.
         compiled: run the model through torch.compile.
+        start_from: folder of another run, whose chosen weights this one starts from.
         progress: told how long loading data goes on.
 
     Raises:
-        InputError: data is missing, the model cannot be built, or `out` cannot be used.
+        InputError: data is missing, the model cannot be built or started from those weights, or
+            `out` cannot be used.
     """
     check_folder(out)
     check_device(device)
@@ -100,6 +106,7 @@ def plan_reproduction(
     if precision is not None:
         changes["precision"] = precision
     recipe = replace(recipe, train=replace(recipe.train, **changes))
+    start = None if start_from is None else read_start(start_from)
     task = load_task(recipe.task, data_dir=data_dir, progress=progress, **recipe.task_options)
     if recipe.train.batch_size > len(task.split("train")):
         raise bad_argument(
@@ -107,9 +114,9 @@ def plan_reproduction(
             f"at most the {len(task.split('train')):,} samples of the training split",
             recipe.train.batch_size,
         )
-    model = build_model(recipe, task, seed)
+    model = build_model(recipe, task, seed, start)
     _try_out(model, task)
-    return ReproducePlan(recipe, task, out, seed, device, count, model.num_parameters())
+    return ReproducePlan(recipe, task, out, seed, device, count, model.num_parameters(), start)
 
 
 def run_reproduction(
@@ -140,7 +147,7 @@ def run_reproduction(
     feed = StatusFeed(recipe.name, plan.seed, recipe.train.max_steps, on_status)
     stop = _within(budget_minutes, should_stop)
     with using_threads(plan.threads):
-        model = build_model(recipe, plan.task, plan.seed)
+        model = build_model(recipe, plan.task, plan.seed, plan.start)
         result = train(
             model,
             plan.task,
@@ -149,14 +156,15 @@ def run_reproduction(
             device=plan.device,
             on_event=feed.on_event,
             should_stop=stop,
-            model_settings=_identity(recipe),
+            model_settings=_identity(plan),
         )
         feed.show(state="done" if result.finished else "stopped")
         stored = _stored(plan.out / RESULTS_FILE)
         if stored.get("status") == "complete" and stored.get("result") == result.to_dict():
             return stored  # of the process that trained: this one has done nothing
         speed = _utilisation(plan, result)
-    results = results_of(recipe, plan.task, plan.seed, result, plan.out, speed)
+    origin = None if plan.start is None else plan.start.origin
+    results = results_of(recipe, plan.task, plan.seed, result, plan.out, speed, origin)
     if is_main_process():
         write_json(plan.out / RESULTS_FILE, results)
     return results
@@ -172,7 +180,7 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def build_model(recipe: Recipe, task: Task, seed: int) -> Model:
+def build_model(recipe: Recipe, task: Task, seed: int, start: Start | None = None) -> Model:
     """The recipe's model, fitted to the task's vocabulary, features, classes and lengths."""
     fitted = {
         "vocab_size": task.vocab_size,
@@ -185,7 +193,10 @@ def build_model(recipe: Recipe, task: Task, seed: int) -> Model:
         name: value for name, value in fitted.items() if name in known and value is not None
     }
     seed_everything(seed)
-    return create_model(recipe.model, **{**settings, **recipe.model_settings})
+    model = create_model(recipe.model, **{**settings, **recipe.model_settings})
+    if start is not None:
+        start_model(model, start)
+    return model
 
 
 def _try_out(model: Model, task: Task) -> None:
@@ -204,12 +215,14 @@ def _try_out(model: Model, task: Task) -> None:
         raise InputError(f"model {model.name} on task {task.name}: expected a finite loss, got NaN")
 
 
-def _identity(recipe: Recipe) -> dict[str, Any]:
+def _identity(plan: ReproducePlan) -> dict[str, Any]:
+    recipe = plan.recipe
     return {
         "recipe": recipe.name,
         "model": recipe.model,
         "model_settings": dict(recipe.model_settings),
         "width": recipe.width,
+        **({} if plan.start is None else {"started_from": dict(plan.start.origin)}),
     }
 
 
