@@ -193,6 +193,17 @@ def test_budget_stops_in_good_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert budget == straight
 
 
+@pytest.mark.parametrize("batch_size", [8, 800])
+def test_short_runs_evaluate_seldom(tmp_path: Path, batch_size: int) -> None:
+    """The digits keep samples for validation: as many must be trained on between evaluations."""
+    recipe = small()
+    plan = plan_reproduction(recipe, tmp_path, max_steps=35, batch_size=batch_size)
+    held_out = len(plan.task.split("validation"))
+    expected = max(recipe.shortened(35).train.eval_every or 0, -(-held_out // batch_size))
+    assert plan.recipe.train.eval_every == expected
+    assert plan_reproduction(recipe, tmp_path).recipe.train.eval_every == 20
+
+
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan")])
 def test_budget_out_of_range(tmp_path: Path, minutes: float) -> None:
     with pytest.raises(InputError, match="budget: expected minutes over 0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -78,7 +79,8 @@ def plan_reproduction(
         recipe: the row.
         out: the run's folder, new, empty, or of an earlier start with the same settings.
         data_dir: folder of the task's data files.
-        max_steps: fewer updates than the recipe's; its schedule shrinks with them.
+        max_steps: fewer updates than the recipe's; its schedule shrinks with them, and its
+            evaluations see no more samples than the training between them.
         scale: factor of the model's widths.
         batch_size: samples per update, where the recipe's are too many.
         seed: of the run.
@@ -114,6 +116,8 @@ def plan_reproduction(
             f"at most the {len(task.split('train')):,} samples of the training split",
             recipe.train.batch_size,
         )
+    if max_steps is not None:
+        recipe = _seldom_evaluated(recipe, len(task.split("validation")))
     model = build_model(recipe, task, seed, start)
     _try_out(model, task)
     return ReproducePlan(recipe, task, out, seed, device, count, model.num_parameters(), start)
@@ -197,6 +201,15 @@ def build_model(recipe: Recipe, task: Task, seed: int, start: Start | None = Non
     if start is not None:
         start_model(model, start)
     return model
+
+
+def _seldom_evaluated(recipe: Recipe, samples: int) -> Recipe:
+    """A shortened recipe whose evaluations see no more samples than the training between them."""
+    train = recipe.train
+    if train.eval_every is None or recipe.planned_steps is None:
+        return recipe
+    every = max(train.eval_every, math.ceil(samples / train.batch_size))
+    return replace(recipe, train=replace(train, eval_every=every))
 
 
 def _try_out(model: Model, task: Task) -> None:
