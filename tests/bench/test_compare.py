@@ -172,7 +172,7 @@ def test_statuses_tell_the_course_of_a_run(tmp_path: Path) -> None:
     last = statuses[-1]
     assert last.step == last.max_steps == 6
     assert last.loss is not None
-    assert last.accuracy is not None
+    assert last.score is not None
     assert last.steps_per_second is not None
 
 

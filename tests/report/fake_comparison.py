@@ -101,3 +101,23 @@ def unfinished() -> dict[str, Any]:
     results |= {"status": "partial", "runs_done": 0, "runs": []}
     results["mixers"] = [mixer(entry["name"], [], None) for entry in results["mixers"]]
     return results
+
+
+def with_perplexity(results: dict[str, Any], *, accuracy: bool = True) -> dict[str, Any]:
+    """The same with weights chosen by perplexity; `accuracy`: that of tokens is known too."""
+    for run in results["runs"]:
+        for at in (run["validation"], run["test"], *run["validation_curve"]):
+            at["perplexity"] = 10 / (0.1 + at["accuracy"])
+            if not accuracy:
+                del at["accuracy"]
+    for entry in results["mixers"]:
+        own = [run for run in results["runs"] if run["mixer"] == entry["name"]]
+        entry["metric"] = {
+            "name": "perplexity",
+            "higher_is_better": False,
+            "validation": summarise([run["validation"]["perplexity"] for run in own]),
+            "test": summarise([run["test"]["perplexity"] for run in own]),
+        }
+        if not accuracy:
+            entry |= {"validation": None, "test": None}
+    return results

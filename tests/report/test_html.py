@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from fake_comparison import comparison, unfinished
+from fake_comparison import comparison, unfinished, with_perplexity
 
 from rifflemix.report import REPORT_FILES, comparison_files
 from rifflemix.report.html import html_report
@@ -97,6 +97,15 @@ def test_partial_results_are_marked() -> None:
     results = comparison() | {"status": "partial", "runs_planned": 24}
     assert "18 of 24 runs are done" in page_of(results).text
     assert "Partial" not in page_of(comparison()).text
+
+
+def test_page_shows_the_metric_that_chose() -> None:
+    text = page_of(with_perplexity(comparison(), accuracy=False)).text
+    assert "Perplexity, speed and memory" in text
+    assert "Validation perplexity" in text
+    assert "accuracy" not in text.lower()
+    assert "further down is better" in text
+    assert "further up is better" in page_of(comparison()).text
 
 
 def test_page_of_nothing() -> None:

@@ -15,7 +15,7 @@ TITLES = {"softmax": "Softmax attention", "csp": "[bold]CSP"}
 def status(**changes: Any) -> RunStatus:
     values: dict[str, Any] = {
         "mixer": "csp", "seed": 1, "state": "training", "step": 10, "max_steps": 100,
-        "loss": 1.25, "accuracy": 0.5, "steps_per_second": 3.0,
+        "loss": 1.25, "score": 0.5, "steps_per_second": 3.0,
     }  # fmt: skip
     return RunStatus(**{**values, **changes})
 

@@ -5,7 +5,7 @@ import struct
 from typing import Any
 
 import pytest
-from fake_comparison import comparison, unfinished
+from fake_comparison import comparison, unfinished, with_perplexity
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -53,7 +53,13 @@ def unknown_speed(results: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.parametrize("change", [one_speed, perfect, unknown_speed])
+def test_up_goes_what_chose_the_weights() -> None:
+    results = with_perplexity(comparison(mixers=2))
+    means = [entry["metric"]["test"]["mean"] for entry in results["mixers"]]
+    assert [point.score for point in _points(results)] == means
+
+
+@pytest.mark.parametrize("change", [one_speed, perfect, unknown_speed, with_perplexity])
 def test_plot_of_extreme_results(change: Any) -> None:
     comparison_plot(change(comparison(seeds=1)))
 

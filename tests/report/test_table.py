@@ -3,10 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fake_comparison import comparison, mixer, run, unfinished
+from fake_comparison import comparison, mixer, run, unfinished, with_perplexity
 
 from rifflemix.bench.compare.results import summarise
-from rifflemix.report.html import html_report
 from rifflemix.report.notes import comparison_notes, softmax_note
 from rifflemix.report.table import (
     comparison_rows,
@@ -99,7 +98,7 @@ def test_softmax_note_names_whom_it_beats_and_in_what() -> None:
         tssa=[(0.99, 5.0), (0.99, 5.0)],
     )
     note = softmax_note(results)
-    assert "higher mean test accuracy than Csp;" in note
+    assert "better mean test accuracy than Csp;" in note
     assert "faster training than Tssa" in note
 
 
@@ -170,4 +169,15 @@ def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
     first, second = table_cells(rows)
     assert (first[2].text, first[2].best) == ("42 ± 0.7071", False)
     assert (second[2].text, second[2].best) == ("39.25 ± 0.3536", True)
-    assert "Test perplexity" in html_report(results, [], b"")
+
+
+def test_without_accuracy_there_is_no_column_of_it() -> None:
+    headers = table_headers(comparison_rows(with_perplexity(comparison(), accuracy=False)))
+    assert headers[2:4] == ["Test perplexity", "Validation perplexity"]
+    assert not any("accuracy" in header for header in headers)
+
+
+def test_softmax_note_knows_which_way_is_better() -> None:
+    results = results_of(softmax=[(0.95, 10.0)], csp=[(0.90, 20.0)], tssa=[(0.99, 5.0)])
+    note = softmax_note(with_perplexity(results))
+    assert "better mean test perplexity than Csp;" in note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
 import pickle
 from collections import deque
 from pathlib import Path
@@ -256,9 +257,7 @@ def test_a_graphormer_trains_on_them(table: Path, tmp_path: Path) -> None:
     assert result.test["rmse"] == pytest.approx(result.test["mse"] ** 0.5)
 
 
-def test_one_mixer_trains_from_the_command_line_and_many_are_refused(
-    table: Path, tmp_path: Path
-) -> None:
+def test_mixers_train_and_compare_from_the_command_line(table: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from typer.testing import CliRunner
 
@@ -273,6 +272,17 @@ def test_one_mixer_trains_from_the_command_line_and_many_are_refused(
     code, output = run("train", "--mixer", "sliceformer", "--batch-size", "4", *small)
     assert code == 0, output
     assert "test rmse" in output
-    code, output = run("compare")
+    code, output = run("compare", "--batch-size", "4", *small)
+    assert code == 0, output
+    assert "Test rmse" in output
+    results = json.loads((tmp_path / "compare" / "results.json").read_text())
+    assert [mixer["name"] for mixer in results["mixers"]] == ["softmax", "sliceformer"]
+    for mixer in results["mixers"]:
+        assert mixer["test"] is None
+        assert mixer["metric"]["test"]["n"] == 1
+    page = (tmp_path / "compare" / "report.html").read_text()
+    assert "Rmse, speed and memory" in page
+    assert "accuracy" not in page
+    code, output = run("compare", "--mixers", "csp", *small)
     assert code != 0
-    assert "task esol asks for a number" in output
+    assert "mixer" in output

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from rifflemix.report.table import comparison_rows
+from rifflemix.report.units import metric_value
 
 _WIDTH, _HEIGHT = 240, 136
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 8, 10, 22
@@ -14,12 +15,17 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 8, 10, 22
 Curve = Sequence[tuple[float, float]]
 
 
-def accuracy_curves(results: Mapping[str, Any]) -> str:
-    """HTML of the panels of validation accuracy, in percent, against the step."""
+def score_curves(results: Mapping[str, Any], metric: str) -> str:
+    """HTML of the panels of a metric on the validation split, shares in percent, by step."""
     return _panels(
         results,
-        lambda run: [(at["step"], 100 * at["accuracy"]) for at in run["validation_curve"]],
+        lambda run: [(at["step"], metric_value(metric, at[metric])) for at in _curve(run)],
     )
+
+
+def _curve(run: Mapping[str, Any]) -> Sequence[Mapping[str, float]]:
+    curve: Sequence[Mapping[str, float]] = run["validation_curve"]
+    return curve
 
 
 def loss_curves(results: Mapping[str, Any]) -> str:

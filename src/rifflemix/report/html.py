@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
-from rifflemix.report.curves import accuracy_curves, loss_curves
+from rifflemix.report.curves import loss_curves, score_curves
 from rifflemix.report.notes import partial_note
 from rifflemix.report.page import bullets, cell_class, page, section, table
 from rifflemix.report.table import MISSING, comparison_rows, table_cells, table_headers
-from rifflemix.report.units import format_duration, format_percent, format_rate
+from rifflemix.report.units import format_duration, format_metric, format_rate, metric_title
 
 _HOW_TO_READ = (
-    "In the plot, further right is faster and further up is more accurate; a smaller disk needs "
-    "less memory. A mixer is better than another in every way only where it lies to the right, "
-    "above, and is smaller. Bars show one standard deviation of accuracy over seeds, and the "
-    "slowest and fastest seed; where bars overlap, no difference has been shown."
+    "In the plot, further right is faster and further {up} is better; a smaller disk needs less "
+    "memory. A mixer is better than another in every way only where it lies to the right, "
+    "further {up}, and is smaller. Bars show one standard deviation over seeds, and the slowest "
+    "and fastest seed; where bars overlap, no difference has been shown."
 )
 
 
@@ -34,7 +34,7 @@ def html_report(results: Mapping[str, Any], notes: Iterable[str], plot: bytes) -
     sections = [
         _head(title, results),
         section("Results", _table(results) + bullets(notes)),
-        section("Accuracy, speed and memory", _plot(results, plot)),
+        section(f"{_metric(results).capitalize()}, speed and memory", _plot(results, plot)),
         section("Learning curves", _curves(results)),
         section("Every run", _runs(results)),
         section("How it was made", _origin(results)),
@@ -69,40 +69,48 @@ def _table(results: Mapping[str, Any]) -> str:
 
 def _plot(results: Mapping[str, Any], plot: bytes) -> str:
     data = base64.b64encode(plot).decode("ascii")
+    first = comparison_rows(results)[0]
     described = "; ".join(
-        f"{row.title}: {format_percent(row.test.mean)} % at {format_rate(row.steps_per_second)} "
-        "steps per second"
+        f"{row.title}: {format_metric(row.metric, row.test.mean)} at "
+        f"{format_rate(row.steps_per_second)} steps per second"
         for row in comparison_rows(results)
         if row.test and row.steps_per_second
     )
-    alt = f"Test accuracy against training steps per second. {described or 'No run yet'}."
+    alt = f"Test {_metric(results)} against training steps per second. {described or 'No run yet'}."
+    caption = _HOW_TO_READ.format(up="up" if first.higher_is_better else "down")
     return (
         f'<figure><img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(_HOW_TO_READ)}</figcaption></figure>"
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
     )
 
 
 def _curves(results: Mapping[str, Any]) -> str:
+    metric = comparison_rows(results)[0].metric
     return (
         "<p>One panel a mixer, one line a seed; the other mixers' lines are grey.</p>"
-        "<h3>Validation accuracy, %</h3>"
-        + accuracy_curves(results)
+        f"<h3>Validation {escape(metric_title(metric))}</h3>"
+        + score_curves(results, metric)
         + "<h3>Training loss</h3>"
         + loss_curves(results)
     )
 
 
 def _runs(results: Mapping[str, Any]) -> str:
+    metric = comparison_rows(results)[0].metric
     rows = [
         f'<tr><th scope="row">{escape(run["mixer"])}</th><td>{run["seed"]}</td>'
-        f"<td>{format_percent(run['test']['accuracy'])}</td>"
-        f"<td>{format_percent(run['validation']['accuracy'])}</td>"
+        f"<td>{format_metric(metric, run['test'][metric])}</td>"
+        f"<td>{format_metric(metric, run['validation'][metric])}</td>"
         f"<td>{run['best_step']}</td><td>{_rate(run['steps_per_second'])}</td>"
         f"<td>{escape(format_duration(run['wall_seconds']))}</td></tr>"
         for run in results["runs"]
     ]
-    headers = ["Mixer", "Seed", "Test, %", "Validation, %", "Chosen step", "Steps/s", "Wall time"]
+    headers = ["Mixer", "Seed", "Test", "Validation", "Chosen step", "Steps/s", "Wall time"]
     return table(headers, rows, "The raw numbers are in results.json beside this page.")
+
+
+def _metric(results: Mapping[str, Any]) -> str:
+    return comparison_rows(results)[0].metric.replace("_", " ")
 
 
 def _rate(steps_per_second: float | None) -> str:

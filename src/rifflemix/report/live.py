@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rifflemix.report.table import MISSING
-from rifflemix.report.units import format_duration, format_percent, format_rate
+from rifflemix.report.units import format_duration, format_metric, format_rate
 
 if TYPE_CHECKING:
     from rifflemix.bench.compare import RunStatus
@@ -92,7 +92,7 @@ class LiveTable:
     def _table(self) -> Table:
         table = Table(box=SIMPLE_HEAD)
         table.add_column("Mixer")
-        for header in ("Seed", "Status", "Step", "Loss", "Val. acc. %", "Steps/s", "ETA"):
+        for header in ("Seed", "Status", "Step", "Loss", "Validation", "Steps/s", "ETA"):
             table.add_column(header, justify="left" if header == "Status" else "right")
         for name, title in self._titles.items():
             table.add_row(Text(title), *self._cells(self._latest.get(name)))
@@ -106,7 +106,7 @@ class LiveTable:
             status.state,
             f"{status.step}/{status.max_steps}",
             MISSING if status.loss is None else f"{status.loss:.3f}",
-            MISSING if status.accuracy is None else format_percent(status.accuracy),
+            MISSING if status.score is None else format_metric(status.metric, status.score),
             MISSING if status.steps_per_second is None else format_rate(status.steps_per_second),
             remaining(status),
         )
@@ -151,8 +151,9 @@ def status_line(status: RunStatus) -> str:
     parts.append(f"step {status.step}/{status.max_steps}")
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")
-    if status.accuracy is not None:
-        parts.append(f"validation accuracy {format_percent(status.accuracy)} %")
+    if status.score is not None:
+        shown = format_metric(status.metric, status.score)
+        parts.append(f"validation {status.metric.replace('_', ' ')} {shown}")
     if status.steps_per_second is not None:
         parts.append(f"{format_rate(status.steps_per_second)} steps/s")
     return ", ".join(parts)

@@ -33,9 +33,10 @@ def softmax_note(results: Mapping[str, Any]) -> str:
     softmax = baseline_row(rows)
     if softmax is None or softmax.test is None:
         return f"{BASELINE} has no finished run here, so nothing is said relative to it."
+    metric = softmax.metric.replace("_", " ")
     others = [row for row in rows if row is not softmax and row.test is not None]
     wins = [
-        f"{what} than {', '.join(beaten)}"
+        f"{what.format(metric=metric)} than {', '.join(beaten)}"
         for what, better in _CONTESTS
         if (beaten := [row.title for row in others if better(softmax, row)])
     ]
@@ -47,14 +48,17 @@ def softmax_note(results: Mapping[str, Any]) -> str:
     )
     if close:
         sentence += (
-            " Its test accuracy is within one standard deviation of that of "
+            f" Its test {metric} is within one standard deviation of that of "
             f"{', '.join(close)}: no difference is shown there."
         )
     return sentence
 
 
-def _more_accurate(softmax: Row, other: Row) -> bool:
-    return bool(softmax.test and other.test and softmax.test.shown > other.test.shown)
+def _scores_better(softmax: Row, other: Row) -> bool:
+    if softmax.test is None or other.test is None:
+        return False
+    ahead = softmax.test.shown - other.test.shown
+    return ahead > 0 if softmax.higher_is_better else ahead < 0
 
 
 def _faster(softmax: Row, other: Row) -> bool:
@@ -70,7 +74,7 @@ def _fewer_parameters(softmax: Row, other: Row) -> bool:
 
 
 _CONTESTS: tuple[tuple[str, Callable[[Row, Row], bool]], ...] = (
-    ("higher mean test accuracy", _more_accurate),
+    ("better mean test {metric}", _scores_better),
     ("faster training", _faster),
     ("less memory", _smaller),
     ("fewer parameters", _fewer_parameters),

@@ -1,4 +1,4 @@
-"""Accuracy against training speed, disk area proportional to memory, as the papers draw it."""
+"""Score against training speed, disk area proportional to memory, as the papers draw it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from rifflemix.report.labels import Box, Disk, place_labels
 from rifflemix.report.table import BASELINE, Row, comparison_rows
+from rifflemix.report.units import SHARES, metric_title, metric_value
 
 # Okabe and Ito's palette without its yellow, which is too light for outlines; safe for all
 # common kinds of colour blindness. Every disk carries its name, so repeats do no harm.
@@ -33,16 +34,17 @@ class _Point:
     colour: str
     speed: float
     speed_range: tuple[float, float]
-    accuracy: float
-    accuracy_std: float | None
+    score: float
+    score_std: float | None
     memory: int
 
 
 def comparison_plot(results: Mapping[str, Any]) -> bytes:
     """plot.png: a disk for each mixer that has finished at least one run.
 
-    Across, training steps per second (median over seeds, bar from slowest to fastest); up, test
-    accuracy (mean over seeds, bar of one standard deviation); disk area, peak memory of a step.
+    Across, training steps per second (median over seeds, bar from slowest to fastest); up, the
+    metric that chose the weights, on the test split (mean over seeds, bar of one standard
+    deviation); disk area, peak memory of a step.
     """
     points = _points(results)
     with matplotlib.style.context("default"):
@@ -51,7 +53,7 @@ def comparison_plot(results: Mapping[str, Any]) -> bytes:
         axes, legend = figure.subplots(1, 2, width_ratios=(6, 1))
         _set_titles(axes, results)
         if points:
-            _draw(figure, axes, legend, points)
+            _draw(figure, axes, legend, points, comparison_rows(results)[0].metric)
         else:
             axes.text(0.5, 0.5, "no run has finished yet", transform=axes.transAxes, ha="center")
             legend.axis("off")
@@ -72,8 +74,8 @@ def _points(results: Mapping[str, Any]) -> list[_Point]:
             colour=colours[row.name],
             speed=row.steps_per_second,
             speed_range=(min(speeds[row.name]), max(speeds[row.name])),
-            accuracy=100 * row.test.mean,
-            accuracy_std=None if row.test.std is None else 100 * row.test.std,
+            score=metric_value(row.metric, row.test.mean),
+            score_std=None if row.test.std is None else metric_value(row.metric, row.test.std),
             memory=row.peak_memory_bytes,
         )
         for row in comparison_rows(results)
@@ -90,15 +92,17 @@ def _colours(rows: list[Row]) -> dict[str, str]:
 def _set_titles(axes: Axes, results: Mapping[str, Any]) -> None:
     axes.set_title(results["task"]["title"], loc="left", fontsize=11)
     axes.set_xlabel("training steps per second (further right is faster)")
-    axes.set_ylabel("test accuracy, %")
+    first = comparison_rows(results)[0]
+    better = "" if first.higher_is_better else " (further down is better)"
+    axes.set_ylabel(f"test {metric_title(first.metric)}{better}")
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw(figure: Figure, axes: Axes, legend: Axes, points: Sequence[_Point]) -> None:
+def _draw(figure: Figure, axes: Axes, legend: Axes, points: Sequence[_Point], metric: str) -> None:
     area_per_byte = _area_per_byte(points)
-    _set_limits(axes, points)
+    _set_limits(axes, points, metric)
     _draw_memory_legend(figure, legend, points, area_per_byte)
     for point in sorted(points, key=lambda p: -p.memory):
         _draw_disk(axes, point, area_per_byte)
@@ -116,7 +120,7 @@ def _marker_area(point: _Point, area_per_byte: float) -> float:
     return max(point.memory * area_per_byte, _SMALLEST_DISK**2)
 
 
-def _set_limits(axes: Axes, points: Sequence[_Point]) -> None:
+def _set_limits(axes: Axes, points: Sequence[_Point], metric: str) -> None:
     slowest = min(point.speed_range[0] for point in points)
     fastest = max(point.speed_range[1] for point in points)
     if fastest / slowest > _LOG_FROM_RATIO:
@@ -129,21 +133,22 @@ def _set_limits(axes: Axes, points: Sequence[_Point]) -> None:
     else:
         pad = max(0.2 * (fastest - slowest), 0.15 * fastest)
         axes.set_xlim(max(slowest - pad, 0.0), fastest + pad)
-    low = min(point.accuracy - (point.accuracy_std or 0.0) for point in points)
-    high = max(point.accuracy + (point.accuracy_std or 0.0) for point in points)
-    pad = max(0.2 * (high - low), 1.0)
+    low = min(point.score - (point.score_std or 0.0) for point in points)
+    high = max(point.score + (point.score_std or 0.0) for point in points)
+    # A scale that passes 100 %, or 0, would promise what cannot be.
+    most = metric_value(metric, 1.0) if metric in SHARES else math.inf
+    pad = max(0.2 * (high - low), 1.0 if metric in SHARES else 0.01 * high) or 1.0
     axes.set_ylim(low - pad, high + pad)
-    # A scale that passes 100 % would promise what cannot be.
     axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:g}" if 0 <= value <= 100 else "")
+        FuncFormatter(lambda value, _: f"{value:g}" if 0 <= value <= most else "")
     )
 
 
 def _draw_disk(axes: Axes, point: _Point, area_per_byte: float) -> None:
     axes.scatter(
         point.speed,
-        point.accuracy,
+        point.score,
         s=_marker_area(point, area_per_byte),
         facecolor=(point.colour, 0.28),
         edgecolor=point.colour,
@@ -153,9 +158,9 @@ def _draw_disk(axes: Axes, point: _Point, area_per_byte: float) -> None:
     slowest, fastest = point.speed_range
     axes.errorbar(
         point.speed,
-        point.accuracy,
+        point.score,
         xerr=[[point.speed - slowest], [fastest - point.speed]],
-        yerr=point.accuracy_std,
+        yerr=point.score_std,
         color=point.colour,
         marker="o",
         markersize=3,
@@ -177,7 +182,7 @@ def _draw_labels(
     sizes = [(e.width + 4, e.height + 2) for e in (text.get_window_extent() for text in texts)]
     disks, bars = [], []
     for point in points:
-        x, y = axes.transData.transform((point.speed, point.accuracy))
+        x, y = axes.transData.transform((point.speed, point.score))
         radius = math.sqrt(_marker_area(point, area_per_byte)) / 2 * per_point
         disks.append(Disk(x, y, radius))
         bars += _error_bars(axes, point)
@@ -193,11 +198,11 @@ def _draw_labels(
 def _error_bars(axes: Axes, point: _Point) -> list[Box]:
     """Where a disk's two error bars lie on the screen, caps included."""
     cap = 2.5 * axes.figure.dpi / 72
-    std = point.accuracy_std or 0.0
-    left, middle = axes.transData.transform((point.speed_range[0], point.accuracy))
-    right, _ = axes.transData.transform((point.speed_range[1], point.accuracy))
-    centre, bottom = axes.transData.transform((point.speed, point.accuracy - std))
-    _, top = axes.transData.transform((point.speed, point.accuracy + std))
+    std = point.score_std or 0.0
+    left, middle = axes.transData.transform((point.speed_range[0], point.score))
+    right, _ = axes.transData.transform((point.speed_range[1], point.score))
+    centre, bottom = axes.transData.transform((point.speed, point.score - std))
+    _, top = axes.transData.transform((point.speed, point.score + std))
     return [
         Box(left, middle - cap, right - left, 2 * cap),
         Box(centre - cap, bottom, 2 * cap, top - bottom),

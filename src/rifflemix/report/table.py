@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rifflemix.report.units import SHARES, format_bytes, format_count, format_percent, format_rate
+from rifflemix.report.units import (
+    SHARES,
+    format_bytes,
+    format_count,
+    format_percent,
+    format_rate,
+    metric_title,
+)
 
 BASELINE = "softmax"
 MISSING = "-"
@@ -26,7 +33,7 @@ class Score:
     mean: float
     std: float | None
     n: int
-    is_share: bool = True
+    metric: str = "accuracy"
 
     def __str__(self) -> str:
         """Percent: "98.77 ± 0.12"."""
@@ -39,22 +46,20 @@ class Score:
         return float(self._text(self.mean))
 
     def _text(self, value: float) -> str:
-        return format_percent(value) if self.is_share else f"{value:.4g}"
-
-
-@dataclass(frozen=True)
-class Metric:
-    """What chose the weights where that is not accuracy: its test and validation scores."""
-
-    name: str
-    higher_is_better: bool
-    test: Score | None
-    validation: Score | None
+        return format_percent(value) if self.metric in SHARES else f"{value:.4g}"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One mixer's numbers; None where no run has finished yet."""
+    """One mixer's numbers; None where no run has finished yet.
+
+    Attributes:
+        name, title, complexity, parameters: of the mixer and its model.
+        test, validation: the metric that chose the weights.
+        steps_per_second, peak_memory_bytes: of training.
+        metric, higher_is_better: what `test` and `validation` are of.
+        test_accuracy, validation_accuracy: where accuracy was measured too and did not choose.
+    """
 
     name: str
     title: str
@@ -64,7 +69,10 @@ class Row:
     validation: Score | None
     steps_per_second: float | None
     peak_memory_bytes: int | None
-    metric: Metric | None = None
+    metric: str = "accuracy"
+    higher_is_better: bool = True
+    test_accuracy: Score | None = None
+    validation_accuracy: Score | None = None
 
 
 @dataclass(frozen=True)
@@ -93,11 +101,9 @@ def comparison_rows(results: Mapping[str, Any]) -> list[Row]:
             title=mixer["title"],
             complexity=mixer["complexity"],
             parameters=mixer["parameters"],
-            test=_score(mixer["test"]),
-            validation=_score(mixer["validation"]),
             steps_per_second=mixer["steps_per_second"],
             peak_memory_bytes=mixer["peak_memory_bytes"],
-            metric=_metric(mixer.get("metric")),
+            **_scores(mixer),
         )
         for mixer in results["mixers"]
     ]
@@ -155,38 +161,46 @@ def terminal_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def _score(summary: Mapping[str, Any] | None, *, is_share: bool = True) -> Score | None:
-    if summary is None:
-        return None
-    return Score(summary["mean"], summary["std"], summary["n"], is_share)
+def _scores(mixer: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of a row: of accuracy alone, or of another metric and, if known, accuracy."""
+    accuracy = {split: _score(mixer[split], "accuracy") for split in ("test", "validation")}
+    chosen = mixer.get("metric")
+    if chosen is None:
+        return accuracy
+    return {
+        "test": _score(chosen["test"], chosen["name"]),
+        "validation": _score(chosen["validation"], chosen["name"]),
+        "metric": chosen["name"],
+        "higher_is_better": chosen["higher_is_better"],
+        "test_accuracy": accuracy["test"],
+        "validation_accuracy": accuracy["validation"],
+    }
 
 
-def _metric(summary: Mapping[str, Any] | None) -> Metric | None:
+def _score(summary: Mapping[str, Any] | None, metric: str) -> Score | None:
     if summary is None:
         return None
-    is_share = summary["name"] in SHARES
-    test, validation = (
-        _score(summary[split], is_share=is_share) for split in ("test", "validation")
-    )
-    return Metric(summary["name"], summary["higher_is_better"], test, validation)
+    return Score(summary["mean"], summary["std"], summary["n"], metric)
 
 
 def _columns(rows: list[Row]) -> tuple[_Column, ...]:
-    """With the metric that chose the weights in front, where that is not accuracy."""
-    metric = next((row.metric for row in rows if row.metric is not None), None)
-    if metric is None:
-        return _COLUMNS
-    name = metric.name.replace("_", " ") + (", %" if metric.name in SHARES else "")
-    own = (
-        _metric_column(f"{split.capitalize()} {name}", split, metric.higher_is_better)
-        for split in ("test", "validation")
-    )
-    return *_COLUMNS[:2], *own, *_COLUMNS[2:]
+    """The metric that chose the weights in front; accuracy after it, if that is another."""
+    first = rows[0]
+    columns = list(_scores_columns(metric_title(first.metric), "", first.higher_is_better))
+    if any(row.test_accuracy or row.validation_accuracy for row in rows):
+        columns += _scores_columns(metric_title("accuracy"), "_accuracy", higher_is_better=True)
+    return *_COLUMNS[:2], *columns, *_COLUMNS[2:]
 
 
-def _metric_column(header: str, split: str, higher_is_better: bool) -> _Column:
+def _scores_columns(title: str, suffix: str, higher_is_better: bool) -> Iterator[_Column]:
+    for split in ("test", "validation"):
+        header = f"{split.capitalize()} {title}"
+        yield _score_column(header, f"{split}{suffix}", higher_is_better)
+
+
+def _score_column(header: str, name: str, higher_is_better: bool) -> _Column:
     def score(row: Row) -> Score | None:
-        found: Score | None = getattr(row.metric, split, None)
+        found: Score | None = getattr(row, name)
         return found
 
     def shown(row: Row) -> float | None:
@@ -241,16 +255,6 @@ def _show_seeds(row: Row, _: Row | None) -> str:
 _COLUMNS = (
     _Column("Mixer", lambda row, _: row.title),
     _Column("Seeds", _show_seeds),
-    _Column(
-        "Test accuracy, %",
-        lambda row, _: _show_score(row.test),
-        lambda row: row.test.shown if row.test else None,
-    ),
-    _Column(
-        "Validation accuracy, %",
-        lambda row, _: _show_score(row.validation),
-        lambda row: row.validation.shown if row.validation else None,
-    ),
     _Column("Steps/s (vs softmax)", _show_speed, lambda row: row.steps_per_second),
     _Column(
         "Peak memory (vs softmax)",

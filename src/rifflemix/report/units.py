@@ -43,6 +43,16 @@ def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
+def metric_title(name: str) -> str:
+    """As in headers and on axes: "accuracy, %", "bits per byte"."""
+    return name.replace("_", " ") + (", %" if name in SHARES else "")
+
+
+def metric_value(name: str, value: float) -> float:
+    """In the unit of its title: a share in percent."""
+    return 100 * value if name in SHARES else value
+
+
 def format_metric(name: str, value: float) -> str:
     """A share as "98.77 %"; any other metric (perplexity, bits) in four significant digits."""
     return f"{format_percent(value)} %" if name in SHARES else f"{value:.4g}"

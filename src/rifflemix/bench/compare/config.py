@@ -11,6 +11,7 @@ import torch
 from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.mixers import list_mixers, mixer_card
 from rifflemix.models import list_models
+from rifflemix.models.graphormer import MIXERS as GRAPH_MIXERS
 from rifflemix.tasks import task_card
 from rifflemix.train.config import TrainConfig
 
@@ -121,6 +122,8 @@ def is_generative(task: str) -> bool:
 
 def default_mixers(task: str) -> tuple[str, ...]:
     """All registered mixers that can be compared on a task."""
+    if task_card(task).output == "number":
+        return tuple(GRAPH_MIXERS)
     can_all = not is_generative(task)
     return tuple(name for name in list_mixers() if can_all or mixer_card(name).causal)
 

@@ -19,7 +19,7 @@ from rifflemix.files import (
     remove_leftovers,
     write_json,
 )
-from rifflemix.tasks import Task, load_task, task_card
+from rifflemix.tasks import Task, load_task
 
 CONFIG_FILE, RESULTS_FILE = "config.json", "results.json"
 
@@ -64,14 +64,9 @@ def plan_comparison(
         progress: told how long loading data goes on.
 
     Raises:
-        InputError: a task without accuracy, data is missing or damaged, a mixer cannot be built at
+        InputError: data is missing or damaged, a mixer cannot be built at
             this shape, `out` cannot be written or belongs to something else.
     """
-    if task_card(config.task).output == "number":
-        raise InputError(
-            f"compare measures accuracy, but task {config.task} asks for a number; train one "
-            "mixer at a time, with `rifflemix train`"
-        )
     check_folder(out)
     task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)
     parameters = {mixer: check_model(config, task, mixer) for mixer in config.mixers}

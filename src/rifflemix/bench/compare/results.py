@@ -124,12 +124,17 @@ def _mixer(
         "paper": card.paper,
         "complexity": card.complexity,
         "parameters": plan.parameters[name],
-        "validation": summarise([run["validation"]["accuracy"] for run in runs]),
-        "test": summarise([run["test"]["accuracy"] for run in runs]),
+        "validation": _accuracy(runs, "validation"),
+        "test": _accuracy(runs, "test"),
         "metric": _metric(plan.task, runs),
         "steps_per_second": statistics.median(speeds) if speeds else None,
         "peak_memory_bytes": peak_memory.get(name),
     }
+
+
+def _accuracy(runs: Sequence[Run], split: str) -> dict[str, Any] | None:
+    """None where a task has no accuracy."""
+    return summarise([run[split]["accuracy"] for run in runs if "accuracy" in run[split]])
 
 
 def _metric(task: Task, runs: Sequence[Run]) -> dict[str, Any] | None:

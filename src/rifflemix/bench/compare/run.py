@@ -29,7 +29,7 @@ class RunStatus:
         state: measuring (memory), training, done, diverged or stopped.
         step, max_steps: optimiser updates made and to make.
         loss: mean training loss lately.
-        accuracy: newest on the validation split, 0..1.
+        metric, score: what chooses the weights, and its newest value on the validation split.
         steps_per_second: training speed so far.
     """
 
@@ -39,7 +39,8 @@ class RunStatus:
     step: int
     max_steps: int
     loss: float | None = None
-    accuracy: float | None = None
+    metric: str = "accuracy"
+    score: float | None = None
     steps_per_second: float | None = None
 
 
@@ -111,7 +112,7 @@ def train_mixer(
         InputError: as rifflemix.train.train.
         TrainingDiverged: loss, metric or weights are not finite.
     """
-    feed = StatusFeed(mixer, seed, config.train.max_steps, on_status)
+    feed = StatusFeed(mixer, seed, config.train.max_steps, on_status, task.metric)
     try:
         result = train(
             build_model(config, task, mixer, seed),
@@ -158,8 +159,10 @@ def _run(
 class StatusFeed:
     """Turns the training loop's events into statuses."""
 
-    def __init__(self, mixer: str, seed: int, max_steps: int, say: OnStatus | None) -> None:
-        self._status = RunStatus(mixer, seed, "training", 0, max_steps)
+    def __init__(
+        self, mixer: str, seed: int, max_steps: int, say: OnStatus | None, metric: str
+    ) -> None:
+        self._status = RunStatus(mixer, seed, "training", 0, max_steps, metric=metric)
         self._say = say or _silent
 
     def show(self, **changes: Any) -> None:
@@ -175,7 +178,7 @@ class StatusFeed:
         if event.steps_per_second is not None:
             changes["steps_per_second"] = event.steps_per_second
         if event.kind == "eval" and event.split == "validation":
-            changes["accuracy"] = event.metrics.get("accuracy")
+            changes["score"] = event.metrics.get(self._status.metric)
         self.show(**changes)
 
 

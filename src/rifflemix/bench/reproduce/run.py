@@ -148,7 +148,7 @@ def run_reproduction(
     if budget_minutes is not None and not budget_minutes > 0:
         raise bad_argument("budget", "minutes over 0", budget_minutes)
     recipe = plan.recipe
-    feed = StatusFeed(recipe.name, plan.seed, recipe.train.max_steps, on_status)
+    feed = StatusFeed(recipe.name, plan.seed, recipe.train.max_steps, on_status, plan.task.metric)
     stop = _within(budget_minutes, should_stop)
     with using_threads(plan.threads):
         model = build_model(recipe, plan.task, plan.seed, plan.start)
