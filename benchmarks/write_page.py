@@ -6,7 +6,8 @@ In the page, a pair of comments says what stands between them:
     <!-- /results -->
 
 The newest complete result of that benchmark, device and type in benchmarks/results is taken, and
-its plot, where it has one. Run it after a benchmark: python benchmarks/write_page.py
+its plot, where it has one; with `16384/scaling` in place of `scaling`, in benchmarks/results/16384.
+Run it after a benchmark: python benchmarks/write_page.py
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results"
 PAGE = FOLDER.parent / "docs" / "performance.md"
 _BLOCK = re.compile(
-    r"(<!-- results: (\w+), (\w+), (\w+) -->\n).*?(<!-- /results -->)", flags=re.DOTALL
+    r"(<!-- results: ([\w/-]+), (\w+), (\w+) -->\n).*?(<!-- /results -->)", flags=re.DOTALL
 )
 
 
@@ -39,9 +40,10 @@ def filled(page: str, results: Path = RESULTS) -> str:
 def newest(results: Path, benchmark: str, device: str, dtype: str) -> Path | None:
     """The newest complete result, by the time it was measured."""
     found: list[tuple[str, Path]] = []
-    for path in results.glob("*.json"):
+    *folder, name = benchmark.split("/")
+    for path in results.joinpath(*folder).glob("*.json"):
         result = json.loads(path.read_text(encoding="utf-8"))
-        if _matches(result, benchmark, device, dtype):
+        if _matches(result, name, device, dtype):
             found.append((result["environment"]["time"], path))
     return max(found)[1] if found else None
 
@@ -60,12 +62,15 @@ def _matches(result: dict[str, Any], benchmark: str, device: str, dtype: str) ->
 def _tables(results: Path, benchmark: str, device: str, dtype: str) -> str:
     path = newest(results, benchmark, device, dtype)
     if path is None:
-        options = f"--device {device} --dtype {dtype} --out benchmarks/results"
-        return f"Not measured yet: `rifflemix bench {benchmark} {options}`\n"
-    plot = path.with_suffix(".png")
-    image = f"![{benchmark}](../benchmarks/results/{plot.name})\n\n" if plot.exists() else ""
+        *folder, name = benchmark.split("/")
+        out = "/".join(["benchmarks/results", *folder])
+        options = f"--device {device} --dtype {dtype} --out {out}"
+        return f"Not measured yet: `rifflemix bench {name} {options}`\n"
+    place, plot = path.relative_to(results), path.with_suffix(".png")
+    link = f"../benchmarks/results/{place.with_suffix('.png')}"
+    image = f"![{benchmark}]({link})\n\n" if plot.exists() else ""
     tables = bench_markdown(json.loads(path.read_text(encoding="utf-8")))
-    return f"{image}{tables}\nFrom `benchmarks/results/{path.name}`.\n"
+    return f"{image}{tables}\nFrom `benchmarks/results/{place}`.\n"
 
 
 if __name__ == "__main__":

@@ -43,9 +43,11 @@ def environment() -> dict[str, Any]:
 
 
 def _command() -> str:
-    """The command line, under the name a reader would type."""
+    """The command line as a reader would type it, with what was set for the allocator."""
     program = Path(sys.argv[0]).name
-    return shlex.join(["rifflemix" if program == "__main__.py" else program, *sys.argv[1:]])
+    words = ["rifflemix" if program == "__main__.py" else program, *sys.argv[1:]]
+    allocator = (f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("MALLOC_"))
+    return shlex.join([*allocator, *words])
 
 
 def describe_hardware(environment: dict[str, Any]) -> str:

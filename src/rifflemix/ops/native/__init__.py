@@ -8,9 +8,12 @@ import logging
 import sysconfig
 from pathlib import Path
 
+from torch import Tensor
+
 _LOG = logging.getLogger("rifflemix")
 _FOLDER = Path(__file__).parent
 _INTERFACE = 1  # RIFFLEMIX_INTERFACE of kernels.h
+_HUGE = 1 << 25  # bytes from which memory is asked of the system at every allocation
 
 
 @functools.cache
@@ -40,3 +43,13 @@ def instruction_level() -> int:
     """4: AVX-512, 3: AVX2, 2: NEON, 1: baseline; 0 without compiled kernels."""
     kernels = library()
     return 0 if kernels is None else int(kernels.rifflemix_instruction_level())
+
+
+def in_huge_pages(new: Tensor) -> Tensor:
+    """An output that is about to be filled: in huge pages, if new memory has to be asked for."""
+    kernels = library()
+    if new.nbytes >= _HUGE and kernels is not None:
+        kernels.rifflemix_advise_huge_pages(
+            ctypes.c_void_p(new.data_ptr()), ctypes.c_int64(new.nbytes)
+        )
+    return new

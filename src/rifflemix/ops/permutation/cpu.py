@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from rifflemix.errors import bad_argument
-from rifflemix.ops.native import instruction_level, library
+from rifflemix.ops.native import in_huge_pages, instruction_level, library
 from rifflemix.ops.permutation import eager
 
 _KERNELS = library()
@@ -29,7 +29,6 @@ _FORMATS = {
     torch.float16: (2, 0x7C00, 0x7E00),
 }
 _WORTH_A_CALL = 1 << 12  # values
-_HUGE = 1 << 25  # bytes from which memory is asked of the system at every allocation
 
 
 def needs_sort(x: Tensor, num_groups: int, with_index: bool) -> bool:
@@ -181,13 +180,8 @@ def _run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors:
 
 
 def _new(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-    """An output, in huge pages where that pays."""
-    new = torch.empty(x.shape if shape is None else shape, dtype=dtype or x.dtype, device=x.device)
-    if new.nbytes >= _HUGE and _KERNELS is not None:
-        _KERNELS.rifflemix_advise_huge_pages(
-            ctypes.c_void_p(new.data_ptr()), ctypes.c_int64(new.nbytes)
-        )
-    return new
+    shape = x.shape if shape is None else shape
+    return in_huge_pages(torch.empty(shape, dtype=dtype or x.dtype, device=x.device))
 
 
 # Sort of groups, and the scatter that is its gradient.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rifflemix.ops.native import in_huge_pages
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics.common import accumulation_dtype, second_order_gradients
 from rifflemix.ops.statistics.cpu_common import (
@@ -71,7 +72,7 @@ def _forward(
         contiguous(key_padding_mask),
         *statistics,
         *empty_per_chunk(w),
-        *view(y),
+        *view(in_huge_pages(y)),
     )
     return outputs
 
@@ -115,7 +116,7 @@ def _backward(
         *empty_per_chunk(w),
         *view(grad_y),
         by_token(grad_membership),
-        *view(grad_w),
+        *view(in_huge_pages(grad_w)),
         grad_temperature,
         empty_per_token(w),
         torch.empty_like(moment),

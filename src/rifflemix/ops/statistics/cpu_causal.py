@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rifflemix.ops.native import in_huge_pages
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics.common import (
     StatisticsState,
@@ -100,7 +101,7 @@ def _forward(
         membership,
         *last_and_before[3:],
         pointers(energy, mass, count, *last_and_before[:3]),
-        *view(y),
+        *view(in_huge_pages(y)),
     )
     return outputs
 
@@ -159,7 +160,7 @@ def _backward(
         pointers(*grad_last, *grad_first),
         *view(grad_y),
         by_token(grad_membership),
-        *view(grad_w),
+        *view(in_huge_pages(grad_w)),
         grad_scores,
         grad_temperature,
         torch.empty_like(energy_before),
