@@ -193,6 +193,19 @@ def test_budget_stops_in_good_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert budget == straight
 
 
+def test_budget_spent_in_an_evaluation_lets_it_end(tmp_path: Path) -> None:
+    """Else a run whose evaluation takes longer than its budget would never get past it."""
+    budget = 1e-6
+    for _ in range(20):
+        results = run(tmp_path / "budget", budget_minutes=budget)
+        if results["status"] == "complete":
+            break
+    else:
+        raise AssertionError("the run does not come to its end")
+    run(tmp_path / "straight")
+    assert outcome(tmp_path / "budget") == outcome(tmp_path / "straight")
+
+
 @pytest.mark.parametrize("batch_size", [8, 800])
 def test_short_runs_evaluate_seldom(tmp_path: Path, batch_size: int) -> None:
     """The digits keep samples for validation: as many must be trained on between evaluations."""

@@ -49,6 +49,7 @@ def train(
     device: str | torch.device | None = None,
     on_event: OnEvent | None = None,
     should_stop: ShouldStop | None = None,
+    time_is_up: ShouldStop | None = None,
     model_settings: Mapping[str, Any] | None = None,
 ) -> TrainResult:
     """Train `model` on `task`, choose the best weights on validation, test them once.
@@ -70,6 +71,8 @@ def train(
         on_event: told of each update, evaluation and checkpoint, in the main process.
         should_stop: asked after each update and during evaluations; True writes a checkpoint
             and returns a result with `finished=False`.
+        time_is_up: the same, but asked only after updates: an evaluation goes on to its end, as
+            it would have to be made again.
         model_settings: what the model was built from (JSON values); stored in config.json and
             compared on resume.
 
@@ -95,7 +98,8 @@ def train(
             _load_best(engine, folder, model)
             return TrainResult.from_dict(stored)
         stack.callback(engine.release, model)
-        run = _Run(engine, model, optimizer, task, config, folder, on_event, should_stop)
+        stops = (should_stop, time_is_up)
+        run = _Run(engine, model, optimizer, task, config, folder, on_event, stops)
         return run.to_the_end()
 
 
@@ -121,14 +125,14 @@ class _Run:
         config: TrainConfig,
         folder: RunFolder,
         on_event: OnEvent | None,
-        should_stop: ShouldStop | None,
+        stops: tuple[ShouldStop | None, ShouldStop | None],
     ) -> None:
         self.engine = engine
         self.task = task
         self.config = config
         self.folder = folder
         self.on_event = on_event
-        self.should_stop = should_stop
+        self.should_stop, self.time_is_up = stops
         split = task.split("train")
         sizes = {name: p.numel() for name, p in model.named_parameters()}
         groups = decay_groups(model, decay_all=config.decay_all)
@@ -176,7 +180,9 @@ class _Run:
         """(stop, save), the same in every process."""
         every, seconds = self.config.checkpoint_every, self.config.checkpoint_seconds
         is_late = seconds is not None and time.monotonic() - self.saved_time >= seconds
-        stop, save = self._agree(self._is_asked_to_stop(), is_late)
+        has_worked = self.progress.step > self.first_step
+        is_over = has_worked and self.time_is_up is not None and bool(self.time_is_up())
+        stop, save = self._agree(is_over or self._is_asked_to_stop(), is_late)
         return stop, save or (every is not None and self.progress.step % every == 0)
 
     def _is_asked_to_stop(self) -> bool:

@@ -134,7 +134,8 @@ def run_reproduction(
 
     Args:
         plan: a checked recipe.
-        budget_minutes: stop in good order after so long, to be continued.
+        budget_minutes: stop in good order after so long, or after the evaluation that is being
+            made then, to be continued.
         on_status: told where the run stands, at every step.
         should_stop: polled at every step.
 
@@ -149,7 +150,7 @@ def run_reproduction(
         raise bad_argument("budget", "minutes over 0", budget_minutes)
     recipe = plan.recipe
     feed = StatusFeed(recipe.name, plan.seed, recipe.train.max_steps, on_status, plan.task.metric)
-    stop = _within(budget_minutes, should_stop)
+    end = None if budget_minutes is None else time.monotonic() + 60.0 * budget_minutes
     with using_threads(plan.threads):
         model = build_model(recipe, plan.task, plan.seed, plan.start)
         result = train(
@@ -159,7 +160,8 @@ def run_reproduction(
             plan.out,
             device=plan.device,
             on_event=feed.on_event,
-            should_stop=stop,
+            should_stop=should_stop,
+            time_is_up=lambda: end is not None and time.monotonic() >= end,
             model_settings=_identity(plan),
         )
         feed.show(state="done" if result.finished else "stopped")
@@ -237,16 +239,6 @@ def _identity(plan: ReproducePlan) -> dict[str, Any]:
         "width": recipe.width,
         **({} if plan.start is None else {"started_from": dict(plan.start.origin)}),
     }
-
-
-def _within(minutes: float | None, should_stop: ShouldStop | None) -> ShouldStop:
-    end = None if minutes is None else time.monotonic() + 60.0 * minutes
-
-    def stop() -> bool:
-        is_over = end is not None and time.monotonic() >= end
-        return is_over or (should_stop is not None and should_stop())
-
-    return stop
 
 
 def _utilisation(plan: ReproducePlan, result: TrainResult) -> Utilisation | None:
