@@ -61,6 +61,23 @@ def test_shape_and_dtype_are_kept(form: Form, length: int, dtype: torch.dtype) -
     assert torch.isfinite(y).all()
 
 
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_no_samples_are_mixed_to_none(form: Form, is_masked: bool) -> None:
+    mixer = build(form)
+    x = torch.randn(0, 16, 32, dtype=torch.float64, requires_grad=True)
+    y = mixer(x, key_padding_mask=torch.zeros(0, 16, dtype=torch.bool) if is_masked else None)
+    assert y.shape == (0, 16, 32)
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_shapes_are_known_without_memory(form: Form) -> None:
+    name, causal = form
+    with torch.device("meta"):
+        mixer = rm.create_mixer(name, 32, num_heads=4, max_length=MAX_LENGTH, causal=causal)
+    assert mixer(torch.empty(2, 16, 32, device="meta")).shape == (2, 16, 32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_low_precision_follows_float64(form: Form, dtype: torch.dtype) -> None:
     """On values that the low precision holds exactly, only arithmetic may differ."""

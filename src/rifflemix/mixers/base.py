@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.ops._checks import (
@@ -114,6 +116,9 @@ class TokenMixer(nn.Module):
             InputError: wrong shape, dtype or device, or N over `max_length`.
         """
         self._check_input(x, key_padding_mask)
+        if statically_known_true(x.shape[0] == 0):
+            # Reshapes and transforms of nothing fail here and there: mix one sample, keep none.
+            return self.mix(F.pad(x, (0, 0, 0, 0, 0, 1)), None)[:0]
         if key_padding_mask is None:
             return self.mix(x, None)
         # Zeroed before as well as after: even NaN in a padded place must reach nothing.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.nn.fft_convolution import wide
+from rifflemix.ops.precision import without_autocast
 
 # An exponent is split into the start of a block and a place in it, so that a kernel of N values
 # takes memory for N / 64 + 64 powers of each ratio instead of N.
@@ -50,7 +51,7 @@ class ExponentialKernel(NamedTuple):
             left = torch.cat((cos * real - sin * imag, -cos * imag - sin * real), -1)
             angle = self.phase.unsqueeze(-1) * places
             right = torch.cat((right * angle.cos(), right * angle.sin()), -2)
-        with torch.autocast(like.device.type, enabled=False):
+        with without_autocast(like):
             return (left @ right).flatten(-2)[..., :length]
 
     def init_state(self, batch_size: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rifflemix.nn.fft_convolution import wide
 from rifflemix.ops._checks import check_integer, check_positive
+from rifflemix.ops.precision import without_autocast
 
 _GAMMA_SHAPE = 6.0
 
@@ -84,7 +85,7 @@ class KernelNetwork(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """(L,) positions in [-1, 1], float32 or wider -> (L, C)."""
         t = positions.unsqueeze(-1)
-        with torch.autocast(t.device.type, enabled=False):
+        with without_autocast(t):
             h: Tensor = self.filters[0](t)
             for gabor, linear in zip(self.filters[1:], self.linears, strict=True):
                 h = gabor(t) * _wide_linear(linear, h)

@@ -14,6 +14,7 @@ from rifflemix.mixers.attention import masked_attention
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.ordered_attention import OrderedAttention
 from rifflemix.ops._checks import check_integer
+from rifflemix.ops.precision import without_autocast
 
 PINV_INITS = ("per_matrix", "batch")
 LANDMARKS = ("valid", "all")
@@ -108,7 +109,7 @@ class Nystromformer(OrderedAttention):
         wide = torch.promote_types(q.dtype, torch.float32)
         members = self._segments(q.shape[2], key_padding_mask, q.device)
         # The pseudo-inverse magnifies errors: everything around it stays in float32.
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             means = members.to(wide) / members.sum(-1, keepdim=True).clamp_min(1)
             q_marks, k_marks = means @ q.to(wide), means @ k.to(wide)
             first = self._softmax(q.to(wide), k_marks)

@@ -12,6 +12,7 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.linear_attention import LinearAttentionMixer
 from rifflemix.ops._checks import check_integer
+from rifflemix.ops.precision import without_autocast
 
 KERNELS = ("softmax", "relu")
 _SOFTMAX_OFFSET = 1e-4
@@ -109,7 +110,7 @@ class Performer(LinearAttentionMixer):
         padded = None if key_padding_mask is None else key_padding_mask[:, None, :, None]
         wide = torch.promote_types(q.dtype, torch.float32)
         scale = self.head_dim**-0.25
-        with torch.autocast(q.device.type, enabled=False):  # exponents need more than 8 bits
+        with without_autocast(q):  # exponents need more than 8 bits
             q, k = q.to(wide) * scale, k.to(wide) * scale
             if self.kernel == "softmax":
                 q, k = self._query_features(q), self._key_features(k, padded)

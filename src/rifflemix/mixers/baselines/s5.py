@@ -17,6 +17,7 @@ from rifflemix.nn.complex_pair import ComplexPair
 from rifflemix.nn.fft_convolution import wide
 from rifflemix.nn.linear_scan import linear_scan
 from rifflemix.ops._checks import check_integer
+from rifflemix.ops.precision import without_autocast
 
 _SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
 # The least damping: a state space whose eigenvalues cross the imaginary axis blows up.
@@ -110,13 +111,13 @@ class S5(TokenMixer):
         exponent = eigenvalues.scaled(wide(self.log_step).exp())
         scale = exponent.expm1().over(eigenvalues)
         real, imag = wide(self.B).unbind(-1)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             inputs = ComplexPair(F.linear(wide(x), real), F.linear(wide(x), imag))
         return exponent.exp(), scale.times(inputs)
 
     def _observed(self, state: ComplexPair, direction: int) -> Tensor:
         real, imag = (2.0 * wide(self.C[direction])).unbind(-1)
-        with torch.autocast(state.real.device.type, enabled=False):
+        with without_autocast(state.real):
             return F.linear(state.real, real) - F.linear(state.imag, imag)
 
     def _read_out(self, y: Tensor, x: Tensor) -> Tensor:

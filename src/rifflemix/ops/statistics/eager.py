@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.ops.precision import without_autocast
 from rifflemix.ops.statistics.common import (
     COUNT_OFFSET,
     ENERGY_FLOOR,
@@ -123,7 +124,7 @@ def compression_rate(z: Tensor, membership: Tensor, scale: float) -> Tensor:
     """See `rifflemix.ops.compression_rate`."""
     tokens = z.to(membership.dtype).unsqueeze(1)
     count = membership.sum(-1) + COUNT_OFFSET
-    with torch.autocast(z.device.type, enabled=False):
+    with without_autocast(z):
         weighted = membership.unsqueeze(-1) * tokens
         moment = weighted.mT @ tokens / count[..., None, None]
         identity = torch.eye(z.shape[2], dtype=tokens.dtype, device=z.device)
