@@ -14,6 +14,7 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, list_mixers
 from rifflemix.models import create_model, model_card, model_settings
 from rifflemix.tasks import Task
+from rifflemix.tasks.pixels import WholeImages
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
 from rifflemix.train.seeds import seed_everything
@@ -103,6 +104,8 @@ def _create(
     seed_everything(seed)
     if task.input_kind == "graphs":
         return _create_for_graphs(config, task, mixer, options)
+    if isinstance(task, WholeImages):
+        return _create_for_images(config, task, mixer, options)
     kind: dict[str, Any] = {
         "tokens": {"vocab_size": task.vocab_size},
         "vectors": {"in_channels": task.num_features},
@@ -139,6 +142,28 @@ def _create_for_graphs(
         dim=config.dim,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
+        num_classes=task.num_classes,
+    )
+
+
+def _create_for_images(
+    config: CompareConfig, task: WholeImages, mixer: str, options: dict[str, Any]
+) -> nn.Module:
+    if model_card(config.model).inputs != "images":
+        raise InputError(
+            f"model {config.model} takes no whole images, which task {task.name} has with layout "
+            "'image'; choose a model that does, such as vit_cifar10, or layout 'sequence'"
+        )
+    channels, size, _ = task.image_shape
+    return create_model(
+        config.model,
+        mixer=mixer,
+        mixer_options=options,
+        dim=config.dim,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        image_size=size,
+        in_channels=channels,
         num_classes=task.num_classes,
     )
 
