@@ -80,7 +80,7 @@ _CLASSIFIED: dict[str, tuple[str, str, dict[str, Any], int]] = {
         "IMDb, words",
         "text",
         {"level": "word", "max_length": 512, "vocab_size": 8192},
-        8,
+        16,
     ),
     "imdb-char": ("IMDb, characters", "text", {"max_length": 2048}, 4),
     "sst-word": ("SST, words", "sst", {"level": "word", "max_length": 512}, 192),
@@ -95,6 +95,9 @@ _PIXELS: dict[str, tuple[str, Mixing, float]] = {
     "b256": ("Sinkhorn Transformer (256)", _own(256), 3.197),
     "mixture": ("Sinkhorn Mixture", _own(256, mixture=True), 3.199),
 }
+
+# Channels of the two sizes of language models, which the rate depends on.
+_WIDTHS = {"base": 512, "big": 2048}
 
 _NO_SMOOTHING = "Tensor2Tensor smooths the labels of this task by 0.1, we do not"
 _NO_LM1B = "the paper trains on LM1B, which is no task here: no printed number is comparable"
@@ -145,14 +148,20 @@ def table1(row: str, metric: str) -> Recipe:
 
 
 def _language(
-    name: str, table: str, words: str, mixing: Mixing, *, by_character: bool = False
+    name: str,
+    table: str,
+    words: str,
+    mixing: Mixing,
+    *,
+    by_character: bool = False,
+    size: str = "base",
 ) -> Recipe:
     mixer, options = mixing
     return Recipe(
         name=f"sinkhorn/{name}",
         paper=PAPER,
         table=table,
-        row=words,
+        row=words if size == "base" else f"{words}, {size}",
         column="Tiny Shakespeare (not LM1B)" if by_character else "Penn Treebank (not LM1B)",
         printed=None,
         metric="bits_per_byte" if by_character else "perplexity",
@@ -161,22 +170,26 @@ def _language(
         task_options={"level": "byte", "max_length": 1024}
         if by_character
         else {"level": "word", "max_length": 256},
-        model="sinkhorn_char_base" if by_character else "sinkhorn_lm_base",
+        model=f"sinkhorn_char_{size}" if by_character else f"sinkhorn_lm_{size}",
         model_settings={"mixer": mixer, "mixer_options": options},
-        train=_tensor2tensor(512, max_steps=300_000, batch_size=64 if by_character else 256),
-        notes=(_NO_LM1B, "base sizes", "16 TPU cores of 4,096 tokens make an update"),
+        train=_tensor2tensor(
+            _WIDTHS[size], max_steps=300_000, batch_size=64 if by_character else 256
+        ),
+        notes=(_NO_LM1B, f"{size} sizes", "16 TPU cores of 4,096 tokens make an update"),
     )
 
 
-def table2(row: str) -> Recipe:
-    """A row of Table 2, of the base size, on another corpus."""
-    return _language(f"table2-ptb-{row}", "Table 2", *_WORDS[row])
+def table2(row: str, size: str = "base") -> Recipe:
+    """A row of Table 2, on another corpus."""
+    name = row if size == "base" else f"{size}-{row}"
+    return _language(f"table2-ptb-{name}", "Table 2", *_WORDS[row], size=size)
 
 
-def table4(row: str) -> Recipe:
-    """A row of Table 4, of the base size, on another corpus."""
+def table4(row: str, size: str = "base") -> Recipe:
+    """A row of Table 4, on another corpus."""
     words, mixing = _CHARACTERS[row]
-    return _language(f"table4-shakespeare-{row}", "Table 4", words, mixing, by_character=True)
+    name = f"table4-shakespeare-{row if size == 'base' else f'{size}-{row}'}"
+    return _language(name, "Table 4", words, mixing, by_character=True, size=size)
 
 
 def table5(row: str) -> Recipe:
@@ -256,8 +269,8 @@ def table8(row: str) -> Recipe:
 
 _ALL: tuple[Callable[[], Recipe], ...] = (
     *(partial(table1, row, metric) for metric in ("sort", "edit") for row in _SORT),
-    *(partial(table2, row) for row in _WORDS),
-    *(partial(table4, row) for row in _CHARACTERS),
+    *(partial(table2, row, size) for size in _WIDTHS for row in _WORDS),
+    *(partial(table4, row, size) for size in _WIDTHS for row in _CHARACTERS),
     *(partial(table5, row) for row in _PIXELS),
     *(partial(table6, column, row) for column in _CLASSIFIED for row in _CLASSIFIERS),
     *(partial(table7, row) for row in _CLASSIFIERS),
