@@ -104,9 +104,10 @@ def test_results_of_a_whole_run(tmp_path: Path) -> None:
     [
         ({"max_steps": 4}, 4, 1.0),
         ({"scale": 0.5}, 8, 0.5),
+        ({"batch_size": 4}, 8, 1.0),
         ({"max_steps": 4, "scale": 0.5, "batch_size": 4, "precision": "bf16"}, 4, 0.5),
     ],
-    ids=["steps", "scale", "all"],
+    ids=["steps", "scale", "batch", "all"],
 )
 def test_reduced_runs_are_marked(
     tmp_path: Path, options: dict[str, Any], steps: int, width: float
@@ -117,7 +118,9 @@ def test_reduced_runs_are_marked(
     assert results["recipe"]["width"] == width
     assert results["recipe"]["train"]["precision"] == options.get("precision", "no")
     assert results["recipe"]["train"]["batch_size"] == options.get("batch_size", 8)
+    assert results["batch_size_planned"] == 8
     labels = dict(summary_rows(results))
+    assert labels.get("batch") == ("4 of the recipe's 8" if "batch_size" in options else None)
     assert labels["steps"] == f"{steps} of the paper's 8"
     assert "no reproduction" in labels["reduced run"]
 
@@ -246,7 +249,7 @@ def test_where_the_run_stands_is_told(tmp_path: Path) -> None:
     run(tmp_path / "run", on_status=told.append)
     assert told[-1].state == "done"
     assert told[-1].step == told[-1].max_steps == 8
-    assert told[-1].accuracy is not None
+    assert told[-1].score is not None
 
 
 # Refusals.

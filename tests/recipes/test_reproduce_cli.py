@@ -152,6 +152,16 @@ def test_bad_input_of_report_is_one_line(
     assert not (tmp_path / "report").exists()
 
 
+def test_damaged_results_are_one_line(
+    tmp_path: Path, cli: Cli, found: list[tuple[Path, dict[str, Any]]]
+) -> None:
+    path = found[0][0]
+    path.write_text(json.dumps({**found[0][1], "recipe": {}}))
+    outcome = cli("report", *(place for place, _ in found), "--out", tmp_path / "report")
+    assert is_one_line_error(outcome), outcome
+    assert f"{path} is damaged" in outcome.err
+
+
 def test_list_recipes(cli: Cli) -> None:
     shown = cli("list", "recipes")
     assert shown.code == 0

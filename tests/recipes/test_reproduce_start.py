@@ -15,10 +15,13 @@ from rifflemix.bench.reproduce import load_results, plan_reproduction, run_repro
 from rifflemix.bench.reproduce.run import build_model
 from rifflemix.bench.reproduce.start import Start, start_model
 from rifflemix.errors import InputError
-from rifflemix.files import read_tensors
+from rifflemix.files import read_tensors, write_tensors
+from rifflemix.models import Model
 from rifflemix.nn.resize import enlarge_grid
 from rifflemix.recipes import Recipe
 from rifflemix.report.reproduction import report_entries, summary_rows
+from rifflemix.report.reproduction_page import report_files
+from rifflemix.tasks import Task, load_task
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 
@@ -52,6 +55,9 @@ def test_fresh_runs_say_so_and_stand_apart(first: Path, tmp_path: Path) -> None:
     assert json.loads((first / "results.json").read_text())["started_from"] is None
     entries = report_entries(load_results([tmp_path]))
     assert [len(entry["files"]) for entry in entries if entry["files"]] == [1, 1]
+    files = report_files(load_results([tmp_path]), tmp_path)
+    for name in ("report.md", "report.html"):
+        assert "TSSA, started from test/digits at step" in files[name].decode()
 
 
 def test_going_on_needs_the_same_start(first: Path, tmp_path: Path) -> None:
@@ -80,7 +86,7 @@ def wider() -> Recipe:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "message"), [(other_model(), "same model"), (wider(), "of shape")]
+    ("recipe", "message"), [(other_model(), "same model"), (wider(), "has shape")]
 )
 def test_models_that_differ_are_refused(
     recipe: Recipe, message: str, first: Path, tmp_path: Path
@@ -98,23 +104,97 @@ def test_folders_without_weights_are_refused(first: Path, tmp_path: Path) -> Non
             plan_reproduction(small(train=QUICK), tmp_path / "second", start_from=folder)
 
 
+def test_widths_that_differ_are_told_apart_from_other_shapes(first: Path, tmp_path: Path) -> None:
+    """Another --scale is named only where that is the reason."""
+    for recipe, scale in ((small(train=QUICK), 0.5), (wider(), 1.0)):
+        with pytest.raises(InputError) as raised:
+            plan_reproduction(recipe, tmp_path / "second", scale=scale, start_from=first)
+        assert str(raised.value).startswith("start_from: expected a run whose weight ")
+        assert ("same --scale" in str(raised.value)) is (scale != 1.0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["{}", "[]", '"x"', '{"model": 3}', '{"model": {}}', '{"model": {"settings": []}}',
+     '{"model": {"settings": {"recipe": 3}}}'],
+)  # fmt: skip
+def test_damaged_settings_are_refused(config: str, first: Path, tmp_path: Path) -> None:
+    (first / "config.json").write_text(config)
+    with pytest.raises(InputError, match="start_from: expected") as raised:
+        plan_reproduction(small(train=QUICK), tmp_path / "second", start_from=first)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("about", [{}, {"step": "8"}, {"step": 8.5}, {"step": True}, [8]])
+def test_weights_of_no_step_are_refused(about: object, first: Path, tmp_path: Path) -> None:
+    weights, _ = read_tensors(first / "best.safetensors")
+    write_tensors(first / "best.safetensors", weights, about)
+    with pytest.raises(InputError, match=r"start_from: expected the step .* whole number"):
+        plan_reproduction(small(train=QUICK), tmp_path / "second", start_from=first)
+
+
 def test_positions_are_enlarged_to_the_nearest() -> None:
     table = torch.arange(8.0).reshape(4, 2)  # places 0 1 / 2 3
     large = enlarge_grid(table, 16)[:, 0].reshape(4, 4) / 2
     assert large.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]
-    for places in (8, 9, 17):
+    for places in (0, 8, 9, 17):
         with pytest.raises(InputError, match="places"):
             enlarge_grid(table, places)
+    with pytest.raises(InputError, match="places"):
+        enlarge_grid(table[:0], 4)
 
 
-def test_models_of_larger_images_start_from_smaller_ones() -> None:
-    settings = {"vocab_size": 5, "num_classes": 2, "dim": 8, "num_layers": 1, "num_heads": 2}
-    small_one = rm.create_model("encoder", max_length=4, pool="mean", **settings)
-    large_one = rm.create_model("encoder", max_length=16, pool="mean", **settings)
-    start_model(large_one, Start(small_one.state_dict(), {}))
+def test_the_row_of_a_class_token_is_kept() -> None:
+    table = torch.arange(10.0).reshape(5, 2)
+    large = enlarge_grid(table, 17)
+    assert torch.equal(large[0], table[0])
+    assert torch.equal(large[1:], enlarge_grid(table[1:], 16))
+
+
+def encoder(max_length: int, pool: str = "mean", dim: int = 8) -> Model:
+    return rm.create_model(
+        "encoder", vocab_size=5, num_classes=2, dim=dim, num_layers=1, num_heads=2,
+        max_length=max_length, pool=pool,
+    )  # fmt: skip
+
+
+def images() -> Task:
+    return load_task("digits")
+
+
+@pytest.mark.parametrize("pool", ["mean", "cls"])
+def test_models_of_larger_images_start_from_smaller_ones(pool: str) -> None:
+    small_one, large_one = encoder(4, pool), encoder(16, pool)
+    start_model(large_one, Start(small_one.state_dict(), {}), images())
     before, after = small_one.state_dict(), large_one.state_dict()
     grown = {name for name in before if before[name].shape != after[name].shape}
     assert len(grown) == 1
     for name, tensor in before.items():
-        expected = enlarge_grid(tensor, 16) if name in grown else tensor
+        expected = enlarge_grid(tensor, 16 + (pool == "cls")) if name in grown else tensor
         torch.testing.assert_close(after[name], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("large", "task", "words"),
+    [
+        (encoder(9), "digits", "positions of a square image"),
+        (encoder(2), "digits", "positions of a square image"),
+        (encoder(16), "text", "positions are enlarged for images only"),
+        (encoder(16, dim=16), "digits", "got"),
+    ],
+    ids=["no multiple", "smaller", "text", "wider"],
+)
+def test_tables_that_cannot_be_enlarged_are_named(large: Model, task: str, words: str) -> None:
+    small_one = encoder(4)
+    shapes = {
+        tuple(tensor.shape)
+        for name, tensor in large.state_dict().items()
+        if name == "positions.table"
+    }
+    with pytest.raises(InputError, match=words) as raised:
+        start_model(large, Start(small_one.state_dict(), {}), replace(images(), name=task))
+    message = str(raised.value)
+    assert message.startswith("start_from: expected a run whose weight ")
+    assert "--scale" not in message
+    if words != "got":
+        assert f"positions.table has shape {shapes.pop()}, got (4, 8)" in message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,21 +35,28 @@ def enlarge_grid(table: Tensor, places: int) -> Tensor:
     """A table of the places of a square image for a larger one, each taken from the nearest.
 
     Args:
-        table: (N, C), N a square number, rows of the image first.
-        places: the new N.
+        table: (N, C), N = S^2, rows of the image first; or N = S^2 + 1, where the first row is
+            that of a class token and stays as it is.
+        places: the new N, (k S)^2 or (k S)^2 + 1.
 
     Returns:
         (places, C).
 
     Raises:
-        InputError: N is no square number, or `places` not that of a multiple of its root.
+        InputError: N or `places` is another number.
 
     Source: Sapkota and Bhattarai, Dimension Mixer, the way to Path-X.
     """
-    before, after = math.isqrt(len(table)), math.isqrt(places)
-    if before**2 != len(table) or after**2 != places or after % before:
-        expected = "(k S)^2 rows for a table of S^2 rows"
-        raise bad_argument("places", expected, f"{places} for {len(table)}")
-    times = after // before
-    grid = table.reshape(before, before, -1)
+    for first in (0, 1):
+        before, after = (math.isqrt(max(rows - first, 0)) for rows in (len(table), places))
+        is_square = before**2 + first == len(table) and after**2 + first == places
+        if is_square and 0 < before <= after and after % before == 0:
+            return torch.cat((table[:first], _enlarged(table[first:], before, after // before)))
+    expected = "(k S)^2 rows for a table of S^2 rows, or one more in both"
+    raise bad_argument("places", expected, f"{places} for {len(table)}")
+
+
+def _enlarged(table: Tensor, side: int, times: int) -> Tensor:
+    """(side^2, C) -> ((times side)^2, C)."""
+    grid = table.reshape(side, side, -1)
     return grid.repeat_interleave(times, 0).repeat_interleave(times, 1).flatten(0, 1)

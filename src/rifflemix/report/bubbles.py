@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from rifflemix.report.reproduction import decimals
 from rifflemix.report.units import format_bytes, format_rate
 
 _WIDTH, _HEIGHT = 640, 320
@@ -50,10 +51,9 @@ def bubble_chart(title: str, unit: str, bubbles: Sequence[Bubble]) -> str:
 
 
 def _told(bubble: Bubble, unit: str) -> str:
-    return (
-        f"{bubble.name}: {bubble.value:.2f} {unit}, {format_rate(bubble.speed)} steps/s, "
-        f"{format_bytes(bubble.memory)}"
-    )
+    value = f"{bubble.value:{decimals(unit, bubble.value)}} {unit}"
+    speed, memory = format_rate(bubble.speed), format_bytes(bubble.memory)
+    return f"{bubble.name}: {value}, {speed} steps/s, {memory}"
 
 
 def _share(value: float, values: Sequence[float]) -> float:
@@ -69,6 +69,7 @@ def _axes(title: str, unit: str, bubbles: Sequence[Bubble]) -> str:
     fastest = max(bubble.speed for bubble in bubbles)
     lowest = min(bubble.value for bubble in bubbles)
     highest = max(bubble.value for bubble in bubbles)
+    low, high = (f"{value:{decimals(unit, value)}}" for value in (lowest, highest))
     span, rise = right - _LEFT, bottom - _TOP
     return (
         f'<polyline class="axis" points="{_LEFT},{_TOP} {_LEFT},{bottom} {right},{bottom}"/>'
@@ -77,8 +78,8 @@ def _axes(title: str, unit: str, bubbles: Sequence[Bubble]) -> str:
         f'<text x="{_LEFT + 0.9 * span:.0f}" y="{bottom + 14}" text-anchor="middle">'
         f"{format_rate(fastest)}</text>"
         f'<text x="{_LEFT + span / 2:.0f}" y="{bottom + 32}" text-anchor="middle">steps/s</text>'
-        f'<text x="{_LEFT - 6}" y="{bottom - 0.1 * rise + 3:.0f}" text-anchor="end">{lowest:.1f}'
+        f'<text x="{_LEFT - 6}" y="{bottom - 0.1 * rise + 3:.0f}" text-anchor="end">{low}'
         f'</text><text x="{_LEFT - 6}" y="{_TOP + 0.1 * rise + 3:.0f}" text-anchor="end">'
-        f'{highest:.1f}</text><text x="{_LEFT}" y="12" class="name">{escape(title)}, '
+        f'{high}</text><text x="{_LEFT}" y="12" class="name">{escape(title)}, '
         f"{escape(unit)}</text>"
     )

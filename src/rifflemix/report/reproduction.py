@@ -34,36 +34,46 @@ class Entry:
         return statistics.median(numbers) if numbers else None
 
     @property
-    def is_reduced(self) -> bool:
-        """Narrower than the paper's model, or trained for fewer updates."""
+    def batch(self) -> tuple[int, int]:
+        """Samples per update, and those of the recipe."""
         first = self.runs[0][1]
-        return bool(first["recipe"]["width"] != 1 or first["steps"] < first["steps_planned"])
+        planned = first.get("batch_size_planned", self.recipe.train.batch_size)
+        return first["recipe"]["train"]["batch_size"], planned
 
     @property
-    def share(self) -> tuple[float, float]:
-        """How much of the paper's run this is: of its width and of its updates."""
-        first = self.runs[0][1]
-        return first["recipe"]["width"], first["steps"] / first["steps_planned"]
+    def started_from(self) -> str | None:
+        """Whose weights the runs started from; None where they were their own."""
+        origin = self.runs[0][1].get("started_from")
+        return None if origin is None else _origin(origin)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Narrower than the paper's model, trained for fewer updates or on smaller batches."""
+        return self.runs[0][1]["recipe"]["width"] != 1 or min(self.share) < 1
+
+    @property
+    def share(self) -> tuple[float, float, float]:
+        """How much of the paper's run this is: of its width, of its updates, of its batch."""
+        first, (batch, planned) = self.runs[0][1], self.batch
+        steps = first["steps"] / first["steps_planned"]
+        return first["recipe"]["width"], steps, min(1.0, batch / planned)
 
     def ours(self) -> str:
         """Mean and deviation over the seeds; of a stopped run the best validation value."""
         values = self.values
         if not values:
             best = self.median("validation")
-            return "" if best is None else f"{best:{self._digits(best)}} (val.)"
-        text = f"{statistics.fmean(values):{self._digits(values[0])}}"
+            return "" if best is None else f"{best:{decimals(self.recipe.unit, best)}} (val.)"
+        digits = decimals(self.recipe.unit, values[0])
+        text = f"{statistics.fmean(values):{digits}}"
         if len(values) > 1:
-            text += f" ± {statistics.stdev(values):{self._digits(values[0])}}"
+            text += f" ± {statistics.stdev(values):{digits}}"
         return text
 
     def printed(self) -> str:
         """The paper's number."""
         value = self.recipe.printed
-        return MISSING if value is None else f"{value:{self._digits(value)}}"
-
-    def _digits(self, value: float) -> str:
-        """Two decimals of shares and of numbers over 10, four of smaller ones."""
-        return ".2f" if self.recipe.unit == "%" or abs(value) >= 10 else ".4f"
+        return MISSING if value is None else f"{value:{decimals(self.recipe.unit, value)}}"
 
 
 @dataclass(frozen=True)
@@ -95,11 +105,15 @@ class PaperTable:
         return [entry for entry in self.entries if entry.runs]
 
     def at(self, row: str, column: str) -> Entry | None:
-        """The entry at a place; of several the one that is most of the paper's run."""
+        """The entry at a place; of several the one that is most of the paper's run.
+
+        A finished run comes before a stopped one, then one from its own weights before one that
+        started from another's.
+        """
         here = [e for e in self.entries if (e.recipe.row, e.recipe.column) == (row, column)]
         was_run = [entry for entry in here if entry.runs]
         if was_run:
-            return max(was_run, key=lambda entry: (bool(entry.values), *entry.share))
+            return max(was_run, key=lambda e: (bool(e.values), e.started_from is None, *e.share))
         return here[0] if here else None
 
     def counts(self) -> tuple[int, int, int]:
@@ -123,20 +137,20 @@ def summary_rows(results: Result) -> list[tuple[str, str]]:
     rows = [
         ("printed", _number(results["printed"], unit)),
         ("ours (test)", _number(results["ours"], unit)),
-        (
-            "difference",
-            MISSING if results["difference"] is None else f"{results['difference']:+.2f}",
-        ),
+        ("difference", _difference(results)),
         ("best on validation", _number(results["validation"], unit)),
         ("steps", f"{results['steps']:,} of the paper's {results['steps_planned']:,}"),
     ]
     if results["recipe"]["width"] != 1:
         rows.append(("width", f"{results['recipe']['width']:g} of the paper's"))
+    batch = results["recipe"]["train"]["batch_size"]
+    planned = results.get("batch_size_planned", batch)
+    if batch != planned:
+        rows.append(("batch", f"{batch:,} of the recipe's {planned:,}"))
     if results["is_reduced"]:
         rows.append(("reduced run", "its number is no reproduction of the printed one"))
     if results.get("started_from"):
-        start = results["started_from"]
-        rows.append(("started from", f"{start['recipe']} at step {start['step']:,}"))
+        rows.append(("started from", _origin(results["started_from"])))
     if results["steps_per_second"] is not None:
         rows.append(("steps/s", format_rate(results["steps_per_second"])))
     if results["utilisation"] is not None:
@@ -150,6 +164,11 @@ def summary_rows(results: Result) -> list[tuple[str, str]]:
         ("wall time", format_duration(results["wall_seconds"])),
     ]
     return rows + [("note", note) for note in results["recipe"]["notes"]]
+
+
+def decimals(unit: str, value: float) -> str:
+    """Two decimals of shares and of numbers over 10, four of smaller ones."""
+    return ".2f" if unit == "%" or abs(value) >= 10 else ".4f"
 
 
 def report_entries(found: Found) -> list[dict[str, Any]]:
@@ -188,6 +207,17 @@ def _entries(found: Found) -> list[Entry]:
         for _, same in sorted(others.items()):
             entries.append(Entry(Recipe.from_dict(same[0][1]["recipe"]), tuple(same)))
     return entries
+
+
+def _difference(results: Result) -> str:
+    """Ours minus the printed, with as many decimals as that has."""
+    if results["difference"] is None:
+        return MISSING
+    return f"{results['difference']:+{decimals(results['unit'], results['printed'])}}"
+
+
+def _origin(started_from: Mapping[str, Any]) -> str:
+    return f"{started_from['recipe']} at step {started_from['step']:,}"
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -22,14 +22,16 @@ _EXPLAINED = (
     "the weights that the validation split chose, over several seeds the mean and the sample "
     "standard deviation. What was not run is empty; - stands where the paper prints no number "
     "for this data.",
-    "* marks a reduced run: fewer steps than the paper's run makes, or a narrower model. Its "
-    "number is no reproduction of the printed one.",
+    "* marks a reduced run: fewer steps than the paper's run makes, smaller batches, or a narrower "
+    "model. Its number is no reproduction of the printed one.",
+    "A run that started from another's weights says so behind its name; a place of a table holds "
+    "it only where no finished run from its own weights is there.",
     "A run that was stopped shows its best validation value, marked (val.).",
     "Memory is the peak of the process, on a GPU of its tensors. MFU is model FLOP utilisation; "
     "it counts multiplications only, sorting counts as nothing.",
 )
 _RUN_HEADERS = (
-    "Run", "Column", "Printed", "Ours", "Steps", "Width", "Seeds", "Parameters", "Steps/s",
+    "Run", "Column", "Printed", "Ours", "Steps", "Batch", "Width", "Seeds", "Parameters", "Steps/s",
     "MFU, %", "Memory", "Files",
 )  # fmt: skip
 _OVERVIEW_HEADERS = ("Table", "Numbers", "Run", "In full")
@@ -47,14 +49,16 @@ def report_files(found: Found, out: Path) -> dict[str, bytes]:
 def _run_cells(entry: Entry) -> list[str]:
     """What the table of runs says of one entry, but for its files."""
     recipe, first = entry.recipe, entry.runs[0][1]
+    batch, planned = entry.batch
     share = [run["utilisation"]["share"] for _, run in entry.runs if run["utilisation"]]
     speed, memory = entry.median("steps_per_second"), entry.median("peak_memory_bytes")
     return [
-        recipe.row,
+        recipe.row + _start(entry),
         recipe.column,
         entry.printed(),
         entry.ours(),
         f"{first['steps']:,} of {first['steps_planned']:,}",
+        f"{batch:,} of {planned:,}",
         f"{first['recipe']['width']:g}",
         str(len({run["seed"] for _, run in entry.runs})),
         f"{first['parameters']:,}",
@@ -62,6 +66,11 @@ def _run_cells(entry: Entry) -> list[str]:
         "" if not share else format_percent(statistics.median(share)),
         "" if memory is None else format_bytes(memory),
     ]
+
+
+def _start(entry: Entry) -> str:
+    """What a name says of the weights that were not the run's own."""
+    return "" if entry.started_from is None else f", started from {entry.started_from}"
 
 
 def _place(entry: Entry | None) -> tuple[str, str]:
@@ -200,13 +209,16 @@ def _column_pictures(name: str, entries: Sequence[Entry]) -> str:
 
 
 def _labels(entries: Sequence[Entry]) -> list[str]:
-    """A name for each entry, no two alike: the row, how long it was trained, and if narrower."""
+    """A name for each entry, no two alike: the row and what tells its runs from others."""
     names: list[str] = []
     for entry in entries:
         first = entry.runs[0][1]
         width = first["recipe"]["width"]
         name = f"{entry.recipe.row}, {first['steps']:,} steps"
+        batch, planned = entry.batch
+        name += "" if batch == planned else f", batch {batch:,}"
         name += "" if width == 1 else f", width {width:g}"
+        name += _start(entry)
         again = sum(other == name or other.startswith(f"{name} (") for other in names)
         names.append(f"{name} ({again + 1})" if again else name)
     return names

@@ -10,6 +10,7 @@ from typing import Any
 
 from rifflemix.bench.compare.results import protocol, train_curve
 from rifflemix.bench.environment import environment
+from rifflemix.bench.reproduce.checks import check_results
 from rifflemix.bench.reproduce.utilisation import Utilisation
 from rifflemix.errors import InputError
 from rifflemix.recipes import Recipe
@@ -17,12 +18,6 @@ from rifflemix.tasks import Task
 from rifflemix.train import TrainResult
 
 FORMAT = "rifflemix.reproduce/1"
-
-# What a report reads.
-_ENTRIES = (
-    "recipe", "seed", "ours", "validation", "steps", "steps_planned", "parameters",
-    "steps_per_second", "utilisation", "peak_memory_bytes", "result",
-)  # fmt: skip
 
 
 def results_of(
@@ -32,14 +27,16 @@ def results_of(
     result: TrainResult,
     folder: Path,
     speed: Utilisation | None,
+    batch_size_planned: int,
     started_from: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The whole of results.json.
 
     "ours" is the test value of the weights that the validation split chose, in the unit of the
     printed number, and None until the run is finished; "validation" is the same number of the
-    same weights there. "difference" is ours minus the printed. "started_from" says whose weights
-    the run started from, None where they were its own.
+    same weights there. "difference" is ours minus the printed. "batch_size_planned" is the
+    recipe's own. "started_from" says whose weights the run started from, None where they were its
+    own.
     """
     ours = _in_unit(recipe, result.test or {})
     chosen = _of_best(recipe, result)
@@ -57,7 +54,8 @@ def results_of(
         "unit": recipe.unit,
         "steps": result.step,
         "steps_planned": recipe.steps_of_the_paper,
-        "is_reduced": _is_reduced(recipe, result),
+        "batch_size_planned": batch_size_planned,
+        "is_reduced": _is_reduced(recipe, result, batch_size_planned),
         "started_from": None if started_from is None else dict(started_from),
         "command": place["command"],
         "protocol": protocol(task),
@@ -112,9 +110,12 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         return None
-    for entry in _ENTRIES:
-        if entry not in value:
-            raise InputError(f"{path} is damaged: expected an entry {entry!r}, got none")
+    try:
+        check_results(value)
+    except InputError as error:
+        raise InputError(
+            f"{path} is damaged: {error}; remove it, or run its recipe again"
+        ) from error
     return value
 
 
@@ -129,8 +130,12 @@ def _in_unit(recipe: Recipe, metrics: Mapping[str, float]) -> float | None:
     return recipe.shown(metrics[recipe.metric]) if recipe.metric in metrics else None
 
 
-def _is_reduced(recipe: Recipe, result: TrainResult) -> bool:
-    return recipe.width != 1.0 or result.step < recipe.steps_of_the_paper
+def _is_reduced(recipe: Recipe, result: TrainResult, batch_size_planned: int) -> bool:
+    return (
+        recipe.width != 1.0
+        or result.step < recipe.steps_of_the_paper
+        or recipe.train.batch_size < batch_size_planned
+    )
 
 
 def _peak_memory(result: TrainResult) -> int | None:

@@ -44,6 +44,7 @@ class ReproducePlan:
         device: "cpu", "cuda", "cuda:1" ...
         threads: CPU threads.
         parameters: trainable parameters of the model.
+        batch_size_planned: the recipe's own samples per update.
         start: another run's weights, from which this one starts; None: its own.
     """
 
@@ -54,6 +55,7 @@ class ReproducePlan:
     device: str
     threads: int
     parameters: int
+    batch_size_planned: int
     start: Start | None = None
 
 
@@ -102,6 +104,7 @@ def plan_reproduction(
     recipe = recipe.scaled(scale)
     if max_steps is not None:
         recipe = recipe.shortened(max_steps)
+    batch_size_planned = recipe.train.batch_size
     changes: dict[str, Any] = {"seed": seed, "compile": compiled}
     if batch_size is not None:
         changes["batch_size"] = batch_size
@@ -120,7 +123,10 @@ def plan_reproduction(
         recipe = _seldom_evaluated(recipe, len(task.split("validation")))
     model = build_model(recipe, task, seed, start)
     _try_out(model, task)
-    return ReproducePlan(recipe, task, out, seed, device, count, model.num_parameters(), start)
+    parameters = model.num_parameters()
+    return ReproducePlan(
+        recipe, task, out, seed, device, count, parameters, batch_size_planned, start
+    )
 
 
 def run_reproduction(
@@ -170,7 +176,9 @@ def run_reproduction(
             return stored  # of the process that trained: this one has done nothing
         speed = _utilisation(plan, result)
     origin = None if plan.start is None else plan.start.origin
-    results = results_of(recipe, plan.task, plan.seed, result, plan.out, speed, origin)
+    results = results_of(
+        recipe, plan.task, plan.seed, result, plan.out, speed, plan.batch_size_planned, origin
+    )
     if is_main_process():
         write_json(plan.out / RESULTS_FILE, results)
     return results
@@ -178,7 +186,8 @@ def run_reproduction(
 
 def _stored(path: Path) -> dict[str, Any]:
     """Results that an earlier process left; empty where there are none."""
-    return dict(read_json(path)) if path.exists() else {}
+    stored = read_json(path) if path.exists() else {}
+    return stored if isinstance(stored, dict) else {}
 
 
 def is_main_process() -> bool:
@@ -201,7 +210,7 @@ def build_model(recipe: Recipe, task: Task, seed: int, start: Start | None = Non
     seed_everything(seed)
     model = create_model(recipe.model, **{**settings, **recipe.model_settings})
     if start is not None:
-        start_model(model, start)
+        start_model(model, start, task, recipe.width)
     return model
 
 

@@ -10,12 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
+from rifflemix.bench.reproduce.checks import is_number, is_whole
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import read_json, read_tensors
 from rifflemix.models import Model
 from rifflemix.nn.positions import PositionEmbedding
 from rifflemix.nn.resize import enlarge_grid
+from rifflemix.tasks import Task
 from rifflemix.train.run_folder import RunFolder
+
+# Tasks whose places are those of a square image, row by row.
+_IMAGE_TASKS = ("pathx", "image", "cifar100", "mnist", "digits")
 
 
 @dataclass(frozen=True)
@@ -25,17 +30,19 @@ class Start:
     Attributes:
         weights: by name, of its best evaluation.
         origin: what results say of them: "recipe", "step" and "blake2b" of the file.
+        width: the factor of its model's widths; None where it says none.
     """
 
     weights: Mapping[str, Tensor]
     origin: Mapping[str, Any]
+    width: float | None = None
 
 
 def read_start(run: Path) -> Start:
     """The weights that a run of `reproduce` has chosen so far.
 
     Raises:
-        InputError: no such run, or one without an evaluation yet.
+        InputError: no such run, one without an evaluation yet, or a damaged one.
     """
     folder = RunFolder(run)
     if not folder.config.is_file():
@@ -43,39 +50,85 @@ def read_start(run: Path) -> Start:
     if not folder.best.is_file():
         raise bad_argument("start_from", "a run with an evaluation", f"{run}, which has none yet")
     weights, about = read_tensors(folder.best)
-    settings = read_json(folder.config)["model"]["settings"]
+    step = about.get("step") if isinstance(about, dict) else None
+    if not is_whole(step):
+        raise bad_argument(
+            "start_from", f"the step of the weights in {folder.best} as a whole number", repr(step)
+        )
+    recipe, width = _model_of(folder.config)
     digest = hashlib.blake2b(folder.best.read_bytes(), digest_size=16).hexdigest()
-    origin = {
-        "recipe": settings.get("recipe", "another run"),
-        "step": about.get("step"),
-        "blake2b": digest,
-    }
-    return Start(weights, origin)
+    return Start(weights, {"recipe": recipe, "step": step, "blake2b": digest}, width)
 
 
-def start_model(model: Model, start: Start) -> None:
+def _model_of(config: Path) -> tuple[str, float | None]:
+    """The name of a run's recipe and the factor of its widths."""
+    stored = read_json(config)
+    model = stored.get("model") if isinstance(stored, dict) else None
+    settings = model.get("settings") if isinstance(model, dict) else None
+    if not isinstance(settings, dict):
+        raise bad_argument(
+            "start_from",
+            "the folder of a run of `rifflemix reproduce`",
+            f"{config} without settings of a model",
+        )
+    recipe, width = settings.get("recipe", "another run"), settings.get("width")
+    if not isinstance(recipe, str):
+        raise bad_argument("start_from", f"the recipe in {config} as a text", repr(recipe))
+    return recipe, width if is_number(width) else None
+
+
+def start_model(model: Model, start: Start, task: Task, width: float = 1.0) -> None:
     """Give a model another run's weights; learned positions of a smaller image are enlarged.
+
+    Args:
+        model: whose weights are replaced.
+        start: the other run's weights.
+        task: what the model is trained on; positions are enlarged where it is one of images.
+        width: the factor of the model's widths.
 
     Raises:
         InputError: a weight is missing or of another shape.
     """
-    grids = {
-        f"{name}.table": module
-        for name, module in model.named_modules()
-        if isinstance(module, PositionEmbedding)
-    }
     own = model.state_dict()
     if own.keys() != start.weights.keys():
         name = sorted(own.keys() ^ start.weights.keys())[0]
         where = "the other run" if name in start.weights else "this run"
         raise InputError(f"start_from: expected a run of the same model, only {where} has {name}")
+    tables = {
+        f"{name}.table"
+        for name, part in model.named_modules()
+        if isinstance(part, PositionEmbedding)
+    }
     weights = dict(start.weights)
     for name, tensor in own.items():
-        if name in grids and weights[name].shape != tensor.shape:
-            weights[name] = enlarge_grid(weights[name], len(tensor))
-        if weights[name].shape != tensor.shape:
-            raise InputError(
-                f"start_from: expected {name} of shape {tuple(tensor.shape)}, got "
-                f"{tuple(weights[name].shape)}; start from a run of the same --scale"
-            )
+        other = weights[name]
+        if name in tables and other.dim() == 2 and other.shape[1:] == tensor.shape[1:]:
+            weights[name] = _table_of(name, other, len(tensor), task)
+        elif other.shape != tensor.shape:
+            differ = start.width is not None and start.width != width
+            hint = "start from a run of the same --scale" if differ else ""
+            raise _other_shape(name, tuple(tensor.shape), other, hint)
     model.load_state_dict(weights)
+
+
+def _table_of(name: str, table: Tensor, places: int, task: Task) -> Tensor:
+    """Learned positions of as many places, enlarged where the task is one of images."""
+    if len(table) == places:
+        return table
+    wanted = (places, *table.shape[1:])
+    if not (task.name in _IMAGE_TASKS or task.name.startswith("pathfinder")):
+        hint = f"positions are enlarged for images only, and {task.name} has none"
+        raise _other_shape(name, wanted, table, hint)
+    try:
+        return enlarge_grid(table, places)
+    except InputError as error:
+        hint = (
+            "positions of a square image of S^2 places, with or without a class token, can be "
+            "enlarged to (k S)^2 places"
+        )
+        raise _other_shape(name, wanted, table, hint) from error
+
+
+def _other_shape(name: str, shape: tuple[int, ...], other: Tensor, hint: str) -> InputError:
+    expected = f"a run whose weight {name} has shape {shape}"
+    return bad_argument("start_from", expected, str(tuple(other.shape)), hint)
