@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 
 from rifflemix.bench.compare import CompareConfig, check_model, default_budget, train_config
 from rifflemix.errors import InputError
+from rifflemix.tasks import Task, load_task
 from rifflemix.tasks.base import SPLITS
 from rifflemix.tasks.files import Array
 from rifflemix.tasks.pixels import PixelScale, PixelSplit, WholeImages
@@ -34,10 +37,10 @@ def task() -> WholeImages:
     )
 
 
-def config(mixer: str, model: str) -> CompareConfig:
-    budget = default_budget("image")
+def config(mixer: str, model: str, task: str = "image") -> CompareConfig:
+    budget = default_budget(task)
     return CompareConfig(
-        task="image",
+        task=task,
         mixers=(mixer,),
         seeds=(0,),
         dim=16,
@@ -54,9 +57,45 @@ def test_images_go_through_a_vit(task: WholeImages, mixer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "message"), [("encoder", "no whole images"), ("resnet_dense_20_p16", "mixer")]
+    ("model", "message"),
+    [
+        (
+            "encoder",
+            "encoder takes tokens or vectors, but task image has images; choose a model that takes "
+            "images, such as vit_cifar10, or layout 'sequence'$",
+        ),
+        ("graphormer_pcqm4m", "takes graphs, but task image has images; .* vit_cifar10$"),
+        ("resnet_dense_20_p16", "no setting mixer, .* task image needs; .* such as vit_cifar10$"),
+        ("mlp_mixer_dense_e1", "no setting mixer, .* such as vit_cifar10$"),
+    ],
 )
 def test_models_of_another_kind_are_refused(task: WholeImages, model: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as raised:
         check_model(config("softmax", model), task, "softmax")
     assert "\n" not in str(raised.value)
+
+
+OF_TOKENS = {
+    "vit_cifar10": "takes images, but task digits has tokens; .* such as encoder$",
+    "mlp_mixer_dense_e1": "takes images, but task digits has tokens; .* such as encoder$",
+    "resnet_dense_20_p16": "takes images, but task digits has tokens; .* such as encoder$",
+    "graphormer_pcqm4m": "takes graphs, but task digits has tokens; .* such as encoder$",
+    "point_cloud": "takes vectors, but task digits has tokens; .* such as encoder$",
+    "lra_retrieval": "takes pairs of token sequences, but task digits has tokens;",
+    "gpt": "gpt has no setting num_classes, which a comparison on task digits needs;",
+    "mega_lra_image": "no setting num_heads, which .* task digits needs; .* such as encoder$",
+}
+
+
+@pytest.mark.parametrize(("model", "message"), OF_TOKENS.items(), ids=OF_TOKENS)
+def test_tokens_go_into_no_other_models(model: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
+        check_model(config("softmax", model, "digits"), load_task("digits"), "softmax")
+    assert "\n" not in str(raised.value)
+
+
+def test_the_layout_that_fits_is_named(task: WholeImages) -> None:
+    pixels = replace(task, options={"layout": "sequence"}, input_kind="vectors")
+    sequence = Task(**{f.name: getattr(pixels, f.name) for f in fields(Task)})
+    with pytest.raises(InputError, match=r"has vectors; .* such as encoder, or layout 'image'$"):
+        check_model(config("softmax", "vit_cifar10"), sequence, "softmax")

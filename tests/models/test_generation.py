@@ -127,6 +127,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "negative": ({"max_new_tokens": -1}, "max_new_tokens"),
     "no prompt": ({"tokens": torch.zeros(2, 0, dtype=torch.int64)}, "N at least 1"),
     "no batch": ({"tokens": torch.zeros(3, dtype=torch.int64)}, r"shape \(B, N\)"),
+    "id under 0": (
+        {"tokens": torch.tensor([[3, -1]])},
+        "expected ids from 0 to 12, got -1",
+    ),
+    "id too large": ({"tokens": torch.tensor([[13, 0]])}, "expected ids from 0 to 12, got 13"),
+    "no ids": ({"tokens": torch.zeros(1, 2)}, "tokens: expected int64 ids"),
     "a list": ({"tokens": [1, 2]}, "tokens: expected a tensor"),
     "temperature": ({"temperature": -1.0}, "temperature: expected a finite number of at least 0"),
     "top_k": ({"top_k": 0}, "top_k"),

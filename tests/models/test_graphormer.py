@@ -25,6 +25,12 @@ SMALL: dict[str, Any] = {
     "dropout": 0.0,
 }
 NAMES = ("graphormer_pcqm4m", "sliceformer_graph_pcqm4m")
+EXCHANGE: dict[str, Any] = {"mixer_options": {"variant": "max_exchange"}}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "softmax": (NAMES[0], {}),
+    "ascending": (NAMES[1], {"mixer_options": {"variant": "ascending"}}),
+    "max_exchange": (NAMES[1], EXCHANGE),
+}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +48,21 @@ def test_printed_counts(name: str, count: int, printed: str) -> None:
 def test_the_difference_is_the_queries_and_keys() -> None:
     full, sliced = (rm.create_model(name, **SMALL).num_parameters() for name in NAMES)
     assert full - sliced == 2 * 2 * (12 * 12 + 12)
+    assert rm.create_model(NAMES[1], **SMALL, **EXCHANGE).num_parameters() == sliced
+
+
+def test_ascending_is_the_default() -> None:
+    models = [
+        rm.create_model(NAMES[1], **SMALL, **options)
+        for options in ({}, MODELS["ascending"][1], EXCHANGE)
+    ]
+    g = graph()
+    outputs = []
+    for model in models:
+        model.load_state_dict(models[0].state_dict())
+        outputs.append(model.eval()(**g))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
 
 
 def graph(nodes: int = 5, batch: int = 2, edges: int = 3) -> dict[str, Tensor]:
@@ -107,6 +128,29 @@ def test_attention_is_the_literal_formula(mixing: str) -> None:
     torch.testing.assert_close(layer(x, bias), layer.proj(expected))
 
 
+def literal_exchange(v: Tensor, mask: Tensor) -> Tensor:
+    """Channel by channel, the first valid token and the largest valid one change places."""
+    out = v.clone()
+    for sample in range(len(v)):
+        valid = [place for place in range(v.shape[1]) if not mask[sample, place]]
+        for channel in range(v.shape[2]):
+            largest = max(valid, key=lambda at: v[sample, at, channel].item())
+            out[sample, valid[0], channel] = v[sample, largest, channel]
+            out[sample, largest, channel] = v[sample, valid[0], channel]
+    return out
+
+
+def test_max_exchange_is_the_literal_definition() -> None:
+    layer = GraphAttention(6, 2, mixing="sort", variant="max_exchange").double()
+    mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    x, bias = torch.randn(2, 5, 6).double(), torch.randn(2, 2, 5, 5).double()
+    bias = bias.masked_fill(mask[:, None, None], -torch.inf)
+    v = layer.maps(x)
+    attended = torch.cat([bias[:, h].softmax(-1) @ v[:, :, 3 * h : 3 * h + 3] for h in (0, 1)], -1)
+    expected = layer.proj(attended + literal_exchange(v, mask))
+    torch.testing.assert_close(layer(x, bias, key_padding_mask=mask)[~mask], expected[~mask])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_nodes_changes_nothing_in_attention(name: str) -> None:
     """The sort gives its values to places: there the order of the nodes counts."""
@@ -124,17 +168,20 @@ def test_the_order_of_nodes_changes_nothing_in_attention(name: str) -> None:
     assert same == (name == NAMES[0])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_padding_changes_nothing(name: str) -> None:
-    model = rm.create_model(name, **SMALL).double().eval()
+@pytest.mark.parametrize(("name", "options"), MODELS.values(), ids=MODELS)
+def test_padding_and_the_batch_change_nothing(name: str, options: dict[str, Any]) -> None:
+    model = rm.create_model(name, **SMALL, **options).double().eval()
     g = graph(nodes=5)
+    g["inputs"][1, 3:] = 10  # what stands in padded places is not seen
     mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     short = {
         "inputs": g["inputs"][1:, :3],
         "distances": g["distances"][1:, :3, :3],
         "path_edges": g["path_edges"][1:, :3, :3],
     }
-    torch.testing.assert_close(model(**g, key_padding_mask=mask)[1:], model(**short))
+    found = model(**g, key_padding_mask=mask)
+    torch.testing.assert_close(found[1:], model(**short))
+    torch.testing.assert_close(found[:1], model(**{name: part[:1] for name, part in g.items()}))
     gradient = torch.autograd.grad(model(**g, key_padding_mask=mask).sum(), model.node.weight)[0]
     assert torch.isfinite(gradient).all()
     assert torch.equal(gradient[0], torch.zeros(12, dtype=torch.float64))
@@ -165,13 +212,29 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "hops": ({"path_length": 5}, "num_hops"),
     "far": ({"max_distance": 8}, "max_distance"),
     "dropout": ({"attention_dropout": 1.0}, "^attention_dropout"),
+    "option of the softmax": (EXCHANGE, "options of softmax .it has none here., got 'variant'"),
+    "option": (
+        {"mixer": "sliceformer", "mixer_options": {"reverse": True}},
+        "mixer_options: expected options of sliceformer .variant., got 'reverse'",
+    ),
+    "variant": (
+        {"mixer": "sliceformer", "mixer_options": {"variant": "interleave"}},
+        "variant: expected one of ascending, max_exchange, got 'interleave'",
+    ),
+    "no mapping": ({"mixer_options": 3}, "mixer_options: expected a mapping"),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
 def test_bad_settings(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(rm.InputError, match=message):
+    with pytest.raises(rm.InputError, match=message) as caught:
         rm.create_model(NAMES[0], **{**SMALL, **change})
+    assert "\n" not in str(caught.value)
+
+
+def test_attention_has_no_variant() -> None:
+    with pytest.raises(rm.InputError, match="variant: expected none, since mixing 'attention'"):
+        GraphAttention(6, 2, variant="max_exchange")
 
 
 SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {

@@ -263,8 +263,8 @@ def test_mixers_train_and_compare_from_the_command_line(table: Path, tmp_path: P
 
     from rifflemix.cli.app import app
 
-    def run(*words: str) -> tuple[int, str]:
-        place = ["--data-dir", str(table), "--out", str(tmp_path / words[0])]
+    def run(*words: str, out: str = "") -> tuple[int, str]:
+        place = ["--data-dir", str(table), "--out", str(tmp_path / (out or words[0]))]
         done = CliRunner().invoke(app, [*words, "--task", "esol", *place])
         return done.exit_code, done.output + str(done.exception or "")
 
@@ -275,6 +275,8 @@ def test_mixers_train_and_compare_from_the_command_line(table: Path, tmp_path: P
     code, output = run("compare", "--batch-size", "4", *small)
     assert code == 0, output
     assert "Test rmse" in output
+    assert "takes only softmax and sliceformer; left out: CSP" in output
+    assert "look ahead" not in output
     results = json.loads((tmp_path / "compare" / "results.json").read_text())
     assert [mixer["name"] for mixer in results["mixers"]] == ["softmax", "sliceformer"]
     for mixer in results["mixers"]:
@@ -283,6 +285,15 @@ def test_mixers_train_and_compare_from_the_command_line(table: Path, tmp_path: P
     page = (tmp_path / "compare" / "report.html").read_text()
     assert "Rmse, speed and memory" in page
     assert "accuracy" not in page
+    assert "; one number, up to" in page
+    assert "1 classes" not in page
+    small += ["--batch-size", "4"]
+    code, output = run("compare", "--mixers", "softmax", "--model", "encoder", *small)
+    assert code != 0
+    assert "encoder takes tokens or vectors, but task esol has graphs" in output
+    options = ["--mixers", "sliceformer", "--mixer-option", "sliceformer.variant=max_exchange"]
+    code, output = run("compare", *options, *small, out="exchange")
+    assert code == 0, output
     code, output = run("compare", "--mixers", "csp", *small)
     assert code != 0
-    assert "mixer" in output
+    assert "mixer: expected one of softmax, sliceformer, got 'csp'" in output

@@ -98,15 +98,18 @@ def compare(
 
 
 def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
+    """Which mixers do not take part where none were named, and why."""
     from rifflemix.mixers import list_mixers, mixer_card
+    from rifflemix.tasks import task_card
 
-    left_out = [mixer_card(name).title for name in list_mixers() if name not in names]
-    if left_out:
-        progress_console().print(
-            f"task {task} predicts tokens from those before them; left out, since they look "
-            f"ahead: {', '.join(left_out)}",
-            soft_wrap=True,
-        )
+    left_out = ", ".join(mixer_card(name).title for name in list_mixers() if name not in names)
+    if not left_out:
+        return
+    if task_card(task).output == "number":
+        reason = f"needs a backbone for graphs, which takes only {' and '.join(names)}; left out"
+    else:
+        reason = "predicts tokens from those before them; left out, since they look ahead"
+    progress_console().print(f"task {task} {reason}: {left_out}", soft_wrap=True)
 
 
 def _run(plan: ComparePlan) -> dict[str, Any]:

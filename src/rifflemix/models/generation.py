@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
+from rifflemix.models.base import check_ids
 from rifflemix.ops._checks import check_integer, is_number, shown
 
 
@@ -17,6 +18,7 @@ class CausalModel(Protocol):
 
     training: bool
     max_length: int
+    embed: nn.Embedding
 
     @property
     def streams(self) -> bool:
@@ -71,7 +73,8 @@ def generate(
         (B, N + max_new_tokens) int64, the prompts in front.
 
     Raises:
-        InputError: an argument out of range, or more tokens than the model takes.
+        InputError: an argument out of range, an id that the model has no embedding for, or more
+            tokens than it takes.
     """
     _check_prompt(model, tokens, check_integer("max_new_tokens", max_new_tokens, 0))
     choose = _chooser(temperature, top_k, top_p, generator, tokens.device)
@@ -114,6 +117,11 @@ def _check_prompt(model: CausalModel, tokens: Tensor, count: int) -> None:
         raise bad_argument("tokens", "a tensor of shape (B, N)", type(tokens).__name__)
     if tokens.dim() != 2 or tokens.shape[1] < 1:
         raise bad_argument("tokens", "prompts of shape (B, N), N at least 1", tuple(tokens.shape))
+    check_ids("tokens", tokens, "(B, N)")
+    last = model.embed.num_embeddings - 1
+    unknown = tokens[(tokens < 0) | (tokens > last)]
+    if unknown.numel():
+        raise bad_argument("tokens", f"ids from 0 to {last}", int(unknown[0]))
     total = tokens.shape[1] + count
     if total > model.max_length:
         raise bad_argument(

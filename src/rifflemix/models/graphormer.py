@@ -14,9 +14,10 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.models.base import Model, ModelCard, Preset
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.graph_encoding import GraphAttention, GraphBias
-from rifflemix.ops._checks import check_integer, check_positive, check_probability
+from rifflemix.ops._checks import check_integer, check_positive, check_probability, shown
 
 MIXERS: Mapping[str, str] = {"softmax": "attention", "sliceformer": "sort"}
+_OPTIONS: Mapping[str, tuple[str, ...]] = {"softmax": (), "sliceformer": ("variant",)}
 
 
 class GraphormerBlock(nn.Module):
@@ -55,6 +56,8 @@ class Graphormer(Model):
 
     Args:
         mixer: "softmax", or "sliceformer" for softmax(S + E) V + sort(V) without queries and keys.
+        mixer_options: for "sliceformer", variant: "ascending" (the default) or "max_exchange",
+            where only the graph token and the largest value of each channel change places.
         dim: channels C.
         num_layers: blocks.
         num_heads: heads, a divisor of C.
@@ -71,7 +74,7 @@ class Graphormer(Model):
         attention_dropout: probability of dropping an attention weight; unset, `dropout`.
 
     Raises:
-        InputError: a size out of range, or another mixer.
+        InputError: a size out of range, another mixer, or an option that it does not have.
 
     Source: Ying et al. 2021, "Do Transformers Really Perform Bad for Graph Representation?",
     sections 3.1 and 3.2; mixer="sliceformer": Yuan and Xu, section 4.2.3.
@@ -81,6 +84,7 @@ class Graphormer(Model):
         self,
         *,
         mixer: str = "softmax",
+        mixer_options: dict[str, Any] | None = None,
         dim: int = 768,
         num_layers: int = 12,
         num_heads: int = 32,
@@ -98,6 +102,7 @@ class Graphormer(Model):
     ) -> None:
         super().__init__()
         check_choice("mixer", mixer, MIXERS)
+        options = _checked_options(mixer, mixer_options)
         dim = check_integer("dim", dim, 1)
         num_layers = check_integer("num_layers", num_layers, 1)
         dropout = check_probability("dropout", dropout)
@@ -121,7 +126,9 @@ class Graphormer(Model):
         self.drop = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
             GraphormerBlock(
-                GraphAttention(dim, num_heads, mixing=MIXERS[mixer], dropout=attention_dropout),
+                GraphAttention(
+                    dim, num_heads, mixing=MIXERS[mixer], dropout=attention_dropout, **options
+                ),
                 FeedForward(dim, hidden_dim, dropout=dropout, hidden_dropout=0.0),
                 dim,
                 dropout,
@@ -188,6 +195,19 @@ class Graphormer(Model):
             torch.cat((self.token.to(x.dtype).expand(len(x), -1, -1), x), 1)
         )
         return dropped
+
+
+def _checked_options(mixer: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The mixer's options as a dict, all of them known; their values are checked in use."""
+    known = ", ".join(_OPTIONS[mixer]) or "it has none here"
+    expected = f"options of {mixer} ({known})"
+    if options is not None and not isinstance(options, Mapping):
+        raise bad_argument("mixer_options", f"a mapping with {expected}", shown(options))
+    own = {} if options is None else dict(options)
+    for name in own:
+        if name not in _OPTIONS[mixer]:
+            raise bad_argument("mixer_options", expected, shown(name))
+    return own
 
 
 _SLICEFORMER = (

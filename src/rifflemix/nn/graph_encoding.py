@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops import group_sort
-from rifflemix.ops._checks import check_divides, check_integer, check_probability
+from rifflemix.ops import group_sort, max_exchange
+from rifflemix.ops._checks import check_divides, check_integer, check_probability, shown
 
 MIXINGS = ("attention", "sort")
+VARIANTS = ("ascending", "max_exchange")
 
 
 class GraphBias(nn.Module):
@@ -117,16 +118,18 @@ class GraphAttention(nn.Module):
     """Attention with a bias on its scores, or without queries and keys, with a sort beside it.
 
     "attention": softmax(q k^T / sqrt(D) + bias) v. "sort": softmax(bias) v + sort(v), each
-    channel ascending over the valid tokens.
+    channel by itself over the valid tokens, so that heads do not matter to it.
 
     Args:
         dim: channels C.
         num_heads: heads H, a divisor of C.
         mixing: "attention" or "sort".
         dropout: probability of dropping an attention weight.
+        variant: of the sort: "ascending", or "max_exchange", where only the first token and the
+            largest change places; unset, "ascending". Only for "sort".
 
     Raises:
-        InputError: an argument out of range.
+        InputError: an argument out of range, or a variant without a sort.
 
     Source: Ying et al. 2021, equation (6); "sort": Yuan and Xu, "Sliceformer: Make Multi-head
     Attention as Simple as Sorting in Discriminative Tasks", section 4.2.3, in the form of the
@@ -134,13 +137,22 @@ class GraphAttention(nn.Module):
     """
 
     def __init__(
-        self, dim: int, num_heads: int, *, mixing: str = "attention", dropout: float = 0.0
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        mixing: str = "attention",
+        dropout: float = 0.0,
+        variant: str | None = None,
     ) -> None:
         super().__init__()
         check_choice("mixing", mixing, MIXINGS)
+        if variant is not None:
+            _check_variant(variant, mixing)
         self.num_heads = check_divides("num_heads", num_heads, dim, "dim")
         self.dropout = check_probability("dropout", dropout)
         self.is_sort = mixing == "sort"
+        self.exchanges = variant == "max_exchange"
         self.maps = nn.Linear(dim, dim if self.is_sort else 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
@@ -157,7 +169,7 @@ class GraphAttention(nn.Module):
         if self.is_sort:
             weights = F.dropout(bias.softmax(dim=-1), dropout).to(maps.dtype)
             y = (weights @ self._heads(maps)).transpose(1, 2).flatten(2)
-            y = y + group_sort(maps, order="ascending", key_padding_mask=key_padding_mask)
+            y = y + self._permute(maps, key_padding_mask)
         else:
             q, k, v = (self._heads(part) for part in maps.chunk(3, dim=-1))
             y = F.scaled_dot_product_attention(
@@ -167,7 +179,19 @@ class GraphAttention(nn.Module):
         out: Tensor = self.proj(y)
         return out
 
+    def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, N, C) -> (B, N, C), every channel sorted as the variant says."""
+        if self.exchanges:
+            return max_exchange(v, key_padding_mask=mask)
+        return group_sort(v, order="ascending", key_padding_mask=mask)
+
     def _heads(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, H, N, D)."""
         heads: Tensor = x.unflatten(-1, (self.num_heads, -1))
         return heads.transpose(1, 2)
+
+
+def _check_variant(variant: str, mixing: str) -> None:
+    if mixing != "sort":
+        raise bad_argument("variant", f"none, since mixing {mixing!r} has no sort", shown(variant))
+    check_choice("variant", variant, VARIANTS)

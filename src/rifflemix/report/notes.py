@@ -8,6 +8,9 @@ from typing import Any
 from rifflemix.report.table import BASELINE, Row, baseline_row, comparison_rows
 from rifflemix.report.units import format_count, format_duration
 
+_ERRORS_OF_NUMBERS = ("rmse", "mae")
+"""The metrics of tasks that ask for a number instead of a class."""
+
 
 def comparison_notes(results: Mapping[str, Any]) -> list[str]:
     """Plain sentences under the table, in the order a sceptical reader asks."""
@@ -94,8 +97,10 @@ def _task(results: Mapping[str, Any]) -> str:
     sizes = ", ".join(f"{format_count(n)} {name}" for name, n in task["sizes"].items())
     options = ", ".join(f"{name}={value}" for name, value in task["options"].items())
     name = f"{task['name']} ({options})" if options else task["name"]
+    is_number = results["protocol"].get("metric") in _ERRORS_OF_NUMBERS
+    asked = "one number" if is_number else f"{task['num_classes']} classes"
     return (
-        f"Task {name}: {task['title']}; {task['num_classes']} classes, up to "
+        f"Task {name}: {task['title']}; {asked}, up to "
         f"{format_count(task['max_length'])} tokens; samples: {sizes}; data: "
         f"{task['data_source']}."
     )

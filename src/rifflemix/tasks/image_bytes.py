@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -98,5 +98,5 @@ class ImageBytes(Image):
 
 
 def _bytes_of(split: Split) -> ByteSplit:
-    assert isinstance(split, PixelSplit)
-    return ByteSplit(split.images, split.rows)
+    pixels = cast(PixelSplit, split)  # what `Image` makes
+    return ByteSplit(pixels.images, pixels.rows)

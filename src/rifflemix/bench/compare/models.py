@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rifflemix.bench.compare.config import CompareConfig, is_generative
+from rifflemix.bench.compare.config import CompareConfig, default_model, is_generative
 from rifflemix.bench.measure import peak_memory
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, list_mixers
@@ -102,70 +102,63 @@ def _create(
     config: CompareConfig, task: Task, mixer: str, options: dict[str, Any], seed: int
 ) -> nn.Module:
     seed_everything(seed)
-    if task.input_kind == "graphs":
-        return _create_for_graphs(config, task, mixer, options)
+    _check_inputs(config.model, task)
+    settings = {
+        "mixer": mixer,
+        "mixer_options": options,
+        "dim": config.dim,
+        "num_layers": config.num_layers,
+        "num_heads": config.num_heads,
+        **_task_settings(config.model, task),
+    }
+    known = model_settings(config.model)
+    for name in settings:
+        if name not in known:
+            raise InputError(
+                f"model {config.model} has no setting {name}, which a comparison on task "
+                f"{task.name} needs; choose a model that has it, such as {_fitting_model(task)}"
+            )
+    return create_model(config.model, **settings)
+
+
+def _check_inputs(model: str, task: Task) -> None:
+    """Raise unless a backbone takes what the samples of a task are."""
+    inputs, kind = model_card(model).inputs, task.input_kind
+    is_pairs = inputs == "pairs of token sequences" and task.num_sequences > 1
+    if kind in inputs or (is_pairs and kind == "tokens"):
+        return
+    layout = ""
+    if "layout" in task.options and kind == "images" and inputs != "graphs":
+        layout = ", or layout 'sequence'"
+    elif "layout" in task.options and inputs == "images":
+        layout = ", or layout 'image'"
+    raise InputError(
+        f"model {model} takes {inputs}, but task {task.name} has {kind}; choose a model that "
+        f"takes {kind}, such as {_fitting_model(task)}{layout}"
+    )
+
+
+def _fitting_model(task: Task) -> str:
+    """A backbone that can be compared on a task."""
+    return "vit_cifar10" if isinstance(task, WholeImages) else default_model(task.name)
+
+
+def _task_settings(model: str, task: Task) -> dict[str, Any]:
+    """What a backbone is told about the samples and labels of a task."""
     if isinstance(task, WholeImages):
-        return _create_for_images(config, task, mixer, options)
-    kind: dict[str, Any] = {
-        "tokens": {"vocab_size": task.vocab_size},
-        "vectors": {"in_channels": task.num_features},
-    }[task.input_kind]
+        channels, size, _ = task.image_shape
+        own: dict[str, Any] = {"image_size": size, "in_channels": channels}
+    elif task.input_kind == "tokens":
+        own = {"max_length": task.max_length, "vocab_size": task.vocab_size}
+    elif task.input_kind == "vectors":
+        own = {"max_length": task.max_length, "in_channels": task.num_features}
+    else:  # graphs of any size, with the features that the presets are made for
+        own = {}
     if not is_generative(task.name):
-        kind["num_classes"] = task.num_classes
+        own["num_classes"] = task.num_classes
     if task.num_sequences > 1:
-        kind |= _pair_settings(config.model, task)
-    return create_model(
-        config.model,
-        mixer=mixer,
-        mixer_options=options,
-        dim=config.dim,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        max_length=task.max_length,
-        **kind,
-    )
-
-
-def _create_for_graphs(
-    config: CompareConfig, task: Task, mixer: str, options: dict[str, Any]
-) -> nn.Module:
-    if model_card(config.model).inputs != "graphs":
-        raise InputError(
-            f"model {config.model} takes no graphs, which task {task.name} has; choose a model "
-            "that does, such as graphormer_pcqm4m"
-        )
-    if options:
-        raise bad_argument(f"mixer_options of {mixer} in {config.model}", "none", options)
-    return create_model(
-        config.model,
-        mixer=mixer,
-        dim=config.dim,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_classes=task.num_classes,
-    )
-
-
-def _create_for_images(
-    config: CompareConfig, task: WholeImages, mixer: str, options: dict[str, Any]
-) -> nn.Module:
-    if model_card(config.model).inputs != "images":
-        raise InputError(
-            f"model {config.model} takes no whole images, which task {task.name} has with layout "
-            "'image'; choose a model that does, such as vit_cifar10, or layout 'sequence'"
-        )
-    channels, size, _ = task.image_shape
-    return create_model(
-        config.model,
-        mixer=mixer,
-        mixer_options=options,
-        dim=config.dim,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        image_size=size,
-        in_channels=channels,
-        num_classes=task.num_classes,
-    )
+        own |= _pair_settings(model, task)
+    return own
 
 
 def _pair_settings(model: str, task: Task) -> dict[str, Any]:
