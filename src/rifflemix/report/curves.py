@@ -17,15 +17,11 @@ Curve = Sequence[tuple[float, float]]
 
 def score_curves(results: Mapping[str, Any], metric: str) -> str:
     """HTML of the panels of a metric on the validation split, shares in percent, by step."""
-    return _panels(
-        results,
-        lambda run: [(at["step"], metric_value(metric, at[metric])) for at in _curve(run)],
-    )
 
+    def curve(run: Mapping[str, Any]) -> Curve:
+        return [(at["step"], metric_value(metric, at[metric])) for at in run["validation_curve"]]
 
-def _curve(run: Mapping[str, Any]) -> Sequence[Mapping[str, float]]:
-    curve: Sequence[Mapping[str, float]] = run["validation_curve"]
-    return curve
+    return _panels(results, curve)
 
 
 def loss_curves(results: Mapping[str, Any]) -> str:

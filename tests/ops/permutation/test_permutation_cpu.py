@@ -426,3 +426,22 @@ def test_instruction_sets(
         check(channel_permute, x, torch.arange(40) * 5, groups, key_padding_mask=mask)
         check(circular_shift, x, torch.arange(40) * 5)
         check(max_exchange, x)
+
+
+class Deaf(torch.autograd.Function):
+    """Passes its input on, and no gradient back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:
+        return None
+
+
+@pytest.mark.parametrize("groups", [1, 128])
+def test_no_gradient_comes_back_from_where_there_is_none(groups: int) -> None:
+    x = torch.randn(1, 256, 64, requires_grad=True)
+    Deaf.apply(group_sort(x, groups, backend="cpu")).sum().backward()
+    assert x.grad is None

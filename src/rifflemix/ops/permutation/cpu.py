@@ -240,7 +240,9 @@ def _save_index(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_sort(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+def _differentiate_sort(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if grad is None:  # what follows the values has no gradient
+        return (None,) * 7
     index, mask = ctx.saved_tensors
     return _scatter(grad, index, mask, ctx.num_groups), None, None, None, None, None, None
 
@@ -325,7 +327,9 @@ def _save_swaps(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
     ctx.set_materialize_grads(False)
 
 
-def _differentiate_pairs(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+def _differentiate_pairs(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 6
     swaps, mask, steps = ctx.saved_tensors
     back = None if steps is None else -steps
     return _exchange_pairs(grad, swaps, mask, back), None, None, None, None, None
