@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+pytest_plugins = ["skip_gate"]
+
 REPOSITORY = Path(__file__).resolve().parents[1]
+GOLDEN = Path(__file__).resolve().parent / "golden"
 SHARED = Path(os.environ.get("RIFFLEMIX_SHARED", REPOSITORY.parent / "shared"))
 
 
@@ -24,13 +27,10 @@ def _seeded() -> None:
 
 @pytest.fixture
 def golden() -> Callable[[str], dict[str, np.ndarray]]:
-    """Load a golden vector file by name; skips where the vectors are not at hand."""
+    """Load a vector of tests/golden by name: what the papers' own code computed."""
 
     def load(name: str) -> dict[str, np.ndarray]:
-        path = SHARED / "golden" / f"{name}.npz"
-        if not path.exists():
-            pytest.skip(f"golden vector {name} is not at hand (set RIFFLEMIX_SHARED)")
-        with np.load(path) as arrays:
+        with np.load(GOLDEN / f"{name}.npz") as arrays:
             return dict(arrays)
 
     return load

@@ -82,7 +82,7 @@ def encoder(vectors: dict[str, Tensor], prefix: str, length: int, block: int, di
     return nn.Sequential(*layers).eval()
 
 
-@pytest.mark.parametrize(("length", "block"), [(16, 4), (8, 4), (12, 4), (27, 3)])
+@pytest.mark.parametrize(("length", "block"), [(16, 4), (8, 4)])
 def test_golden_butterfly_attention(golden: Golden, length: int, block: int) -> None:
     vectors = load(golden, f"butterfly_attention_s{length}b{block}")
     dim = vectors["x"].shape[-1]
@@ -166,10 +166,9 @@ def load_block_mlp(layer: BlockMLP, vectors: dict[str, Tensor], prefix: str) -> 
             linear.bias.copy_(vectors[f"{prefix}mlp.{i}.conv.bias"].view(blocks, -1))
 
 
-@pytest.mark.parametrize(("n", "block"), [(16, 4), (9, 3)])
-def test_golden_butterfly_mlp(golden: Golden, n: int, block: int) -> None:
-    vectors = load(golden, f"butterfly_mlp_n{n}b{block}")
-    mlp = ButterflyMLP(n, block, expansion=2)
+def test_golden_butterfly_mlp(golden: Golden) -> None:
+    vectors = load(golden, "butterfly_mlp_n16b4")
+    mlp = ButterflyMLP(16, 4, expansion=2)
     for i, layer in enumerate(mlp.layers):
         load_block_mlp(layer, vectors, f"p.facto_nets.{i}.")
     x = vectors["x"].requires_grad_()

@@ -101,10 +101,9 @@ CLASS_BLOCK_NAMES = {
 }
 
 
-@pytest.mark.parametrize("tokens_norm", [False, True])
-def test_class_attention_block_is_the_published_one(golden: Golden, tokens_norm: bool) -> None:
-    arrays = golden(f"class_attention_block_tokensnorm{int(tokens_norm)}")
-    block = ClassAttentionBlock(12, 3, 48, tokens_norm=tokens_norm).eval()
+def test_class_attention_block_is_the_published_one(golden: Golden) -> None:
+    arrays = golden("class_attention_block_tokensnorm0")
+    block = ClassAttentionBlock(12, 3, 48, tokens_norm=False).eval()
     load(block, CLASS_BLOCK_NAMES)(arrays)
     found = block(torch.from_numpy(arrays["x"]))
     torch.testing.assert_close(found, torch.from_numpy(arrays["y"]), atol=1e-5, rtol=1e-4)

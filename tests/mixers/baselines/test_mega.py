@@ -72,14 +72,11 @@ def test_equals_the_formula(chunk: int | None, attention_fn: str, causal: bool) 
     torch.testing.assert_close(mixer(x), expected, atol=1e-12, rtol=1e-10)
 
 
-@pytest.mark.parametrize("attention_fn", ["softmax", "laplace"])
-def test_golden_layer(golden: Callable[[str], dict[str, np.ndarray]], attention_fn: str) -> None:
-    vectors = {
-        key: torch.from_numpy(value) for key, value in golden(f"mega_layer_{attention_fn}").items()
-    }
+def test_golden_layer(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
+    vectors = {key: torch.from_numpy(value) for key, value in golden("mega_layer_softmax").items()}
     parameters = {key[2:]: value for key, value in vectors.items() if key.startswith("p.")}
     weight, bias = parameters.pop("norm.norm.weight"), parameters.pop("norm.norm.bias")
-    mixer = Mega(6, z_dim=4, hidden_dim=8, ema_dim=3, max_length=16, attention_fn=attention_fn)
+    mixer = Mega(6, z_dim=4, hidden_dim=8, ema_dim=3, max_length=16, attention_fn="softmax")
     mixer.load_state_dict(parameters)
     stream = vectors["x"].transpose(0, 1)
     y = mixer.gated_residual(F.layer_norm(stream, (6,), weight, bias), stream)

@@ -196,10 +196,9 @@ def golden_layer(arrays: dict[str, np.ndarray], kernel: str) -> Performer:
     return mixer
 
 
-@pytest.mark.parametrize("name", ["lra_performer_relu", "lra_performer_exp"])
-def test_golden_softmax_kernel(golden: Golden, name: str) -> None:
+def test_golden_softmax_kernel(golden: Golden) -> None:
     """That wrapper ignores its kernel's name and scales queries and keys before, once more."""
-    arrays = golden(name)
+    arrays = golden("lra_performer_relu")
     mixer = golden_layer(arrays, "softmax")
     q, k, v = queries_keys_values(arrays)
     q, k = q / 4**0.25, k / 4**0.25

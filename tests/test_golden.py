@@ -1,0 +1,55 @@
+"""The vectors of tests/golden are numbers only, and their README tells all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).resolve().parent / "golden"
+TEXT = (FOLDER / "README.md").read_text(encoding="utf-8")
+FILES = sorted(path.stem for path in FOLDER.glob("*.npz"))
+MEBIBYTE = 2**20
+
+
+def entries() -> dict[str, str]:
+    """What the README says of each file."""
+    parts = re.split(r"^## (\S+)\.npz$", TEXT, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def told_shapes(entry: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of an entry's tensors by name."""
+    tensors = entry[entry.index("- tensors:") :]
+    return {
+        name: tuple(int(n) for n in re.findall(r"\d+", shape))
+        for name, shape in re.findall(r"`(\S+?)` \(([\d, ]*)\)", tensors)
+    }
+
+
+def told_gradients(entry: str) -> int:
+    """How many gradients of parameters an entry has; their shapes are the parameters'."""
+    told = re.search(r"plus (\d+) `gp\.\*`", entry)
+    return int(told[1]) if told is not None else 0
+
+
+def test_every_file_has_its_entry() -> None:
+    assert sorted(entries()) == FILES
+
+
+def test_they_stay_small() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < MEBIBYTE
+
+
+def test_the_readme_tells_every_tensor(golden: Callable[[str], dict[str, np.ndarray]]) -> None:
+    for name, entry in entries().items():
+        arrays, shapes = golden(name), told_shapes(entry)
+        gradients = {key for key in arrays if key.startswith("gp.")}
+        assert len(gradients) == told_gradients(entry), name
+        assert set(arrays) - gradients == set(shapes), name
+        for key, array in arrays.items():
+            assert array.dtype in (np.float32, np.int32, np.bool_), (name, key)
+            assert np.isfinite(array).all(), (name, key)
+            assert array.shape == shapes[f"p.{key[3:]}" if key in gradients else key], (name, key)
