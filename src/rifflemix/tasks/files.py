@@ -44,6 +44,20 @@ class Array:
     def __reduce__(self) -> tuple[type[Array], tuple[NDArray[Any] | Path]]:
         return Array, (self.values if self.path is None else self.path,)
 
+    def __getitem__(self, row: int) -> NDArray[Any]:
+        values: NDArray[Any] = self.values[row]
+        return values
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        shape: tuple[int, ...] = self.values.shape[1:]
+        return shape
+
+    def content(self, rows: NDArray[np.int64]) -> Iterator[bytes]:
+        """What tells rows from others: their bytes."""
+        return (self.values[row].tobytes() for row in rows.tolist())
+
 
 @dataclass(frozen=True)
 class Source:

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import check_choice
 from rifflemix.tasks.base import SPLITS, Request, Sample, Split, Task, TaskCard
-from rifflemix.tasks.files import Array
 from rifflemix.tasks.image import Image
 from rifflemix.tasks.next_token import NextTokenTask
-from rifflemix.tasks.pixels import PixelSplit
+from rifflemix.tasks.pixels import ImageStack, PixelSplit
 from rifflemix.tasks.vocabulary import Vocabulary
 
 START = 256
@@ -35,7 +34,7 @@ class ByteSplit:
         rows: which of them belong to the split, in order.
     """
 
-    images: Array
+    images: ImageStack
     rows: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -44,15 +43,15 @@ class ByteSplit:
 
     def __getitem__(self, index: int) -> Sample:
         """Inputs and labels (3072,) int64: rows first, red, green and blue of a pixel together."""
-        image = self.images.values[int(self.rows[index])]
+        image = self.images[int(self.rows[index])]
         labels = torch.from_numpy(image.reshape(-1).astype(np.int64))
         return torch.cat((torch.tensor([START]), labels[:-1])), labels
 
     def digest(self) -> bytes:
         """Hash of the images, in order."""
         total = hashlib.blake2b(b"image bytes", digest_size=16)
-        for row in self.rows.tolist():
-            total.update(self.images.values[row].tobytes())
+        for content in self.images.content(self.rows):
+            total.update(content)
         return total.digest()
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.tasks.base import Batch, Sample, Task, TaskCard
 from rifflemix.tasks.files import Array, Arrays, damaged, read_npz_xz
 
 LAYOUTS = ("sequence", "image")
-AUGMENTATIONS = ("none", "crop_flip")
+AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip")
 PARTS = ("train", "test")
 """What image data sets come in; validation is carved from the first."""
 
@@ -32,20 +34,35 @@ class PixelScale:
     std: tuple[float, ...]
 
 
+class ImageStack(Protocol):
+    """Images (height, width) or (height, width, channels) uint8 of one size, by number."""
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one image."""
+        ...
+
+    def __getitem__(self, row: int, /) -> NDArray[np.uint8]: ...
+
+    def content(self, rows: NDArray[np.int64], /) -> Iterator[bytes]:
+        """For each of these images, its bytes or a hash of them."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class PixelSplit:
     """Some of a stack of images, in a given order.
 
     Attributes:
         images: (M, height, width) or (M, height, width, channels) uint8, all images of the file.
-        labels: (M,) uint8.
+        labels: (M,) unsigned integers.
         rows: which of them belong to the split, in order.
         patch_size: 1 on gray images gives tokens; else vectors of patch_size**2 * channels
             floats, rows of the patch first, channels last. None gives whole images.
         scale: how pixels of vectors and of whole images are normalised.
     """
 
-    images: Array
+    images: ImageStack
     labels: Array
     rows: NDArray[np.int64]
     patch_size: int | None
@@ -62,7 +79,7 @@ class PixelSplit:
         of shape (channels, height, width).
         """
         row = int(self.rows[index])
-        image, label = self.images.values[row], int(self.labels.values[row])
+        image, label = self.images[row], int(self.labels.values[row])
         if self.patch_size is None:
             return torch.from_numpy(self._planes(image)), label
         if _is_tokens(self.patch_size, self.images):
@@ -74,7 +91,8 @@ class PixelSplit:
         total = hashlib.blake2b(digest_size=16)
         for start in range(0, len(self.rows), 4096):
             rows = self.rows[start : start + 4096]
-            total.update(self.images.values[rows].tobytes())
+            for content in self.images.content(rows):
+                total.update(content)
             total.update(self.labels.values[rows].tobytes())
         return total.digest()
 
@@ -104,7 +122,9 @@ class WholeImages(Task):
     Attributes:
         image_shape: channels, height, width.
         augmentation: what happens to training images: "none", or "crop_flip", a crop at a random
-            place of the image with 4 black pixels around it, and a mirror image half of the time.
+            place of the image with 4 black pixels around it, and a mirror image half of the time;
+            or "resized_crop_flip", a rectangle of 8 to 100 % of the area at a random place, with
+            sides in a ratio of 3/4 to 4/3, resized to the whole, and mirrored likewise.
         black: value of a black pixel by channel.
     """
 
@@ -116,10 +136,13 @@ class WholeImages(Task):
         """Training images changed at random, each by its own seed."""
         if self.augmentation == "none":
             return batch
-        images = [
-            _crop_flip(image, self.black, np.random.default_rng(seed))
-            for image, seed in zip(batch["inputs"], seeds, strict=True)
-        ]
+        images = []
+        for image, seed in zip(batch["inputs"], seeds, strict=True):
+            generator = np.random.default_rng(seed)
+            if self.augmentation == "crop_flip":
+                images.append(_crop_flip(image, self.black, generator))
+            else:
+                images.append(_resized_crop_flip(image, generator))
         return {**batch, "inputs": torch.stack(images)}
 
 
@@ -133,10 +156,34 @@ def _crop_flip(image: Tensor, black: Sequence[float], generator: np.random.Gener
     return crop.flip(-1) if mirror else crop
 
 
+def _resized_crop_flip(image: Tensor, generator: np.random.Generator) -> Tensor:
+    """One image (channels, height, width)."""
+    top, left, height, width = _rectangle(image.shape[1], image.shape[2], generator)
+    crop = image[:, top : top + height, left : left + width]
+    resized = functional.interpolate(
+        crop[None], size=image.shape[1:], mode="bilinear", align_corners=False, antialias=True
+    )[0]
+    return resized.flip(-1) if generator.integers(2) else resized
+
+
+def _rectangle(
+    height: int, width: int, generator: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random part of an image; the whole where none fits."""
+    for _ in range(10):
+        area = height * width * generator.uniform(0.08, 1.0)
+        ratio = math.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3)))
+        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < high <= height:
+            top = int(generator.integers(height - high + 1))
+            return top, int(generator.integers(width - wide + 1)), high, wide
+    return 0, 0, height, width
+
+
 def pixel_task(
     card: TaskCard,
     options: Mapping[str, Any],
-    splits: Mapping[str, tuple[Array, Array, NDArray[np.int64]]],
+    splits: Mapping[str, tuple[ImageStack, Array, NDArray[np.int64]]],
     *,
     scale: PixelScale,
     split_note: str,
@@ -165,7 +212,7 @@ def pixel_task(
     if options.get("augment", "none") != "none":
         raise bad_argument("augment", "none with layout 'sequence'", repr(options["augment"]))
     patch_size = int(options["patch_size"])
-    height, width = splits["train"][0].values.shape[1:3]
+    height, width = splits["train"][0].row_shape[:2]
     tokens = _is_tokens(patch_size, splits["train"][0])
     return Task(
         name=card.name,
@@ -191,7 +238,7 @@ def check_layout(options: Mapping[str, Any]) -> None:
 def _whole_images(
     card: TaskCard,
     options: Mapping[str, Any],
-    splits: Mapping[str, tuple[Array, Array, NDArray[np.int64]]],
+    splits: Mapping[str, tuple[ImageStack, Array, NDArray[np.int64]]],
     scale: PixelScale,
     split_note: str,
     data_source: str,
@@ -201,7 +248,7 @@ def _whole_images(
         raise bad_argument(
             "patch_size", "1 with layout 'image'", options["patch_size"], "models cut the patches"
         )
-    height, width = splits["train"][0].values.shape[1:3]
+    height, width = splits["train"][0].row_shape[:2]
     return WholeImages(
         name=card.name,
         options=dict(options),
@@ -322,5 +369,5 @@ def channels_last(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def _is_tokens(patch_size: int, images: Array) -> bool:
-    return patch_size == 1 and images.values.ndim == 3
+def _is_tokens(patch_size: int, images: ImageStack) -> bool:
+    return patch_size == 1 and len(images.row_shape) == 2

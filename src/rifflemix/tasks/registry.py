@@ -22,6 +22,7 @@ from rifflemix.tasks.cifar100 import Cifar100
 from rifflemix.tasks.digits import Digits
 from rifflemix.tasks.image import Image
 from rifflemix.tasks.image_bytes import ImageBytes
+from rifflemix.tasks.image_folder import DOGS_VS_CATS, IMAGE_FOLDER, IMAGENET, TINY_IMAGENET
 from rifflemix.tasks.language import PennTreebank, Shakespeare, WikiText
 from rifflemix.tasks.listops import ListOps
 from rifflemix.tasks.mnist import Mnist
@@ -49,6 +50,10 @@ _TASKS: dict[str, TaskBuilder] = {
         Pathfinder("pathfinder256", "Pathfinder-256", 256),
         Pathfinder("pathx", "Path-X", 128),
         Mnist(),
+        IMAGENET,
+        TINY_IMAGENET,
+        DOGS_VS_CATS,
+        IMAGE_FOLDER,
         PennTreebank(),
         Shakespeare(),
         WikiText(),

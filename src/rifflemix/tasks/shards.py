@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -30,8 +31,10 @@ _WAIT_SECONDS = 0.5
 class ImageMaker(Protocol):
     """Makes any of a list of images; pickles into other processes."""
 
-    def __call__(self, first: int, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Images (count, height, width) and labels (count,) from number `first` on."""
+    def __call__(
+        self, first: int, count: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8 | np.uint16]]:
+        """Images (count, height, width[, channels]) and labels (count,) from `first` on."""
         ...
 
 
@@ -70,6 +73,49 @@ class ShardedImages:
         return total.digest()
 
 
+@dataclass(frozen=True, eq=False)
+class StoredImages:
+    """Images of shards, counted through as if they were one stack; see `ImageStack`.
+
+    Shards are opened when they are read, and a process keeps few of them open: large data sets
+    have more than it may open.
+
+    Attributes:
+        shards: their folders.
+        length: images in each; the last may have fewer.
+    """
+
+    shards: tuple[Path, ...]
+    length: int
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one image."""
+        return _opened(self.shards[0])["images"].row_shape
+
+    def __getitem__(self, row: int) -> NDArray[np.uint8]:
+        shard, place = divmod(row, self.length)
+        return _opened(self.shards[shard])["images"][place]
+
+    def content(self, rows: NDArray[np.int64]) -> Iterator[bytes]:
+        """A hash of each of these images, as it was stored beside it."""
+        for row in rows.tolist():
+            shard, place = divmod(row, self.length)
+            yield _opened(self.shards[shard])["digests"][place].tobytes()
+
+
+@functools.lru_cache(maxsize=32)
+def _opened(shard: Path) -> dict[str, Array]:
+    arrays = load_arrays(shard)
+    if arrays is None:
+        raise _lost(shard)
+    return arrays
+
+
+def _lost(folder: Path) -> InputError:
+    return InputError(f"{folder} lost what was just written to it; is something deleting there?")
+
+
 def prepare_shards(
     folder: Path, make: ImageMaker, count: int, progress: Progress, what: str
 ) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -88,24 +134,56 @@ def prepare_shards(
     Raises:
         InputError: the folder cannot be written, the disk is full, or as `make`.
     """
-    shards = [
-        _Shard(folder, start, min(_SHARD, count - start)) for start in range(0, count, _SHARD)
-    ]
-    pairs = [shard.load() for shard in shards]
-    if None in pairs:
-        with waiting_for(folder, progress, what):
-            _make_missing(shards, make, progress, what)
-        pairs = [shard.load() for shard in shards]
+    pairs = [shard.load() for shard in _whole_shards(folder, make, count, progress, what, _SHARD)]
     found = [pair for pair in pairs if pair is not None]
-    if len(found) < len(shards):
-        raise InputError(f"{folder} lost what was just written to it; is something deleting there?")
+    if len(found) < len(pairs):
+        raise _lost(folder)
     images, labels = zip(*found, strict=True)
     return images, labels
 
 
+def prepare_stack(
+    folder: Path, make: ImageMaker, count: int, progress: Progress, what: str, length: int
+) -> StoredImages:
+    """`prepare_shards` of so many images that their files cannot all be open, or so large.
+
+    Args:
+        folder: as there.
+        make: as there.
+        count: as there.
+        progress: as there.
+        what: as there.
+        length: images in a shard, always the same for this folder; a process holds as many.
+
+    Raises:
+        InputError: as there.
+    """
+    shards = _whole_shards(folder, make, count, progress, what, length)
+    paths = tuple(path for shard in shards if (path := shard.stored()) is not None)
+    if len(paths) < len(shards):
+        raise _lost(folder)
+    return StoredImages(paths, length)
+
+
+def _whole_shards(
+    folder: Path, make: ImageMaker, count: int, progress: Progress, what: str, length: int
+) -> list[_Shard]:
+    """The shards of images number 0 to `count` - 1; missing ones are made."""
+    shards = [
+        _Shard(folder, start, min(length, count - start), length)
+        for start in range(0, count, length)
+    ]
+    if not all(shard.is_whole() for shard in shards):
+        with waiting_for(folder, progress, what):
+            _make_missing(shards, make, progress, what)
+        if not all(shard.is_whole() for shard in shards):
+            raise _lost(folder)
+    return shards
+
+
 def _make_missing(shards: list[_Shard], make: ImageMaker, progress: Progress, what: str) -> None:
     count = sum(shard.count for shard in shards)
-    missing = [shard for shard in shards if shard.load() is None]
+    missing = [shard for shard in shards if not shard.is_whole()]
     done = count - sum(shard.count for shard in missing)
     progress(what, done, count)
     for error, shard in zip(_run(missing, make), missing, strict=True):
@@ -117,11 +195,12 @@ def _make_missing(shards: list[_Shard], make: ImageMaker, progress: Progress, wh
 
 @dataclass(frozen=True)
 class _Shard:
-    """Images `start` to `start + count - 1`."""
+    """Images `start` to `start + count - 1` of a folder with `length` in each shard."""
 
     folder: Path
     start: int
     count: int
+    length: int
 
     def stored(self) -> Path | None:
         """Where it is; the last one may be the head of a longer one that others asked for."""
@@ -129,6 +208,10 @@ class _Shard:
             if int(path.name.rpartition("-")[2]) >= self.count:
                 return path
         return None
+
+    def is_whole(self) -> bool:
+        """Whether it is there and undamaged."""
+        return self.load() is not None
 
     def load(self) -> tuple[Array, Array] | None:
         """Images and labels; None where there are none, or they are damaged."""
@@ -140,7 +223,7 @@ class _Shard:
         """Make and keep it; returns what went wrong, in one sentence."""
         try:
             images, labels = make(self.start, self.count)
-            arrays = {"images": images, "labels": labels}
+            arrays = {"images": images, "labels": labels, "digests": _digests(images)}
             store_arrays(self.folder / f"{self._number}-{self.count:04d}", arrays)
         except InputError as error:
             return str(error)
@@ -150,7 +233,13 @@ class _Shard:
 
     @property
     def _number(self) -> str:
-        return f"{self.start // _SHARD:05d}"
+        return f"{self.start // self.length:05d}"
+
+
+def _digests(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """(M, 16): a hash of each image."""
+    hashes = [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
+    return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
 
 
 class _Work(Dataset[str]):

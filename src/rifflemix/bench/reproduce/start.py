@@ -20,7 +20,17 @@ from rifflemix.tasks import Task
 from rifflemix.train.run_folder import RunFolder
 
 # Tasks whose places are those of a square image, row by row.
-_IMAGE_TASKS = ("pathx", "image", "cifar100", "mnist", "digits")
+_IMAGE_TASKS = (
+    "pathx",
+    "image",
+    "cifar100",
+    "mnist",
+    "digits",
+    "imagenet",
+    "tiny_imagenet",
+    "dogs_vs_cats",
+    "image_folder",
+)
 
 
 @dataclass(frozen=True)

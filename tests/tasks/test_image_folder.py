@@ -1,0 +1,640 @@
+"""Folders of labelled images: layouts, splits, pixels, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import struct
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rifflemix.errors import InputError
+from rifflemix.tasks import (
+    Task,
+    image_files,
+    image_folder,
+    imagenet_layouts,
+    load_task,
+    prepare_task,
+    task_status,
+)
+from rifflemix.tasks.base import SPLITS
+
+Write = Callable[..., np.ndarray]
+SYNSETS = ("n01440764", "n02123045", "n02084071")
+
+
+@pytest.fixture
+def write() -> Write:
+    """Writes one image, told from all others by its pixels, and gives them (height, width, 3)."""
+    rng = np.random.default_rng(0)
+
+    def image(path: Path, height: int = 8, width: int = 8) -> np.ndarray:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        # PNG whatever the name says: the content decides.
+        Image.fromarray(pixels).save(path, format="PNG")
+        return pixels
+
+    return image
+
+
+@pytest.fixture
+def few_synsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imagenet_layouts, "IMAGENET_CLASSES", len(SYNSETS))
+    monkeypatch.setattr(imagenet_layouts, "TINY_CLASSES", len(SYNSETS))
+
+
+def load(data: Path, name: str = "image_folder", **options: Any) -> Task:
+    return load_task(name, data_dir=data, **{"size": 8, "layout": "image", **options})
+
+
+def pixels_of(task: Task, split: str) -> set[tuple[bytes, int]]:
+    """Pixels and label of each image of a split."""
+    found = set()
+    for index in range(len(task.split(split))):
+        image = task.split(split).images[index]
+        found.add((image.tobytes(), task.split(split)[index][1]))
+    return found
+
+
+# Classification folders.
+
+
+def test_all_three_parts(data: Path, write: Write) -> None:
+    expected: dict[str, set[tuple[bytes, int]]] = {split: set() for split in SPLITS}
+    for part, split, count in (
+        ("train", "train", 5),
+        ("valid", "validation", 2),
+        ("test", "test", 3),
+    ):
+        for label, name in enumerate(("bee", "wasp")):
+            for number in range(count):
+                pixels = write(data / part / name / f"{number}.png")
+                expected[split].add((pixels.tobytes(), label))
+    task = load(data)
+    assert (task.num_classes, task.input_kind) == (2, "images")
+    assert {split: pixels_of(task, split) for split in SPLITS} == expected
+    assert "folders of the data set" in task.split_note
+    image, label = task.split("train")[0]
+    assert image.shape == (3, 8, 8)
+    scale = image_folder._SCALES["rgb"]
+    raw = task.split("train").images[0].transpose(2, 0, 1) / 255
+    wanted = (raw - np.array(scale.mean)[:, None, None]) / np.array(scale.std)[:, None, None]
+    assert np.abs(image.numpy() - wanted).max() < 1e-5
+    assert label in (0, 1)
+
+
+@pytest.mark.parametrize("part", ["val", "test"])
+def test_one_held_out_part_is_the_test_split(data: Path, write: Write, part: str) -> None:
+    train, held_out = set(), set()
+    for label, (name, count) in enumerate((("bee", 40), ("wasp", 9))):
+        for number in range(count):
+            train.add((write(data / "train" / name / f"{number}.png").tobytes(), label))
+        for number in range(2):
+            held_out.add((write(data / part / name / f"{number}.png").tobytes(), label))
+    task = load(data)
+    assert pixels_of(task, "test") == held_out
+    validation = pixels_of(task, "validation")
+    # Of 40 a tenth would be 4, but test has 2; of 9 a tenth is none.
+    assert [label for _, label in validation] == [0, 0]
+    assert pixels_of(task, "train") | validation == train
+    assert len(task.split("train")) + len(task.split("validation")) == len(train)
+    assert "carved" in task.split_note
+
+
+def test_classes_alone(data: Path, write: Write) -> None:
+    every = set()
+    for label, name in enumerate(("bee", "fly", "wasp")):
+        for number in range(30):
+            every.add((write(data / name / f"{number}.png").tobytes(), label))
+    task = load(data)
+    splits = {split: pixels_of(task, split) for split in SPLITS}
+    assert {split: len(found) for split, found in splits.items()} == {
+        "train": 72, "validation": 9, "test": 9
+    }  # fmt: skip
+    assert set.union(*splits.values()) == every
+    for found in splits.values():
+        assert len({label for _, label in found}) == 3
+    order = [task.split("train")[index][1] for index in range(72)]
+    assert order != sorted(order)
+
+
+def test_splits_depend_on_names_alone(tmp_path: Path, write: Write) -> None:
+    for number in range(40):
+        for name in ("bee", "wasp"):
+            write(tmp_path / "one" / name / f"{number}.png")
+    (tmp_path / "two").mkdir()
+    for name in ("wasp", "bee"):
+        (tmp_path / "two" / name).mkdir()
+        for number in reversed(range(40)):
+            content = (tmp_path / "one" / name / f"{number}.png").read_bytes()
+            (tmp_path / "two" / name / f"{number}.png").write_bytes(content)
+    assert load(tmp_path / "one").fingerprint() == load(tmp_path / "two").fingerprint()
+
+
+def test_what_does_not_count(data: Path, write: Write) -> None:
+    for name in ("bee", "wasp"):
+        for number in range(10):
+            write(data / "train" / name / f"{number}.JPEG")
+        write(data / "train" / name / "._0.JPEG")
+        write(data / "train" / name / "deep" / "below" / "x.png")
+        (data / "train" / name / "notes.txt").write_text("no image")
+        write(data / "val" / name / "a.png")
+    write(data / "train" / ".thumbnails" / "x.png")
+    write(data / "test" / "unlabelled.png")
+    task = load(data)
+    assert sum(len(task.split(split)) for split in SPLITS) == 22
+    assert task.num_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        pytest.param(lambda w, d: None, "found no Image folder files", id="nothing"),
+        pytest.param(
+            lambda w, d: (d / "a.zip").write_bytes(b""), r"a\.zip there is packed", id="packed"
+        ),
+        pytest.param(
+            lambda w, d: w(d / "train" / "bee" / "x.png"), "two classes or more", id="one class"
+        ),
+        pytest.param(
+            lambda w, d: [
+                w(d / "train" / name / "x.png") for name in ("bee", "wasp")
+            ] + [w(d / "val" / "x.png")],
+            r"val: expected a folder for each class",
+            id="flat val",
+        ),
+        pytest.param(
+            lambda w, d: [
+                w(d / part) for part in ("train/bee/x.png", "train/wasp/x.png", "val/ant/x.png")
+            ],
+            r"val/ant: the training part has no class of that name",
+            id="unknown class",
+        ),
+        pytest.param(
+            lambda w, d: [w(d / "train" / "bee" / "x.png"), (d / "train" / "wasp").mkdir()],
+            r"train/wasp: expected images of class wasp",
+            id="no images",
+        ),
+        pytest.param(
+            lambda w, d: [w(d / name / "x.png") for name in ("bee", "wasp")],
+            "no images for the .* split; it is carved from classes of ten",
+            id="too few",
+        ),
+    ],
+)  # fmt: skip
+def test_folders_that_are_refused(
+    data: Path, write: Write, make: Callable[[Write, Path], Any], message: str
+) -> None:
+    make(write, data)
+    with pytest.raises(InputError, match=message) as raised:
+        load(data)
+    assert "\n" not in str(raised.value)
+
+
+# ImageNet, Tiny-ImageNet, Dogs vs. Cats.
+
+
+def write_train(write: Write, base: Path, inside: str = "") -> None:
+    for name in SYNSETS:
+        for number in range(20):
+            write(base / "train" / name / inside / f"{name}_{number}.JPEG")
+
+
+def write_flat_val(write: Write, folder: Path, prefix: str) -> dict[str, tuple[bytes, int]]:
+    """Two images a class; their names, pixels and labels."""
+    return {
+        f"{prefix}{number:08d}": (
+            write(folder / f"{prefix}{number:08d}.JPEG").tobytes(),
+            number % 3,
+        )
+        for number in range(6)
+    }
+
+
+@pytest.mark.parametrize("place", [".", "imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC"])
+@pytest.mark.usefixtures("few_synsets")
+def test_imagenet_by_synset(data: Path, write: Write, place: str) -> None:
+    write_train(write, data / place)
+    held_out = {
+        (
+            write(data / place / "val" / name / f"{number}.JPEG").tobytes(),
+            sorted(SYNSETS).index(name),
+        )
+        for name in SYNSETS
+        for number in range(2)
+    }
+    assert task_status("imagenet", data).available
+    task = load(data, "imagenet", crop_share=1.0)
+    assert pixels_of(task, "test") == held_out
+    assert [len(task.split(split)) for split in SPLITS] == [54, 6, 6]
+
+
+@pytest.mark.parametrize("labels", ["solution", "annotations"])
+@pytest.mark.usefixtures("few_synsets")
+def test_imagenet_with_a_flat_val(data: Path, write: Write, labels: str) -> None:
+    base = data / "ILSVRC" / "Data" / "CLS-LOC"
+    write_train(write, base)
+    images = write_flat_val(write, base / "val", "ILSVRC2012_val_")
+    names = {name: sorted(SYNSETS)[label] for name, (_, label) in images.items()}
+    if labels == "solution":
+        lines = ["ImageId,PredictionString"]
+        lines += [f"{name},{synset} 1 2 3 4 {synset} 5 6 7 8" for name, synset in names.items()]
+        (data / "LOC_val_solution.csv").write_text("\n".join(lines) + "\n")
+    else:
+        folder = data / "ILSVRC" / "Annotations" / "CLS-LOC" / "val"
+        folder.mkdir(parents=True)
+        for name, synset in names.items():
+            box = f"<object><name>{synset}</name></object>"
+            (folder / f"{name}.xml").write_text(f"<annotation>{box}{box}</annotation>")
+    task = load(data, "imagenet", crop_share=1.0)
+    assert pixels_of(task, "test") == set(images.values())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        pytest.param(
+            lambda b: (b / "LOC_val_solution.csv").unlink(),
+            r"val: expected a folder for each synset, or the labels .* found neither",
+            id="no labels",
+        ),
+        pytest.param(
+            lambda b: (b / "val" / "v00000003.JPEG").unlink(),
+            "expected the 6 images that have labels, found 5",
+            id="image missing",
+        ),
+        pytest.param(
+            lambda b: (b / "val" / "v00000003.JPEG").rename(b / "val" / "other.JPEG"),
+            r"other\.JPEG: no label is given for this image",
+            id="label missing",
+        ),
+        pytest.param(
+            lambda b: (b / "LOC_val_solution.csv").write_text("v00000000,cat 1 2\n"),
+            r"LOC_val_solution\.csv: the file is damaged .*line 1",
+            id="no synset",
+        ),
+        pytest.param(
+            lambda b: (b / "train" / SYNSETS[0]).rename(b / "train" / "n99999999"),
+            "its class n01440764 has no training images",
+            id="unknown synset",
+        ),
+        pytest.param(
+            lambda b: (b / "train" / SYNSETS[0]).rename(b / "train" / "bee"),
+            "expected the 3 synsets of ImageNet, got 2; .* task image_folder",
+            id="a part of it",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("few_synsets")
+def test_imagenet_that_is_refused(
+    data: Path, write: Write, spoil: Callable[[Path], Any], message: str
+) -> None:
+    write_train(write, data)
+    images = write_flat_val(write, data / "val", "v")
+    lines = [f"{name},{sorted(SYNSETS)[label]} 1 2 3 4" for name, (_, label) in images.items()]
+    (data / "LOC_val_solution.csv").write_text("\n".join(lines))
+    spoil(data)
+    with pytest.raises(InputError, match=message) as raised:
+        load(data, "imagenet")
+    assert "\n" not in str(raised.value)
+
+
+def test_imagenet_has_a_thousand_classes(data: Path, write: Write) -> None:
+    write_train(write, data)
+    assert not task_status("imagenet", data).available
+    with pytest.raises(InputError, match="expected the 1,000 synsets of ImageNet, got 3"):
+        load(data, "imagenet")
+
+
+@pytest.mark.parametrize("place", [".", "tiny-imagenet-200"])
+@pytest.mark.usefixtures("few_synsets")
+def test_tiny_imagenet(data: Path, write: Write, place: str) -> None:
+    base = data / place
+    write_train(write, base, "images")
+    images = write_flat_val(write, base / "val" / "images", "val_")
+    lines = [f"{n}.JPEG\t{sorted(SYNSETS)[k]}\t0\t32\t44\t62" for n, (_, k) in images.items()]
+    (base / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+    write(base / "test" / "images" / "test_0.JPEG")
+    assert task_status("tiny_imagenet", data).available
+    task = load(data, "tiny_imagenet")
+    assert pixels_of(task, "test") == set(images.values())
+    assert [len(task.split(split)) for split in SPLITS] == [54, 6, 6]
+    (base / "val" / "val_annotations.txt").unlink()
+    with pytest.raises(InputError, match=r"val_annotations\.txt: the file is missing"):
+        load(data, "tiny_imagenet")
+
+
+@pytest.mark.usefixtures("few_synsets")
+def test_tiny_imagenet_sorted_by_class(data: Path, write: Write) -> None:
+    write_train(write, data, "images")
+    held_out = {
+        (write(data / "val" / name / "images" / "v.JPEG").tobytes(), sorted(SYNSETS).index(name))
+        for name in SYNSETS
+    }
+    assert pixels_of(load(data, "tiny_imagenet"), "test") == held_out
+
+
+@pytest.mark.parametrize("place", [".", "train", "dogs-vs-cats/train"])
+def test_dogs_vs_cats(data: Path, write: Write, place: str) -> None:
+    every = {
+        (write(data / place / f"{pet}.{number}.jpg").tobytes(), label)
+        for label, pet in enumerate(("cat", "dog"))
+        for number in range(20)
+    }
+    write(data / place / "._cat.1.jpg")
+    write(data / "test1" / "1.jpg")
+    assert task_status("dogs_vs_cats", data).available
+    task = load(data, "dogs_vs_cats")
+    assert set.union(*(pixels_of(task, split) for split in SPLITS)) == every
+    assert [len(task.split(split)) for split in SPLITS] == [32, 4, 4]
+
+
+@pytest.mark.parametrize("name", ["imagenet", "tiny_imagenet", "dogs_vs_cats", "image_folder"])
+def test_nothing_there(data: Path, name: str) -> None:
+    for folder in (None, data):
+        with pytest.raises(InputError, match=r"found no .* files .*--data-dir") as raised:
+            load_task(name, data_dir=folder)
+        assert "\n" not in str(raised.value)
+        assert not task_status(name, folder).available
+
+
+# Pixels.
+
+
+@pytest.fixture
+def pets(data: Path, write: Write) -> Path:
+    for pet in ("cat", "dog"):
+        for number in range(10):
+            write(data / f"{pet}.{number}.jpg")
+    return data
+
+
+def image_of(path: Path, size: int, share: float = 1.0, color: str = "rgb") -> np.ndarray:
+    return image_files.read_image(path, size, share, color)
+
+
+def test_middle_square(data: Path, write: Write) -> None:
+    pixels = write(data / "x.png", height=10, width=16)
+    assert np.array_equal(image_of(data / "x.png", 10), pixels[:, 3:13])
+    assert np.array_equal(image_of(data / "x.png", 6, 0.6), pixels[2:8, 5:11])
+    tall = write(data / "y.png", height=20, width=8)
+    assert np.array_equal(image_of(data / "y.png", 8), tall[6:14])
+    # As if the whole were resized and then cut.
+    wide = write(data / "z.png", height=10, width=20)
+    whole = Image.fromarray(wide).resize((8, 4), Image.Resampling.BICUBIC)
+    assert np.array_equal(image_of(data / "z.png", 4), np.asarray(whole)[:, 2:6])
+
+
+def test_kinds_of_pixels(data: Path, write: Write) -> None:
+    gray = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    three = np.stack([gray] * 3, axis=-1)
+    saved = {
+        "gray.png": Image.fromarray(gray),
+        "gray.bmp": Image.fromarray(gray),
+        "alpha.png": Image.merge("LA", (Image.fromarray(gray), Image.new("L", (8, 8), 7))),
+        "cmyk.tif": Image.merge("RGB", [Image.fromarray(gray)] * 3).convert("CMYK"),
+    }
+    for name, image in saved.items():
+        image.save(data / name)
+        assert np.array_equal(image_of(data / name, 8), three), name
+        assert np.array_equal(image_of(data / name, 8, color="gray"), gray), name
+    palette = Image.fromarray(three).quantize(8)
+    colors = np.asarray(palette.convert("RGB"))
+    palette.save(data / "palette.png", transparency=bytes(range(8)))
+    assert np.array_equal(image_of(data / "palette.png", 8), colors)
+    bits = Image.fromarray(gray > 100)
+    bits.save(data / "bits.png")
+    assert set(np.unique(image_of(data / "bits.png", 8))) == {0, 255}
+
+
+def test_crop_share_is_for_validation_and_test(pets: Path, write: Write) -> None:
+    for pet in ("cat", "dog"):
+        for number in range(10):
+            write(pets / f"{pet}.{number}.jpg", 16, 16)
+    whole, shared = (load(pets, "dogs_vs_cats", crop_share=share) for share in (1.0, 0.5))
+    assert pixels_of(whole, "train") == pixels_of(shared, "train")
+    assert not pixels_of(whole, "test") & pixels_of(shared, "test")
+    listing = imagenet_layouts.dogs_listing(pets)
+    assert listing is not None
+    path = pets / listing.splits()[0]["test"][0].path
+    pixels = np.asarray(Image.open(path))
+    assert np.array_equal(shared.split("test").images[0], pixels[4:12, 4:12])
+
+
+def test_gray_tokens_and_patches(pets: Path) -> None:
+    tokens = load(pets, "dogs_vs_cats", layout="sequence", color="gray", patch_size=1)
+    assert (tokens.input_kind, tokens.vocab_size, tokens.max_length) == ("tokens", 256, 64)
+    assert tokens.split("train")[0][0].shape == (64,)
+    patches = load_task("dogs_vs_cats", data_dir=pets, size=32)
+    assert (patches.input_kind, patches.num_features, patches.max_length) == ("vectors", 768, 4)
+    assert patches.options["patch_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 7}, "size: expected 8 to 4096, got 7"),
+        ({"size": "8"}, "size: expected an integer"),
+        ({"layout": "sequence", "patch_size": 3}, "patch_size: expected a divisor of size 8"),
+        ({"patch_size": 4}, "patch_size: expected 1 with layout 'image'"),
+        ({"crop_share": 1.5}, "crop_share: expected over 0, at most 1"),
+        ({"crop_share": 0}, "crop_share: expected a number above 0"),
+        ({"color": "grey"}, "did you mean gray"),
+        ({"augment": "mixup"}, "augment"),
+        ({"layout": "sequence", "augment": "crop_flip", "patch_size": 4}, "augment: expected none"),
+    ],
+    ids=str,
+)
+def test_bad_options(pets: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load(pets, "dogs_vs_cats", **options)
+
+
+# What a file may be.
+
+
+def png(width: int, height: int, bits: int = 8, color: int = 0) -> bytes:
+    """A PNG file with a header and nothing of its pixels."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        check = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+    header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 50))
+        + chunk(b"IEND", b"")
+    )
+
+
+def jpeg() -> bytes:
+    content = io.BytesIO()
+    noise = np.random.default_rng(1).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(content, format="JPEG")
+    return content.getvalue()
+
+
+def gif() -> bytes:
+    content = io.BytesIO()
+    Image.new("L", (8, 8)).save(content, format="GIF")
+    return content.getvalue()
+
+
+def sixteen_bits() -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8), np.uint16)).save(content, format="PNG")
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(b"", "damaged or truncated", id="empty"),
+        pytest.param(b"<html>not found</html>", "damaged or truncated", id="text"),
+        pytest.param(jpeg()[:2000], "damaged or truncated", id="half a JPEG"),
+        pytest.param(png(8, 8)[:40], "damaged or truncated", id="half a header"),
+        pytest.param(png(8, 8, bits=3), "damaged or truncated", id="odd header"),
+        pytest.param(gif(), "no JPEG, PNG, BMP, PPM, TIFF or WEBP image", id="another format"),
+        pytest.param(png(8192, 8193), "at most 67,108,864 pixels, got 8192 x 8193", id="large"),
+        pytest.param(png(12000, 10000), "at most 67,108,864 pixels, got 12000", id="larger"),
+        pytest.param(png(60000, 60000), "at most 67,108,864 pixels, got more", id="bomb"),
+        pytest.param(sixteen_bits(), "expected 8 bits a channel, got .* I;16", id="16 bits"),
+    ],
+)
+def test_damaged_images(pets: Path, content: bytes, message: str) -> None:
+    (pets / "dog.7.jpg").write_bytes(content)
+    with pytest.raises(InputError, match=message) as raised:
+        load(pets, "dogs_vs_cats")
+    assert "dog.7.jpg" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_largest_image_that_is_read(
+    data: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_files, "MOST_PIXELS", 80)
+    pixels = write(data / "x.png", 8, 10)
+    assert np.array_equal(image_of(data / "x.png", 8), pixels[:, 1:9])
+    write(data / "x.png", 9, 9)
+    with pytest.raises(InputError, match="at most 80 pixels, got 9 x 9"):
+        image_of(data / "x.png", 8)
+
+
+def test_without_pillow(pets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name == "PIL" or name.startswith("PIL.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InputError, match=r"install Pillow: pip install 'rifflemix\[images\]'"):
+        load(pets, "dogs_vs_cats")
+
+
+# What is kept.
+
+
+def test_decoded_once(pets: Path, cache: Path) -> None:
+    folder = prepare_task("dogs_vs_cats", data_dir=pets, size=8, layout="image")
+    assert folder is not None
+    assert folder.is_relative_to(cache)
+    for path in pets.iterdir():
+        content, time = path.read_bytes(), path.stat().st_mtime_ns
+        path.write_bytes(bytes(len(content)))
+        os.utime(path, ns=(time, time))
+    assert len(load(pets, "dogs_vs_cats").split("train")) == 16
+
+
+def test_a_changed_file_is_read_again(pets: Path, write: Write) -> None:
+    before = load(pets, "dogs_vs_cats").fingerprint()
+    pixels = write(pets / "cat.3.jpg")
+    task = load(pets, "dogs_vs_cats")
+    assert task.fingerprint() != before
+    assert pixels.tobytes() in {content for s in SPLITS for content, _ in pixels_of(task, s)}
+
+
+def test_few_are_the_head_of_many(pets: Path) -> None:
+    few = load(pets, "dogs_vs_cats", max_samples=3)
+    many = load(pets, "dogs_vs_cats")
+    for index in range(3):
+        one, other = few.split("train")[index], many.split("train")[index]
+        assert torch.equal(one[0], other[0])
+        assert one[1] == other[1]
+
+
+@pytest.mark.slow
+def test_many_shards_and_few_open_files(
+    data: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_folder, "_SHARD_BYTES", 8 * 8 * 3)  # one image a shard
+    for pet in ("cat", "dog"):
+        for number in range(40):
+            write(data / f"{pet}.{number}.jpg")
+    whole = load(data, "dogs_vs_cats")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 60
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 110, limits[1]))
+    try:
+        task = load(data, "dogs_vs_cats")
+        assert len({task.split("train").images[row].tobytes() for row in range(64)}) == 64
+        assert task.fingerprint() == whole.fingerprint()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_shard_size_does_not_change_the_data(
+    pets: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    one = load(pets, "dogs_vs_cats").fingerprint()
+    monkeypatch.setattr(image_folder, "_SHARD_BYTES", 3 * 8 * 8 * 3)
+    monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "other"))
+    assert load(pets, "dogs_vs_cats").fingerprint() == one
+
+
+def test_no_room(pets: Path) -> None:
+    with pytest.raises(InputError, match=r"needs .* GB, but its disk has only"):
+        image_folder.check_room(pets, 10**18)
+
+
+# Training images changed at random.
+
+
+def test_resized_crops(pets: Path) -> None:
+    task = load(pets, "dogs_vs_cats", augment="resized_crop_flip", size=32)
+    batch = task.collate([task.split("train")[0]] * 64)
+    changed = task.augment(batch, range(64))["inputs"]
+    assert changed.shape == batch["inputs"].shape
+    assert torch.equal(changed, task.augment(batch, range(64))["inputs"])
+    assert len({image.numpy().tobytes() for image in changed}) == 64
+    # Antialiased bilinear weights are an average: no pixel leaves the range.
+    assert changed.min() >= batch["inputs"].min() - 1e-5
+    assert changed.max() <= batch["inputs"].max() + 1e-5
+
+
+def test_rectangles_of_resized_crops() -> None:
+    from rifflemix.tasks.pixels import _rectangle
+
+    rng = np.random.default_rng(0)
+    found = np.array([_rectangle(200, 200, rng) for _ in range(2000)])
+    top, left, height, width = found.T
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + height <= 200).all()
+    assert (left + width <= 200).all()
+    share = height * width / 200**2
+    assert 0.075 < share.min() < 0.1
+    assert share.max() > 0.9
+    ratio = width / height
+    assert 0.73 < ratio.min() < 0.8
+    assert 1.25 < ratio.max() < 1.36
+    assert _rectangle(4, 400, np.random.default_rng(0))[2:] <= (4, 400)
