@@ -205,7 +205,7 @@ def test_max_pooling_leaves_padding_out() -> None:
 
 def test_unmasked_padding_is_the_published_code() -> None:
     """Filled up to max_length with token 0, whatever the batch, and mixed like any other."""
-    model = host(mixer="sliceformer", mask_padding=False).eval()
+    model = host(mixer="sliceformer", padding="unmasked").eval()
     ids, mask = torch.randint(1, 11, (2, 9)), torch.arange(9) >= torch.tensor([[9], [5]])
     ids = ids.masked_fill(mask, 0)
     filled = torch.nn.functional.pad(ids, (0, 3))
@@ -213,6 +213,40 @@ def test_unmasked_padding_is_the_published_code() -> None:
     expected.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(ids, key_padding_mask=mask), expected(filled))
     torch.testing.assert_close(model(ids[1:, :5]), model(ids, key_padding_mask=mask)[1:])
+
+
+def test_a_padding_id_is_a_mask() -> None:
+    """Wherever it stands and whatever the mask says beside it; what is filled in is padding too."""
+    ids, mask = torch.randint(1, 11, (2, 9)), torch.arange(9) >= torch.tensor([[9], [5]])
+    ids[:, 2] = 0
+    plain, by_id = host(pool="mean").eval(), host(pool="mean", padding_id=0).eval()
+    by_id.load_state_dict(plain.state_dict())
+    expected = plain(ids, key_padding_mask=ids == 0)
+    torch.testing.assert_close(by_id(ids), expected)
+    both = plain(ids, key_padding_mask=mask | (ids == 0))
+    torch.testing.assert_close(by_id(ids, key_padding_mask=mask), both)
+    assert not torch.allclose(plain(ids), expected)
+    long = host(pool="mean", padding_id=0, padding="max_length").eval()
+    long.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(long(ids), expected)
+    torch.testing.assert_close(long(ids, key_padding_mask=mask), both)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_filled_to_the_longest_length(masked: bool) -> None:
+    """Mixers see `max_length` places whatever the batch, vectors too."""
+    model = rm.create_model(
+        "encoder", mixer="butterfly", in_channels=3, max_length=16, padding="max_length"
+    ).eval()
+    x, mask = torch.randn(2, 9, 3), torch.arange(9) >= torch.tensor([[9], [5]])
+    full = torch.nn.functional.pad(x, (0, 0, 0, 7))
+    rest = torch.arange(16) >= torch.tensor([[9], [5 if masked else 9]])
+    plain = rm.create_model("encoder", mixer="butterfly", in_channels=3, max_length=16).eval()
+    plain.load_state_dict(model.state_dict())
+    found = model(x, key_padding_mask=mask if masked else None)
+    torch.testing.assert_close(found, plain(full, key_padding_mask=rest))
+    with pytest.raises(rm.InputError, match="at most max_length = 16 tokens, got 17"):
+        model(torch.randn(1, 17, 3))
 
 
 def test_tied_layers_are_one_layer_used_again() -> None:
@@ -275,6 +309,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "scale": ({"level_scale": [0.5]}, "level_scale: expected a mean and a deviation"),
     "vectors": ({"level_scale": [0, 1], "vocab_size": None, "in_channels": 2}, "level_scale"),
     "dropout": ({"hidden_dropout": 1.5}, "hidden_dropout"),
+    "padding": ({"padding": "longest"}, "padding: expected one of batch, max_length, unmasked"),
+    "padding id": ({"padding_id": -1}, "padding_id: expected an integer of at least 0, got -1"),
+    "both": ({"padding_id": 0, "padding": "unmasked"}, "padding_id: expected None with padding"),
+    "id of vectors": (
+        {"padding_id": 0, "vocab_size": None, "in_channels": 2},
+        "padding_id: expected None for vectors, got 0",
+    ),
 }
 
 

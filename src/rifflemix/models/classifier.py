@@ -15,9 +15,16 @@ from rifflemix.nn.activations import ACTIVATIONS
 from rifflemix.nn.heads import PAIR_FEATURES, classifier_head, pair_features
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
-from rifflemix.ops._checks import check_bool, check_integer, check_probability, check_tokens
+from rifflemix.ops._checks import (
+    check_bool,
+    check_integer,
+    check_padding_mask,
+    check_probability,
+    check_tokens,
+)
 
 POSITIONS = ("learned", "sinusoid", "none")
+PADDINGS = ("batch", "max_length", "unmasked")
 
 
 class SequenceClassifier(Model):
@@ -41,9 +48,14 @@ class SequenceClassifier(Model):
         head_bias: give the last map a bias.
         embedding_dropout: probability behind the positions.
         tie_layers: use block 0 `num_layers` times.
-        mask_padding: keep padding out. False treats it as the published JAX code of the Long
-            Range Arena does: every sequence is filled up to `max_length` with token 0 (vectors:
-            zeros), and these take part as all others do.
+        padding: "batch": padding is what the mask says and is kept out; "max_length": the same,
+            and every sequence is filled up to `max_length` with padding, so that what is laid out
+            over the places (strides, landmarks, learned projections) does not depend on the other
+            samples of a batch; "unmasked": sequences are filled up to `max_length`, no mask is
+            used and padding takes part as all other tokens do.
+        padding_id: a token id that is padding wherever it stands, beside what the mask says: 0
+            in the published code of the Long Range Arena, on images too, whose black pixels are
+            hidden thereby. None: only the mask says what padding is.
 
     Raises:
         InputError: a size out of range.
@@ -68,17 +80,20 @@ class SequenceClassifier(Model):
         head_bias: bool = True,
         embedding_dropout: float = 0.0,
         tie_layers: bool = False,
-        mask_padding: bool = True,
+        padding: str = "batch",
+        padding_id: int | None = None,
     ) -> None:
         super().__init__()
+        check_choice("padding", padding, PADDINGS)
         check_choice("pair_mix", pair_mix, PAIR_FEATURES)
         check_choice("head_activation", head_activation, ACTIVATIONS)
         self.num_layers = check_integer("num_layers", num_layers, 1)
         self.num_sequences = check_integer("num_sequences", num_sequences, 1, 2)
         self.pair_mix = pair_mix
         self.max_length = check_integer("max_length", max_length, 1)
-        self.mask_padding = check_bool("mask_padding", mask_padding)
+        self.padding = padding
         self.embed = embed
+        self.padding_id = self._check_padding_id(padding_id)
         self.pool = Pooling(pool, max_length)
         self.cls = nn.Parameter(torch.zeros(1, 1, dim)) if pool == "cls" else None
         self.positions = _positions(positions, places(max_length, pool), dim)
@@ -126,8 +141,7 @@ class SequenceClassifier(Model):
     def encode(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """(B, N) tokens or (B, N, F) vectors, and a mask (B, N) -> one vector each, (B, C)."""
         self._check_inputs(inputs)
-        if not self.mask_padding:
-            inputs, key_padding_mask = self._filled(inputs), None
+        inputs, key_padding_mask = self._padded(inputs, key_padding_mask)
         x = self.embed(inputs)
         if self.cls is not None:
             x = torch.cat((self.cls.to(x.dtype).expand(len(x), -1, -1), x), dim=1)
@@ -155,10 +169,35 @@ class SequenceClassifier(Model):
         y: Tensor = self.norm(x)
         return y
 
-    def _filled(self, inputs: Tensor) -> Tensor:
-        """Inputs of `max_length` places; longer ones are left for the positions to refuse."""
-        missing = max(self.max_length - inputs.shape[1], 0)
-        return F.pad(inputs, (0,) * (2 * (inputs.dim() - 2)) + (0, missing))
+    def _padded(
+        self, inputs: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Inputs of as many places as `padding` says, and which of them are padding.
+
+        They are filled with `padding_id`, token 0 or zero vectors; inputs over `max_length` are
+        left for the positions to refuse.
+        """
+        check_padding_mask(key_padding_mask, inputs)
+        if self.padding_id is not None:
+            hidden = inputs == self.padding_id
+            key_padding_mask = hidden if key_padding_mask is None else key_padding_mask | hidden
+        missing = 0 if self.padding == "batch" else max(self.max_length - inputs.shape[1], 0)
+        if missing:
+            if key_padding_mask is None:
+                key_padding_mask = inputs.new_zeros(inputs.shape[:2], dtype=torch.bool)
+            key_padding_mask = F.pad(key_padding_mask, (0, missing), value=True)
+            sides = (0,) * (2 * (inputs.dim() - 2)) + (0, missing)
+            inputs = F.pad(inputs, sides, value=self.padding_id or 0)
+        return inputs, None if self.padding == "unmasked" else key_padding_mask
+
+    def _check_padding_id(self, padding_id: int | None) -> int | None:
+        if padding_id is None:
+            return None
+        if isinstance(self.embed, nn.Linear):
+            raise bad_argument("padding_id", "None for vectors", padding_id)
+        if self.padding == "unmasked":
+            raise bad_argument("padding_id", 'None with padding="unmasked"', padding_id)
+        return check_integer("padding_id", padding_id, 0)
 
 
 def _shape_of(inputs: Any) -> object:

@@ -129,7 +129,8 @@ class Encoder(SequenceClassifier):
         num_sequences: int = 1,
         pair_mix: str = "concat",
         tie_layers: bool = False,
-        mask_padding: bool = True,
+        padding: str = "batch",
+        padding_id: int | None = None,
         init: str = "torch",
     ) -> None:
         dim = check_integer("dim", dim, 1)
@@ -180,7 +181,8 @@ class Encoder(SequenceClassifier):
             head_activation=head_activation,
             embedding_dropout=_own("embedding_dropout", embedding_dropout, dropout),
             tie_layers=tie_layers,
-            mask_padding=mask_padding,
+            padding=padding,
+            padding_id=padding_id,
         )
         if init == "xavier":
             xavier_uniform(self.blocks)

@@ -132,7 +132,7 @@ def table4_csp(task: str) -> Recipe:
             "out_bias": False,
         },
         "pool": "cls",
-        "mask_padding": False,
+        "padding": "unmasked",
     }
     if task in _CSP_SIZES:
         dim, layers = _CSP_SIZES[task]

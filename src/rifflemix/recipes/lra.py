@@ -19,7 +19,11 @@ TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Column title, task and its options."""
 
-TEXT_LENGTH = 4096
+HIDDEN_PIXELS = (
+    "token 0 is padding on every task of the released code, so that black pixels are hidden; "
+    "model setting padding_id=None lets them be seen"
+)
+"""What the hosts of the Long Range Arena do to images."""
 
 # Adam as in flax: decay decoupled and on every parameter, biases and norms too.
 _FLAX: dict[str, Any] = {
@@ -94,10 +98,25 @@ _NYSTROM_LENGTHS = {
     "image": 1024,
     "pathfinder": 1024,
 }
+_NYSTROM_NOTES: dict[str, tuple[str, ...]] = {
+    "text": (
+        "the released preparation cuts reviews at 1,000 tokens, the paper says 4,000: cut there",
+    ),
+    "image": (HIDDEN_PIXELS,),
+    "pathfinder": (HIDDEN_PIXELS,),
+}
+
+
+def nystrom_notes(task: str) -> tuple[str, ...]:
+    """What the host of that code does to one task's inputs."""
+    return _NYSTROM_NOTES.get(task, ())
 
 
 def nystrom_settings(task: str) -> dict[str, Any]:
-    """Settings of `encoder` that make the host of that code, for one task."""
+    """Settings of `encoder` that make the host of that code, for one task.
+
+    Its mask is `ids != 0` on every task: what is filled up to `max_length`, and black pixels.
+    """
     pairs = {"num_sequences": 2, "pair_mix": "concat_product_difference"}
     return {
         "dim": 64,
@@ -109,7 +128,9 @@ def nystrom_settings(task: str) -> dict[str, Any]:
         "embedding_std": 0.02,
         "pool": "length_mean",
         "max_length": _NYSTROM_LENGTHS[task],
-        "vocab_size": {"listops": 16, "text": 257, "retrieval": 257}.get(task, 256),
+        "padding": "max_length",
+        "padding_id": 0,
+        "vocab_size": 32 if task == "listops" else 512,
         **(pairs if task == "retrieval" else {}),
     }
 

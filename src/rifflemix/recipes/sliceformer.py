@@ -128,7 +128,7 @@ def table2(task: str, variant: str) -> Recipe:
             "dropout": _DROPOUT.get(task, 0.1),
             "attention_dropout": 0.1,
             "pool": "cls",
-            "mask_padding": False,
+            "padding": "unmasked",
         },
         train=replace(lra.BASE[task], **_TRAIN[task]),
         notes=("padding is sorted with the rest, as released", *_NOTES.get(task, ())),

@@ -56,6 +56,25 @@ def masked_attention_layer(
     return on_valid_tokens(one, x, key_padding_mask)
 
 
+def masked_in_place(
+    mixer, x: Tensor, sees: Tensor, key_padding_mask: Tensor | None = None
+) -> Tensor:
+    """A layer with maps `qkv` and `proj`: a pattern over all places, padding unseen.
+
+    `sees` is (N, N) or (H, N, N), row = query.
+    """
+    y = torch.zeros_like(x)
+    for b in range(x.shape[0]):
+        valid = torch.ones(x.shape[1], dtype=torch.bool)
+        if key_padding_mask is not None:
+            valid = ~key_padding_mask[b]
+        q, k, v = (split_heads(t, mixer.num_heads) for t in mixer.qkv(x[b]).chunk(3, -1))
+        q, seen = q[:, valid], sees[..., valid, :] & valid
+        if valid.any():
+            y[b, valid] = mixer.proj(dense_attention(q, k, v, seen).transpose(0, 1).flatten(1))
+    return y
+
+
 def masks(batch: int, length: int) -> dict[str, Tensor | None]:
     """No mask, and masks with trailing, leading, scattered and complete padding."""
     generator = torch.Generator().manual_seed(5)

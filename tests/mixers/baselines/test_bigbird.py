@@ -50,6 +50,31 @@ def test_equals_a_dense_mask(length, block, num_random, padding) -> None:
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
 
 
+def test_kept_places_hold_the_blocks() -> None:
+    """Blocks count all places; the last block with a valid token is the last."""
+    mixer = rm.create_mixer(
+        "bigbird", 8, num_heads=2, block_size=4, num_random=1, keep_places=True
+    ).double()
+    x, mask = torch.randn(3, 37, 8, dtype=torch.float64), torch.rand(3, 37) < 0.4
+    mask[1, 12:20] = True  # whole blocks between valid ones
+    mask[2, 24:] = True
+    mask[:2, 36] = mask[2, 23] = False
+    for row, blocks in enumerate((10, 10, 6)):
+        heads = seen_blocks(mixer, blocks)
+        sees = torch.stack(
+            [
+                reference.pattern(37, lambda i, j, h=h: i >= 24 or j // 4 in h[i // 4])
+                if blocks == 6
+                else reference.pattern(37, lambda i, j, h=h: j // 4 in h[i // 4])
+                for h in heads
+            ]
+        )
+        one = slice(row, row + 1)
+        expected = reference.masked_in_place(mixer, x[one], sees, mask[one])
+        found = mixer(x[one], key_padding_mask=mask[one])
+        torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-9)
+
+
 @pytest.mark.parametrize("num_random", [1, 3, 5])
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 6, 9, 40])
 def test_draws_are_distinct_and_new(blocks: int, num_random: int) -> None:

@@ -10,17 +10,18 @@ import rifflemix as rm
 from rifflemix.mixers.baselines.longformer import Longformer
 
 
+def sees(mixer: Longformer, i: int, j: int) -> bool:
+    g, w = mixer.num_global, mixer.window
+    near = i - w // 2 <= j <= i + (w - 1) // 2
+    return (near or i < g or j < g) and not (mixer.causal and j > i)
+
+
 def literal(mixer: Longformer, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """Rows of global tokens from `global_qkv`, all others from `qkv`; dense masks."""
 
     def one(tokens: torch.Tensor) -> torch.Tensor:
-        n, g, w = len(tokens), mixer.num_global, mixer.window
-
-        def sees(i: int, j: int) -> bool:
-            near = i - w // 2 <= j <= i + (w - 1) // 2
-            return (near or i < g or j < g) and not (mixer.causal and j > i)
-
-        allowed = reference.pattern(n, sees)
+        n, g = len(tokens), mixer.num_global
+        allowed = reference.pattern(n, lambda i, j: sees(mixer, i, j))
 
         def attend(maps: torch.nn.Linear) -> torch.Tensor:
             q, k, v = (reference.split_heads(t, mixer.num_heads) for t in maps(tokens).chunk(3, -1))
@@ -45,6 +46,18 @@ def test_equals_dense_attention(length, window, num_global, padding, causal) -> 
     x = torch.randn(3, length, 8, dtype=torch.float64)
     mask = reference.masks(3, length)[padding]
     expected = literal(mixer, x, mask)
+    torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("padding", ["none", "leading", "scattered"])
+def test_kept_places_hold_the_windows(padding: str) -> None:
+    mixer = rm.create_mixer(
+        "longformer", 8, num_heads=2, window=5, num_global=0, keep_places=True
+    ).double()
+    x = torch.randn(3, 21, 8, dtype=torch.float64)
+    mask = reference.masks(3, 21)[padding]
+    pattern = reference.pattern(21, lambda i, j: sees(mixer, i, j))
+    expected = reference.masked_in_place(mixer, x, pattern, mask)
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
 
 

@@ -185,30 +185,37 @@ def test_options_out_of_range() -> None:
         build(kernel="gelu")
     with pytest.raises(rm.InputError, match="num_features: expected an integer of at least 1"):
         build(num_features=0)
+    with pytest.raises(rm.InputError, match="scale_exponent: expected"):
+        build(scale_exponent=0)
+    with pytest.raises(rm.InputError, match="padded_keys: expected one of left_out, zero"):
+        build(padded_keys="seen")
+    with pytest.raises(rm.InputError, match="padded_keys: expected 'left_out' when causal=True"):
+        build(padded_keys="zero", causal=True)
 
 
-def golden_layer(arrays: dict[str, np.ndarray], kernel: str) -> Performer:
+def golden_layer(arrays: dict[str, np.ndarray], kernel: str, **options) -> Performer:
     projection = torch.from_numpy(arrays["projection"])
     mixer = rm.create_mixer(
-        "performer", 8, num_heads=2, kernel=kernel, num_features=len(projection)
+        "performer", 8, num_heads=2, kernel=kernel, num_features=len(projection), **options
     )
     mixer.projection.copy_(projection)
     return mixer
 
 
 def test_golden_softmax_kernel(golden: Golden) -> None:
-    """That wrapper ignores its kernel's name and scales queries and keys before, once more."""
+    """That wrapper ignores its kernel's name, scales twice and lets padding count as zeros."""
     arrays = golden("lra_performer_relu")
-    mixer = golden_layer(arrays, "softmax")
+    mixer = golden_layer(arrays, "softmax", scale_exponent=0.5, padded_keys="zero")
     q, k, v = queries_keys_values(arrays)
-    q, k = q / 4**0.25, k / 4**0.25
     expected = torch.from_numpy(arrays["y_nomask"])
     torch.testing.assert_close(mixer.attend(q, k, v, None), expected, **TOLERANCE)
-    # It also lets padding count, as keys and values of zero: right is to leave it out.
     mask = padding_mask(arrays)
-    valid = ~mask[:, None, :, None]
-    y = mixer.attend(q, k * valid, v * valid, None)
-    assert_valid_equal(y, arrays["y_masked"], mask)
+    assert_valid_equal(mixer.attend(q, k, v, mask), arrays["y_masked"], mask)
+    once = golden_layer(arrays, "softmax")
+    torch.testing.assert_close(
+        once.attend(q / 4**0.25, k / 4**0.25, v, mask),
+        golden_layer(arrays, "softmax", scale_exponent=0.5).attend(q, k, v, mask),
+    )
 
 
 def test_golden_relu_kernel(golden: Golden) -> None:

@@ -82,7 +82,7 @@ class BigBird(OrderedAttention):
         length = q.shape[2]
         block = min(self.block_size, length)
         valid = valid_places(q, key_padding_mask, block)
-        last = valid.any(2).sum(1).sub(1).clamp(min=0)  # padding stands last
+        last = (valid.any(2) * torch.arange(valid.shape[1], device=q.device)).amax(1)
         random = random_blocks(
             last + 1,
             valid.shape[1],

@@ -18,7 +18,8 @@ _INIT_STD = 0.02
 class Linformer(OrderedAttention):
     """Attention to k projected keys and values, learned mixtures over the places of the tokens.
 
-    Shorter sequences use the first columns of the projection; places count the valid tokens.
+    Shorter sequences use the first columns of the projection; places count the valid tokens, or,
+    with `keep_places`, all of them.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: it is

@@ -9,14 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.multi_head import MultiHeadMixer
-from rifflemix.mixers.ordered_attention import default_block_size
-from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.mixers.ordered_attention import OrderedAttention, default_block_size
 from rifflemix.mixers.window_attention import SharedKeys, see_something, window_attention
 from rifflemix.ops._checks import check_integer
 
 
-class Longformer(MultiHeadMixer):
+class Longformer(OrderedAttention):
     """Each token sees a window around it and the global tokens; those see, and are seen by, all.
 
     What a global token sees goes through its own query, key and value maps (`global_qkv`); what
@@ -69,11 +67,8 @@ class Longformer(MultiHeadMixer):
         self.num_global = check_integer("num_global", num_global, 0)
         self.global_qkv = nn.Linear(self.dim, 3 * self.inner_dim, bias=bias) if num_global else None
 
-    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Windows and global tokens are laid out over the valid tokens."""
-        return mix_valid_tokens(self._mix_in_order, x, key_padding_mask)
-
-    def _mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    def mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """As `OrderedAttention`, with maps of their own for what the global tokens see."""
         y = self.attend(*self.split(self.qkv(x)), key_padding_mask)
         if self.global_qkv is not None:
             q, k, v = self.split(self.global_qkv(x))

@@ -36,7 +36,8 @@ class Nystromformer(OrderedAttention):
         pinv_init: what scales its start: the largest column sum of each matrix ("per_matrix"),
             or of all matrices of the batch ("batch", as released, which couples the samples).
         landmarks: which tokens the segments are cut from: the "valid" ones, or "all" places, with
-            padding as zeros, as released: outputs then depend on the amount of padding.
+            padding as zeros where it stands, as released, for the convolution too: outputs then
+            depend on place and amount of padding.
         conv_kernel: width of the convolution, odd; None leaves it out.
         bias: add a bias to the query, key and value maps.
         out_bias: add a bias to the output map.
@@ -58,6 +59,7 @@ class Nystromformer(OrderedAttention):
         complexity="O(N m C), m landmarks",
         cost_exponent=1.0,
     )
+    fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_places"})
 
     def __init__(
         self,
@@ -72,11 +74,12 @@ class Nystromformer(OrderedAttention):
         out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        check_choice("landmarks", landmarks, LANDMARKS)
+        keep_places = landmarks == "all"
+        super().__init__(dim, bias=bias, out_bias=out_bias, keep_places=keep_places, **shared)
         self.num_landmarks = check_integer("num_landmarks", num_landmarks, 1)
         self.pinv_iterations = check_integer("pinv_iterations", pinv_iterations, 1)
         check_choice("pinv_init", pinv_init, PINV_INITS)
-        check_choice("landmarks", landmarks, LANDMARKS)
         self.pinv_init = pinv_init
         self.landmarks = landmarks
         self.conv = None if conv_kernel is None else self._make_conv(conv_kernel)

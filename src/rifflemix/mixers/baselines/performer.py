@@ -11,10 +11,11 @@ from torch import Tensor
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.linear_attention import LinearAttentionMixer
-from rifflemix.ops._checks import check_integer
+from rifflemix.ops._checks import check_integer, check_positive
 from rifflemix.ops.precision import without_autocast
 
 KERNELS = ("softmax", "relu")
+PADDED_KEYS = ("left_out", "zero")
 _SOFTMAX_OFFSET = 1e-4
 _RELU_OFFSET = 1e-3
 # Stands for the log of zero, and stays finite in a row that holds nothing else.
@@ -38,6 +39,11 @@ class Performer(LinearAttentionMixer):
         kernel: "softmax", or "relu" for features relu(w x) + 0.001.
         num_features: rows M of the random projection. None means D ln D for the softmax kernel,
             and for the ReLU kernel no projection at all: x itself stands for w x.
+        scale_exponent: queries and keys are divided by D to this power. The paper's 1/4 gives the
+            scale of softmax attention; code of the Long Range Arena divides twice, which is 1/2.
+        padded_keys: padding is "left_out", or its keys and values are "zero" and count in the sum
+            of the weights, as in the PyTorch code of the Long Range Arena: outputs then depend on
+            the amount of padding.
         bias: add a bias to the query, key and value maps.
         out_bias: add a bias to the output map.
         shared: the other arguments of `TokenMixer`.
@@ -48,7 +54,8 @@ class Performer(LinearAttentionMixer):
             without a projection.
 
     Raises:
-        InputError: an unknown kernel, or `num_features` under 1.
+        InputError: an unknown name, `num_features` under 1, `scale_exponent` not over 0, or
+            padded_keys="zero" with causal=True.
 
     Source: Choromanski et al. 2021, "Rethinking Attention with Performers", Lemma 1,
     sections 2.2 to 2.4 (the last on orthogonal features).
@@ -76,13 +83,20 @@ class Performer(LinearAttentionMixer):
         *,
         kernel: str = "softmax",
         num_features: int | None = None,
+        scale_exponent: float = 0.25,
+        padded_keys: str = "left_out",
         bias: bool = True,
         out_bias: bool = True,
         **shared: Any,
     ) -> None:
         super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
         check_choice("kernel", kernel, KERNELS)
+        check_choice("padded_keys", padded_keys, PADDED_KEYS)
+        if self.causal and padded_keys == "zero":
+            raise bad_argument("padded_keys", "'left_out' when causal=True", repr(padded_keys))
         self.kernel = kernel
+        self.scale_exponent = check_positive("scale_exponent", scale_exponent)
+        self.padded_keys = padded_keys
         if num_features is not None:
             rows = check_integer("num_features", num_features, 1)
         else:
@@ -103,13 +117,20 @@ class Performer(LinearAttentionMixer):
         drawn = orthogonal_projection(rows, width, generator=generator)
         self.projection.copy_(drawn)
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`."""
+        if key_padding_mask is not None and self.padded_keys == "zero":
+            padded = key_padding_mask[:, None, :, None]
+            k, v, key_padding_mask = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0), None
+        return super().attend(q, k, v, key_padding_mask)
+
     def features(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Features in float32 or float64; see `LinearAttentionMixer.features`."""
         padded = None if key_padding_mask is None else key_padding_mask[:, None, :, None]
         wide = torch.promote_types(q.dtype, torch.float32)
-        scale = self.head_dim**-0.25
+        scale = self.head_dim**-self.scale_exponent
         with without_autocast(q):  # exponents need more than 8 bits
             q, k = q.to(wide) * scale, k.to(wide) * scale
             if self.kernel == "softmax":

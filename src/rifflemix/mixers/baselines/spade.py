@@ -51,6 +51,7 @@ class Spade(OrderedAttention):
         causal=True,
         streaming=True,
     )
+    fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_places"})  # S4 moves padding
 
     def __init__(
         self,
