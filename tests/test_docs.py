@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import textwrap
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
 FENCE = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+ANY_FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+DOTTED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`]*\))?`")
+FILE_SUFFIXES = {"gz", "html", "json", "md", "png", "py", "safetensors"}
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
@@ -36,3 +42,52 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not (page.parent / link).exists()
     ]
     assert not missing
+
+
+def dotted_names(text: str) -> list[str]:
+    """Dotted names in backticks outside code blocks, calls without their arguments; no files."""
+    names = DOTTED.findall(ANY_FENCE.sub("", text))
+    return [name for name in names if name.rsplit(".", 1)[1] not in FILE_SUFFIXES]
+
+
+def resolve(name: str) -> Any:
+    """What a reader gets who writes the name after `import rifflemix as rm` and `import torch`.
+
+    A name that starts with a public one, like `TokenMixer.forward`, is that one's.
+    """
+    import rifflemix
+
+    first, *parts = name.split(".")
+    roots = {"rm": rifflemix, "rifflemix": rifflemix, "torch": importlib.import_module("torch")}
+    value = roots[first] if first in roots else getattr(rifflemix, first)
+    for part in parts:
+        if isinstance(value, ModuleType) and not hasattr(value, part):
+            importlib.import_module(f"{value.__name__}.{part}")
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_dotted_names_resolve(page: Path) -> None:
+    unknown = []
+    for name in dotted_names(page.read_text(encoding="utf-8")):
+        try:
+            resolve(name)
+        except (AttributeError, ImportError):
+            unknown.append(name)
+    assert not unknown
+
+
+def test_what_counts_as_a_dotted_name() -> None:
+    text = (
+        "`rm.ops.sinkhorn(x)` and `rm.ops.no_such` in `a.json`, `x = rm.a`\n"
+        "```python\n`rm.in_code`\n```"
+    )
+    assert dotted_names(text) == ["rm.ops.sinkhorn", "rm.ops.no_such"]
+    # The function hides the module of its name, so that nothing in it can be reached this way.
+    for wrong in ("ops.sinkhorn.sinkhorn_attention", "rm.ops.sinkhorn.sinkhorn_attention"):
+        with pytest.raises(AttributeError):
+            resolve(wrong)
+    with pytest.raises(ImportError):
+        resolve("rifflemix.no_room.name")
+    assert callable(resolve("rifflemix.mixers.SinkhornCrossAttention"))

@@ -77,3 +77,16 @@ def test_every_shift_and_both_directions_occur(task: Callable[..., Task]) -> Non
 def test_bad_options(options: dict[str, Any], words: str, task: Callable[..., Task]) -> None:
     with pytest.raises(InputError, match=words):
         task(**options)
+
+
+def test_top5_counts_labels_among_the_five_largest(task: Callable[..., Task]) -> None:
+    made = task(layout="image")
+    labels = torch.arange(10)
+    # Row r has its largest logit at place 2 r, then they fall: label r is as far behind as it is.
+    outputs = torch.stack([(-torch.arange(10.0)).roll(2 * row) for row in range(10)])
+    ranks = [(row > row[label]).sum().item() for label, row in enumerate(outputs)]
+    found = made.metrics(outputs, {"labels": labels})
+    assert found["top5_accuracy"] == (sum(rank < 5 for rank in ranks), 10)
+    assert found["accuracy"] == (ranks.count(0), 10)
+    assert 0 < found["accuracy"][0] < found["top5_accuracy"][0] < 10
+    assert "top5_accuracy" not in task(patch_size=4).metrics(outputs, {"labels": labels})

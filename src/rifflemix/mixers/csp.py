@@ -110,7 +110,7 @@ class CSP(TokenMixer):
     def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
         length = v.shape[1]
         size = self._size_of_groups(length)
-        steps = self._shift_steps(length, v.device)
+        steps = self._shift_steps(length, size, v.device)
         missing = -length % size
         if missing:
             # The places that fill the last group are padding, which every operator leaves alone.
@@ -135,8 +135,8 @@ class CSP(TokenMixer):
             check_divides(name, number, length, "the number of tokens N", hint)
         return size
 
-    def _shift_steps(self, length: int, device: torch.device) -> Tensor | None:
-        """(C,) steps for this many tokens; None where nothing shifts."""
+    def _shift_steps(self, length: int, size: int, device: torch.device) -> Tensor | None:
+        """(C,) steps for this many tokens in groups of `size`; None where nothing shifts."""
         if self.shift == "none":
             return None
         if not isinstance(self.shift, str):
@@ -147,6 +147,8 @@ class CSP(TokenMixer):
             self.inner_dim,
             layer_index=self.layer_index,
             num_layers=self.num_layers,
+            group_size=size,
+            heads=self.heads,
             device=device,
         )
         if self.order == "ascending":

@@ -194,7 +194,9 @@ _SIZES: dict[str, tuple[int, int, int, str, str, str]] = {
     "pathfinder": (128, 6, 64, "pre", "batch", "laplace"),
     "pathx": (64, 4, 32, "pre", "batch", "laplace"),
 }
-_DROPOUT = {"image": 0.0, "pathx": 0.5}
+# The released commands of MEGA, and those of CSP where they are others; 0.1 elsewhere.
+_DROPOUT = {"image": 0.0, "pathfinder": 0.0, "pathx": 0.0}
+_CSP_DROPOUT = {"image": 0.0, "pathx": 0.5}
 _LEVEL_SCALES = {"image": [0.48, 0.24], "pathfinder": [0.5, 0.5], "pathx": [0.5, 0.5]}
 _CHUNKS = {"pathx": 4096}
 _SORT: dict[str, Any] = {"num_groups": 1, "shift": "none"}
@@ -232,7 +234,10 @@ def _variants(task: str) -> dict[str, tuple[str, dict[str, Any]]]:
     return {
         "mega": ("MEGA", {"mixer": "mega"}),
         "mega_chunk": ("MEGA-chunk", {"mixer": "mega_chunk", "mixer_options": chunks}),
-        "mega_csp": ("MEGA with CSP", {"mixer": "mega", "mixer_options": csp}),
+        "mega_csp": (
+            "MEGA with CSP",
+            {"mixer": "mega", "mixer_options": csp, "dropout": _CSP_DROPOUT.get(task, 0.1)},
+        ),
     }
 
 

@@ -175,9 +175,16 @@ def _images(data: str, epochs: int, lr: float) -> TrainConfig:
 
 
 def _on_images(data: str, **fields: Any) -> Recipe:
-    title, task, options, _, _ = images.DATA[data]
+    of = images.DATA[data]
     notes = (_SPLIT_NOTE, *fields.pop("notes", ()))
-    return Recipe(paper=PAPER, column=title, task=task, task_options=options, notes=notes, **fields)
+    return Recipe(
+        paper=PAPER,
+        column=of.title,
+        task=of.task,
+        task_options=of.options,
+        notes=notes,
+        **fields,
+    )
 
 
 def table3(mlp: str, expansion: int) -> Recipe:

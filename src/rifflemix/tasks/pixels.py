@@ -21,6 +21,7 @@ from rifflemix.tasks.files import Array, Arrays, damaged, read_npz_xz
 
 LAYOUTS = ("sequence", "image")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip")
+_TOP = 5
 PARTS = ("train", "test")
 """What image data sets come in; validation is carved from the first."""
 
@@ -131,6 +132,15 @@ class WholeImages(Task):
     image_shape: tuple[int, int, int] = (1, 1, 1)
     augmentation: str = "none"
     black: tuple[float, ...] = (0.0,)
+
+    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
+        """Those of every classification; "top5_accuracy" too where there are over five classes."""
+        found = super().metrics(outputs, batch)
+        if self.num_classes > _TOP:
+            labels = batch["labels"]
+            hits = (outputs.topk(_TOP, dim=1).indices == labels.unsqueeze(1)).sum()
+            found["top5_accuracy"] = (float(hits.item()), len(labels))
+        return found
 
     def augment(self, batch: Batch, seeds: Sequence[int]) -> Batch:
         """Training images changed at random, each by its own seed."""

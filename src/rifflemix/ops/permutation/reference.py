@@ -1,15 +1,49 @@
 """The permutation family as the papers write it: loops over samples, groups and channels.
 
-Each function returns the index (B, N, C) of the token that every place takes.
+Each permutation is the index (B, N, C) of the token that every place takes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from decimal import Decimal, localcontext
 
 import torch
 from torch import Tensor
+
+
+def shift_steps(
+    kind: str, tokens: int, channels: int, layer: int, layers: int, group_size: int, heads: int
+) -> list[int]:
+    """CSP section 3.2.2, equation (3) ("head") and the released code ("code_...")."""
+    return [
+        _shift_step(kind, channel, tokens, channels, layer, layers, group_size, heads)
+        for channel in range(channels)
+    ]
+
+
+def _shift_step(
+    kind: str, c: int, tokens: int, channels: int, layer: int, layers: int, window: int, heads: int
+) -> int:
+    joint, all_channels = layer * channels + c, layers * channels
+    if kind == "linear":
+        return c * math.ceil(tokens / channels) % tokens
+    if kind == "head":
+        width = channels // heads
+        return channels // width * (c // width) % tokens
+    if kind == "code_linear":
+        # The release moves on by its sort window after every channel, but not after the first.
+        return window * max(c - 1, 0) % tokens
+    if kind == "code_exp":
+        # The ceiling of a double, not of the number it stands for: the release computes so, and
+        # where the power is whole, rounding may have lifted it over the integer.
+        power: float = tokens ** (joint / all_channels)
+        return math.ceil(power) % tokens
+    if kind == "power" and c > 0:
+        with localcontext(prec=60):
+            return round(Decimal(tokens) ** (Decimal(joint) / (all_channels - 1))) - 1
+    return 0
 
 
 def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops._checks import check_bool, check_divides, check_integer, check_layer
 
-SHIFT_KINDS = ("none", "linear", "power", "code_linear", "code_exp")
+SHIFT_KINDS = ("none", "linear", "power", "head", "code_linear", "code_exp")
 
 
 def shift_steps(
@@ -21,6 +21,8 @@ def shift_steps(
     *,
     layer_index: int = 0,
     num_layers: int = 1,
+    group_size: int = 2,
+    heads: int = 1,
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Circular shift of every channel of one layer.
@@ -31,32 +33,40 @@ def shift_steps(
     - "linear": c * ceil(N/C) mod N, for N of the order of C.
     - "power": round(N^(g/(LC-1))) - 1, for N much larger than C; the first channel of every layer
       is the reference of the group sort and stays where it is.
-    - "code_linear": 2 * max(c-1, 0) mod N, as the authors released it.
-    - "code_exp": ceil(N^(g/(LC))) mod N, as the authors released it; channel 0 moves too.
+    - "head": H * floor(c/D) mod N for H heads of D = C/H channels: one step for a whole head, as
+      in the paper's first experiment.
+    - "code_linear": G * max(c-1, 0) mod N for groups of G tokens, as the authors released it;
+      G = 1 makes N different steps where C > N.
+    - "code_exp": ceil(N^(g/(LC))) mod N, as the authors released it: the power is a rounded
+      double, so that a few steps are one more than the true ceiling. Channel 0 moves too.
 
-    The powers are decided in integer arithmetic, never by a rounded logarithm.
+    The powers of "power" are decided in integer arithmetic, never by a rounded logarithm.
 
     Args:
-        kind: one of the five names above.
+        kind: one of the names above.
         num_tokens: tokens N.
         num_channels: channels C of this layer.
         layer_index: 0-based place of the layer in its stack ("power" and "code_exp" use it).
         num_layers: layers L of the stack.
+        group_size: tokens G that are sorted together ("code_linear" uses it).
+        heads: heads H, a divisor of C ("head" uses it).
         device: where the result goes.
 
     Returns:
         (C,) int64 in 0..N-1.
 
     Raises:
-        InputError: an unknown kind or a number out of range.
+        InputError: an unknown kind, a number out of range, or `heads` that does not divide C.
 
-    Source: CSP (Yuan and Xu), section 3.2.2; the base of the power law is not floored (floored it
-    is 1, which shifts nothing, as soon as LC - 1 exceeds log2 N).
+    Source: CSP (Yuan and Xu), section 3.2.2, and for "head" equation (3); the base of the power
+    law is not floored (floored it is 1, which shifts nothing, as soon as LC - 1 exceeds log2 N).
     """
     check_choice("kind", kind, SHIFT_KINDS)
     num_tokens = check_integer("num_tokens", num_tokens, 1)
     num_channels = check_integer("num_channels", num_channels, 1)
     layer_index, num_layers = check_layer(layer_index, num_layers)
+    group_size = check_integer("group_size", group_size, 1)
+    heads = check_divides("heads", heads, num_channels, "num_channels")
     target = torch.get_default_device() if device is None else torch.device(device)
     if kind in ("power", "code_exp"):
         steps: Tensor = torch.ops.rifflemix.power_shift_steps(
@@ -67,7 +77,9 @@ def shift_steps(
     if kind == "linear":
         return channels * -(-num_tokens // num_channels) % num_tokens
     if kind == "code_linear":
-        return 2 * (channels - 1).clamp(min=0) % num_tokens
+        return group_size * (channels - 1).clamp(min=0) % num_tokens
+    if kind == "head":
+        return heads * (channels // (num_channels // heads)) % num_tokens
     return torch.zeros_like(channels)
 
 
@@ -152,18 +164,9 @@ def _power_steps(
     total = num_layers * num_channels
     joint = range(first, first + num_channels)
     if kind == "code_exp":
-        return tuple(_ceil_power(num_tokens, g, total) % num_tokens for g in joint)
+        # As the release computes it, rounding included: 64^(10/12) is 32, but gives 33.
+        return tuple(math.ceil(num_tokens ** (g / total)) % num_tokens for g in joint)
     return (0, *(_nearest_power(num_tokens, g, total - 1) - 1 for g in joint[1:]))
-
-
-def _ceil_power(base: int, numerator: int, denominator: int) -> int:
-    """Smallest integer m >= base^(numerator/denominator)."""
-    value: float = base ** (numerator / denominator)
-    near = round(value)
-    if abs(value - near) > 1e-9 * value:
-        return math.ceil(value)
-    # Too close for floating point to say on which side: m^q against base^p settles it.
-    return near if near**denominator >= base**numerator else near + 1
 
 
 def _nearest_power(base: int, numerator: int, denominator: int) -> int:

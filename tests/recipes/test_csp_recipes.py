@@ -1,0 +1,143 @@
+"""Rows of the CSP paper: what their models really do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from rifflemix.mixers.csp import CSP
+from rifflemix.models import create_model
+from rifflemix.recipes import Recipe, get_recipe
+
+MILLION = 1_000_000
+
+
+def built(name: str) -> Any:
+    recipe = get_recipe(name)
+    return create_model(recipe.model, **recipe.model_settings)
+
+
+def parameters(recipe: Recipe) -> int:
+    with torch.device("meta"):
+        return create_model(recipe.model, **recipe.model_settings).num_parameters()
+
+
+def where_tokens_go(permutation: CSP, length: int) -> torch.Tensor:
+    """(C,): where each channel takes its first token from, in units of places to the left."""
+    places = torch.arange(length, dtype=torch.float32)
+    v = places[None, :, None].repeat(1, 1, permutation.inner_dim)
+    moved = permutation._permute(v, None)
+    return (-moved[0, 0]).long() % length
+
+
+@pytest.mark.parametrize(("column", "tokens"), [("cifar10", 64), ("cifar100", 256)])
+def test_shift_alone_makes_a_head_for_every_token(column: str, tokens: int) -> None:
+    model = built(f"csp/table3-{column}-shift")
+    for block in model.blocks:
+        steps = where_tokens_go(block.mixer, tokens).tolist()
+        assert steps == [max(channel - 1, 0) % tokens for channel in range(512)]
+        assert len(set(steps)) == tokens
+
+
+def test_one_shift_for_each_head() -> None:
+    """Equation (3): the rows of head m move by C (m - 1) / D."""
+    steps = where_tokens_go(built("csp/table1-cifar10-head_shift").blocks[3].mixer, 64)
+    assert steps.tolist() == [512 // 64 * (channel // 64) for channel in range(512)]
+
+
+def test_pairs_keep_the_stride_of_two() -> None:
+    mixer = built("csp/table3-cifar10-csp").blocks[0].mixer
+    assert mixer._size_of_groups(64) == 2
+    assert len(set(mixer._shift_steps(64, 2, torch.device("cpu")).tolist())) == 32
+
+
+def test_mega_shifts_every_channel_of_an_image_otherwise() -> None:
+    permutation = built("csp/table4-image-mega_csp").blocks[0].mixer.permutation
+    steps = where_tokens_go(permutation, 1024).tolist()
+    assert steps == [max(channel - 1, 0) for channel in range(320)]
+
+
+@pytest.mark.parametrize(
+    ("column", "count", "wide"), [("cifar10", 6.38, 9.52), ("cifar100", 6.50, 9.65)]
+)
+def test_counts_are_the_printed_ones(column: str, count: float, wide: float) -> None:
+    counted = {
+        row: round(parameters(get_recipe(f"csp/table3-{column}-{row}")) / MILLION, 2)
+        for row in ("vit", "shift", "sort", "csp", "csp_wide")
+    }
+    small = dict.fromkeys(("shift", "sort", "csp"), count)
+    assert counted == {"vit": wide, "csp_wide": wide, **small}
+
+
+def test_top5_is_another_metric_of_the_same_run() -> None:
+    top1 = get_recipe("csp/table3-cifar100-csp")
+    top5 = get_recipe("csp/table3-cifar100-csp-top5")
+    assert (top1.metric, top5.metric) == ("accuracy", "top5_accuracy")
+    assert (top1.printed, top5.printed) == (59.16, 84.76)
+    for field in ("task", "task_options", "model", "model_settings", "train"):
+        assert getattr(top1, field) == getattr(top5, field)
+
+
+# MEGA's released commands: rate, batch, updates, dropout.
+MEGA = {
+    "listops": (1e-3, 64, 90_000, 0.1),
+    "text": (4e-3, 50, 25_000, 0.1),
+    "retrieval": (3e-3, 64, 91_960, 0.1),
+    "image": (1e-2, 50, 180_000, 0.0),
+    "pathfinder": (1e-2, 128, 250_000, 0.0),
+    "pathx": (1e-2, 128, 125_000, 0.0),
+}
+# Table 7 of the CSP paper; the updates are in the notes where they had to be decided.
+MEGA_CSP = {
+    "listops": (1e-3, 64, 90_000, 0.1),
+    "text": (4e-3, 50, 25_000, 0.1),
+    "retrieval": (6e-3, 64, 91_960, 0.1),
+    "image": (1e-2, 50, 180_000, 0.0),
+    "pathfinder": (3e-2, 128, 250_000, 0.1),
+    "pathx": (1e-2, 480, 125_000, 0.5),
+}
+
+
+@pytest.mark.parametrize("row", ["mega", "mega_chunk", "mega_csp"])
+@pytest.mark.parametrize("task", MEGA)
+def test_mega_runs_by_its_own_command(task: str, row: str) -> None:
+    recipe = get_recipe(f"csp/table4-{task}-{row}")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    train = recipe.train
+    found = (train.lr, train.batch_size, train.max_steps, model.settings["dropout"])
+    assert found == (MEGA_CSP if row == "mega_csp" else MEGA)[task]
+    drops = {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
+    drops |= {block.mixer.layer_dropout for block in model.blocks}
+    assert drops <= {0.0, found[3]}
+    assert model.blocks[0].mixer.layer_dropout == found[3]
+    assert train.schedule_steps is None
+
+
+# Samples of the training sets that the paper's epochs count.
+SAMPLES = {
+    "listops": (96_000, 60),
+    "text": (25_000, 50),
+    "retrieval": (147_086, 40),
+    "image": (45_000, 200),
+    "pathfinder": (160_000, 200),
+}
+
+
+@pytest.mark.parametrize("task", SAMPLES)
+def test_mega_with_csp_makes_the_printed_epochs(task: str) -> None:
+    train = get_recipe(f"csp/table4-{task}-mega_csp").train
+    samples, epochs = SAMPLES[task]
+    assert train.max_steps * train.batch_size / samples == pytest.approx(epochs, rel=0.001)
+
+
+def test_what_was_decided_is_said() -> None:
+    for task, words in {
+        "retrieval": "updates by the printed table",
+        "pathfinder": "batch by the printed epochs",
+        "pathx": "batch by the released script",
+    }.items():
+        notes = get_recipe(f"csp/table4-{task}-mega_csp").notes
+        assert any(note.startswith(words) for note in notes)
