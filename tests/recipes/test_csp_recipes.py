@@ -60,7 +60,8 @@ def test_mega_shifts_every_channel_of_an_image_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "count", "wide"), [("cifar10", 6.38, 9.52), ("cifar100", 6.50, 9.65)]
+    ("column", "count", "wide"),
+    [("cifar10", 6.38, 9.52), ("cifar100", 6.50, 9.65), ("imagenet", 18.50, 22.05)],
 )
 def test_counts_are_the_printed_ones(column: str, count: float, wide: float) -> None:
     counted = {

@@ -36,6 +36,18 @@ def test_guessed_variants_are_said_to_be_guessed() -> None:
         if name.startswith(("sliceformer/table4", "sliceformer/table5", "sliceformer/table6"))
         and name.endswith(("max_exchange", "ascending"))
     ]
-    assert len(guessed) == 12
+    assert len(guessed) == 16
     for name in guessed:
         assert any("is a guess" in note for note in get_recipe(name).notes)
+
+
+def test_photographs_train_as_released() -> None:
+    recipe = get_recipe("sliceformer/table4-dogs-ascending")
+    epoch = 25_000 * 8 // 10 // 64
+    train = recipe.train
+    assert (train.max_steps, train.milestones) == (300 * epoch, (250 * epoch,))
+    assert (train.lr, train.optimizer, train.decay_factor) == (3e-5, "adam", 0.1)
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    assert (model.settings["dropout"], model.settings["embedding_dropout"]) == (0.0, 0.0)
+    assert round(model.num_parameters() / 1e6, 2) == 1.11

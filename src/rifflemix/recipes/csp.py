@@ -51,7 +51,7 @@ _IMAGE_ROWS: dict[str, _ImageRow] = {
         (99.37, 85.09, 93.23),
     ),
 }
-_IMAGE_COLUMNS = ("cifar10", "cifar100")
+_IMAGE_COLUMNS = ("cifar10", "cifar100", "imagenet")
 _IMAGE_METRICS = ("accuracy", "top5_accuracy")
 _IMAGE_NOTES: dict[str, tuple[str, ...]] = {
     "shift": (
