@@ -70,7 +70,7 @@ DATA: dict[str, Data] = {
         "vit_imagenet",
         _train(1_281_167, batch=256, epochs=300, optimizer="adamw", lr=5e-4),
         notes=(
-            "the release has no ImageNet configuration: heads, MLP and the biases of Q, K, V follow "
+            "the release has no ImageNet configuration: heads, MLP and biases of Q, K and V follow "
             "from the printed count, random resized crops and mirror images are our choice, and "
             "there is neither warm-up nor weight decay because none is printed",
             "a part of the training images chooses the model; the published validation set tests",
