@@ -135,6 +135,8 @@ TINY: dict[str, Tiny] = {
         {**TINY_LRA, "num_layers": 1, "z_dim": 6, "hidden_dim": 20},
         tokens(11, 12),
     ),
+    "s4_lra_retrieval": Tiny(TINY_LRA, token_pairs(11, 12)),
+    "s4_lra_*": Tiny(TINY_LRA, tokens(11, 12)),
     "vit_*": TINY_VIT,
     "tost_*": TINY_TOST,
     "xcit_*": TINY_TOST,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,14 +40,19 @@ class SequenceClassifier(Model):
         num_classes: outputs.
         max_length: most tokens.
         positions: "learned", "sinusoid" or "none".
-        pool: see `rifflemix.nn.pooling.Pooling`; "cls" puts a learned token, zero at the start,
-            before the others.
+        first_position: number of the first token in the sinusoids; 2 in fairseq.
+        scale_embeddings: multiply embeddings, the class token's too, by sqrt(dim).
+        norm_embedding: LayerNorm behind the positions.
+        norm_eps: what that norm adds to a variance.
+        pool: see `rifflemix.nn.pooling.Pooling`; "cls" puts a learned token before the others.
+        cls_std: deviation of that token at the start.
         num_sequences: 1, or 2 for a pair that goes through the same blocks.
         pair_mix: how the two meet, one of `rifflemix.nn.heads.PAIR_FEATURES`.
         head_hidden: channels of the hidden layers of the head.
         head_activation: between the layers of the head.
         head_bias: give the last map a bias.
-        embedding_dropout: probability behind the positions.
+        head_dropout: probability of dropping a hidden channel of the head.
+        embedding_dropout: probability behind the positions and their norm.
         tie_layers: use block 0 `num_layers` times.
         padding: "batch": padding is what the mask says and is kept out; "max_length": the same,
             and every sequence is filled up to `max_length` with padding, so that what is laid out
@@ -72,12 +78,18 @@ class SequenceClassifier(Model):
         num_classes: int,
         max_length: int,
         positions: str = "learned",
+        first_position: int = 0,
+        scale_embeddings: bool = False,
+        norm_embedding: bool = False,
+        norm_eps: float = 1e-5,
         pool: str = "mean",
+        cls_std: float = 0.0,
         num_sequences: int = 1,
         pair_mix: str = "concat",
         head_hidden: Sequence[int] = (),
         head_activation: str = "relu",
         head_bias: bool = True,
+        head_dropout: float = 0.0,
         embedding_dropout: float = 0.0,
         tie_layers: bool = False,
         padding: str = "batch",
@@ -95,8 +107,12 @@ class SequenceClassifier(Model):
         self.embed = embed
         self.padding_id = self._check_padding_id(padding_id)
         self.pool = Pooling(pool, max_length)
-        self.cls = nn.Parameter(torch.zeros(1, 1, dim)) if pool == "cls" else None
-        self.positions = _positions(positions, places(max_length, pool), dim)
+        self.cls = _class_token(dim, cls_std) if pool == "cls" else None
+        is_scaled = check_bool("scale_embeddings", scale_embeddings)
+        self.embedding_scale = math.sqrt(dim) if is_scaled else None
+        self.positions = _positions(positions, places(max_length, pool), dim, first_position)
+        has_norm = check_bool("norm_embedding", norm_embedding)
+        self.embedding_norm = nn.LayerNorm(dim, eps=norm_eps) if has_norm else nn.Identity()
         self.drop = nn.Dropout(check_probability("embedding_dropout", embedding_dropout))
         made = 1 if check_bool("tie_layers", tie_layers) else self.num_layers
         self.blocks = nn.ModuleList(make_block(index) for index in range(made))
@@ -108,6 +124,7 @@ class SequenceClassifier(Model):
             head_hidden,
             activation=head_activation,
             bias=check_bool("head_bias", head_bias),
+            dropout=head_dropout,
         )
 
     def forward(self, inputs: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -147,7 +164,9 @@ class SequenceClassifier(Model):
             x = torch.cat((self.cls.to(x.dtype).expand(len(x), -1, -1), x), dim=1)
             if key_padding_mask is not None:
                 key_padding_mask = F.pad(key_padding_mask, (1, 0), value=False)
-        x = self.drop(self.positions(x))
+        if self.embedding_scale is not None:
+            x = x * self.embedding_scale
+        x = self.drop(self.embedding_norm(self.positions(x)))
         for index in range(self.num_layers):
             block = self.blocks[index % len(self.blocks)]
             x = self.run_block(block, x, key_padding_mask=key_padding_mask)
@@ -209,8 +228,15 @@ def places(max_length: int, pool: str) -> int:
     return max_length + 1 if pool == "cls" else max_length
 
 
-def _positions(kind: str, length: int, dim: int) -> nn.Module:
+def _class_token(dim: int, std: float) -> nn.Parameter:
+    token = torch.zeros(1, 1, dim)
+    return nn.Parameter(token.normal_(std=std) if std > 0 else token)
+
+
+def _positions(kind: str, length: int, dim: int, first: int) -> nn.Module:
     check_choice("positions", kind, POSITIONS)
-    if kind == "none":
-        return nn.Identity()
-    return (PositionEmbedding if kind == "learned" else SinusoidalPositions)(length, dim)
+    if check_integer("first_position", first, 0) and kind != "sinusoid":
+        raise bad_argument("first_position", "0 unless positions is sinusoid", first)
+    if kind == "sinusoid":
+        return SinusoidalPositions(length, dim, first=first)
+    return nn.Identity() if kind == "none" else PositionEmbedding(length, dim)

@@ -13,11 +13,12 @@ from rifflemix.models.classifier import SequenceClassifier, places
 from rifflemix.models.mixing import block_mixer
 from rifflemix.nn.embeddings import input_embedding
 from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.normal import BERT_STD, bert_normal
 from rifflemix.nn.xavier import xavier_uniform
 from rifflemix.ops._checks import check_integer, check_positive, check_probability
 
 NORM_PLACES = ("pre", "post")
-INITS = ("torch", "xavier")
+INITS = ("torch", "xavier", "bert")
 
 
 class EncoderBlock(nn.Module):
@@ -89,11 +90,13 @@ class Encoder(SequenceClassifier):
         attention_dropout: probability of dropping a mixing weight.
         hidden_dropout: probability in the hidden layer of the feed-forward branch.
         residual_dropout: probability at the end of both branches.
-        embedding_std: deviation of the token embedding at the start.
+        embedding_std: deviation of the token embedding at the start, and of the class token where
+            embeddings are scaled; that token is zero at the start where they are not.
         level_scale: mean and deviation; token ids are then read as levels from 0 to 1, see
             `rifflemix.nn.embeddings.ValueEmbedding`.
         init: "torch", each layer as torch or the mixer draws it, or "xavier", all linear maps of
-            the blocks by Glorot's uniform rule, as in the JAX code of the Long Range Arena.
+            the blocks by Glorot's uniform rule, as in the JAX code of the Long Range Arena, or
+            "bert", all linear maps and embeddings with deviation 0.02, as in fairseq.
 
     Raises:
         InputError: a size out of range, or both or none of the two kinds of input.
@@ -123,9 +126,14 @@ class Encoder(SequenceClassifier):
         embedding_std: float = 1.0,
         level_scale: Sequence[float] | None = None,
         positions: str = "learned",
+        first_position: int = 0,
+        scale_embeddings: bool = False,
+        norm_embedding: bool = False,
         pool: str = "mean",
         head_hidden: Sequence[int] = (),
         head_activation: str = "relu",
+        head_bias: bool = True,
+        head_dropout: float = 0.0,
         num_sequences: int = 1,
         pair_mix: str = "concat",
         tie_layers: bool = False,
@@ -141,6 +149,7 @@ class Encoder(SequenceClassifier):
         check_choice("init", init, INITS)
         dropout = check_probability("dropout", dropout)
         residual = _own("residual_dropout", residual_dropout, dropout)
+        embedding_std = BERT_STD if init == "bert" else embedding_std
         hidden_dim = max(1, round(dim * check_positive("mlp_ratio", mlp_ratio)))
 
         def make_block(index: int) -> EncoderBlock:
@@ -174,11 +183,18 @@ class Encoder(SequenceClassifier):
             num_classes=num_classes,
             max_length=max_length,
             positions=positions,
+            first_position=first_position,
+            scale_embeddings=scale_embeddings,
+            norm_embedding=norm_embedding,
+            norm_eps=norm_eps,
             pool=pool,
+            cls_std=embedding_std if scale_embeddings else 0.0,
             num_sequences=num_sequences,
             pair_mix=pair_mix,
             head_hidden=head_hidden,
             head_activation=head_activation,
+            head_bias=head_bias,
+            head_dropout=head_dropout,
             embedding_dropout=_own("embedding_dropout", embedding_dropout, dropout),
             tie_layers=tie_layers,
             padding=padding,
@@ -186,6 +202,8 @@ class Encoder(SequenceClassifier):
         )
         if init == "xavier":
             xavier_uniform(self.blocks)
+        elif init == "bert":
+            bert_normal(self)
 
 
 def _own(name: str, value: float | None, shared: float) -> float:

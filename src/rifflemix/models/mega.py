@@ -165,6 +165,7 @@ class MegaClassifier(SequenceClassifier):
             head_hidden=head_hidden,
             head_activation="gelu",
             head_bias=False,
+            head_dropout=dropout,
             embedding_dropout=dropout,
         )
 

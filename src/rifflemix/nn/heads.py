@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import check_choice
 from rifflemix.nn.activations import activation_layer
-from rifflemix.ops._checks import check_integer, check_integers
+from rifflemix.ops._checks import check_integer, check_integers, check_probability
 
 PAIR_FEATURES = {"concat": 2, "concat_product_difference": 4}
 """How the vectors a, b of two sequences meet, [a, b] or [a, b, a * b, a - b], and how many
@@ -24,6 +24,7 @@ def classifier_head(
     *,
     activation: str = "relu",
     bias: bool = True,
+    dropout: float = 0.0,
 ) -> nn.Module:
     """Linear maps (..., in_dim) -> (..., num_classes) through `hidden_dims`, activated between.
 
@@ -33,15 +34,19 @@ def classifier_head(
         hidden_dims: channels of each hidden layer.
         activation: one of `rifflemix.nn.activations.ACTIVATIONS`.
         bias: give the last map a bias.
+        dropout: probability of dropping a hidden channel, before it is activated.
 
     Raises:
-        InputError: a size under 1, or an unknown activation.
+        InputError: a size under 1, an unknown activation or no probability.
     """
     check_integer("num_classes", num_classes, 1)
     widths = (in_dim, *check_integers("head_hidden", hidden_dims, 1))
+    dropout = check_probability("head_dropout", dropout)
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
-        layers += [nn.Linear(before, after), activation_layer(activation)]
+        # One place for both: names of weights do not depend on dropout.
+        between = nn.Sequential(nn.Dropout(dropout), activation_layer(activation))
+        layers += [nn.Linear(before, after), between]
     last = nn.Linear(widths[-1], num_classes, bias=bias)
     return nn.Sequential(*layers, last) if layers else last
 

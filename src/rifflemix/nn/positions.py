@@ -46,9 +46,11 @@ class SinusoidalPositions(nn.Module):
     Args:
         max_length: most tokens.
         dim: channels C.
+        first: number n of the first token; fairseq counts tokens from 2.
 
     Raises:
-        InputError: `max_length` under 1, or more tokens than that in `forward`.
+        InputError: `max_length` under 1 or `first` under 0, or more tokens than `max_length` in
+            `forward`.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5, in the layout of
     Tensor2Tensor and of the Long Range Arena.
@@ -56,10 +58,12 @@ class SinusoidalPositions(nn.Module):
 
     table: Tensor
 
-    def __init__(self, max_length: int, dim: int) -> None:
+    def __init__(self, max_length: int, dim: int, *, first: int = 0) -> None:
         super().__init__()
-        shape = check_integer("max_length", max_length, 1), check_integer("dim", dim, 1)
-        self.register_buffer("table", sinusoids(*shape), persistent=False)
+        max_length, dim = check_integer("max_length", max_length, 1), check_integer("dim", dim, 1)
+        first = check_integer("first", first, 0)
+        table = sinusoids(first + max_length, dim)[first:]
+        self.register_buffer("table", table, persistent=False)
 
     def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, N, C); `places` (B, N) int64 are the positions if not 0 to N - 1."""
