@@ -12,7 +12,7 @@ from rifflemix.bench.layers import gate_mixer
 from rifflemix.bench.rows import Shape
 from rifflemix.bench.runner import Settings
 from rifflemix.mixers import MixerCard, TokenMixer
-from rifflemix.ops._checks import check_backend
+from rifflemix.ops.dispatch import choose
 
 
 class Halved(TokenMixer):
@@ -29,7 +29,7 @@ class Halved(TokenMixer):
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Half of the input, roughly."""
-        is_fast = check_backend("auto", ("eager", "cpu")) == "cpu"
+        is_fast = choose("auto", ("eager", "cpu")) == "cpu"
         is_wrong = is_fast or (self.always and x.dtype == torch.float32)
         return x * (0.5 + self.error * is_wrong)
 

@@ -74,9 +74,9 @@ def usage(program: Any) -> dict[str, int]:
 
 def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     """Compile, and do not run, what `call` launches on tensors without data."""
-    from rifflemix.ops import _triton
+    from rifflemix.ops import triton_support
     from rifflemix.ops.permutation import triton as permutation
-    from rifflemix.ops.statistics import triton, triton_causal, triton_common
+    from rifflemix.ops.statistics import triton_causal, triton_common, triton_global
 
     used: dict[str, dict[str, int]] = {}
 
@@ -85,7 +85,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
         name = f"{kernel.__name__} again" if twice else kernel.__name__
         used[name] = usage(compiled(kernel, arguments, kw))
 
-    for module in (_triton, permutation, triton, triton_causal, triton_common):
+    for module in (triton_support, permutation, triton_global, triton_causal, triton_common):
         module.launch = compile_only
     call()
     return used
@@ -98,13 +98,15 @@ def permutation_case(
     order, _, extra = order.partition(" ")
 
     def call() -> None:
+        from rifflemix.ops.permutation import SortSpec
         from rifflemix.ops.permutation import triton as fast
 
         x = torch.empty(1, length, channels, dtype=dtype, requires_grad=True)
         steps = torch.zeros(channels, dtype=torch.int64) if extra == "shift" else None
         mask = torch.zeros(1, length, dtype=torch.bool) if extra == "mask" else None
         down = torch.ones(channels, dtype=torch.bool) if order == "descending" else None
-        y, _ = fast._permute(x, steps, num_groups, order == "reference", 1, down, mask, True)
+        spec = SortSpec(num_groups, order == "reference", 1, down)
+        y, _ = fast._permute(x, steps, spec, mask, True)
         y.backward(torch.empty_like(y))
 
     return call

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rifflemix.errors import InputError
-from rifflemix.ops._checks import check_backend, prefer_backend
+from rifflemix.ops.dispatch import choose, prefer_backend
 
 AVAILABLE = ("reference", "eager", "cpu")
 
@@ -20,16 +20,16 @@ AVAILABLE = ("reference", "eager", "cpu")
 )
 def test_auto_means_the_preferred_backend_inside(preferred: str, asked: str, chosen: str) -> None:
     with prefer_backend(preferred):
-        assert check_backend(asked, AVAILABLE) == chosen
-    assert check_backend("auto", AVAILABLE) == "cpu"
+        assert choose(asked, AVAILABLE) == chosen
+    assert choose("auto", AVAILABLE) == "cpu"
 
 
 def test_preferences_nest_and_end_with_an_error() -> None:
     with prefer_backend("eager"):
         with pytest.raises(InputError), prefer_backend("reference"):
-            check_backend("triton", AVAILABLE)
-        assert check_backend("auto", AVAILABLE) == "eager"
-    assert check_backend("auto", AVAILABLE) == "cpu"
+            choose("triton", AVAILABLE)
+        assert choose("auto", AVAILABLE) == "eager"
+    assert choose("auto", AVAILABLE) == "cpu"
 
 
 def test_unknown_names_are_refused() -> None:

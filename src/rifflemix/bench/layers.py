@@ -22,7 +22,7 @@ from rifflemix.bench.peers import Peer
 from rifflemix.bench.rows import Shape
 from rifflemix.bench.runner import Built, Candidate, Settings, forward_and_backward
 from rifflemix.mixers import create_mixer
-from rifflemix.ops._checks import prefer_backend
+from rifflemix.ops.dispatch import prefer_backend
 
 PROJECTIONS, SOFTMAX = "two linear maps", "softmax"
 _GATE_TOKENS = 256

@@ -18,7 +18,7 @@ from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import list_mixers, mixer_card
 from rifflemix.models import EncoderBlock, create_model
-from rifflemix.ops._checks import prefer_backend
+from rifflemix.ops.dispatch import prefer_backend
 
 NO_MIXER, SOFTMAX = "no mixer", "softmax"
 DEFAULT_SHAPES = (Shape(4, 1024, 256, 8),)

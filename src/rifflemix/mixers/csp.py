@@ -13,7 +13,8 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.value_maps import value_and_output_maps
 from rifflemix.ops._checks import check_bool, check_divides, check_integer, check_integers
-from rifflemix.ops.permutation import SHIFT_KINDS, channel_permute, group_sort, shift_steps
+from rifflemix.ops.permutation import SHIFT_KINDS, SortSpec, unchecked
+from rifflemix.ops.permutation.schedules import scheduled_steps
 
 ORDERS = ("reference", "ascending")
 
@@ -116,13 +117,11 @@ class CSP(TokenMixer):
             # The places that fill the last group are padding, which every operator leaves alone.
             mask = v.new_zeros(v.shape[:2], dtype=torch.bool) if mask is None else mask
             v, mask = F.pad(v, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=True)
-        num_groups = v.shape[1] // size
+        spec = SortSpec(v.shape[1] // size, self.order == "reference", self.heads)
         if steps is None:
-            y = group_sort(v, num_groups, order=self.order, heads=self.heads, key_padding_mask=mask)
+            y, _ = unchecked.group_sort(v, spec, mask)
         else:
-            y = channel_permute(
-                v, steps, num_groups, order=self.order, heads=self.heads, key_padding_mask=mask
-            )
+            y, _ = unchecked.channel_permute(v, steps, spec, mask)
         return y[:, :length]
 
     def _size_of_groups(self, length: int) -> int:
@@ -141,15 +140,15 @@ class CSP(TokenMixer):
             return None
         if not isinstance(self.shift, str):
             return self.steps
-        steps = shift_steps(
+        steps = scheduled_steps(
             self.shift,
             length,
             self.inner_dim,
-            layer_index=self.layer_index,
-            num_layers=self.num_layers,
-            group_size=size,
-            heads=self.heads,
-            device=device,
+            self.layer_index,
+            self.num_layers,
+            size,
+            self.heads,
+            device,
         )
         if self.order == "ascending":
             return steps

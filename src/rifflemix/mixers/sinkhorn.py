@@ -13,7 +13,7 @@ from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import move_padding_back, move_padding_last
 from rifflemix.mixers.sorting_networks import BlockSorter, SortOptions
 from rifflemix.ops._checks import check_integer
-from rifflemix.ops.sinkhorn import COMBINE, sinkhorn_attention
+from rifflemix.ops.sinkhorn import COMBINE, unchecked
 
 
 class Sinkhorn(TokenMixer):
@@ -187,7 +187,7 @@ class Sinkhorn(TokenMixer):
         null_kv = None
         if self.sorter.options.null_kv:
             null_kv = (self.null_key[heads], self.null_value[heads])
-        return sinkhorn_attention(
+        return unchecked.sinkhorn_attention(
             q[:, heads],
             k[:, heads],
             v[:, heads],
@@ -200,6 +200,7 @@ class Sinkhorn(TokenMixer):
             causal=self.causal,
             key_padding_mask=mask,
             null_kv=null_kv,
+            padding_rule="majority",
             rotation=rotation,
             dropout_p=self.dropout if self.training else 0.0,
         )

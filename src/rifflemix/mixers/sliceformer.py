@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from rifflemix.errors import check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.value_maps import value_and_output_maps
-from rifflemix.ops.permutation import group_sort, interleave_columns, max_exchange
+from rifflemix.ops.permutation import SortSpec, interleave_columns, unchecked
 
 VARIANTS = ("ascending", "descending", "interleave", "max_exchange")
 
@@ -78,6 +79,8 @@ class Sliceformer(TokenMixer):
             reverse=reverse,
             num_layers=self.num_layers,
         )
+        if variant == "descending":
+            columns = torch.ones_like(columns)
         self.register_buffer("descending", columns, persistent=False)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -87,10 +90,9 @@ class Sliceformer(TokenMixer):
 
     def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
         if self.variant == "max_exchange":
-            return max_exchange(v, key_padding_mask=mask)
-        if self.variant == "interleave":
-            return group_sort(v, descending=self.descending, key_padding_mask=mask)
-        return group_sort(v, order=self.variant, key_padding_mask=mask)
+            return unchecked.max_exchange(v, mask)[0]
+        descending = None if self.variant == "ascending" else self.descending
+        return unchecked.group_sort(v, SortSpec(1, False, 1, descending), mask)[0]
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""

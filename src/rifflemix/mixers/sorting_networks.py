@@ -10,14 +10,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops._checks import check_integer, check_positive
-from rifflemix.ops.sinkhorn import (
-    KERNELS,
-    block_scores,
-    gumbel_noise,
-    gumbel_sinkhorn,
-    pool_blocks,
-    top_k_blocks,
-)
+from rifflemix.ops.sinkhorn import KERNELS, unchecked
 
 SORT_NETS = ("linear", "relu", "mlp", "relu_mlp")
 GUMBEL = ("training", "always", "never")
@@ -155,7 +148,7 @@ class BlockSorter(nn.Module):
         scores = self._scores(x, q, k, key_padding_mask)
         noise = None
         if self.options.gumbel == "always" or (self.options.gumbel == "training" and self.training):
-            noise = gumbel_noise(scores.shape, device=scores.device, dtype=scores.dtype)
+            noise = unchecked.gumbel_noise(scores.shape, scores.device, scores.dtype)
         dead = None
         if key_padding_mask is not None:
             dead = torch.unflatten(key_padding_mask, 1, (-1, self.block_size)).all(-1)
@@ -163,21 +156,12 @@ class BlockSorter(nn.Module):
 
     def _scores(self, x: Tensor, q: Tensor, k: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         if self.net is None:
-            compared = block_scores(
-                q,
-                k,
-                self.block_size,
-                causal=self.causal,
-                shared=self.shared,
-                key_padding_mask=key_padding_mask,
+            compared = unchecked.block_scores(
+                q, k, self.block_size, self.causal, self.shared, key_padding_mask
             )
             return F.pad(compared, (self.scored_null, 0))
-        pooled = pool_blocks(
-            x,
-            x.shape[1] if self.shared else self.block_size,
-            causal=self.causal,
-            key_padding_mask=key_padding_mask,
-        )
+        size = x.shape[1] if self.shared else self.block_size
+        pooled = unchecked.pool_blocks(x, size, self.causal, key_padding_mask)
         num_blocks = x.shape[1] // self.block_size
         scores: Tensor = self.net(pooled)
         return scores[..., : self.scored_null + num_blocks]
@@ -185,7 +169,7 @@ class BlockSorter(nn.Module):
     def _to_sort_matrix(self, scores: Tensor, noise: Tensor | None, dead: Tensor | None) -> Tensor:
         options = self.options
         if options.top_k:
-            return top_k_blocks(
+            return unchecked.top_k_blocks(
                 scores if noise is None else scores + noise,
                 # A short sequence may have fewer blocks than picks.
                 min(options.top_k, scores.shape[-1]),
@@ -194,7 +178,7 @@ class BlockSorter(nn.Module):
                 num_null=self.scored_null,
                 block_padding_mask=dead,
             )
-        sort = gumbel_sinkhorn(
+        sort = unchecked.gumbel_sinkhorn(
             scores,
             options.num_iterations,
             temperature=options.temperature,

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.ops import StatisticsState, causal_token_statistics, token_statistics
+from rifflemix.ops.statistics import StatisticsState, unchecked
+from rifflemix.ops.statistics.arguments import check_state
 
 
 class TSSA(TokenMixer):
@@ -83,22 +84,7 @@ class TSSA(TokenMixer):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Project, take the statistics of the valid (if causal, earlier) tokens, project."""
         w = self.project(x)
-        if self.causal:
-            y = causal_token_statistics(
-                w,
-                self.temperature,
-                self.denominator_bias,
-                key_padding_mask=key_padding_mask,
-                dropout_p=self._dropout_p(),
-            )
-        else:
-            y = token_statistics(
-                w,
-                self.temperature,
-                normalize=self.normalize,
-                key_padding_mask=key_padding_mask,
-                dropout_p=self._dropout_p(),
-            )
+        y, _ = self._statistics(w, key_padding_mask, self.dropout if self.training else 0.0)
         out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
         return out
 
@@ -120,22 +106,19 @@ class TSSA(TokenMixer):
         self._check_input(x, key_padding_mask)
         if key_padding_mask is not None:
             x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
-        w = self.project(x)
-        if self.causal:
-            return causal_token_statistics(
-                w,
-                self.temperature,
-                self.denominator_bias,
-                return_membership=True,
-                key_padding_mask=key_padding_mask,
-            )[1]
-        return token_statistics(
-            w,
-            self.temperature,
-            normalize=self.normalize,
-            key_padding_mask=key_padding_mask,
-            return_membership=True,
-        )[1]
+        return self._statistics(self.project(x), key_padding_mask, 0.0)[1]
+
+    def _statistics(
+        self, w: Tensor, key_padding_mask: Tensor | None, dropout_p: float
+    ) -> tuple[Tensor, Tensor]:
+        """Output and membership of projected tokens."""
+        if not self.causal:
+            return unchecked.token_statistics(
+                w, self.temperature, self.normalize, key_padding_mask, dropout_p
+            )
+        return unchecked.causal_token_statistics(
+            w, self.temperature, self.denominator_bias, None, key_padding_mask, dropout_p
+        )[:2]
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The sums before the first token, of constant size: the fields of `StatisticsState`."""
@@ -160,13 +143,15 @@ class TSSA(TokenMixer):
         if not isinstance(state, dict) or set(state) != set(StatisticsState._fields):
             raise bad_argument("state", "what init_state or step returned", type(state).__name__)
         self._check_position(state["position"])
-        y, after = causal_token_statistics(
-            self.project(x_t.unsqueeze(1)),
+        w, before = self.project(x_t.unsqueeze(1)), StatisticsState(**state)
+        check_state(before, w)
+        y, _, after = unchecked.causal_token_statistics(
+            w,
             self.temperature,
             self.denominator_bias,
-            initial_state=StatisticsState(**state),
-            return_state=True,
-            dropout_p=self._dropout_p(),
+            before,
+            None,
+            self.dropout if self.training else 0.0,
         )
         return self.out_proj(y.flatten(1)), after._asdict()
 
@@ -174,9 +159,6 @@ class TSSA(TokenMixer):
         """Names of the parameters that weight decay should leave alone."""
         names = {"temperature"}
         return names if self.denominator_bias is None else names | {"denominator_bias"}
-
-    def _dropout_p(self) -> float:
-        return self.dropout if self.training else 0.0
 
     def _check_position(self, position: Tensor) -> None:
         """Raise if a stream is full; a graph that is being traced cannot read the position."""

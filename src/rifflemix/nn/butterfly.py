@@ -11,12 +11,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops._checks import check_integer, check_integers, check_positive
-from rifflemix.ops.butterfly import (
-    block_linear,
-    butterfly_merge,
-    butterfly_split,
-    butterfly_strides,
-)
+from rifflemix.ops.butterfly import block_linear, butterfly_split, butterfly_strides, unchecked
 
 
 def mix_groups(
@@ -48,14 +43,14 @@ def mix_groups(
     if key_padding_mask is None:
         groups = butterfly_split(x, block, stride)
         y = host(groups.flatten(0, 1), key_padding_mask=None)
-        return butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
+        return unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
     padded = key_padding_mask.unsqueeze(-1)
     groups = butterfly_split(x.masked_fill(padded, 0.0), block, stride)
-    mask = butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
+    mask = unchecked.butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
     # Softmax over nothing is NaN: a group of padding is shown as zeros and zeroed afterwards.
     mask = mask & ~mask.all(dim=1, keepdim=True)
     y = host(groups.flatten(0, 1), key_padding_mask=mask)
-    merged = butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
+    merged = unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
     return merged.masked_fill(padded, 0.0)
 
 
@@ -224,7 +219,7 @@ class _ButterflyStack(nn.Module):
         """(..., n) -> (..., n)."""
         for stride, layer in zip(self.strides, self.layers, strict=True):
             y = layer(butterfly_split(x, self.block, stride, dim=-1).flatten(-2))
-            x = butterfly_merge(y.unflatten(-1, (-1, self.block)), stride, dim=-2)
+            x = unchecked.butterfly_merge(y.unflatten(-1, (-1, self.block)), stride, x.dim() - 1)
         return x
 
     def extra_repr(self) -> str:

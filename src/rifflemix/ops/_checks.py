@@ -6,65 +6,20 @@ import math
 import numbers
 import operator
 import reprlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from rifflemix.errors import InputError, bad_argument, check_choice
-
-BACKENDS = ("auto", "reference", "eager", "cpu", "triton")
-
-_preferred: str | None = None
-
-
-@contextmanager
-def prefer_backend(backend: str) -> Iterator[None]:
-    """Inside, "auto" means `backend` wherever that supports the arguments; for all threads.
-
-    Raises:
-        InputError: an unknown name.
-    """
-    global _preferred
-    check_choice("backend", backend, BACKENDS)
-    before, _preferred = _preferred, backend
-    try:
-        yield
-    finally:
-        _preferred = before
-
-
-def check_backend(backend: str, available: Iterable[str]) -> str:
-    """The backend that will run: for "auto" the preferred one or else the last of `available`.
-
-    Args:
-        backend: what the caller asked for, one of `BACKENDS`.
-        available: the backends that support these arguments here, slowest first.
-
-    Raises:
-        InputError: an unknown name, or a backend that cannot run these arguments here.
-    """
-    check_choice("backend", backend, BACKENDS)
-    names = list(available)
-    if backend == "auto":
-        return names[-1] if _preferred is None or _preferred not in names else _preferred
-    if backend not in names:
-        raise bad_argument(
-            "backend",
-            f"one that supports these arguments here ({', '.join(names)})",
-            repr(backend),
-            'use backend="auto"',
-        )
-    return backend
+from rifflemix.errors import InputError, bad_argument
 
 
 def check_tokens(name: str, x: Tensor, *, rank: int = 3, layout: str = "(B, N, C)") -> None:
     """Raise unless `x` is a floating-point tensor of the given rank."""
     if isinstance(x, Tensor) and x.dim() != rank:
         raise bad_argument(name, f"shape {layout}", tuple(x.shape))
-    check_floating(name, x, layout)
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        check_floating(name, x, layout)
 
 
 def check_padding_mask(mask: Tensor | None, x: Tensor, token_dim: int = 1) -> None:
@@ -206,9 +161,7 @@ def _autocast(device_type: str) -> bool:
 
 
 __all__ = [
-    "BACKENDS",
     "InputError",
-    "check_backend",
     "check_bool",
     "check_divides",
     "check_floating",
@@ -221,6 +174,5 @@ __all__ = [
     "check_probability",
     "check_tokens",
     "is_number",
-    "prefer_backend",
     "shown",
 ]

@@ -13,7 +13,8 @@ from torch import Tensor
 _LOG = logging.getLogger("rifflemix")
 _FOLDER = Path(__file__).parent
 _INTERFACE = 1  # RIFFLEMIX_INTERFACE of kernels.h
-_HUGE = 1 << 25  # bytes from which memory is asked of the system at every allocation
+HUGE = 1 << 25
+"""Bytes from which memory is asked of the system at every allocation."""
 
 
 @functools.cache
@@ -48,7 +49,7 @@ def instruction_level() -> int:
 def in_huge_pages(new: Tensor) -> Tensor:
     """An output that is about to be filled: in huge pages, if new memory has to be asked for."""
     kernels = library()
-    if new.nbytes >= _HUGE and kernels is not None:
+    if new.nbytes >= HUGE and kernels is not None:
         kernels.rifflemix_advise_huge_pages(
             ctypes.c_void_p(new.data_ptr()), ctypes.c_int64(new.nbytes)
         )

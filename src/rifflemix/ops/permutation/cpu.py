@@ -16,8 +16,9 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from rifflemix.errors import bad_argument
-from rifflemix.ops.native import in_huge_pages, instruction_level, library
+from rifflemix.ops.native import HUGE, in_huge_pages, instruction_level, library
 from rifflemix.ops.permutation import eager
+from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
 _KERNELS = library()
 _LEVEL = instruction_level()
@@ -28,7 +29,7 @@ _FORMATS = {
     torch.bfloat16: (2, 0x7F80, 0x7FC0),
     torch.float16: (2, 0x7C00, 0x7E00),
 }
-_WORTH_A_CALL = 1 << 12  # values
+WORTH_A_CALL = 1 << 12  # values; with fewer torch's operators finish before a kernel is called
 
 
 def needs_sort(x: Tensor, num_groups: int, with_index: bool) -> bool:
@@ -51,56 +52,28 @@ def supports(x: Tensor, *, sorts: bool) -> bool:
     )
 
 
-def is_small(x: Tensor) -> bool:
-    """Whether torch's own operators finish x before a kernel has been called."""
-    return statically_known_true(x.numel() < _WORTH_A_CALL)
-
-
-def circular_shift(
-    x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool
-) -> eager.Permuted:
+def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """Roll channel c by steps[c] within the valid tokens of each sample."""
     return _shift(x, steps, mask), eager.shift_index(x, steps, mask) if with_index else None
 
 
-def group_sort(
-    x: Tensor,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    with_index: bool,
-) -> eager.Permuted:
+def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
     """Sort each channel within groups of tokens."""
-    return _permute(x, None, num_groups, reference, heads, descending, mask, with_index)
+    return _permute(x, None, spec, mask, with_index)
 
 
 def channel_permute(
-    x: Tensor,
-    steps: Tensor,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    with_index: bool,
-) -> eager.Permuted:
+    x: Tensor, steps: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
+) -> Permuted:
     """Shift, then sort."""
-    return _permute(x, steps, num_groups, reference, heads, descending, mask, with_index)
+    return _permute(x, steps, spec, mask, with_index)
 
 
 def _permute(
-    x: Tensor,
-    steps: Tensor | None,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    with_index: bool,
-) -> eager.Permuted:
-    leaders = heads if reference else 0
+    x: Tensor, steps: Tensor | None, spec: SortSpec, mask: Tensor | None, with_index: bool
+) -> Permuted:
+    num_groups, by_reference, heads, descending = spec
+    leaders = heads if by_reference else 0
     length = x.shape[1]
     wants_grad = torch.is_grad_enabled() and x.requires_grad
     if not needs_sort(x, num_groups, with_index):
@@ -114,7 +87,7 @@ def _permute(
     return y, index if with_index else None
 
 
-def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> eager.Permuted:
+def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """Swap the first valid token of each channel with the channel's largest."""
     largest = _first_largest(x.detach(), mask)
     first = eager.first_places(largest, mask)
@@ -152,7 +125,10 @@ class _Problem(ctypes.Structure):
 def _run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors: Any) -> None:
     """Call a kernel; `tensors` are the fields that point to one, None where there is none."""
     x = x if x.stride(2) == 1 else x.contiguous()
-    given = {name: value.contiguous() for name, value in tensors.items() if value is not None}
+    given = {}
+    for name, value in tensors.items():
+        if value is not None:
+            given[name] = value.contiguous()
     batch, length, channels = x.shape
     element_bytes, infinity, nan = _FORMATS[x.dtype]
     index = given.get("index")
@@ -170,8 +146,9 @@ def _run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors:
         infinity=infinity,
         nan=nan,
         threads=torch.get_num_threads(),
-        **{name: value.data_ptr() for name, value in given.items()},
     )
+    for name, value in given.items():
+        setattr(problem, name, value.data_ptr())
     call = getattr(_KERNELS, f"rifflemix_{kernel}")
     call.restype = ctypes.c_int64
     scratch = torch.empty(max(1, call(ctypes.byref(problem))), dtype=torch.uint8)
@@ -181,7 +158,8 @@ def _run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors:
 
 def _new(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
     shape = x.shape if shape is None else shape
-    return in_huge_pages(torch.empty(shape, dtype=dtype or x.dtype, device=x.device))
+    new = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
+    return new if new.nbytes < HUGE else in_huge_pages(new)
 
 
 # Sort of groups, and the scatter that is its gradient.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-Permuted = tuple[Tensor, Tensor | None]
+from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
 KEY_DTYPES = {
     torch.float64: torch.int64,
@@ -30,37 +30,20 @@ def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bo
     return take(x, index, mask), index if with_index else None
 
 
-def group_sort(
-    x: Tensor,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    with_index: bool,
-) -> Permuted:
+def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
     """Sort each channel within groups of tokens; see the public function."""
-    group_size = x.shape[1] // num_groups
-    if statically_known_true(group_size == 2):
-        return _sort_pairs(x, reference, heads, descending, mask, with_index)
-    index = _sort_index(x, num_groups, reference, heads, descending, mask)
+    if statically_known_true(x.shape[1] == 2 * spec.num_groups):
+        return _sort_pairs(x, spec, mask, with_index)
+    index = _sort_index(x, spec, mask)
     return take(x, index, mask), index if with_index else None
 
 
 def channel_permute(
-    x: Tensor,
-    steps: Tensor,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    with_index: bool,
+    x: Tensor, steps: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
 ) -> Permuted:
     """Shift, then sort."""
     index = shift_index(x, steps, mask)
-    shifted = take(x, index, mask)
-    y, sorting = group_sort(shifted, num_groups, reference, heads, descending, mask, with_index)
+    y, sorting = group_sort(take(x, index, mask), spec, mask, with_index)
     return y, None if sorting is None else index.gather(1, sorting)
 
 
@@ -120,47 +103,33 @@ def sort_key(x: Tensor, descending: Tensor | None, mask: Tensor | None) -> Tenso
     return key if mask is None else key.masked_fill(mask.unsqueeze(-1), top)
 
 
-def _sort_index(
-    x: Tensor,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor:
+def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
     """(B, N, C): the token that each place takes.
 
     In each group, sorting gives the r-th token in order; each place then asks for one rank. As
     padded tokens come last in order, in the order of their places, and padded places ask for the
     last ranks in the same order, padding maps to itself.
     """
-    groups = (num_groups, x.shape[1] // num_groups)
-    keys = torch.unflatten(sort_key(x, descending, mask), 1, groups)
+    groups = (spec.num_groups, x.shape[1] // spec.num_groups)
+    keys = torch.unflatten(sort_key(x, spec.descending, mask), 1, groups)
     order = keys.sort(dim=2, stable=True).indices
-    if reference:
-        per_head = torch.unflatten(order, 3, (heads, -1))
+    if spec.by_reference:
+        per_head = torch.unflatten(order, 3, (spec.heads, -1))
         ranks = invert(per_head[..., 0], dim=2).unsqueeze(-1).expand_as(per_head)
         order = per_head.gather(2, ranks).flatten(3)
     elif mask is not None:
         ranks = _valid_first(torch.unflatten(mask, 1, groups), dim=2)
         order = order.gather(2, ranks.unsqueeze(-1).expand_as(order))
-    starts = torch.arange(num_groups, device=x.device) * groups[1]
+    starts = torch.arange(groups[0], device=x.device) * groups[1]
     return (order + starts[:, None, None]).flatten(1, 2)
 
 
-def _sort_pairs(
-    x: Tensor,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    with_index: bool,
-) -> Permuted:
+def _sort_pairs(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
     """Groups of two need one comparison: either the pair stays or it is exchanged."""
     pairs = torch.unflatten(x, 1, (-1, 2))
-    swap = _out_of_order(pairs.detach(), descending)
-    if reference:
-        per_head = torch.unflatten(swap, 2, (heads, -1))
+    swap = _out_of_order(pairs.detach(), spec.descending)
+    if spec.by_reference:
+        per_head = torch.unflatten(swap, 2, (spec.heads, -1))
         swap = (per_head ^ per_head[..., :1]).flatten(2)
     if mask is not None:
         swap = swap & ~torch.unflatten(mask, 1, (-1, 2)).any(dim=2).unsqueeze(-1)

@@ -1,6 +1,6 @@
 """The permutation family as the papers write it: loops over samples, groups and channels.
 
-Each permutation is the index (B, N, C) of the token that every place takes.
+Permutations return the values and the index (B, N, C) of the token that every position takes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from decimal import Decimal, localcontext
 import torch
 from torch import Tensor
 
+from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
 def shift_steps(
     kind: str, tokens: int, channels: int, layer: int, layers: int, group_size: int, heads: int
@@ -46,60 +47,26 @@ def _shift_step(
     return 0
 
 
-def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
+def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """CSP equation (3): out[i] = v[(i - J) mod L] on the L valid tokens of a sample."""
-    index = _identity(x)
-    for sample, valid in enumerate(_valid_places(x, mask)):
-        for channel, step in enumerate(steps.tolist()):
-            for rank, place in enumerate(valid):
-                index[sample, place, channel] = valid[(rank - step) % len(valid)]
-    return index
+    return _take(x, _shift_index(x, steps, mask), mask, with_index)
 
 
-def group_sort(
-    x: Tensor,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor:
+def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
     """CSP equations (4) and (5): every group's valid tokens, sorted or in the reference's order."""
-    index = _identity(x)
-    group_size = x.shape[1] // num_groups
-    head_width = x.shape[2] // heads
-    down = [False] * x.shape[2] if descending is None else descending.tolist()
-    for sample, valid in enumerate(_valid_places(x, mask)):
-        for group in range(num_groups):
-            places = [place for place in valid if place // group_size == group]
-            for channel in range(x.shape[2]):
-                order = _argsort(x[sample, places, channel].tolist(), down[channel])
-                if reference:
-                    leader = x[sample, places, channel // head_width * head_width].tolist()
-                    rank = _argsort(_argsort(leader))
-                else:
-                    rank = list(range(len(places)))
-                for at, place in enumerate(places):
-                    index[sample, place, channel] = places[order[rank[at]]]
-    return index
+    return _take(x, _sort_index(x, spec, mask), mask, with_index)
 
 
 def channel_permute(
-    x: Tensor,
-    steps: Tensor,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-) -> Tensor:
+    x: Tensor, steps: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
+) -> Permuted:
     """CSP equation (5): P_c = T_c S_{J_c}."""
-    shift = circular_shift(x, steps, mask)
-    sort = group_sort(x.gather(1, shift), num_groups, reference, heads, descending, mask)
-    return shift.gather(1, sort)
+    shift = _shift_index(x, steps, mask)
+    sort = _sort_index(x.gather(1, shift), spec, mask)
+    return _take(x, shift.gather(1, sort), mask, with_index)
 
 
-def max_exchange(x: Tensor, mask: Tensor | None) -> Tensor:
+def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """Sliceformer's Max-Exchange: the first valid token and the first largest change places."""
     index = _identity(x)
     for sample, valid in enumerate(_valid_places(x, mask)):
@@ -109,7 +76,43 @@ def max_exchange(x: Tensor, mask: Tensor | None) -> Tensor:
             largest = valid[max(range(len(values)), key=lambda at: _ascending(values[at]))]
             index[sample, valid[0], channel] = largest
             index[sample, largest, channel] = valid[0]
+    return _take(x, index, mask, with_index)
+
+
+def _shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
+    index = _identity(x)
+    for sample, valid in enumerate(_valid_places(x, mask)):
+        for channel, step in enumerate(steps.tolist()):
+            for rank, place in enumerate(valid):
+                index[sample, place, channel] = valid[(rank - step) % len(valid)]
     return index
+
+
+def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
+    index = _identity(x)
+    group_size = x.shape[1] // spec.num_groups
+    head_width = x.shape[2] // spec.heads
+    down = [False] * x.shape[2] if spec.descending is None else spec.descending.tolist()
+    for sample, valid in enumerate(_valid_places(x, mask)):
+        for group in range(spec.num_groups):
+            places = [place for place in valid if place // group_size == group]
+            for channel in range(x.shape[2]):
+                order = _argsort(x[sample, places, channel].tolist(), down[channel])
+                if spec.by_reference:
+                    leader = x[sample, places, channel // head_width * head_width].tolist()
+                    rank = _argsort(_argsort(leader))
+                else:
+                    rank = list(range(len(places)))
+                for at, place in enumerate(places):
+                    index[sample, place, channel] = places[order[rank[at]]]
+    return index
+
+
+def _take(x: Tensor, index: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
+    y = x.gather(1, index)
+    if mask is not None:
+        y = y.masked_fill(mask.unsqueeze(-1), 0.0)
+    return y, index if with_index else None
 
 
 def relaxed_plan(

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.ops._checks import check_backend, check_integer, check_positive
+from rifflemix.ops._checks import check_integer, check_positive
+from rifflemix.ops.dispatch import PLAIN, choose
 from rifflemix.ops.permutation import eager, reference
-from rifflemix.ops.permutation._checks import BACKENDS, check_groups, check_values
+from rifflemix.ops.permutation.arguments import check_groups, check_values
 from rifflemix.ops.sinkhorn import sinkhorn
 
 
@@ -89,7 +90,7 @@ def relaxed_group_sort(
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if key_padding_mask is not None:
         wide = wide.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
-    if check_backend(backend, BACKENDS) == "reference":
+    if choose(backend, PLAIN) == "reference":
         plan = reference.relaxed_plan(
             wide, num_groups, temperature, num_iterations, key_padding_mask
         )

@@ -68,12 +68,28 @@ def shift_steps(
     group_size = check_integer("group_size", group_size, 1)
     heads = check_divides("heads", heads, num_channels, "num_channels")
     target = torch.get_default_device() if device is None else torch.device(device)
+    return scheduled_steps(
+        kind, num_tokens, num_channels, layer_index, num_layers, group_size, heads, target
+    )
+
+
+def scheduled_steps(
+    kind: str,
+    num_tokens: int,
+    num_channels: int,
+    layer_index: int,
+    num_layers: int,
+    group_size: int,
+    heads: int,
+    device: torch.device,
+) -> Tensor:
+    """`shift_steps` for arguments that have been checked."""
     if kind in ("power", "code_exp"):
         steps: Tensor = torch.ops.rifflemix.power_shift_steps(
-            kind, num_tokens, num_channels, layer_index, num_layers, target
+            kind, num_tokens, num_channels, layer_index, num_layers, device
         )
         return steps
-    channels = torch.arange(num_channels, device=target)
+    channels = torch.arange(num_channels, device=device)
     if kind == "linear":
         return channels * -(-num_tokens // num_channels) % num_tokens
     if kind == "code_linear":

@@ -12,11 +12,11 @@ import torch
 import triton
 from torch import Tensor
 
-from rifflemix.ops._triton import launch
 from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation import triton_kernels as kernels
-from rifflemix.ops.permutation._backends import Permuted
-from rifflemix.ops.permutation._triton_limits import BITS, INFINITY_BITS, MAX_OFFSET
+from rifflemix.ops.permutation.spec import Permuted, SortSpec
+from rifflemix.ops.permutation.triton_limits import BITS, INFINITY_BITS, MAX_OFFSET
+from rifflemix.ops.triton_support import launch
 
 Arguments = tuple[Any, ...]
 
@@ -31,55 +31,30 @@ def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bo
     return y, eager.shift_index(x, steps, mask) if with_index else None
 
 
-def group_sort(
-    x: Tensor,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    with_index: bool,
-) -> Permuted:
+def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
     """Sort each channel within groups of tokens."""
-    return _permute(x, None, num_groups, reference, heads, descending, mask, with_index)
+    return _permute(x, None, spec, mask, with_index)
 
 
 def channel_permute(
-    x: Tensor,
-    steps: Tensor,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    with_index: bool,
+    x: Tensor, steps: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
 ) -> Permuted:
     """Shift and sort in one kernel; where there is padding, shift by torch."""
-    if mask is not None:
-        index = eager.shift_index(x, steps, mask)
-        shifted = eager.take(x, index, mask)
-        y, sorting = _permute(
-            shifted, None, num_groups, reference, heads, descending, mask, with_index
-        )
-        return y, None if sorting is None else index.gather(1, sorting)
-    return _permute(x, steps, num_groups, reference, heads, descending, mask, with_index)
+    if mask is None:
+        return _permute(x, steps, spec, None, with_index)
+    index = eager.shift_index(x, steps, mask)
+    y, sorting = _permute(eager.take(x, index, mask), None, spec, mask, with_index)
+    return y, None if sorting is None else index.gather(1, sorting)
 
 
 def _permute(
-    x: Tensor,
-    steps: Tensor | None,
-    num_groups: int,
-    reference: bool,
-    heads: int,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    with_index: bool,
+    x: Tensor, steps: Tensor | None, spec: SortSpec, mask: Tensor | None, with_index: bool
 ) -> Permuted:
     with_code = with_index or (torch.is_grad_enabled() and x.requires_grad)
     y, code = torch.ops.rifflemix.triton_group_sort(
-        x, steps, descending, mask, num_groups, reference, heads, with_code
+        x, steps, spec.descending, mask, spec.num_groups, spec.by_reference, spec.heads, with_code
     )
-    return y, _index(code, steps, num_groups, x.shape[1]) if with_index else None
+    return y, _index(code, steps, spec.num_groups, x.shape[1]) if with_index else None
 
 
 def _index(code: Tensor, steps: Tensor | None, num_groups: int, length: int) -> Tensor:

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops._checks import (
-    check_backend,
     check_divides,
     check_floating,
     check_integer,
@@ -17,11 +16,10 @@ from rifflemix.ops._checks import (
     check_tokens,
     shown,
 )
-from rifflemix.ops.sinkhorn import eager_attention, reference_attention
+from rifflemix.ops.sinkhorn import unchecked
 from rifflemix.ops.sinkhorn.blocks import PADDING_RULES
 
 COMBINE = ("concat", "sum_logits", "sum_out")
-_BACKENDS = ("reference", "eager")
 
 
 def block_attention(
@@ -77,11 +75,10 @@ def block_attention(
         _check_operand(name, tensor, (*q.shape[:3], size, q.shape[4]), q)
     _check_hidden("hidden", hidden, (*q.shape[:4], q.shape[3]), q)
     _check_hidden("sorted_hidden", sorted_hidden, (*q.shape[:4], size), q)
-    run = {
-        "reference": reference_attention.block_attention,
-        "eager": eager_attention.block_attention,
-    }[_backend(backend, dropout_p)]
-    return run(q, k, v, sorted_k, sorted_v, combine, hidden, sorted_hidden, dropout_p)
+    check_probability("dropout_p", dropout_p)
+    return unchecked.block_attention(
+        q, k, v, sorted_k, sorted_v, combine, hidden, sorted_hidden, dropout_p, backend
+    )
 
 
 def sinkhorn_attention(
@@ -152,11 +149,8 @@ def sinkhorn_attention(
     if combine != "concat" and (shared or (combine == "sum_logits" and per_query != 1)):
         expected = '"concat" for SortCut' if shared else "one sorted block for each query block"
         raise bad_argument("combine", expected, repr(combine))
-    run = {
-        "reference": reference_attention.sinkhorn_attention,
-        "eager": eager_attention.sinkhorn_attention,
-    }[_backend(backend, dropout_p)]
-    return run(
+    check_probability("dropout_p", dropout_p)
+    return unchecked.sinkhorn_attention(
         q,
         k,
         v,
@@ -172,12 +166,8 @@ def sinkhorn_attention(
         padding_rule=padding_rule,
         rotation=rotation,
         dropout_p=dropout_p,
+        backend=backend,
     )
-
-
-def _backend(backend: str, dropout_p: float) -> str:
-    check_probability("dropout_p", dropout_p)
-    return check_backend(backend, ("eager",) if dropout_p else _BACKENDS)
 
 
 def _check_operand(name: str, tensor: Tensor, expected: tuple[int, ...], q: Tensor) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops._checks import (
-    check_backend,
     check_floating,
     check_integer,
     check_integers,
@@ -17,11 +16,8 @@ from rifflemix.ops._checks import (
     check_positive,
     shown,
 )
-from rifflemix.ops.sinkhorn import eager, reference
-
-KERNELS = ("exp", "relu")
-_RELU_EPSILON = 1e-6
-_GUMBEL_EPSILON = 1e-6
+from rifflemix.ops.sinkhorn import unchecked
+from rifflemix.ops.sinkhorn.unchecked import KERNELS
 
 
 def sinkhorn(
@@ -63,10 +59,9 @@ def sinkhorn(
     _check_scores("log_scores", log_scores, square=True)
     num_iterations = check_integer("num_iterations", num_iterations, 0)
     _check_block_mask(block_padding_mask, log_scores, log_scores.shape[-1])
-    run = {"reference": reference.sinkhorn, "eager": eager.sinkhorn}[
-        check_backend(backend, ("reference", "eager"))
-    ]
-    return run(log_scores, num_iterations, causal, final_row_norm, block_padding_mask)
+    return unchecked.sinkhorn(
+        log_scores, num_iterations, causal, final_row_norm, block_padding_mask, backend
+    )
 
 
 def gumbel_noise(
@@ -96,11 +91,7 @@ def gumbel_noise(
     wanted = dtype or torch.get_default_dtype()
     if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
         raise bad_argument("dtype", "a floating-point dtype", shown(wanted))
-    wide = eager.statistics_dtype(wanted)
-    # Not torch.rand, which takes no generator, not even None, beside a symbolic size.
-    u = torch.empty(size, device=device, dtype=wide).uniform_(generator=generator)
-    u = u.clamp(_GUMBEL_EPSILON, 1.0 - _GUMBEL_EPSILON)
-    return -torch.log(-torch.log(u)).to(wanted)
+    return unchecked.gumbel_noise(size, device, wanted, generator)
 
 
 def gumbel_sinkhorn(
@@ -140,20 +131,23 @@ def gumbel_sinkhorn(
     _check_scores("scores", scores, square=True)
     check_choice("kernel", kernel, KERNELS)
     temperature = check_positive("temperature", temperature)
-    logits = scores if kernel == "exp" else torch.log(scores.relu() + _RELU_EPSILON)
+    num_iterations = check_integer("num_iterations", num_iterations, 0)
+    _check_block_mask(block_padding_mask, scores, scores.shape[-1])
     if noise is not None:
         check_floating("noise", noise, str(tuple(scores.shape)))
         if noise.shape != scores.shape:
             raise bad_argument("noise", f"shape {tuple(scores.shape)}", tuple(noise.shape))
         check_like("noise", noise, scores, "scores")
-        logits = logits + noise
-    return sinkhorn(
-        logits / temperature,
+    return unchecked.gumbel_sinkhorn(
+        scores,
         num_iterations,
-        causal=causal,
-        final_row_norm=final_row_norm,
-        block_padding_mask=block_padding_mask,
-        backend=backend,
+        temperature,
+        noise,
+        kernel,
+        causal,
+        final_row_norm,
+        block_padding_mask,
+        backend,
     )
 
 
@@ -200,10 +194,9 @@ def top_k_blocks(
     if causal and rows != columns - num_null:
         raise bad_argument("scores", f"shape (..., n, {num_null} + n)", tuple(scores.shape))
     _check_block_mask(block_padding_mask, scores, columns - num_null)
-    run = {"reference": reference.top_k_blocks, "eager": eager.top_k_blocks}[
-        check_backend(backend, ("reference", "eager"))
-    ]
-    return run(scores, k, temperature, causal, num_null, block_padding_mask)
+    return unchecked.top_k_blocks(
+        scores, k, temperature, causal, num_null, block_padding_mask, backend
+    )
 
 
 def _check_scores(name: str, scores: Tensor, *, square: bool) -> None:

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops._checks import (
-    check_backend,
     check_divides,
     check_floating,
     check_integer,
@@ -14,10 +13,9 @@ from rifflemix.ops._checks import (
     check_padding_mask,
     check_tokens,
 )
-from rifflemix.ops.sinkhorn import eager, reference
+from rifflemix.ops.sinkhorn import unchecked
 
 PADDING_RULES = ("majority", "argmax")
-_BACKENDS = ("reference", "eager")
 _HEADS = "(B, H, N, D)"
 
 
@@ -50,10 +48,7 @@ def pool_blocks(
     check_tokens("x", x)
     block_size = check_divides("block_size", block_size, x.shape[1], "the number of tokens")
     check_padding_mask(key_padding_mask, x)
-    run = {"reference": reference.pool_blocks, "eager": eager.pool_blocks}[
-        check_backend(backend, _BACKENDS)
-    ]
-    return run(x, block_size, causal, key_padding_mask)
+    return unchecked.pool_blocks(x, block_size, causal, key_padding_mask, backend)
 
 
 def block_scores(
@@ -98,10 +93,7 @@ def block_scores(
     check_padding_mask(key_padding_mask, q, token_dim=2)
     if shared and causal:
         raise bad_argument("shared", "False with causal=True", True)
-    run = {"reference": reference.block_scores, "eager": eager.block_scores}[
-        check_backend(backend, _BACKENDS)
-    ]
-    return run(q, k, block_size, causal, shared, key_padding_mask)
+    return unchecked.block_scores(q, k, block_size, causal, shared, key_padding_mask, backend)
 
 
 def sort_blocks(blocks: Tensor, sort: Tensor, *, backend: str = "auto") -> Tensor:
@@ -129,10 +121,7 @@ def sort_blocks(blocks: Tensor, sort: Tensor, *, backend: str = "auto") -> Tenso
         expected = f"shape {(*leading, 'R', blocks.shape[-3])}"
         raise bad_argument("sort", expected, tuple(sort.shape))
     check_like("sort", sort, blocks, "blocks")
-    run = {"reference": reference.sort_blocks, "eager": eager.sort_blocks}[
-        check_backend(backend, _BACKENDS)
-    ]
-    return run(blocks, sort)
+    return unchecked.sort_blocks(blocks, sort, backend)
 
 
 def sorted_padding_mask(
@@ -172,7 +161,6 @@ def sorted_padding_mask(
         raise bad_argument("num_null", f"0 to {sort.shape[-1] - 1}", num_null)
     tokens = (sort.shape[-1] - num_null) * block_size
     check_padding_mask(key_padding_mask, sort[:, 0, 0, :1].expand(-1, tokens))
-    run = {"reference": reference.sorted_padding_mask, "eager": eager.sorted_padding_mask}[
-        check_backend(backend, _BACKENDS)
-    ]
-    return run(sort, block_size, key_padding_mask, rule, num_null)
+    return unchecked.sorted_padding_mask(
+        sort, block_size, key_padding_mask, rule, num_null, backend
+    )

@@ -42,7 +42,9 @@ def sinkhorn_attention(
         hidden = None if unseen is None else unseen.flatten(2).unsqueeze(2)
         y = attend(q, sorted_k.flatten(2, 3), sorted_v.flatten(2, 3), hidden, dropout_p)
     else:
-        q_blocks, k_blocks, v_blocks = (_to_blocks(t, block_size) for t in (q, k, v))
+        blocks = (-1, block_size)
+        q_blocks, k_blocks = torch.unflatten(q, 2, blocks), torch.unflatten(k, 2, blocks)
+        v_blocks = torch.unflatten(v, 2, blocks)
         hidden = _local_hidden(key_padding_mask, block_size, causal, q.device)
         sorted_k, sorted_v, unseen = _per_query_block(
             sorted_k, sorted_v, unseen, q_blocks.shape[2], shared=bool(sortcut)
@@ -54,11 +56,6 @@ def sinkhorn_attention(
         )
         y = y.flatten(2, 3).roll(rotation, 2)
     return y if full is None else y + full
-
-
-def _to_blocks(x: Tensor, block_size: int) -> Tensor:
-    """(B, H, N, D) -> (B, H, n, b, D)."""
-    return torch.unflatten(x, 2, (-1, block_size))
 
 
 def _sorted_sources(
@@ -76,16 +73,14 @@ def _sorted_sources(
     if key_padding_mask is not None and padding_rule == "majority":
         padded = key_padding_mask[:, None, :, None]
         k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
-    sources = [_to_blocks(t, block_size) for t in (k, v)]
+    keys, values = torch.unflatten(k, 2, (-1, block_size)), torch.unflatten(v, 2, (-1, block_size))
     if null_kv is not None:
-        sources = [
-            torch.cat((_null_blocks(null, blocks, num_null), blocks), 2)
-            for null, blocks in zip(null_kv, sources, strict=True)
-        ]
+        keys = torch.cat((_null_blocks(null_kv[0], keys, num_null), keys), 2)
+        values = torch.cat((_null_blocks(null_kv[1], values, num_null), values), 2)
     unseen = None
     if causal or key_padding_mask is not None:
         unseen = sorted_padding_mask(sort, block_size, key_padding_mask, padding_rule, num_null)
-    return sort_blocks(sources[0], sort), sort_blocks(sources[1], sort), unseen
+    return sort_blocks(keys, sort), sort_blocks(values, sort), unseen
 
 
 def _null_blocks(null: Tensor, blocks: Tensor, num_null: int) -> Tensor:
@@ -99,13 +94,12 @@ def _per_query_block(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Rows of sorted blocks -> what each query block sees, (B, H, n, s, D) and (B, H, n, 1, s)."""
     rows = 1 if shared else num_blocks
-    sorted_k, sorted_v = (
-        torch.unflatten(t, 2, (rows, -1)).flatten(3, 4).expand(-1, -1, num_blocks, -1, -1)
-        for t in (sorted_k, sorted_v)
-    )
+    sorted_k = torch.unflatten(sorted_k, 2, (rows, -1)).flatten(3, 4)
+    sorted_v = torch.unflatten(sorted_v, 2, (rows, -1)).flatten(3, 4)
     if unseen is not None:
         unseen = torch.unflatten(unseen, 2, (rows, -1)).flatten(3).unsqueeze(-2)
-    return sorted_k, sorted_v, unseen
+    shape = (-1, -1, num_blocks, -1, -1)
+    return sorted_k.expand(shape), sorted_v.expand(shape), unseen
 
 
 def _local_hidden(

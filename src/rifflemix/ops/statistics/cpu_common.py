@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from rifflemix.ops.native import instruction_level, library
-from rifflemix.ops.statistics.common import accumulation_dtype
+from rifflemix.ops.statistics.common import ACCUMULATION
 
 # Looked up once: a graph that is being traced must not meet the loading of a library.
 _KERNELS = library()
@@ -49,14 +48,22 @@ def supports(w: Tensor, dropout_p: float) -> bool:
 def call(kernel: str, w: Tensor, *arguments: Any) -> None:
     """Run a kernel for tokens like `w`: sizes, then tensors, None, flags and C arrays."""
     function = getattr(_KERNELS, f"rifflemix_{kernel}_{_TYPE_NAMES[w.dtype]}")
-    batch, heads, length, features = w.shape
-    sizes = (batch, heads, length, features, width(features), _CHUNK, torch.get_num_threads())
-    function(_int64s(sizes), *(_argument(value) for value in arguments))
+    sizes = (*w.shape, width(w.shape[3]), _CHUNK, torch.get_num_threads())
+    # One loop: a short sequence waits for Python, not for the kernel.
+    converted = [
+        ctypes.c_void_p(value.data_ptr())
+        if isinstance(value, Tensor)
+        else ctypes.c_int64(value)
+        if isinstance(value, int)
+        else value
+        for value in arguments
+    ]
+    function((ctypes.c_int64 * len(sizes))(*sizes), *converted)
 
 
 def view(tokens: Tensor) -> tuple[Tensor, ctypes.Array[ctypes.c_int64]]:
     """Tokens (B, H, N, D), or (B, H, N), as kernels take them: data and strides of B, H and N."""
-    return tokens, _int64s(tokens.stride()[:3])
+    return tokens, (ctypes.c_int64 * 3)(*tokens.stride()[:3])
 
 
 def contiguous(tensor: Tensor | None) -> Tensor | None:
@@ -80,7 +87,7 @@ def empty_tokens(w: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def empty_per_token(w: Tensor) -> Tensor:
     """(B, H, N) in a (B, N, H) storage, in the accumulation dtype."""
     batch, heads, length, _ = w.shape
-    empty = w.new_empty((batch, length, heads), dtype=accumulation_dtype(w.dtype))
+    empty = w.new_empty((batch, length, heads), dtype=ACCUMULATION[w.dtype])
     return empty.transpose(1, 2)
 
 
@@ -93,7 +100,7 @@ def empty_per_chunk(w: Tensor) -> tuple[Tensor, Tensor]:
     """(B, chunks, H, width) and (B, chunks, H), in the accumulation dtype."""
     batch, heads, length, features = w.shape
     chunks = (length + _CHUNK - 1) // _CHUNK
-    dtype = accumulation_dtype(w.dtype)
+    dtype = ACCUMULATION[w.dtype]
     return (
         w.new_empty((batch, chunks, heads, width(features)), dtype=dtype),
         w.new_empty((batch, chunks, heads), dtype=dtype),
@@ -109,13 +116,3 @@ def pointers(*tensors: Tensor | None) -> ctypes.Array[ctypes.c_void_p]:
     """A C structure of pointers; the tensors must outlive the call."""
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     return (ctypes.c_void_p * len(addresses))(*addresses)
-
-
-def _argument(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    return ctypes.c_int64(value) if isinstance(value, int) else value
-
-
-def _int64s(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(values))(*values)

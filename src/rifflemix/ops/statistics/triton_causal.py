@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rifflemix.ops._triton import launch
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_causal_kernels as kernels
 from rifflemix.ops.statistics.common import (
@@ -31,6 +30,7 @@ from rifflemix.ops.statistics.triton_common import (
     token_layout,
     with_whole_rows,
 )
+from rifflemix.ops.triton_support import launch
 
 Arguments = tuple[Any, ...]
 # Several tiles at once, in the backward, need the registers of twice as many threads.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rifflemix.ops._triton import launch
 from rifflemix.ops.statistics import triton_kernels as kernels
-from rifflemix.ops.statistics._triton_limits import power_of_two
+from rifflemix.ops.statistics.triton_limits import power_of_two
+from rifflemix.ops.triton_support import launch
 
 # Numbers in a tile of tokens: 32 a thread with 128 threads.
 _TILE = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rifflemix.ops import _triton
+from rifflemix.ops import triton_support
 
 BITS = {torch.bfloat16: 16, torch.float16: 16, torch.float32: 32}
 INFINITY_BITS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
@@ -19,4 +19,4 @@ def with_triton(names: tuple[str, ...], x: Tensor, group_size: int = 1) -> tuple
     if x.dtype not in BITS:
         return names
     fits = group_size <= MAX_WINDOW[BITS[x.dtype]]
-    return _triton.with_triton(names, x, fits, x.shape[1] * x.shape[2] <= MAX_OFFSET)
+    return triton_support.with_triton(names, x, fits, x.shape[1] * x.shape[2] <= MAX_OFFSET)

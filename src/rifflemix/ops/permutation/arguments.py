@@ -1,4 +1,4 @@
-"""Argument checks of the permutation family."""
+"""What callers give, checked and as the implementations of this family take it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rifflemix.ops._checks import (
     check_tokens,
 )
 from rifflemix.ops.permutation.eager import KEY_DTYPES
+from rifflemix.ops.permutation.spec import SortSpec
 
 ORDERS = ("reference", "ascending", "descending")
-BACKENDS = ("reference", "eager")
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -53,16 +53,21 @@ def check_steps(steps: Tensor | Sequence[int], x: Tensor) -> Tensor:
     return steps.to(x.device, torch.int64)
 
 
-def directions(
-    x: Tensor, order: str | None, descending: Tensor | None
-) -> tuple[bool, Tensor | None]:
-    """Whether the order is the reference channel's, and the channels that count downwards."""
+def sort_spec(
+    x: Tensor,
+    num_groups: int,
+    heads: int,
+    order: str | None,
+    descending: Tensor | None = None,
+) -> SortSpec:
+    """The four settings of a sort as one value; raise where they do not fit x or each other."""
+    num_groups, heads = check_groups(x, num_groups, heads)
     if descending is None:
         order = "reference" if order is None else order
         check_choice("order", order, ORDERS)
-        if order != "descending":
-            return order == "reference", None
-        return False, torch.ones(x.shape[2], dtype=torch.bool, device=x.device)
+        if order == "descending":
+            descending = torch.ones(x.shape[2], dtype=torch.bool, device=x.device)
+        return SortSpec(num_groups, order == "reference", heads, descending)
     if order not in (None, "ascending"):
         raise bad_argument("order", '"ascending" beside descending', repr(order))
     if not isinstance(descending, Tensor) or descending.dtype != torch.bool:
@@ -70,4 +75,4 @@ def directions(
         raise bad_argument("descending", "a bool tensor, True = descending", got)
     if tuple(descending.shape) != (x.shape[2],):
         raise bad_argument("descending", f"shape (C,) = ({x.shape[2]},)", tuple(descending.shape))
-    return False, descending.to(x.device)
+    return SortSpec(num_groups, False, heads, descending.to(x.device))

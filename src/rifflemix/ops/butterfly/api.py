@@ -1,0 +1,132 @@
+"""The public functions of this family: arguments checked, then handed to `unchecked`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rifflemix.errors import bad_argument
+from rifflemix.ops._checks import (
+    check_divides,
+    check_floating,
+    check_integer,
+    check_like,
+)
+from rifflemix.ops.butterfly import unchecked
+
+
+def butterfly_split(
+    x: Tensor, block: int, stride: int, dim: int = 1, *, backend: str = "auto"
+) -> Tensor:
+    """Arrange an axis in groups of `block` places that lie `stride` apart.
+
+    Args:
+        x: tensor of any shape and dtype; axis `dim` has length n.
+        block: a, places per group.
+        stride: s, distance between the places of a group; block * stride divides n.
+        dim: the axis, negative counts from the end.
+        backend: "auto", "reference" or "eager".
+
+    Returns:
+        x with axis `dim` replaced by two axes (n/a, a). Group q * s + r holds the places
+        q * a * s + r + j * s for j = 0 .. a-1.
+
+    Raises:
+        InputError: block * stride does not divide n, or `dim` is out of range.
+
+    Source: Dimension Mixer, Algorithm 1 (the permutation before the block).
+    """
+    _check_tensor("x", x)
+    dim = _axis(dim, x.dim(), x.dim())
+    block, stride = _check_groups(block, stride, x.shape[dim])
+    return unchecked.butterfly_split(x, block, stride, dim, backend)
+
+
+def butterfly_merge(y: Tensor, stride: int, dim: int = 1, *, backend: str = "auto") -> Tensor:
+    """Undo `butterfly_split`: every place returns to where it was.
+
+    Args:
+        y: tensor of any shape and dtype with axes (n/a, a) at `dim` and `dim + 1`.
+        stride: s, the stride it was split with.
+        dim: the axis of the groups, negative counts from the end.
+        backend: "auto", "reference" or "eager".
+
+    Returns:
+        y with the two axes replaced by one of length n.
+
+    Raises:
+        InputError: a * s does not divide n, or `dim` is out of range.
+
+    Source: Dimension Mixer, Algorithm 1 (the permutation after the block).
+    """
+    _check_tensor("y", y)
+    dim = _axis(dim, y.dim(), y.dim() - 1)
+    _, stride = _check_groups(y.shape[dim + 1], stride, y.shape[dim] * y.shape[dim + 1])
+    return unchecked.butterfly_merge(y, stride, dim, backend)
+
+
+def block_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto"
+) -> Tensor:
+    """Multiply by a block-diagonal matrix: each block of features has its own linear map.
+
+    Args:
+        x: (..., blocks * in) features.
+        weight: (blocks, in, out).
+        bias: (blocks, out) or None.
+        backend: "auto", "reference" or "eager".
+
+    Returns:
+        (..., blocks * out), block k being x_k @ weight[k] + bias[k].
+
+    Raises:
+        InputError: shapes, dtypes or devices that do not fit each other.
+
+    Source: Dimension Mixer, Algorithm 2 (BlockLinear).
+    """
+    _check_block_linear(x, weight, bias)
+    return unchecked.block_linear(x, weight, bias, backend)
+
+
+def _check_tensor(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise bad_argument(name, "a tensor", type(x).__name__)
+
+
+def _axis(dim: int, rank: int, axes: int) -> int:
+    """`dim` counted from the front; `axes` of the `rank` axes may be chosen."""
+    dim = check_integer("dim", dim)
+    front = dim + rank if dim < 0 else dim
+    if not 0 <= front < axes:
+        raise bad_argument("dim", f"an axis from {-rank} to {axes - 1}", dim)
+    return front
+
+
+def _check_groups(block: int, stride: int, length: int) -> tuple[int, int]:
+    block = check_divides("block", block, length, "the axis length")
+    stride = check_integer("stride", stride)
+    if stride < 1 or length % (block * stride):
+        raise bad_argument(
+            "stride",
+            f"a divisor of length / block = {length // block}",
+            stride,
+            "butterfly_strides lists strides that are valid",
+        )
+    return block, stride
+
+
+def _check_block_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    check_floating("x", x, "(..., blocks * in)")
+    _check_tensor("weight", weight)
+    if weight.dim() != 3:
+        raise bad_argument("weight", "shape (blocks, in, out)", tuple(weight.shape))
+    blocks, width, out = weight.shape
+    if x.dim() < 1 or x.shape[-1] != blocks * width:
+        expected = f"shape (..., blocks * in) = (..., {blocks * width})"
+        raise bad_argument("x", expected, tuple(x.shape))
+    check_like("weight", weight, x, "x")
+    if bias is None:
+        return
+    _check_tensor("bias", bias)
+    if tuple(bias.shape) != (blocks, out):
+        raise bad_argument("bias", f"shape (blocks, out) = {(blocks, out)}", tuple(bias.shape))
+    check_like("bias", bias, x, "x")

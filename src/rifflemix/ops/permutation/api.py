@@ -1,0 +1,270 @@
+"""The public functions of this family: arguments checked, then handed to `unchecked`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+from torch import Tensor
+
+from rifflemix.errors import check_choice
+from rifflemix.ops.permutation import unchecked
+from rifflemix.ops.permutation.arguments import ORDERS, check_steps, check_values, sort_spec
+from rifflemix.ops.permutation.spec import Permuted
+
+
+@overload
+def circular_shift(
+    x: Tensor,
+    steps: Tensor | Sequence[int],
+    *,
+    key_padding_mask: Tensor | None = ...,
+    return_indices: Literal[False] = ...,
+    backend: str = ...,
+) -> Tensor: ...
+
+
+@overload
+def circular_shift(
+    x: Tensor,
+    steps: Tensor | Sequence[int],
+    *,
+    key_padding_mask: Tensor | None = ...,
+    return_indices: Literal[True],
+    backend: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def circular_shift(
+    x: Tensor,
+    steps: Tensor | Sequence[int],
+    *,
+    key_padding_mask: Tensor | None = None,
+    return_indices: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Roll the tokens of each channel: out[b, n, c] = x[b, (n - steps[c]) mod N, c].
+
+    Args:
+        x: (B, N, C) tokens.
+        steps: (C,) integers from -2^62 to 2^62, such as `shift_steps` gives.
+        key_padding_mask: (B, N) bool, True = padding. The L valid tokens of a sample roll among
+            their own places, mod L.
+        return_indices: return (y, index) with y = x.gather(1, index) at valid places.
+        backend: "auto", "reference", "eager", "cpu" or "triton".
+
+    Returns:
+        (B, N, C); with `return_indices` also the (B, N, C) int64 index.
+
+    Raises:
+        InputError: wrong shape or dtype.
+
+    Source: CSP (Yuan and Xu), equation (3).
+    """
+    check_values(x, key_padding_mask)
+    steps = check_steps(steps, x)
+    permuted = unchecked.circular_shift(x, steps, key_padding_mask, return_indices, backend)
+    return _result(permuted)
+
+
+@overload
+def group_sort(
+    x: Tensor,
+    num_groups: int = ...,
+    *,
+    order: str | None = ...,
+    descending: Tensor | None = ...,
+    heads: int = ...,
+    key_padding_mask: Tensor | None = ...,
+    return_indices: Literal[False] = ...,
+    backend: str = ...,
+) -> Tensor: ...
+
+
+@overload
+def group_sort(
+    x: Tensor,
+    num_groups: int = ...,
+    *,
+    order: str | None = ...,
+    descending: Tensor | None = ...,
+    heads: int = ...,
+    key_padding_mask: Tensor | None = ...,
+    return_indices: Literal[True],
+    backend: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def group_sort(
+    x: Tensor,
+    num_groups: int = 1,
+    *,
+    order: str | None = None,
+    descending: Tensor | None = None,
+    heads: int = 1,
+    key_padding_mask: Tensor | None = None,
+    return_indices: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Sort every channel within contiguous groups of N / num_groups tokens.
+
+    - "reference": the values of a channel take the rank order that channel 0 has in the group:
+      out[n, c] = sorted_c[rank of x[n, 0]]; channel 0 stays as it is. Each group's rearrangement
+      is the optimal transport from the channel to channel 0.
+    - "ascending", "descending": every channel by its own values.
+
+    All orders are stable (of equal values the earlier token comes first, in descending order as
+    well; -0.0 equals 0.0) and put NaN after every number. Groups of two are exchanged by one
+    comparison, without a sort.
+
+    Args:
+        x: (B, N, C) tokens.
+        num_groups: groups K, a divisor of N.
+        order: one of the names above; None is "reference", or "ascending" beside `descending`.
+        descending: (C,) bool, the channels that an ascending sort sorts in descending order
+            instead (`interleave_columns` makes one).
+        heads: contiguous heads of C / heads channels; in reference order the first channel of a
+            head is the reference of that head. Other orders do not depend on it.
+        key_padding_mask: (B, N) bool, True = padding. A group's valid tokens are sorted among
+            their own places.
+        return_indices: return (y, index) with y = x.gather(1, index) at valid places.
+        backend: "auto", "reference", "eager", "cpu" or "triton".
+
+    Returns:
+        (B, N, C); with `return_indices` also the (B, N, C) int64 index.
+
+    Raises:
+        InputError: wrong shape or dtype, a number that does not divide, or `descending` beside an
+            order other than "ascending".
+
+    Source: CSP (Yuan and Xu), equations (4)-(5) and appendix B; Sliceformer (Yuan and Xu),
+    section III.
+    """
+    check_values(x, key_padding_mask)
+    spec = sort_spec(x, num_groups, heads, order, descending)
+    return _result(unchecked.group_sort(x, spec, key_padding_mask, return_indices, backend))
+
+
+@overload
+def channel_permute(
+    x: Tensor,
+    steps: Tensor | Sequence[int],
+    num_groups: int,
+    *,
+    order: str = ...,
+    heads: int = ...,
+    key_padding_mask: Tensor | None = ...,
+    return_indices: Literal[False] = ...,
+    backend: str = ...,
+) -> Tensor: ...
+
+
+@overload
+def channel_permute(
+    x: Tensor,
+    steps: Tensor | Sequence[int],
+    num_groups: int,
+    *,
+    order: str = ...,
+    heads: int = ...,
+    key_padding_mask: Tensor | None = ...,
+    return_indices: Literal[True],
+    backend: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def channel_permute(
+    x: Tensor,
+    steps: Tensor | Sequence[int],
+    num_groups: int,
+    *,
+    order: str = "reference",
+    heads: int = 1,
+    key_padding_mask: Tensor | None = None,
+    return_indices: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """CSP on a value matrix: `circular_shift`, then `group_sort`.
+
+    Channel 0 is shifted by steps[0] like any other: give 0 to keep the reference in place, as the
+    paper does. Applied to MEGA's values it replaces the whole attention product.
+
+    Args:
+        x: (B, N, C) values.
+        steps: (C,) integers, see `circular_shift`.
+        num_groups: groups K, a divisor of N.
+        order: "reference", "ascending" or "descending", see `group_sort`.
+        heads: heads with a reference channel of their own, see `group_sort`.
+        key_padding_mask: (B, N) bool, True = padding.
+        return_indices: return (y, index) with y = x.gather(1, index) at valid places.
+        backend: "auto", "reference", "eager", "cpu" or "triton".
+
+    Returns:
+        (B, N, C); with `return_indices` also the (B, N, C) int64 index.
+
+    Raises:
+        InputError: wrong shape or dtype, or a number that does not divide.
+
+    Source: CSP (Yuan and Xu), equations (4)-(5).
+    """
+    check_values(x, key_padding_mask)
+    steps = check_steps(steps, x)
+    check_choice("order", order, ORDERS)
+    spec = sort_spec(x, num_groups, heads, order)
+    permuted = unchecked.channel_permute(x, steps, spec, key_padding_mask, return_indices, backend)
+    return _result(permuted)
+
+
+@overload
+def max_exchange(
+    x: Tensor,
+    *,
+    key_padding_mask: Tensor | None = ...,
+    return_indices: Literal[False] = ...,
+    backend: str = ...,
+) -> Tensor: ...
+
+
+@overload
+def max_exchange(
+    x: Tensor,
+    *,
+    key_padding_mask: Tensor | None = ...,
+    return_indices: Literal[True],
+    backend: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def max_exchange(
+    x: Tensor,
+    *,
+    key_padding_mask: Tensor | None = None,
+    return_indices: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exchange, in each channel, the first token with the largest.
+
+    Of equal largest values the first is taken; NaN counts as the largest, as it does in a sort.
+
+    Args:
+        x: (B, N, C) tokens.
+        key_padding_mask: (B, N) bool, True = padding. The first valid token is exchanged with the
+            largest valid one.
+        return_indices: return (y, index) with y = x.gather(1, index) at valid places.
+        backend: "auto", "reference", "eager" or "cpu".
+
+    Returns:
+        (B, N, C); with `return_indices` also the (B, N, C) int64 index.
+
+    Raises:
+        InputError: wrong shape or dtype.
+
+    Source: Sliceformer (Yuan and Xu), section III, Max-Exchange.
+    """
+    check_values(x, key_padding_mask)
+    return _result(unchecked.max_exchange(x, key_padding_mask, return_indices, backend))
+
+
+def _result(permuted: Permuted) -> Tensor | tuple[Tensor, Tensor]:
+    y, index = permuted
+    return y if index is None else (y, index)

@@ -1,0 +1,97 @@
+"""The family without argument checks, for callers that have made them: mixers, and `api`.
+
+Functions return (y, index), and None for the index unless `with_index`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from rifflemix.ops.dispatch import PLAIN, Family
+from rifflemix.ops.permutation import cpu, eager, reference
+from rifflemix.ops.permutation.spec import Permuted, SortSpec
+from rifflemix.ops.permutation.triton_limits import with_triton
+from rifflemix.ops.triton_support import INTERPRETED
+
+
+def _load_triton() -> Any:
+    from rifflemix.ops.permutation import triton
+
+    return triton
+
+
+_FAMILY = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
+
+
+def circular_shift(
+    x: Tensor,
+    steps: Tensor,
+    mask: Tensor | None = None,
+    with_index: bool = False,
+    backend: str = "auto",
+) -> Permuted:
+    """`rifflemix.ops.circular_shift` for steps (C,) int64 on x's device."""
+    names = _with_cpu(x, sorts=False)
+    if mask is None:
+        names = with_triton(names, x)
+    y, index = _FAMILY.pick(backend, names).circular_shift(x, steps, mask, with_index)
+    return y, None if index is None else index.contiguous()
+
+
+def group_sort(
+    x: Tensor,
+    spec: SortSpec,
+    mask: Tensor | None = None,
+    with_index: bool = False,
+    backend: str = "auto",
+) -> Permuted:
+    """`rifflemix.ops.group_sort`."""
+    module = _FAMILY.pick(backend, _sorters(x, spec, with_index))
+    permuted: Permuted = module.group_sort(x, spec, mask, with_index)
+    return permuted
+
+
+def channel_permute(
+    x: Tensor,
+    steps: Tensor,
+    spec: SortSpec,
+    mask: Tensor | None = None,
+    with_index: bool = False,
+    backend: str = "auto",
+) -> Permuted:
+    """`rifflemix.ops.channel_permute` for steps (C,) int64 on x's device."""
+    module = _FAMILY.pick(backend, _sorters(x, spec, with_index))
+    permuted: Permuted = module.channel_permute(x, steps, spec, mask, with_index)
+    return permuted
+
+
+def max_exchange(
+    x: Tensor, mask: Tensor | None = None, with_index: bool = False, backend: str = "auto"
+) -> Permuted:
+    """`rifflemix.ops.max_exchange`."""
+    module = _FAMILY.pick(backend, _with_cpu(x, sorts=False))
+    permuted: Permuted = module.max_exchange(x, mask, with_index)
+    return permuted
+
+
+def _sorters(x: Tensor, spec: SortSpec, with_index: bool) -> tuple[str, ...]:
+    names = _with_cpu(x, sorts=cpu.needs_sort(x, spec.num_groups, with_index))
+    if x.is_cuda or INTERPRETED:
+        names = with_triton(names, x, x.shape[1] // spec.num_groups)
+    return names
+
+
+def _with_cpu(x: Tensor, *, sorts: bool) -> tuple[str, ...]:
+    """The backends that support these arguments here, slowest first, but for Triton's."""
+    if not cpu.supports(x, sorts=sorts):
+        return PLAIN
+    # A small tensor is done before a kernel has been called, and an exported program must run
+    # without this library: there the kernels are for those who name them.
+    is_small = statically_known_true(x.numel() < cpu.WORTH_A_CALL)
+    if is_small or torch.compiler.is_exporting():
+        return ("cpu", *PLAIN)
+    return (*PLAIN, "cpu")

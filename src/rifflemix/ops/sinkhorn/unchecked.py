@@ -1,0 +1,175 @@
+"""The family without argument checks, for callers that have made them: mixers, and the public
+functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.ops.dispatch import PLAIN, Family
+from rifflemix.ops.sinkhorn import eager, eager_attention, reference, reference_attention
+
+KERNELS = ("exp", "relu")
+_RELU_EPSILON = 1e-6
+_GUMBEL_EPSILON = 1e-6
+_BLOCKS = Family(reference, eager)
+_ATTENTION = Family(reference_attention, eager_attention)
+
+
+def pool_blocks(
+    x: Tensor,
+    block_size: int,
+    causal: bool = False,
+    key_padding_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """`rifflemix.ops.pool_blocks`."""
+    pooled: Tensor = _BLOCKS.pick(backend).pool_blocks(x, block_size, causal, key_padding_mask)
+    return pooled
+
+
+def block_scores(
+    q: Tensor,
+    k: Tensor,
+    block_size: int,
+    causal: bool = False,
+    shared: bool = False,
+    key_padding_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """`rifflemix.ops.block_scores`."""
+    module = _BLOCKS.pick(backend)
+    scores: Tensor = module.block_scores(q, k, block_size, causal, shared, key_padding_mask)
+    return scores
+
+
+def sort_blocks(blocks: Tensor, sort: Tensor, backend: str = "auto") -> Tensor:
+    """`rifflemix.ops.sort_blocks`."""
+    y: Tensor = _BLOCKS.pick(backend).sort_blocks(blocks, sort)
+    return y
+
+
+def sorted_padding_mask(
+    sort: Tensor,
+    block_size: int,
+    key_padding_mask: Tensor | None,
+    rule: str,
+    num_null: int,
+    backend: str = "auto",
+) -> Tensor:
+    """`rifflemix.ops.sorted_padding_mask`."""
+    module = _BLOCKS.pick(backend)
+    hidden: Tensor = module.sorted_padding_mask(sort, block_size, key_padding_mask, rule, num_null)
+    return hidden
+
+
+def sinkhorn(
+    log_scores: Tensor,
+    num_iterations: int,
+    causal: bool = False,
+    final_row_norm: bool = True,
+    block_padding_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """`rifflemix.ops.sinkhorn`."""
+    sort: Tensor = _BLOCKS.pick(backend).sinkhorn(
+        log_scores, num_iterations, causal, final_row_norm, block_padding_mask
+    )
+    return sort
+
+
+def gumbel_noise(
+    shape: Sequence[int],
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """`rifflemix.ops.gumbel_noise`."""
+    # Not torch.rand, which takes no generator, not even None, beside a symbolic size.
+    u = torch.empty(shape, device=device, dtype=eager.statistics_dtype(dtype))
+    u = u.uniform_(generator=generator).clamp(_GUMBEL_EPSILON, 1.0 - _GUMBEL_EPSILON)
+    return -torch.log(-torch.log(u)).to(dtype)
+
+
+def gumbel_sinkhorn(
+    scores: Tensor,
+    num_iterations: int,
+    temperature: float,
+    noise: Tensor | None,
+    kernel: str = "exp",
+    causal: bool = False,
+    final_row_norm: bool = True,
+    block_padding_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """`rifflemix.ops.gumbel_sinkhorn`."""
+    logits = scores if kernel == "exp" else torch.log(scores.relu() + _RELU_EPSILON)
+    if noise is not None:
+        logits = logits + noise
+    sort: Tensor = _BLOCKS.pick(backend).sinkhorn(
+        logits / temperature, num_iterations, causal, final_row_norm, block_padding_mask
+    )
+    return sort
+
+
+def top_k_blocks(
+    scores: Tensor,
+    k: int,
+    temperature: float,
+    causal: bool = False,
+    num_null: int = 0,
+    block_padding_mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """`rifflemix.ops.top_k_blocks`."""
+    sort: Tensor = _BLOCKS.pick(backend).top_k_blocks(
+        scores, k, temperature, causal, num_null, block_padding_mask
+    )
+    return sort
+
+
+def block_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sorted_k: Tensor,
+    sorted_v: Tensor,
+    combine: str,
+    hidden: Tensor | None,
+    sorted_hidden: Tensor | None,
+    dropout_p: float,
+    backend: str = "auto",
+) -> Tensor:
+    """`rifflemix.ops.block_attention`."""
+    y: Tensor = _ATTENTION.pick(backend, _attention_backends(dropout_p)).block_attention(
+        q, k, v, sorted_k, sorted_v, combine, hidden, sorted_hidden, dropout_p
+    )
+    return y
+
+
+def sinkhorn_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    *,
+    dropout_p: float,
+    backend: str = "auto",
+    **settings: Any,
+) -> Tensor:
+    """`rifflemix.ops.sinkhorn_attention`, whose keyword arguments must all be given."""
+    module = _ATTENTION.pick(backend, _attention_backends(dropout_p))
+    y: Tensor = module.sinkhorn_attention(
+        q, k, v, sort, block_size, dropout_p=dropout_p, **settings
+    )
+    return y
+
+
+def _attention_backends(dropout_p: float) -> tuple[str, ...]:
+    """The reference drops no weights."""
+    return ("eager",) if dropout_p else PLAIN

@@ -1,0 +1,158 @@
+"""Token statistics by compiled kernels: a few passes over the tokens, wherever they lie in memory.
+
+Tokens are read and written with the strides of a (B, N, H, D) storage, so that a projection's
+output is taken apart into heads, and put together again, without a copy. The kernels are in
+ops/native/statistics.cpp. A gradient of a gradient is left to the eager formulas.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.ops.native import HUGE, in_huge_pages
+from rifflemix.ops.statistics import eager
+from rifflemix.ops.statistics.common import ACCUMULATION, second_order_gradients
+from rifflemix.ops.statistics.cpu_common import (
+    by_token,
+    call,
+    contiguous,
+    empty_per_chunk,
+    empty_per_token,
+    empty_tokens,
+    view,
+    width,
+    with_whole_rows,
+)
+
+
+def token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    *,
+    normalize: bool,
+    key_padding_mask: Tensor | None,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:
+    """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
+    temperature = temperature.to(ACCUMULATION[w.dtype])
+    y, membership, *_ = _forward(w, temperature, key_padding_mask, normalize)
+    return y, membership
+
+
+def _empty_outputs(
+    w: Tensor, temperature: Tensor, key_padding_mask: Tensor | None, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    batch, heads, _, features = w.shape
+    per_feature = (batch, heads, width(features))
+    return (
+        empty_tokens(w),
+        empty_per_token(w),
+        temperature.new_empty(per_feature),
+        temperature.new_empty(per_feature),
+        temperature.new_empty((batch, heads)),
+    )
+
+
+@torch.library.custom_op("rifflemix::token_statistics", mutates_args=(), device_types="cpu")
+def _forward(
+    w: Tensor, temperature: Tensor, key_padding_mask: Tensor | None, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Output, membership, and what the gradient needs: energy, moment and count."""
+    y, *statistics = outputs = _empty_outputs(w, temperature, key_padding_mask, normalize)
+    w = w if w.stride(-1) == 1 else with_whole_rows(w)
+    call(
+        "token_statistics_forward",
+        w,
+        int(normalize),
+        *view(w),
+        temperature.contiguous(),
+        None if key_padding_mask is None else key_padding_mask.contiguous(),
+        *statistics,
+        *empty_per_chunk(w),
+        *view(y if y.nbytes < HUGE else in_huge_pages(y)),
+    )
+    return outputs
+
+
+_forward.register_fake(_empty_outputs)
+
+
+def _empty_gradients(w: Tensor, temperature: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return empty_tokens(w), temperature.new_empty(temperature.shape)
+
+
+@torch.library.custom_op(
+    "rifflemix::token_statistics_backward", mutates_args=(), device_types="cpu"
+)
+def _backward(
+    w: Tensor,
+    temperature: Tensor,
+    key_padding_mask: Tensor | None,
+    normalize: bool,
+    membership: Tensor,
+    energy: Tensor,
+    moment: Tensor,
+    count: Tensor,
+    grad_y: Tensor,
+    grad_membership: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of w and of the temperature."""
+    grad_w, grad_temperature = _empty_gradients(w, temperature)
+    w, grad_y = with_whole_rows(w), with_whole_rows(grad_y)
+    call(
+        "token_statistics_backward",
+        w,
+        int(normalize),
+        *view(w),
+        temperature.contiguous(),
+        contiguous(key_padding_mask),
+        by_token(membership),
+        energy,
+        moment,
+        count,
+        *empty_per_chunk(w),
+        *view(grad_y),
+        by_token(grad_membership),
+        *view(in_huge_pages(grad_w)),
+        grad_temperature,
+        empty_per_token(w),
+        torch.empty_like(moment),
+        torch.empty_like(count),
+        torch.empty_like(energy),
+    )
+    return grad_w, grad_temperature
+
+
+_backward.register_fake(_empty_gradients)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    w, temperature, key_padding_mask, ctx.normalize = inputs
+    ctx.save_for_backward(w, temperature, key_padding_mask, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any, grad_y: Tensor | None, grad_membership: Tensor | None, *_: None
+) -> tuple[Tensor | None, ...]:
+    w, temperature, key_padding_mask, *statistics = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        outputs = eager.token_statistics(
+            w,
+            temperature,
+            normalize=ctx.normalize,
+            key_padding_mask=key_padding_mask,
+            dropout_p=0.0,
+        )
+        grads = second_order_gradients(outputs, (grad_y, grad_membership), (w, temperature))
+    else:
+        grad_y = torch.zeros_like(w) if grad_y is None else grad_y
+        saved = (w, temperature, key_padding_mask, ctx.normalize, *statistics)
+        grads = _backward(*saved, grad_y, grad_membership)
+    return *grads, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,194 @@
+"""Token statistics on a GPU: three passes over the tokens forward, three backward.
+
+The membership needs the energy of all tokens, and the output the moments of all memberships: no
+fewer passes do, but tokens that fit the cache leave memory once. Backward, the same holds of the
+gradient of the moments and of the energy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.ops.statistics import eager
+from rifflemix.ops.statistics import triton_kernels as kernels
+from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR, second_order_gradients
+from rifflemix.ops.statistics.triton_common import (
+    empty_tokens,
+    float32,
+    head_tile,
+    mask_bytes,
+    sum_squares,
+    sum_tile,
+    token_layout,
+    with_whole_rows,
+)
+from rifflemix.ops.triton_support import launch
+
+Arguments = tuple[Any, ...]
+
+_FLOOR = NORM_FLOOR**2
+
+
+def token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    *,
+    normalize: bool,
+    key_padding_mask: Tensor | None,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
+    y, pi, *_ = torch.ops.rifflemix.triton_token_statistics(
+        w, temperature.to(torch.float32), key_padding_mask, normalize
+    )
+    return y, pi.transpose(1, 2)
+
+
+@torch.library.custom_op(
+    "rifflemix::triton_token_statistics",
+    mutates_args=(),
+    schema="(Tensor w, Tensor temperature, Tensor? mask, bool normalize) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
+)
+def _forward(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output; Pi (B, N, H); sums of Pi w^2 and of Pi (B, H, D + 1); energy (B, H, D)."""
+    batch, heads, length, features = w.shape
+    y, pi, member_sums, energy = _empty_outputs(w, temperature, mask, normalize)
+    w, mask = with_whole_rows(w), mask_bytes(mask)
+    if normalize:
+        _add_chunks(sum_squares(w, mask), energy)
+    chunks, tile = head_tile(w)
+    sums = float32(w, batch, heads, chunks, features + 1)
+    launch(
+        kernels.membership, batch * chunks, w,
+        w, temperature.contiguous(), mask, energy if normalize else None, pi, sums,
+        *w.stride()[:3], heads, length, features, chunks, _FLOOR, REVERSED=True, **tile,
+    )  # fmt: skip
+    _add_chunks(sums, member_sums)
+    programs, chunks, tile = token_layout(w)
+    launch(
+        kernels.gate, programs, w,
+        w, pi, member_sums, y, *w.stride()[:3], *y.stride()[:3],
+        heads, length, features, chunks, COUNT_OFFSET, mask, **tile,
+    )  # fmt: skip
+    return y, pi, member_sums, energy
+
+
+@_forward.register_fake
+def _empty_outputs(
+    w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, heads, length, features = w.shape
+    return (
+        empty_tokens(w),
+        float32(w, batch, length, heads),
+        float32(w, batch, heads, features + 1),
+        float32(w, batch, heads, features) if normalize else float32(w, 0),
+    )
+
+
+@torch.library.custom_op(
+    "rifflemix::triton_token_statistics_backward",
+    mutates_args=(),
+    schema="(Tensor w, Tensor temperature, Tensor? mask, bool normalize, Tensor pi, "
+    "Tensor member_sums, Tensor energy, Tensor grad, Tensor? grad_pi) -> (Tensor, Tensor)",
+)
+def _backward(
+    w: Tensor,
+    temperature: Tensor,
+    mask: Tensor | None,
+    normalize: bool,
+    pi: Tensor,
+    member_sums: Tensor,
+    energy: Tensor,
+    grad: Tensor,
+    grad_pi: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of w and of the temperature."""
+    batch, heads, length, features = w.shape
+    out = empty_tokens(w)
+    w, grad, mask = with_whole_rows(w), with_whole_rows(grad), mask_bytes(mask)
+    known_energy = energy if normalize else None
+    programs, chunks, tile = token_layout(w)
+    rows = sum_tile(features)
+
+    through_tokens = float32(w, batch, length, heads)
+    sums = float32(w, batch, heads, chunks, features)
+    launch(
+        kernels.gate_gradient_sums, programs, w,
+        w, grad, pi, member_sums, through_tokens, sums,
+        *w.stride()[:3], *grad.stride()[:3],
+        heads, length, features, chunks, COUNT_OFFSET, mask, **tile,
+    )  # fmt: skip
+    by_energy, by_count = float32(w, batch, heads, features), float32(w, batch, heads)
+    launch(
+        kernels.moment_gradient, batch * heads, w,
+        sums, member_sums, by_energy, by_count, features, chunks, COUNT_OFFSET, **rows,
+    )  # fmt: skip
+
+    head_chunks, heads_tile = head_tile(w)
+    by_logit, sums = torch.empty_like(pi), float32(w, batch, heads, head_chunks, features)
+    launch(
+        kernels.membership_gradient, batch * head_chunks, w,
+        w, mask, pi, by_energy, by_count, through_tokens,
+        None if grad_pi is None else grad_pi.contiguous(), by_logit, sums,
+        *w.stride()[:3], heads, length, features, head_chunks, REVERSED=True, **heads_tile,
+    )  # fmt: skip
+    score_sums, by_temperature = torch.empty_like(by_energy), torch.empty_like(by_count)
+    launch(
+        kernels.energy_gradient, batch * heads, w,
+        sums, known_energy, score_sums, by_temperature, features, head_chunks, _FLOOR, **rows,
+    )  # fmt: skip
+
+    launch(
+        kernels.token_gradient, programs, w,
+        w, grad, temperature.contiguous(), mask, known_energy, pi, member_sums, by_energy,
+        by_logit, score_sums, out, *w.stride()[:3], *grad.stride()[:3], *out.stride()[:3],
+        heads, length, features, chunks, _FLOOR, COUNT_OFFSET, **tile,
+    )  # fmt: skip
+    return out, by_temperature.sum(0)
+
+
+@_backward.register_fake
+def _(w: Tensor, temperature: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return empty_tokens(w), temperature.new_empty(temperature.shape)
+
+
+def _save(ctx: Any, inputs: Arguments, output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.normalize = inputs
+    ctx.save_for_backward(*tensors, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(
+    ctx: Any, grad: Tensor | None, grad_pi: Tensor | None, *_: None
+) -> tuple[Tensor | None, ...]:
+    w, temperature, mask, *saved = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        outputs = eager.token_statistics(
+            w, temperature, normalize=ctx.normalize, key_padding_mask=mask, dropout_p=0.0
+        )
+        grad_pi = None if grad_pi is None else grad_pi.transpose(1, 2)
+        found = second_order_gradients(outputs, (grad, grad_pi), (w, temperature))
+    elif grad is None and grad_pi is None:
+        found = [None, None]
+    else:
+        grad = torch.zeros_like(w) if grad is None else grad
+        found = torch.ops.rifflemix.triton_token_statistics_backward(
+            w, temperature, mask, ctx.normalize, *saved, grad, grad_pi
+        )
+    return *found, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _add_chunks(sums: Tensor, total: Tensor) -> None:
+    batch, heads, chunks, width = sums.shape
+    tile = sum_tile(width)
+    launch(kernels.add_chunks, batch * heads, sums, sums, total, chunks, width, **tile)

@@ -1,0 +1,86 @@
+"""The family without argument checks, for callers that have made them: mixers, and `api`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from rifflemix.ops.dispatch import PLAIN, Family
+from rifflemix.ops.statistics import cpu, eager, reference
+from rifflemix.ops.statistics.common import StatisticsState
+from rifflemix.ops.statistics.triton_limits import with_triton
+from rifflemix.ops.triton_support import INTERPRETED
+
+
+def _load_triton() -> Any:
+    from rifflemix.ops.statistics import triton
+
+    return triton
+
+
+_FAMILY = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
+
+
+def token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    normalize: bool = True,
+    key_padding_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """`rifflemix.ops.token_statistics`; returns the output and the membership."""
+    module = _FAMILY.pick(backend, _available(w, dropout_p))
+    outputs: tuple[Tensor, Tensor] = module.token_statistics(
+        w,
+        temperature,
+        normalize=normalize,
+        key_padding_mask=key_padding_mask,
+        dropout_p=dropout_p,
+    )
+    return outputs
+
+
+def causal_token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    denominator_bias: Tensor | None = None,
+    initial_state: StatisticsState | None = None,
+    key_padding_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, StatisticsState]:
+    """`rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    module = _FAMILY.pick(backend, _available(w, dropout_p))
+    outputs: tuple[Tensor, Tensor, StatisticsState] = module.causal_token_statistics(
+        w,
+        temperature,
+        denominator_bias,
+        initial_state=initial_state,
+        key_padding_mask=key_padding_mask,
+        dropout_p=dropout_p,
+    )
+    return outputs
+
+
+def variational_compression_rate(
+    w: Tensor, membership: Tensor, scale: float = 1.0, backend: str = "auto"
+) -> Tensor:
+    """`rifflemix.ops.variational_compression_rate`."""
+    rate: Tensor = _FAMILY.pick(backend).variational_compression_rate(w, membership, scale)
+    return rate
+
+
+def compression_rate(
+    z: Tensor, membership: Tensor, scale: float = 1.0, backend: str = "auto"
+) -> Tensor:
+    """`rifflemix.ops.compression_rate`."""
+    rate: Tensor = _FAMILY.pick(backend).compression_rate(z, membership, scale)
+    return rate
+
+
+def _available(w: Tensor, dropout_p: float) -> tuple[str, ...]:
+    """The backends that support these arguments here, slowest first."""
+    names = (*PLAIN, "cpu") if cpu.supports(w, dropout_p) else PLAIN
+    return with_triton(names, w, dropout_p) if w.is_cuda or INTERPRETED else names
