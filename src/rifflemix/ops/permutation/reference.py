@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
+
 def shift_steps(
     kind: str, tokens: int, channels: int, layer: int, layers: int, group_size: int, heads: int
 ) -> list[int]:
