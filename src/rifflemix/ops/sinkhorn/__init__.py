@@ -5,7 +5,6 @@ Source: Tay, Bahri, Yang, Metzler, Juan 2020, "Sparse Sinkhorn Attention".
 
 from rifflemix.ops.sinkhorn.attention import COMBINE, block_attention, sinkhorn_attention
 from rifflemix.ops.sinkhorn.balancing import (
-    KERNELS,
     gumbel_noise,
     gumbel_sinkhorn,
     sinkhorn,
@@ -18,6 +17,7 @@ from rifflemix.ops.sinkhorn.blocks import (
     sort_blocks,
     sorted_padding_mask,
 )
+from rifflemix.ops.sinkhorn.unchecked import KERNELS
 
 __all__ = [
     "COMBINE",
