@@ -68,6 +68,17 @@ def test_fewer_steps_shrink_the_schedule() -> None:
     assert full.shortened(1000) is full
 
 
+@pytest.mark.parametrize("schedule", ["rsqrt", "rsqrt_decay"])
+def test_a_schedule_without_a_peak_of_its_own_keeps_it(schedule: str) -> None:
+    """Else a thousandth of the steps would have thirty times the rate."""
+    train = TrainConfig(max_steps=100_000, warmup_steps=8_000, schedule=schedule, lr=0.05)
+    short = small(train=train).shortened(1_000).train
+    assert short.warmup_steps == 80
+    for step in (0, 40, 80, 333, 999):
+        expected = learning_rate(train, 100 * step)
+        assert learning_rate(short, step) == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("steps", "every"), [(5, 1), (50, 5), (1000, 100), (10_000, 100), (100_000, 100)]
 )

@@ -139,16 +139,16 @@ def test_another_metric_than_the_one_that_chooses(tmp_path: Path) -> None:
 def test_a_metric_that_only_the_test_split_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = get_recipe("sinkhorn/table1-edit-b8")
+    recipe = get_recipe("sinkhorn/table1-written-b8")
     recipe = replace(
         recipe,
-        task_options={"max_length": 6, "test_max_length": 8, "num_train": 40,
+        task_options={**recipe.task_options, "max_length": 6, "test_max_length": 8, "num_train": 40,
                       "num_validation": 4, "num_test": 4},
         model_settings={**recipe.model_settings, "dim": 16, "num_layers": 1, "num_heads": 2},
         train=replace(recipe.train, max_steps=2, batch_size=2, warmup_steps=1, eval_every=1),
     )  # fmt: skip
     results = run(tmp_path / "run", recipe)
-    assert results["ours"] == results["result"]["test"]["edit_distance"]
+    assert results["ours"] == results["result"]["test"]["free_running_edit_distance"]
     assert results["validation"] is None
     monkeypatch.setattr(registry, "_RECIPES", {recipe.name: lambda: recipe})
     found = load_results([tmp_path / "run"])

@@ -223,7 +223,49 @@ def test_units(level: str, stride: int | None, ptb: Path) -> None:
     if level != "byte":  # the first byte of a text may be part of a character
         characters = len(text.decode())
         assert means["bits_per_character"] == pytest.approx((len(tokens) - 1) / characters)
-    assert task.summarise(means) == {"perplexity": pytest.approx(2, rel=1e-5)}
+    # What begins in the first token is not predicted.
+    first = task.vocabulary.pieces[tokens[0]].decode()
+    whole = first + text.decode()
+    words = len(whole.split()) + whole.count("\n") - len(first.split())
+    assert sums["nats_per_word"][1] == words
+    assert task.summarise(means) == {
+        "perplexity": pytest.approx(2, rel=1e-5),
+        "word_perplexity": pytest.approx(2 ** ((len(tokens) - 1) / words), rel=1e-5),
+    }
+    assert (words == len(tokens) - 1) is (level == "word")
+
+
+def test_word_perplexity_is_that_of_the_papers_factor(ptb: Path) -> None:
+    """Tensor2Tensor: 176,884 subwords for 159,658 words, "log-ppl/tok=3.40, PPL/word=43.2"."""
+    loss, tokens, words = 3.40, 176_884, 159_658
+    assert tokens / words == pytest.approx(1.107893, abs=5e-7)
+    means = {"loss": loss, "nats_per_word": loss * tokens / words}
+    found = load(ptb).summarise(means)["word_perplexity"]
+    assert found == pytest.approx(math.exp(loss * 1.107893), rel=1e-5)
+    assert round(found, 1) == 43.2
+
+
+@pytest.mark.parametrize(
+    ("pieces", "words"),
+    [
+        (["ab", "c d", " ", "e", "\n", "f"], 5),  # abc, d, e, the end of the line, f
+        (["a", "b", "c"], 1),
+        ([" a", "\n\n", " b "], 4),
+        (["a", "", "b"], 2),  # a token that stands for no text parts words
+        ([" ", "  "], 0),
+    ],
+)
+def test_words_are_counted_across_tokens(pieces: list[str], words: int) -> None:
+    known = tuple(piece.encode() for piece in dict.fromkeys(["\t", *pieces]))
+    vocabulary = Vocabulary("bpe", known)
+    ids = np.array([known.index(piece.encode()) for piece in pieces])
+    before = np.array([0, *ids[:-1]])
+    assert vocabulary.count_words(before, ids) == words
+    # Cut anywhere, the parts hold as many.
+    for cut in range(1, len(ids)):
+        first, second = slice(cut), slice(cut, None)
+        parts = [vocabulary.count_words(before[part], ids[part]) for part in (first, second)]
+        assert sum(parts) == words
 
 
 def test_loss_is_the_mean_over_what_counts(ptb: Path) -> None:
@@ -231,8 +273,9 @@ def test_loss_is_the_mean_over_what_counts(ptb: Path) -> None:
     labels = torch.tensor([[5, UNCOUNTED, 7, 8], [UNCOUNTED, UNCOUNTED, UNCOUNTED, 9]])
     outputs = torch.randn(2, 4, 256)
     expected = -outputs.log_softmax(-1)[[0, 0, 0, 1], [0, 2, 3, 3], [5, 7, 8, 9]].mean()
-    torch.testing.assert_close(task.loss(outputs, {"labels": labels}), expected)
-    nats, count = task.metrics(outputs, {"labels": labels})["loss"]
+    batch = {"inputs": torch.zeros_like(labels), "labels": labels}
+    torch.testing.assert_close(task.loss(outputs, batch), expected)
+    nats, count = task.metrics(outputs, batch)["loss"]
     assert (count, nats / count) == (4, pytest.approx(expected.item(), rel=1e-5))
 
 

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.tasks import load_task, prepare_task, task_status
-from rifflemix.tasks.sorting import END, FIRST_SYMBOL, PAD, SortingTask, edit_distance
+from rifflemix.tasks.sorting import (
+    END,
+    FIRST_SYMBOL,
+    PAD,
+    FreeRunningSortingTask,
+    SortingTask,
+    edit_distance,
+)
+from rifflemix.train.protocols import MeasuresWriting
 
 SMALL = {
     "max_length": 6,
@@ -107,6 +115,34 @@ def test_metrics_of_right_and_wrong_sequences() -> None:
     assert task.metrics(right, batch)["exact_match"] == (20, 20)
 
 
+def test_edit_distance_of_the_likeliest_tokens() -> None:
+    """Given the right tokens before each; per symbol; without what stands behind the end."""
+    task = load()
+    assert not isinstance(task, MeasuresWriting)
+    batch = batch_of(task)
+    labels = batch["labels"]
+    lengths = (labels != -100).sum(1).tolist()
+    said = labels.masked_fill(labels == -100, 5)
+    assert said.shape[1] > min(lengths)  # there is something behind an end
+    assert metric(task, said, batch) == (0, sum(lengths))
+    # One token later everywhere: an insertion at the front, the end lost.
+    late = torch.cat((torch.full_like(said[:, :1], PAD), said[:, :-1]), 1)
+    expected = sum(
+        levenshtein(late[i, :n].tolist(), labels[i, :n].tolist()) for i, n in enumerate(lengths)
+    )
+    assert metric(task, late, batch) == (expected, sum(lengths))
+    assert 0 < expected < sum(lengths)
+
+
+def metric(task: SortingTask, said: Tensor, batch: dict[str, Tensor]) -> tuple[float, int]:
+    return task.metrics(logits_for(said, task.num_classes), batch)["edit_distance"]
+
+
+def test_writing_is_asked_for_by_a_yes_or_no() -> None:
+    with pytest.raises(InputError, match="free_running: expected true or false, got 1"):
+        load(free_running=1)
+
+
 class Writer:
     """Writes what it is told, whatever it reads."""
 
@@ -119,21 +155,25 @@ class Writer:
         return self.written[:, :max_new_tokens]
 
 
+NAME = "free_running_edit_distance"
+
+
 def test_edit_distance_of_what_is_written() -> None:
-    task = load()
+    task = load(free_running=True)
+    assert isinstance(task, FreeRunningSortingTask)
     batch = batch_of(task, count=3)
     labels = batch["labels"]
     total = int((labels != -100).sum())
     perfect = labels.masked_fill(labels == -100, PAD)
-    assert task.writing_metrics(Writer(perfect), batch) == {"edit_distance": (0, total)}
+    assert task.writing_metrics(Writer(perfect), batch) == {NAME: (0, total)}
     # At once the end: all other tokens are missing. What comes behind an end is no text.
     nothing = torch.full_like(perfect, 9)
     nothing[:, 0] = END
-    assert task.writing_metrics(Writer(nothing), batch) == {"edit_distance": (total - 3, total)}
+    assert task.writing_metrics(Writer(nothing), batch) == {NAME: (total - 3, total)}
     # Never an end: as many tokens as may be written, none of them right.
     endless = torch.full_like(perfect, PAD)
     length = labels.shape[1]
-    assert task.writing_metrics(Writer(endless), batch) == {"edit_distance": (3 * length, total)}
+    assert task.writing_metrics(Writer(endless), batch) == {NAME: (3 * length, total)}
 
 
 def levenshtein(a: list[int], b: list[int]) -> int:

@@ -82,7 +82,7 @@ def test_set_rates() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "adafactor"])
 def test_allocated_state_changes_no_update(name: str) -> None:
     """Not even that of a parameter whose first gradient comes late."""
     weights = []

@@ -68,6 +68,7 @@ SETTINGS_TABLE: dict[str, dict[str, Any]] = {
     "plain": {},
     "coupled-adam": {"optimizer": "adam", "schedule": "cosine", "clip_norm": None},
     "sgd": {"optimizer": "sgd", "schedule": "cosine", "weight_decay": 5e-4},
+    "adafactor": {"optimizer": "adafactor", "schedule": "rsqrt_decay", "lr": 0.05},
     "accumulation": {"accumulation": 4},
     "bf16": {"precision": "bf16"},
     "odd-cadences": {"eval_every": 7, "checkpoint_every": 6, "log_every": 4},

@@ -38,6 +38,7 @@ POINTS = [
     ("cosine_restarts", {"schedule_steps": 40}, {0: 0.8, 20: 0.4, 40: 0.8}),
     ("rsqrt", {"warmup_steps": 25}, {0: 0.0, 5: 0.032, 25: 0.16, 36: 0.8 / 6, 100: 0.08}),
     ("rsqrt", {"warmup_steps": 1}, {0: 0.0, 1: 0.8, 4: 0.4}),
+    ("rsqrt_decay", {"warmup_steps": 25}, {0: 0.16, 5: 0.16, 25: 0.16, 36: 0.8 / 6, 100: 0.08}),
     ("inverse_sqrt", {"warmup_steps": 25}, {0: 0.0, 5: 0.16, 25: 0.8, 100: 0.4}),
     ("multistep", {"milestones": (30, 60)}, {0: 0.8, 29: 0.8, 30: 0.08, 60: 0.008, 99: 0.008}),
     ("multistep", {"milestones": (2,), "decay_factor": 0.5}, {1: 0.8, 2: 0.4}),

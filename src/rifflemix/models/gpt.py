@@ -42,6 +42,7 @@ class GPTBlock(nn.Module):
         activation: of the feed-forward branch.
         bias: add biases to the norms and to the feed-forward branch.
         dropout: probability, on both branches.
+        hidden_dropout: probability in the hidden layer of the feed-forward branch.
 
     Source: Radford et al. 2019, section 2.3; with g1 and g2, the released language code of Wu et
     al. 2024.
@@ -57,6 +58,7 @@ class GPTBlock(nn.Module):
         activation: str = "gelu",
         bias: bool = True,
         dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=_EPS, bias=bias)
@@ -64,7 +66,12 @@ class GPTBlock(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.norm2 = nn.LayerNorm(dim, eps=_EPS, bias=bias)
         self.mlp = FeedForward(
-            dim, hidden_dim, dropout=dropout, hidden_dropout=0.0, activation=activation, bias=bias
+            dim,
+            hidden_dim,
+            dropout=dropout,
+            hidden_dropout=hidden_dropout,
+            activation=activation,
+            bias=bias,
         )
         self.scale1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.scale2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
@@ -121,6 +128,8 @@ class GPT(Model):
             Tensor2Tensor; else of deviation 0.02.
         bias: add biases to all linear maps (but the last) and norms.
         dropout: probability, on the embedding, in the mixers and on both branches.
+        hidden_dropout: probability in the hidden layer of the feed-forward branch, which GPT-2
+            does not have; Tensor2Tensor calls it relu dropout.
 
     Raises:
         InputError: a size out of range, or a mixer that cannot be causal.
@@ -147,6 +156,7 @@ class GPT(Model):
         scale_embeddings: bool = False,
         bias: bool = True,
         dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
@@ -185,6 +195,7 @@ class GPT(Model):
                 activation=activation,
                 bias=bias,
                 dropout=dropout,
+                hidden_dropout=hidden_dropout,
             )
             for index in range(num_layers)
         )

@@ -25,6 +25,7 @@ _TENSOR2TENSOR = {
     "tie_embeddings": False,
     "scale_embeddings": True,
     "dropout": 0.1,
+    "hidden_dropout": 0.1,
 }
 _BASE = {"dim": 512, "mlp_ratio": 4.0}
 _BIG = {"dim": 2048, "mlp_ratio": 4.0}

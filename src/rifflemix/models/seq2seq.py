@@ -95,6 +95,8 @@ class Seq2Seq(Model):
         max_length: most tokens of each.
         activation: of the feed-forward branches.
         dropout: probability, on embeddings, mixing weights, hidden layers and branches.
+        hidden_dropout: probability in the hidden layers of the feed-forward branches, where it
+            is not `dropout`.
 
     Raises:
         InputError: a size out of range, or a decoder mixer that cannot be causal.
@@ -120,6 +122,7 @@ class Seq2Seq(Model):
         max_length: int = 1024,
         activation: str = "relu",
         dropout: float = 0.0,
+        hidden_dropout: float | None = None,
     ) -> None:
         super().__init__()
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
@@ -147,7 +150,13 @@ class Seq2Seq(Model):
             )
 
         def make_mlp() -> FeedForward:
-            return FeedForward(dim, hidden_dim, dropout=dropout, activation=activation)
+            return FeedForward(
+                dim,
+                hidden_dim,
+                dropout=dropout,
+                hidden_dropout=hidden_dropout,
+                activation=activation,
+            )
 
         self.encoder = nn.ModuleList(
             EncoderBlock(

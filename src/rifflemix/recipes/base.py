@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.models import model_settings
 from rifflemix.train import TrainConfig
+from rifflemix.train.schedules import LEAST_WARMUP
 
 # Settings of models that are widths; `scaled` multiplies those that a model has.
 _WIDTHS = (
@@ -138,11 +140,15 @@ def _shortened(train: TrainConfig, factor: float, max_steps: int) -> TrainConfig
     def share(steps: int | None, least: int) -> int | None:
         return None if steps is None else max(least, round(steps * factor))
 
-    least_warmup = {"rsqrt": 1, "inverse_sqrt": 1, "one_cycle": 2}.get(train.schedule, 0)
+    warmup_steps = share(train.warmup_steps, LEAST_WARMUP.get(train.schedule, 0))
+    # The peak of these is lr / sqrt(warmup_steps), and stays what it was.
+    falls_from_warmup = train.schedule in ("rsqrt", "rsqrt_decay")
+    shrunk = warmup_steps / train.warmup_steps if falls_from_warmup and warmup_steps else 1.0
     milestones = sorted({max(1, round(mark * factor)) for mark in train.milestones})
     changes: dict[str, Any] = {
         "max_steps": max_steps,
-        "warmup_steps": share(train.warmup_steps, least_warmup),
+        "lr": train.lr * math.sqrt(shrunk),
+        "warmup_steps": warmup_steps,
         "schedule_steps": share(train.schedule_steps, 1),
         "schedule_interval": max(1, round(train.schedule_interval * factor)),
         "milestones": tuple(milestones),

@@ -93,6 +93,7 @@ class ImageBytes(Image):
             metric="bits_per_byte",
             higher_is_better=False,
             vocabulary=vocabulary,
+            is_text=False,
         )
 
 

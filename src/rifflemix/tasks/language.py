@@ -113,9 +113,11 @@ class Language:
 
     def status(self, data_dir: Path | None) -> TaskStatus:
         """What is found in `data_dir`, or was fetched before."""
-        if data_dir is not None and self._find(data_dir) is None:
-            return source_status(self.card, None, data_dir)
-        return source_status(self.card, self._source(data_dir, self.card.options), data_dir)
+        if data_dir is not None:
+            return source_status(
+                self.card, self._local_source(data_dir, self.card.options), data_dir
+            )
+        return source_status(self.card, self.remote_source(self.card.options), None)
 
     def prepared(self, request: Request) -> Path:
         """The folder of the tokens."""
@@ -136,7 +138,7 @@ class Language:
             }
             return self.encode(parts, options, progress)
 
-        return Source(f"{self.card.title} from {host}", f"remote-{_tag(options)}", read)
+        return Source(f"{self.card.title} from {host}", f"remote-{tokens_tag(options)}", read)
 
     def encode(
         self, parts: Mapping[str, str], options: Mapping[str, Any], progress: Progress
@@ -152,7 +154,7 @@ class Language:
             tokenizer=options["tokenizer"],
         )
         tokens: Arrays = {split: vocabulary.encode(texts[split]) for split in SPLITS}
-        return tokens | _pack_vocabulary(vocabulary)
+        return tokens | pack_vocabulary(vocabulary)
 
     def missing(self, why: str, data_dir: Path | None = None) -> InputError:
         """The error for a corpus that is nowhere."""
@@ -163,16 +165,23 @@ class Language:
     def _source(self, data_dir: Path | None, options: Mapping[str, Any]) -> Source:
         if data_dir is None:
             return self.remote_source(options)
+        source = self._local_source(data_dir, options)
+        if source is None:
+            raise self.missing("", data_dir)
+        return source
+
+    def _local_source(self, data_dir: Path, options: Mapping[str, Any]) -> Source | None:
+        """The corpus in `data_dir`; None where nothing of it is there."""
         paths = self._find(data_dir)
         if paths is None:
-            raise self.missing("", data_dir)
+            return None
         tokenizer = [Path(options["tokenizer"])] if Path(options["tokenizer"]).is_file() else []
 
         def read(progress: Progress) -> Arrays:
             return self.encode({p: _read(path) for p, path in paths.items()}, options, progress)
 
         name = ", ".join(path.name for path in paths.values())
-        return Source(name, stat_key([*paths.values(), *tokenizer], _tag(options)), read)
+        return Source(name, stat_key([*paths.values(), *tokenizer], tokens_tag(options)), read)
 
     def _find(self, data_dir: Path) -> dict[str, Path] | None:
         """The file of each part; None where there is none of any.
@@ -298,7 +307,7 @@ class WikiText(Language):
             "Salesforce/wikitext",
             decode,
             self.missing,
-            variant=_tag(options),
+            variant=tokens_tag(options),
             config="wikitext-2-v1",
         )
 
@@ -314,7 +323,7 @@ def _read(path: Path) -> str:
         return (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
 
 
-def _tag(options: Mapping[str, Any]) -> str:
+def tokens_tag(options: Mapping[str, Any]) -> str:
     """What of the options shapes the tokens."""
     level = str(options["level"])
     if level != "bpe":
@@ -322,7 +331,8 @@ def _tag(options: Mapping[str, Any]) -> str:
     return f"bpe-{options['tokenizer'] or options['bpe_size']}".replace("/", "-")
 
 
-def _pack_vocabulary(vocabulary: Vocabulary) -> Arrays:
+def pack_vocabulary(vocabulary: Vocabulary) -> Arrays:
+    """A vocabulary as arrays."""
     return {
         "pieces": np.frombuffer(b"".join(vocabulary.pieces), dtype=np.uint8),
         "ends": vocabulary.num_bytes.cumsum(),

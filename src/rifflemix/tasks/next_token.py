@@ -19,6 +19,8 @@ from rifflemix.tasks.vocabulary import Vocabulary
 UNCOUNTED = -100
 """The label of a token that is not predicted."""
 
+_HASHED_AT_ONCE = 2**20
+
 
 @dataclass(frozen=True, eq=False)
 class WindowSplit:
@@ -58,7 +60,9 @@ class WindowSplit:
     def digest(self) -> bytes:
         """Hash of the text and of how it is cut."""
         total = hashlib.blake2b(f"{self.length},{self.stride};".encode(), digest_size=16)
-        total.update(self.tokens.values.astype("<i8").tobytes())
+        for start in range(0, len(self.tokens.values), _HASHED_AT_ONCE):
+            part = self.tokens.values[start : start + _HASHED_AT_ONCE]
+            total.update(part.astype("<i8").tobytes())
         return total.digest()
 
     @property
@@ -72,14 +76,18 @@ class NextTokenTask(Task):
 
     Outputs are logits (B, N, V) for labels (B, N). Everything measured is a sum of nats over the
     tokens of the whole split, divided once: "loss" (nats a token), "accuracy" (of the likeliest
-    token), "bits_per_byte" and "bits_per_character" of the text that the tokens stand for; and
-    "perplexity", exp(loss).
+    token), "bits_per_byte", and of text "bits_per_character" and "nats_per_word"; and what follows:
+    "perplexity", exp(loss), and "word_perplexity", exp(loss * tokens / words), which compares
+    models whatever their tokens are. Words stand between white space; an end of a line is one
+    more, as tables of LM1B count them.
 
     Attributes:
         vocabulary: tokens and their text.
+        is_text: whether the bytes that tokens stand for are text.
     """
 
     vocabulary: Vocabulary
+    is_text: bool = True
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Inputs and labels (B, N); all windows of a split have one length."""
@@ -101,22 +109,24 @@ class NextTokenTask(Task):
         counted = batch["labels"] != UNCOUNTED
         labels, logits = batch["labels"][counted], outputs[counted].float()
         nats = functional.cross_entropy(logits, labels, reduction="sum").item()
-        places = labels.cpu().numpy()
-        return {
+        places, words = labels.cpu().numpy(), self.vocabulary
+        measured = {
             "loss": (nats, len(labels)),
             "accuracy": (float((logits.argmax(dim=1) == labels).sum().item()), len(labels)),
-            "bits_per_byte": (nats / math.log(2), int(self.vocabulary.num_bytes[places].sum())),
-            "bits_per_character": (
-                nats / math.log(2),
-                int(self.vocabulary.num_characters[places].sum()),
-            ),
+            "bits_per_byte": (nats / math.log(2), int(words.num_bytes[places].sum())),
         }
+        if self.is_text:
+            bits, before = nats / math.log(2), batch["inputs"][counted].cpu().numpy()
+            measured["bits_per_character"] = bits, int(words.num_characters[places].sum())
+            measured["nats_per_word"] = nats, words.count_words(before, places)
+        return measured
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """What follows from the means over a split: perplexity."""
-        # Beyond the largest float, a diverged model's perplexity is told as infinite.
-        loss = means["loss"]
-        return {"perplexity": math.exp(loss) if loss < 700 else math.inf}
+        """What follows from the means over a split: perplexity, of a token and of a word."""
+        found = {"perplexity": _exp(means["loss"])}
+        if "nats_per_word" in means:
+            found["word_perplexity"] = _exp(means["nats_per_word"])
+        return found
 
     def _check_outputs(self, outputs: Tensor, batch: Batch) -> None:
         expected = (*batch["labels"].shape, self.num_classes)
@@ -127,3 +137,8 @@ class NextTokenTask(Task):
                 tuple(outputs.shape),
                 "a language task needs a causal language model, such as gpt",
             )
+
+
+def _exp(nats: float) -> float:
+    # Beyond the largest float, a diverged model's perplexity is told as infinite.
+    return math.exp(nats) if nats < 700 else math.inf

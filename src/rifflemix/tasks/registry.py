@@ -25,8 +25,10 @@ from rifflemix.tasks.image_bytes import ImageBytes
 from rifflemix.tasks.image_folder import DOGS_VS_CATS, IMAGE_FOLDER, IMAGENET, TINY_IMAGENET
 from rifflemix.tasks.language import PennTreebank, Shakespeare, WikiText
 from rifflemix.tasks.listops import ListOps
+from rifflemix.tasks.lm1b import LM1B
 from rifflemix.tasks.mnist import Mnist
 from rifflemix.tasks.molecules import ESOL, FREESOLV, PCQM4M
+from rifflemix.tasks.nli import SNLI, MultiNLI
 from rifflemix.tasks.pathfinder import Pathfinder
 from rifflemix.tasks.point_clouds import PointClouds
 from rifflemix.tasks.retrieval import Retrieval
@@ -57,10 +59,13 @@ _TASKS: dict[str, TaskBuilder] = {
         PennTreebank(),
         Shakespeare(),
         WikiText(),
+        LM1B(),
         ImageBytes(),
         Sorting(),
         SST(),
         Sick(),
+        SNLI(),
+        MultiNLI(),
         PointClouds(),
         ESOL,
         FREESOLV,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +9,15 @@ from typing import ClassVar
 from rifflemix.errors import InputError
 from rifflemix.tasks.base import SPLITS, Request, Task, TaskCard, TaskStatus
 from rifflemix.tasks.files import absent, damaged, missing_data
-from rifflemix.tasks.words import Row, checked_rows, first_set, read_lines, sentence_task
+from rifflemix.tasks.words import (
+    JOINED,
+    Row,
+    checked_rows,
+    first_set,
+    plain_words,
+    read_lines,
+    sentence_task,
+)
 
 _CLASSES = ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")
 _COLUMNS = ("sentence_A", "sentence_B", "entailment_judgment")
@@ -21,11 +28,10 @@ _SETS = tuple(
         ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt"),
     )
 )
-_WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 class Sick:
-    """Sentences Involving Compositional Knowledge, in place of the larger SNLI and MultiNLI."""
+    """Sentences Involving Compositional Knowledge, the small relative of SNLI and MultiNLI."""
 
     card: ClassVar[TaskCard] = TaskCard(
         name="sick",
@@ -35,10 +41,10 @@ class Sick:
         description=(
             "4,500 / 500 / 4,927 pairs of sentences: the first entails the second, contradicts "
             "it, or neither. Lower-cased and parted into words and signs. level word: ids by "
-            "frequency in the training split; byte: byte b is b + 1."
+            "frequency in the training split; byte: byte b is b + 1. " + JOINED
         ),
         needs_data=True,
-        options={"level": "word", "max_length": 64},
+        options={"level": "word", "max_length": 64, "joined": False},
     )
 
     def load(self, request: Request) -> Task:
@@ -86,8 +92,4 @@ def _read(path: Path) -> Iterator[Row]:
         if len(fields) != len(header) or fields[places[2]] not in _CLASSES:
             raise damaged(path, f"line {number} is no pair of sentences with a judgment")
         first, second, judgment = (fields[place] for place in places)
-        yield (_words(first), _words(second)), _CLASSES.index(judgment)
-
-
-def _words(sentence: str) -> str:
-    return " ".join(_WORDS.findall(sentence.lower()))
+        yield (plain_words(first), plain_words(second)), _CLASSES.index(judgment)

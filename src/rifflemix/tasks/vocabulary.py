@@ -16,7 +16,7 @@ from rifflemix.errors import InputError, bad_argument, check_choice
 
 LEVELS = ("byte", "character", "word", "bpe")
 
-Ids = NDArray[np.int32]
+Ids = NDArray[np.integer[Any]]
 
 _UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _UNKNOWN_WORD = "<unk>"
@@ -76,6 +76,27 @@ class Vocabulary:
         """(V,) characters that begin in each token."""
         starts = (sum(byte & 0xC0 != 0x80 for byte in piece) for piece in self.pieces)
         return np.fromiter(starts, dtype=np.int64, count=len(self.pieces))
+
+    def count_words(self, before: Ids, ids: Ids) -> int:
+        """How many words begin in the tokens `ids` (N,), each of which follows one of `before`.
+
+        Words stand between white space, and an end of a line is one more, as on level "word".
+        """
+        joined = ~self._ends_in_space[before] & self._begins_in_word[ids]
+        return int(self._num_words[ids].sum() - joined.sum())
+
+    @functools.cached_property
+    def _num_words(self) -> NDArray[np.int64]:
+        """(V,) words and ends of lines of each token alone."""
+        return np.array([len(p.split()) + p.count(b"\n") for p in self.pieces], dtype=np.int64)
+
+    @functools.cached_property
+    def _begins_in_word(self) -> NDArray[np.bool_]:
+        return np.array([bool(p) and not p[:1].isspace() for p in self.pieces], dtype=np.bool_)
+
+    @functools.cached_property
+    def _ends_in_space(self) -> NDArray[np.bool_]:
+        return np.array([not p or p[-1:].isspace() for p in self.pieces], dtype=np.bool_)
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:

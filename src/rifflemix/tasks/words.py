@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +15,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rifflemix.errors import check_choice
+from rifflemix.errors import bad_argument, check_choice
 from rifflemix.tasks.base import SPLITS, Request, Task, TaskCard, check_integer
-from rifflemix.tasks.files import damaged, reading
+from rifflemix.tasks.files import Array, Arrays, damaged, reading
 
 LEVELS = ("word", "byte")
 RESERVED = 2
 """Ids below those of words: 0 is padding, 1 an unknown word."""
 
+JOINED = (
+    "joined: the two sentences as one sequence of at most max_length tokens, a token of its own "
+    "between them; else a pair, each of at most max_length."
+)
+"""What the option "joined" of tasks of pairs is, for their cards."""
+
 _PAD_AND_BYTES = 257
+_WORDS = re.compile(r"\w+|[^\w\s]")
 
 Ids = NDArray[np.int32]
 Row = tuple[tuple[str, ...], int]
@@ -34,29 +42,52 @@ class SentenceSplit:
     """Sentences or pairs with labels.
 
     Attributes:
-        samples: token ids of each sample's sentences.
+        tokens: (total,) int32, ids of all sentences end to end.
+        ends: (M * sentences,) int64, where each ends.
         labels: (M,) int64.
+        sentences: in a sample, 1 or 2.
+        max_length: longer sentences are cut to it, or both together where they are joined.
+        separator: the id between two sentences that are joined; None leaves them two.
     """
 
-    samples: tuple[tuple[Ids, ...], ...]
-    labels: NDArray[np.int64]
+    tokens: Array
+    ends: Array
+    labels: Array
+    sentences: int
+    max_length: int
+    separator: int | None = None
 
     def __len__(self) -> int:
         """Number of samples."""
-        return len(self.samples)
+        return len(self.labels.values)
 
     def __getitem__(self, index: int) -> tuple[Tensor | tuple[Tensor, ...], int]:
         """The token ids (N,) int64, of a pair two of them, and the label."""
-        parts = tuple(torch.from_numpy(ids.astype(np.int64)) for ids in self.samples[index])
-        return (parts if len(parts) > 1 else parts[0]), int(self.labels[index])
+        index = range(len(self))[index]
+        parts = tuple(torch.from_numpy(ids.astype(np.int64)) for ids in self.sample(index))
+        return (parts if len(parts) > 1 else parts[0]), int(self.labels.values[index])
+
+    def sample(self, index: int) -> tuple[Ids, ...]:
+        """Token ids of each of the sequences of a sample."""
+        first = index * self.sentences
+        parts = [self._sentence(place) for place in range(first, first + self.sentences)]
+        if self.separator is not None:
+            middle = np.array([self.separator], dtype=np.int32)
+            parts = [np.concatenate((parts[0], middle, parts[1]))]
+        return tuple(part[: self.max_length] for part in parts)
 
     def digest(self) -> bytes:
         """Hash of all token ids and labels, in order."""
-        total = hashlib.blake2b(self.labels.tobytes(), digest_size=16)
-        for sample in self.samples:
-            for ids in sample:
-                total.update(len(ids).to_bytes(4, "little") + ids.tobytes())
+        total = hashlib.blake2b(self.labels.values.astype("<i8").tobytes(), digest_size=16)
+        for index in range(len(self)):
+            for ids in self.sample(index):
+                total.update(len(ids).to_bytes(4, "little") + ids.astype("<i4").tobytes())
         return total.digest()
+
+    def _sentence(self, place: int) -> Ids:
+        start = int(self.ends.values[place - 1]) if place else 0
+        ids: Ids = self.tokens.values[start : int(self.ends.values[place])]
+        return ids
 
 
 def sentence_task(
@@ -68,12 +99,65 @@ def sentence_task(
     data_source: str,
     split_note: str,
 ) -> Task:
-    """A task over sentences; options "level" and "max_length" are read here.
+    """A task over sentences in memory; see `encode_rows` and `encoded_task`.
+
+    Raises:
+        InputError: an option out of range.
+    """
+    arrays = encode_rows(parts, str(request.options["level"]))
+    return encoded_task(
+        card,
+        request,
+        {name: Array(values) for name, values in arrays.items()},
+        num_classes=num_classes,
+        data_source=data_source,
+        split_note=split_note,
+    )
+
+
+def encode_rows(
+    parts: Mapping[str, Sequence[Row]], level: str, vocab_size: int | None = None
+) -> Arrays:
+    """Token ids, ends and labels of every split, and "vocab_size", as `encoded_task` reads them.
+
+    Args:
+        parts: samples of "train", "validation" and "test".
+        level: "word", ids by frequency in the training samples, or "byte", byte b as b + 1.
+        vocab_size: most ids of words; None for as many as there are.
+
+    Raises:
+        InputError: an unknown level.
+    """
+    check_choice("level", level, LEVELS)
+    table = None
+    if level == "word":
+        trained = (sentence.split() for row in parts["train"] for sentence in row[0])
+        table = word_ids(trained, vocab_size)
+    size = _PAD_AND_BYTES if table is None else len(table) + RESERVED
+    arrays: Arrays = {"vocab_size": np.array([size])}
+    for name in SPLITS:
+        ids = [_ids(sentence, table) for row in parts[name] for sentence in row[0]]
+        arrays[f"{name}_tokens"] = np.concatenate([np.zeros(0, np.int32), *ids])
+        arrays[f"{name}_ends"] = np.cumsum([len(sentence) for sentence in ids], dtype=np.int64)
+        arrays[f"{name}_labels"] = np.array([row[1] for row in parts[name]], dtype=np.int64)
+    return arrays
+
+
+def encoded_task(
+    card: TaskCard,
+    request: Request,
+    arrays: Mapping[str, Array],
+    *,
+    num_classes: int,
+    data_source: str,
+    split_note: str,
+) -> Task:
+    """A task over encoded sentences; options "max_length" and "joined" are read here.
 
     Args:
         card: of the task.
         request: what was asked for.
-        parts: samples of "train", "validation" and "test".
+        arrays: what `encode_rows` gave.
         num_classes: labels are 0 to num_classes - 1.
         data_source: where the sentences come from.
         split_note: where the validation split comes from.
@@ -81,15 +165,18 @@ def sentence_task(
     Raises:
         InputError: an option out of range.
     """
-    check_choice("level", request.options["level"], LEVELS)
     max_length = check_integer(request.options, "max_length", 1)
-    by_word = request.options["level"] == "word"
-    trained = (sentence.split() for row in parts["train"] for sentence in row[0])
-    table = word_ids(trained) if by_word else None
+    joined = request.options.get("joined", False)
+    if not isinstance(joined, bool):
+        raise bad_argument("joined", "true or false", repr(joined))
+    sentences = len(arrays["train_ends"].values) // len(arrays["train_labels"].values)
+    words = int(arrays["vocab_size"].values[0])
     splits = {
         name: SentenceSplit(
-            tuple(tuple(_ids(s, table)[:max_length] for s in row[0]) for row in parts[name]),
-            np.array([row[1] for row in parts[name]], dtype=np.int64),
+            *(arrays[f"{name}_{part}"] for part in ("tokens", "ends", "labels")),
+            sentences=sentences,
+            max_length=max_length,
+            separator=words if joined else None,
         )
         for name in SPLITS
     }
@@ -97,7 +184,7 @@ def sentence_task(
         name=card.name,
         options=dict(request.options),
         input_kind="tokens",
-        vocab_size=_PAD_AND_BYTES if table is None else len(table) + RESERVED,
+        vocab_size=words + joined,
         num_features=None,
         num_classes=num_classes,
         max_length=max_length,
@@ -105,8 +192,13 @@ def sentence_task(
         split_note=split_note,
         data_source=data_source,
         splits=splits,
-        num_sequences=len(parts["train"][0][0]),
+        num_sequences=1 if joined else sentences,
     )
+
+
+def plain_words(sentence: str) -> str:
+    """A sentence in lower case, its words and signs parted by spaces."""
+    return " ".join(_WORDS.findall(sentence.lower()))
 
 
 def word_ids(texts: Iterable[Iterable[str]], vocab_size: int | None = None) -> dict[str, int]:
@@ -135,10 +227,11 @@ def _ids(sentence: str, table: Mapping[str, int] | None) -> Ids:
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number, from 1, and text of each line of a UTF-8 file, xz-compressed (.xz) or not."""
-    with reading(path):
-        content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-        lines = content.decode("utf-8").split("\n")
-    yield from ((number, line.rstrip("\r")) for number, line in enumerate(lines, 1) if line.strip())
+    with reading(path), (lzma.open if path.suffix == ".xz" else open)(path, "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            text = line.decode("utf-8").rstrip("\r\n")
+            if text.strip():
+                yield number, text
 
 
 def first_set(data_dir: Path, sets: Sequence[Mapping[str, str]]) -> dict[str, Path] | None:

@@ -8,9 +8,9 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from rifflemix.errors import bad_argument, check_choice, unknown_name
-from rifflemix.train.schedules import SCHEDULES
+from rifflemix.train.schedules import LEAST_WARMUP, SCHEDULES
 
-OPTIMIZERS = ("adamw", "adam", "sgd")
+OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
 PRECISIONS = ("no", "bf16")
 
 # Settings that only some schedules read; elsewhere a value would be silently ignored.
@@ -33,13 +33,17 @@ class TrainConfig:
         max_steps: optimiser updates.
         batch_size: samples per update over all processes and accumulation steps.
         optimizer: "adamw" (decoupled decay, also what flax's Adam calls weight_decay), "adam"
-            (decay added to the gradient) or "sgd" (likewise; betas[0] is its momentum).
-        lr: learning rate; its peak, except for "rsqrt", where the peak is lr / sqrt(warmup).
+            (decay added to the gradient), "sgd" (likewise; betas[0] is its momentum) or
+            "adafactor" (decoupled decay; Shazeer and Stern 2018, algorithm 4, without momentum;
+            an update is lr times the root mean square of the parameter, and lr counts at most
+            as 1 / sqrt(step)).
+        lr: learning rate; its peak, except for "rsqrt" and "rsqrt_decay", where the peak is
+            lr / sqrt(warmup).
         betas, eps: Adam's.
         weight_decay: applied to parameters of two or more dimensions that no module excludes.
         decay_all: apply it to every parameter, biases and norms too, as flax's Adam does.
-        schedule: constant, linear, cosine, cosine_restarts, rsqrt, inverse_sqrt, one_cycle or
-            multistep; rifflemix.train.schedules has the formulas.
+        schedule: constant, linear, cosine, cosine_restarts, rsqrt, rsqrt_decay, inverse_sqrt,
+            one_cycle or multistep; rifflemix.train.schedules has the formulas.
         schedule_steps: length of the decay, or of one cycle; None means max_steps.
         schedule_interval: the rate changes only every so many steps (per-epoch schedules).
         warmup_steps, warmup_init, warmup_power: the rate rises from warmup_init over
@@ -106,6 +110,7 @@ class TrainConfig:
             raise bad_argument("seed", "a whole number under 2**63", self.seed)
         _check_pairs(self)
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        _check_optimizer(self)
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("schedule", self.schedule, SCHEDULES)
         _check_schedule(self)
@@ -192,6 +197,20 @@ def _check_pairs(config: TrainConfig) -> None:
         raise bad_argument("milestones", "increasing steps", repr(marks))
 
 
+def _check_optimizer(config: TrainConfig) -> None:
+    if config.optimizer != "adafactor":
+        return
+    for name in ("betas", "eps"):
+        default = next(field.default for field in fields(config) if field.name == name)
+        if getattr(config, name) != default:
+            raise bad_argument(
+                name,
+                f"{default} with optimizer 'adafactor'",
+                repr(getattr(config, name)),
+                "its decay rate follows the step, and it has no momentum",
+            )
+
+
 def _check_schedule(config: TrainConfig) -> None:
     for field in fields(config):
         readers = _SCHEDULE_FIELDS.get(field.name)
@@ -204,7 +223,7 @@ def _check_schedule(config: TrainConfig) -> None:
                 repr(value),
                 f"only {', '.join(readers)} read it",
             )
-    least = {"rsqrt": 1, "inverse_sqrt": 1, "one_cycle": 2}.get(config.schedule, 0)
+    least = LEAST_WARMUP.get(config.schedule, 0)
     if config.warmup_steps < least:
         expected = f"at least {least} with schedule {config.schedule!r}"
         raise bad_argument("warmup_steps", expected, config.warmup_steps)

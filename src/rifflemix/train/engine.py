@@ -193,6 +193,9 @@ def _check_sharding(config: TrainConfig, is_sharded: bool) -> None:
     # accelerate itself falls back to DDP, or to a single process, without a word.
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and not is_sharded:
         raise InputError("FSDP: expected several processes with an accelerator each, got none")
+    if is_sharded and config.optimizer == "adafactor":
+        # torch's has moments of rows and columns, which do not follow the shards of a parameter.
+        raise bad_argument("optimizer", "adamw, adam or sgd under FSDP", repr(config.optimizer))
     if is_sharded and config.clip_value is not None:
         raise bad_argument("clip_value", "None under FSDP", config.clip_value, "use clip_norm")
 

@@ -105,7 +105,7 @@ def _measurement(
 def _means(
     sums: dict[str, tuple[float, float]], task: TrainableTask, split_name: str
 ) -> dict[str, float]:
-    means = {name: total / count for name, (total, count) in sums.items()}
+    means = {name: total / count for name, (total, count) in sums.items() if count}
     if isinstance(task, Summarises):
         means.update(task.summarise(means))
     for needed in ("loss", task.metric):

@@ -1,4 +1,4 @@
-"""Adam, AdamW and SGD, and which parameters they decay."""
+"""Adam, AdamW, Adafactor and SGD, and which parameters they decay."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adafactor, Adam, AdamW, Optimizer
 
 from rifflemix.errors import bad_argument
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.protocols import ExcludesDecay
 
 _ADAMS: dict[str, type[Adam]] = {"adamw": AdamW, "adam": Adam}
+
+# Least root mean square of a gradient, and of a parameter for the size of its update, in
+# Tensor2Tensor: it adds 1e-30 to squared gradients where torch takes the larger of the two.
+_ADAFACTOR_EPS = (1e-15, 1e-3)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ def decay_groups(model: nn.Module, *, decay_all: bool = False) -> DecayGroups:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = False) -> Optimizer:
-    """The optimiser over the trainable parameters; `fused` updates them in one kernel (GPUs).
+    """The optimiser over the trainable parameters; `fused` updates many in a kernel (GPUs).
 
     Raises:
         InputError: the model has no trainable parameter.
@@ -60,18 +64,20 @@ def build_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = Fals
     ]
     if config.optimizer == "sgd":
         return SGD(options, lr=config.lr, momentum=config.betas[0], fused=fused or None)
+    if config.optimizer == "adafactor":
+        return Adafactor(options, lr=config.lr, eps=_ADAFACTOR_EPS, foreach=fused)
     return _ADAMS[config.optimizer](
         options, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused or None
     )
 
 
 def set_rates(optimizer: Optimizer, lr: float, beta1: float) -> None:
-    """Set learning rate and beta1 (of SGD: the momentum) of the next update."""
+    """Set learning rate and beta1 (of SGD: the momentum; Adafactor has none) of the next update."""
     for group in optimizer.param_groups:
         group["lr"] = lr
         if "betas" in group:
             group["betas"] = (beta1, group["betas"][1])
-        else:
+        elif "momentum" in group:
             group["momentum"] = beta1
 
 

@@ -60,7 +60,10 @@ class TrainableTask(Protocol):
         """Mean loss over the batch, a float32 scalar."""
 
     def metrics(self, outputs: Tensor, batch: Batch, /) -> Mapping[str, tuple[float, int]]:
-        """Metric name -> (sum, count); at least "loss" and, if not summarised, `metric`."""
+        """Metric name -> (sum, count); at least "loss" and, if not summarised, `metric`.
+
+        The same names for every batch; what counts nothing on a whole split is left out.
+        """
 
     def fingerprint(self) -> str:
         """Hash of the data and the options."""

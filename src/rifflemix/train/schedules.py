@@ -89,6 +89,14 @@ def _rsqrt(config: TrainConfig, step: int) -> float:
     return config.lr * min(1.0, step / warmup) / math.sqrt(max(step, warmup))
 
 
+def _rsqrt_decay(config: TrainConfig, step: int) -> float:
+    """`lr / sqrt(max(step, warmup))`: constant, not rising, over the warm-up.
+
+    What Tensor2Tensor has Adafactor follow.
+    """
+    return config.lr / math.sqrt(max(step, config.warmup_steps))
+
+
 def _inverse_sqrt(config: TrainConfig, step: int) -> float:
     """Warm-up to `lr`, then `lr * sqrt(warmup / step)` (fairseq's convention)."""
     ramp = _ramp(config, step)
@@ -121,12 +129,16 @@ def _multistep(config: TrainConfig, step: int) -> float:
     return config.lr * config.decay_factor ** sum(step >= mark for mark in config.milestones)
 
 
+LEAST_WARMUP = {"rsqrt": 1, "rsqrt_decay": 1, "inverse_sqrt": 1, "one_cycle": 2}
+"""Fewest warm-up steps of the schedules that need some."""
+
 SCHEDULES: dict[str, Callable[[TrainConfig, int], float]] = {
     "constant": _constant,
     "linear": _linear,
     "cosine": _cosine,
     "cosine_restarts": _cosine_restarts,
     "rsqrt": _rsqrt,
+    "rsqrt_decay": _rsqrt_decay,
     "inverse_sqrt": _inverse_sqrt,
     "one_cycle": _one_cycle_linear,
     "multistep": _multistep,
