@@ -90,6 +90,16 @@ def test_decoding_ends_when_all_have_ended() -> None:
     assert model.decode(torch.randint(13, (3, 5)), 12).tolist() == [[1]] * 3
 
 
+def test_decoding_can_be_broken_off() -> None:
+    model = small()
+    inputs = torch.randint(13, (3, 5))
+    whole = model.decode(inputs, 12, end_token=99)
+    answers = iter([False, False, True])
+    assert torch.equal(
+        model.decode(inputs, 12, end_token=99, should_stop=answers.__next__), whole[:, :2]
+    )
+
+
 def test_exact_match_is_what_decoding_gets_right() -> None:
     """Right tokens before each or not: a sequence is all right in both ways, or in neither."""
     model = small(mixer="tssa")

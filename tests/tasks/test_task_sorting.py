@@ -152,10 +152,15 @@ class Writer:
     def decode(self, inputs: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
         assert options["start_token"] == PAD
         assert options["end_token"] == END
+        assert options["should_stop"] is never
         return self.written[:, :max_new_tokens]
 
 
 NAME = "free_running_edit_distance"
+
+
+def never() -> bool:
+    return False
 
 
 def test_edit_distance_of_what_is_written() -> None:
@@ -165,15 +170,15 @@ def test_edit_distance_of_what_is_written() -> None:
     labels = batch["labels"]
     total = int((labels != -100).sum())
     perfect = labels.masked_fill(labels == -100, PAD)
-    assert task.writing_metrics(Writer(perfect), batch) == {NAME: (0, total)}
+    assert task.writing_metrics(Writer(perfect), batch, never) == {NAME: (0, total)}
     # At once the end: all other tokens are missing. What comes behind an end is no text.
     nothing = torch.full_like(perfect, 9)
     nothing[:, 0] = END
-    assert task.writing_metrics(Writer(nothing), batch) == {NAME: (total - 3, total)}
+    assert task.writing_metrics(Writer(nothing), batch, never) == {NAME: (total - 3, total)}
     # Never an end: as many tokens as may be written, none of them right.
     endless = torch.full_like(perfect, PAD)
     length = labels.shape[1]
-    assert task.writing_metrics(Writer(endless), batch) == {NAME: (3 * length, total)}
+    assert task.writing_metrics(Writer(endless), batch, never) == {NAME: (3 * length, total)}
 
 
 def levenshtein(a: list[int], b: list[int]) -> int:

@@ -234,6 +234,7 @@ class Seq2Seq(Model):
         key_padding_mask: Tensor | None = None,
         start_token: int = 0,
         end_token: int = 1,
+        should_stop: Callable[[], bool] | None = None,
     ) -> Tensor:
         """Write the likeliest token, read it, and so on (greedy decoding, in evaluation mode).
 
@@ -243,6 +244,7 @@ class Seq2Seq(Model):
             key_padding_mask: (B, N) bool, True = padding of `inputs`.
             start_token: what the decoder reads first, and what fills up behind an end.
             end_token: the last token of a sequence.
+            should_stop: asked before each token; True ends all sequences where they are.
 
         Returns:
             (B, M) int64 with M at most `max_new_tokens`, the end tokens included.
@@ -256,6 +258,8 @@ class Seq2Seq(Model):
             written = inputs.new_full((len(inputs), 1), start_token)
             ended = inputs.new_zeros(len(inputs), dtype=torch.bool)
             while written.shape[1] <= max_new_tokens and not ended.all():
+                if should_stop is not None and should_stop():
+                    break
                 chosen = reader(written).argmax(dim=1)
                 chosen = chosen.masked_fill(ended, start_token)
                 ended |= chosen == end_token

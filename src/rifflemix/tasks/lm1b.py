@@ -126,15 +126,17 @@ def _find(data_dir: Path) -> _Files | None:
         if train is None:
             continue
         held_out = root / _HELD_OUT if (root / _HELD_OUT).is_dir() else root
-        parts = []
-        for number in (1, 0):
-            path = _there(held_out / f"news.en.heldout-{number:05d}-of-00050")
-            if not path.is_file():
-                raise damaged(path, "the file is missing, the training shards are there")
-            parts.append(path)
+        validation, test = (_held_out_shard(held_out, number) for number in (1, 0))
         known = [folder / _KNOWN_WORDS for folder in (root, data_dir)]
-        return _Files(train, *parts, next((path for path in known if path.is_file()), None))
+        return _Files(train, validation, test, next((p for p in known if p.is_file()), None))
     return None
+
+
+def _held_out_shard(folder: Path, number: int) -> Path:
+    path = _there(folder / f"news.en.heldout-{number:05d}-of-00050")
+    if not path.is_file():
+        raise damaged(path, "the file is missing, the training shards are there")
+    return path
 
 
 def _training_shards(folder: Path) -> tuple[Path, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -139,6 +139,7 @@ class SequenceWriter(Protocol):
         key_padding_mask: Tensor | None,
         start_token: int,
         end_token: int,
+        should_stop: Callable[[], bool],
     ) -> Tensor:
         """(B, N) tokens read -> (B, M) tokens written, M at most `max_new_tokens`."""
         ...
@@ -211,7 +212,9 @@ class FreeRunningSortingTask(SortingTask):
     and divided by the length of all right ones. On the test split only, as it takes long.
     """
 
-    def writing_metrics(self, model: SequenceWriter, batch: Batch) -> dict[str, tuple[float, int]]:
+    def writing_metrics(
+        self, model: SequenceWriter, batch: Batch, should_stop: Callable[[], bool]
+    ) -> dict[str, tuple[float, int]]:
         """Sum and count; at most as much is written as the longest right sequence needs."""
         labels = batch["labels"]
         written = model.decode(
@@ -220,6 +223,7 @@ class FreeRunningSortingTask(SortingTask):
             key_padding_mask=batch["key_padding_mask"],
             start_token=PAD,
             end_token=END,
+            should_stop=should_stop,
         )
         lengths = (labels != _UNCOUNTED).sum(dim=1)
         # Up to the first end token, itself included; all of it where there is none.

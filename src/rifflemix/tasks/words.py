@@ -173,7 +173,9 @@ def encoded_task(
     words = int(arrays["vocab_size"].values[0])
     splits = {
         name: SentenceSplit(
-            *(arrays[f"{name}_{part}"] for part in ("tokens", "ends", "labels")),
+            tokens=arrays[f"{name}_tokens"],
+            ends=arrays[f"{name}_ends"],
+            labels=arrays[f"{name}_labels"],
             sentences=sentences,
             max_length=max_length,
             separator=words if joined else None,

@@ -76,29 +76,46 @@ def _sum_metrics(
     order = EvaluationOrder(len(split), size, engine.rank, engine.processes)
     sums: dict[str, tuple[float, float]] = {}
     batches = load_batches(task, split, order, config, engine.device)
-    measure = _measurement(engine, model, task, split_name)
+    stop = _Stop(should_stop)
+    measure = _measurement(engine, model, task, split_name, stop)
     for indices, counts, cpu_batch in zip(order.batches, order.counts, batches, strict=True):
-        if should_stop():
+        if stop.is_asked():
             return None
         check_finite(cpu_batch, indices, split_name)
         batch = to_device(cpu_batch, engine.device)
         for name, (value, count) in measure(batch).items():
             total, seen = sums.get(name, (0.0, 0.0))
             sums[name] = (total + counts * float(value), seen + counts * count)
+        if stop.was_asked:  # in the midst of writing
+            return None
     flat = engine.total([number for pair in sums.values() for number in pair])
     return dict(zip(sums, zip(flat[::2], flat[1::2], strict=True), strict=True))
 
 
+class _Stop:
+    """Whether to stop, and whether that was ever answered with yes."""
+
+    def __init__(self, should_stop: Callable[[], bool]) -> None:
+        self.should_stop = should_stop
+        self.was_asked = False
+
+    def is_asked(self) -> bool:
+        self.was_asked = self.was_asked or self.should_stop()
+        return self.was_asked
+
+
 def _measurement(
-    engine: Engine, model: nn.Module, task: TrainableTask, split_name: str
+    engine: Engine, model: nn.Module, task: TrainableTask, split_name: str, stop: _Stop
 ) -> Callable[[Batch], Mapping[str, tuple[float, int]]]:
     """What gives the metrics of a batch."""
     if split_name != "test" or engine.is_sharded or not isinstance(task, MeasuresWriting):
         return lambda batch: task.metrics(run_model(model, batch), batch)
     writer, writing_metrics = engine.accelerator.unwrap_model(model), task.writing_metrics
+    # Several processes write differently long, and could not agree between tokens.
+    between_tokens = stop.is_asked if engine.processes == 1 else lambda: False
     return lambda batch: {
         **task.metrics(run_model(model, batch), batch),
-        **writing_metrics(writer, batch),
+        **writing_metrics(writer, batch, should_stop=between_tokens),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -93,8 +93,13 @@ class MeasuresWriting(Protocol):
     over processes, which would have to write equally long.
     """
 
-    def writing_metrics(self, model: Any, batch: Batch, /) -> Mapping[str, tuple[float, int]]:
-        """Metric name -> (sum, count), as `TrainableTask.metrics`."""
+    def writing_metrics(
+        self, model: Any, batch: Batch, /, should_stop: Callable[[], bool]
+    ) -> Mapping[str, tuple[float, int]]:
+        """Metric name -> (sum, count), as `TrainableTask.metrics`.
+
+        `should_stop` is asked between tokens; after it was True nobody looks at what is returned.
+        """
 
 
 @runtime_checkable
