@@ -214,7 +214,7 @@ FAULTS: dict[str, tuple[Callable[[State], Any], str]] = {
     "deeper": (also("blocks.2.gamma1", torch.ones(DIM)), r"unexpected \(blocks\.2\.gamma1\)"),
     "shape": (
         also("head.weight", torch.ones(7, DIM)),
-        r"head\.weight of shape \(7, 24\) instead of \(5, 24\)",
+        r"head\.weight of shape \(7, 24\) instead of \(5, 24\).*pass head=False",
     ),
     "temperature": (
         also("blocks.1.attn.temp", torch.ones(HEADS)),
@@ -245,6 +245,50 @@ def test_a_fault_changes_nothing(change: Callable[[State], Any], message: str) -
         load_official(model, change(official_state("tssa")))
     assert "\n" not in str(caught.value)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def thousand_classes(state: State) -> State:
+    return state | {"head.weight": torch.randn(1000, DIM), "head.bias": torch.randn(1000)}
+
+
+@pytest.mark.parametrize("theirs", [thousand_classes, without("head.bias"), lambda state: state])
+def test_without_the_head_all_else_is_loaded(theirs: Callable[[State], State]) -> None:
+    state, model = official_state("tssa"), tiny()
+    own = {key: value.clone() for key, value in model.head.state_dict().items()}
+    whole = load_official(tiny(), state).state_dict()
+    load_official(model, theirs(state), head=False)
+    for key, value in model.state_dict().items():
+        expected = own[key.removeprefix("head.")] if key.startswith("head.") else whole[key]
+        assert torch.equal(value, expected), key
+
+
+def test_without_the_head_all_else_is_strict() -> None:
+    state = thousand_classes(official_state("tssa"))
+    for change, message in (
+        (without("norm.bias"), r"1 missing \(norm\.bias\)"),
+        (also("heads.weight", torch.ones(3)), r"1 unexpected \(heads\.weight\)"),
+        (also("norm.bias", torch.ones(3)), r"norm\.bias of shape \(3,\).*build the model"),
+    ):
+        model = tiny()
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        with pytest.raises(rm.InputError, match=message):
+            load_official(model, change(state), head=False)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_both_sizes_and_the_way_out_are_told() -> None:
+    with pytest.raises(rm.InputError) as caught:
+        load_official(tiny(), thousand_classes(official_state("tssa")))
+    assert "head.weight of shape (1000, 24) instead of (5, 24)" in str(caught.value)
+    assert "head.bias of shape (1000,) instead of (5,)" in str(caught.value)
+    assert "pass head=False for another number of classes" in str(caught.value)
+
+
+def test_a_head_that_cannot_be_left_out() -> None:
+    with pytest.raises(rm.InputError, match="head: expected True, got head=False for Tied"):
+        load_official(Tied(), {"wte": torch.randn(3, 2)}, head=False)
+    with pytest.raises(rm.InputError, match="head: expected True or False"):
+        load_official(tiny(), official_state("tssa"), head="no")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("change", [{"mixer": "csp"}, {"feed_forward": "ista"}])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.ops._checks import check_bool
 
 # What distributed training and torch.compile put in front of every key.
 _WRAPPERS = ("module.", "_orig_mod.")
@@ -43,9 +44,10 @@ class OfficialTensor:
 
 
 M = TypeVar("M", bound=nn.Module)
+_HEAD = "head."
 
 
-def load_official(model: M, state_dict: Mapping[str, Tensor]) -> M:
+def load_official(model: M, state_dict: Mapping[str, Tensor], *, head: bool = True) -> M:
     """Load weights trained with a paper's own code into the model of the same sizes.
 
     Everything is checked before anything is written: after an error the model is as it was.
@@ -55,19 +57,24 @@ def load_official(model: M, state_dict: Mapping[str, Tensor]) -> M:
         model: of a family that has official code (see `OfficialTensor`).
         state_dict: the official code's own keys and tensors. A prefix "module." (distributed
             training) or "_orig_mod." (torch.compile) in front of every key is taken off.
+        head: load the classification head too. False leaves the model's own as it is and takes
+            weights of any number of classes, as fine-tuning on another data set does; theirs may
+            be absent.
 
     Returns:
         The model.
 
     Raises:
-        InputError: a model without official code, or keys that are missing, unexpected or of
-            another shape.
+        InputError: a model without official code or, with `head=False`, without a head of its
+            own; or keys that are missing, unexpected or of another shape.
 
     Source: the released code of Wu et al. 2024 (ToST), vision and language, and of Sapkota and
     Bhattarai 2025 (Dimension Mixer).
     """
     layout = _layout(model)
     given = _without_wrappers(_checked(state_dict))
+    if not check_bool("head", head):
+        layout, given = _without_head(model, layout, given)
     own = model.state_dict()
     _check_keys(given, layout)
     _check_shapes(given, layout, own)
@@ -89,6 +96,20 @@ def _layout(model: nn.Module) -> dict[str, OfficialTensor]:
         raise bad_argument("model", "one of a family that has official code", type(model).__name__)
     layout: dict[str, OfficialTensor] = describe()
     return layout
+
+
+def _without_head(
+    model: nn.Module, layout: Mapping[str, OfficialTensor], given: Mapping[str, Tensor]
+) -> tuple[dict[str, OfficialTensor], dict[str, Tensor]]:
+    """Both without the tensors of the classification head."""
+    dropped = {key for key, entry in layout.items() if (entry.name or "").startswith(_HEAD)}
+    if not dropped:
+        got = f"head=False for {type(model).__name__}, which has no head of its own"
+        raise bad_argument("head", "True", got)
+    return (
+        {key: entry for key, entry in layout.items() if key not in dropped},
+        {key: tensor for key, tensor in given.items() if key not in dropped},
+    )
 
 
 def _checked(state_dict: Any) -> dict[str, Tensor]:
@@ -134,7 +155,7 @@ def _check_keys(given: Mapping[str, Tensor], layout: Mapping[str, OfficialTensor
 def _check_shapes(
     given: Mapping[str, Tensor], layout: Mapping[str, OfficialTensor], own: Mapping[str, Tensor]
 ) -> None:
-    faults = []
+    faults, only_head = [], True
     for key, tensor in given.items():
         entry = layout[key]
         if entry.name is None:
@@ -142,13 +163,12 @@ def _check_shapes(
         expected = entry.shape or tuple(entry.place(own[entry.name]).shape)
         if tuple(tensor.shape) != expected:
             faults.append(f"{key} of shape {tuple(tensor.shape)} instead of {expected}")
+            only_head = only_head and entry.name.startswith(_HEAD)
     if faults:
-        raise bad_argument(
-            "state_dict",
-            "tensors of this model's shapes",
-            _some(faults),
-            "build the model with the sizes and options it was trained with",
-        )
+        hint = "build the model with the sizes and options it was trained with"
+        if only_head:
+            hint = "pass head=False for another number of classes: the model keeps its own head"
+        raise bad_argument("state_dict", "tensors of this model's shapes", _some(faults), hint)
 
 
 def _check_ties(given: Mapping[str, Tensor], layout: Mapping[str, OfficialTensor]) -> None:
