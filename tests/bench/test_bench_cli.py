@@ -73,6 +73,20 @@ def test_tables_and_notes_are_printed(cli: Cli) -> None:
     assert "timing at (1, 16, 8)" in outcome.err
 
 
+def test_a_causal_sweep_over_channels(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "widths.json"
+    outcome = cli(
+        "bench", "scaling", "--tokens", "8", "--dims", "4,8", "--heads", "2", "--mixers", "tssa",
+        "--causal", "--repeats", "1", "--out", str(file),
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "growth with C" in outcome.out
+    assert "C=8" in outcome.out
+    settings = json.loads(file.read_text())["settings"]
+    assert (settings["dims"], settings["causal"]) == ([4, 8], True)
+    assert file.with_suffix(".png").exists()
+
+
 def test_models_and_ops_print_a_table_a_pass(cli: Cli) -> None:
     models = cli(
         "bench", "models", "--shape", "1,8,8,2", "--layers", "1", "--mixers", "tssa",
@@ -120,6 +134,9 @@ def test_a_result_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
     [
         ("scaling --tokens 8,x", "--tokens: expected N,N,..."),
         ("scaling --tokens 8,8", "each only once"),
+        ("scaling --tokens 8 --dims 8,y", "--dims: expected C,C,..."),
+        ("scaling --dims 8,16", "tokens: expected one number where dims are given"),
+        ("scaling --causal --mixers csp", "mixers: expected mixers that can be causal, got csp"),
         ("scaling --tokens 8 --dim 9 --heads 2", "heads: expected a divisor"),
         ("scaling --mixers nothing", "unknown mixer 'nothing'"),
         ("scaling --max-seconds 0", "max_seconds: expected a number above 0"),

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from rifflemix.bench import models, ops, scaling
+from rifflemix.bench import layers, models, ops, scaling
 from rifflemix.bench.rows import Shape
 from rifflemix.bench.runner import Settings
 from rifflemix.errors import InputError
 from rifflemix.mixers import list_mixers, mixer_card
 from rifflemix.ops.permutation import eager
+from rifflemix.report.bench import bench_tables
+from rifflemix.report.scaling import scaling_plot
 
 QUICK = Settings(repeats=1, max_seconds=20.0)
 
@@ -140,6 +142,53 @@ def test_softmax_always_takes_part() -> None:
 
 
 @pytest.fixture(scope="module")
+def widths_result() -> dict[str, Any]:
+    return scaling.run(
+        (16,), dims=(24, 8, 16), heads=2, mixers=["tssa", "csp"], causal=False, settings=QUICK
+    )
+
+
+def test_a_sweep_over_channels(widths_result: dict[str, Any]) -> None:
+    rows = widths_result["rows"]
+    shapes = [(row["shape"]["tokens"], row["shape"]["channels"]) for row in rows]
+    assert shapes == [(16, c) for c in (8, 16, 24) for _ in range(4)]
+    assert set(statuses(widths_result).values()) == {("measured", "")}
+    settings = widths_result["settings"]
+    assert (settings["axis"], settings["dims"]) == ("channels", [8, 16, 24])
+    assert "dim" not in settings
+    for entry in widths_result["growth"]:
+        assert entry["claimed_exponent"] is None  # claims are of N
+        assert (entry["fit"] or {"first_tokens": 8})["first_tokens"] in (8, 16)
+    crossed = [e["crossover"] for e in widths_result["growth"] if e["name"] == "tssa"]
+    assert [(c["first_tokens"], c["last_tokens"]) for c in crossed] == [(8, 24), (8, 24)]
+
+
+def test_a_sweep_over_channels_is_told_as_such(widths_result: dict[str, Any]) -> None:
+    tables = {table.title: table for table in bench_tables(widths_result)}
+    assert "growth with C, and the crossover with softmax" in tables
+    forward = tables["forward, ms (x softmax)"]
+    assert forward.headers == ["Name", "C=8", "C=16", "C=24"]
+    assert [len(row) for row in forward.rows] == [4] * 4
+    assert scaling_plot(widths_result).startswith(b"\x89PNG")
+
+
+def test_causal_layers_are_causal() -> None:
+    result = scaling.run((8,), dim=8, heads=2, causal=True, settings=QUICK)
+    names = [row["name"] for row in result["rows"]]
+    assert names == [
+        scaling.PROJECTIONS,
+        *(name for name in list_mixers() if mixer_card(name).causal),
+    ]
+    assert "csp" not in names
+    assert set(statuses(result).values()) == {("measured", "")}
+    assert result["settings"]["causal"] is True
+    shape = Shape(1, 8, 8, 2)
+    for name in names[1:]:
+        for causal in (True, False):
+            assert layers._mixer(name, causal, shape).causal is causal
+
+
+@pytest.fixture(scope="module")
 def models_result() -> dict[str, Any]:
     return models.run((Shape(2, 16, 16, 2),), layers=1, settings=QUICK)
 
@@ -189,9 +238,30 @@ def test_a_training_step_trains() -> None:
         (lambda: scaling.run((0,)), "tokens"),
         (lambda: scaling.run((8,), dim=9, heads=2), "heads"),
         (lambda: scaling.run((8,), mixers=["nothing"]), "unknown mixer"),
+        (lambda: scaling.run((8, 16), dims=(8, 16)), "tokens: expected one number where dims"),
+        (lambda: scaling.run((8,), dims=()), "dims: expected at least one number"),
+        (lambda: scaling.run((8,), dims=(8, 8)), "dims: .* each only once"),
+        (lambda: scaling.run((8,), dims=(9,), heads=2), "heads"),
+        (lambda: scaling.run((8,), mixers=["csp"], causal=True), "mixers that can be causal"),
+        (lambda: scaling.run((8,), peers=True, causal=True), "peers: expected False for causal"),
         (lambda: ops.run((Shape(1, 8, 8, 3),)), "heads"),
     ],
-    ids=["layers", "mixer", "no N", "N twice", "N 0", "heads", "unknown", "shape"],
+    ids=[
+        "layers",
+        "mixer",
+        "no N",
+        "N twice",
+        "N 0",
+        "heads",
+        "unknown",
+        "N and C",
+        "no C",
+        "C twice",
+        "heads of C",
+        "causal",
+        "causal peers",
+        "shape",
+    ],
 )
 def test_bad_settings_are_named(call: Any, named: str) -> None:
     with pytest.raises(InputError, match=named):

@@ -38,7 +38,7 @@ def test_training_steps_show_rates() -> None:
 
 
 def test_scaling_shows_growth_first_and_then_a_column_an_n() -> None:
-    growth, forward, both, floor, memory = bench_tables(fake_bench.scaling(LAYERS))
+    growth, forward, least, both, floor, memory = bench_tables(fake_bench.scaling(LAYERS))
     rows = {row[0]: row for row in growth.rows}
     assert rows["softmax"][1:4] == ["2", "2.00 ± 0.00", "-"]
     assert rows["tssa"][1:3] == ["1", "1.00 ± 0.00"]
@@ -50,6 +50,10 @@ def test_scaling_shows_growth_first_and_then_a_column_an_n() -> None:
     assert cells["tssa"][-1] == "16.1"  # no ratio where softmax was not measured
     assert floor.rows[0][1:] == ["1.00"] * 7
     assert memory.rows[3][1] == "1.00 KiB"
+    assert (least.title, memory.title) == (
+        "forward, peak memory", "forward and backward, peak memory"
+    )  # fmt: skip
+    assert least.rows[3][0] == memory.rows[3][0]
 
 
 def test_a_claim_below_the_measurement_is_marked() -> None:

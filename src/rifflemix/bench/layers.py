@@ -31,13 +31,13 @@ Build = Callable[[Shape], nn.Module]
 
 
 def layer_candidates(
-    mixers: Sequence[str], peers: Sequence[Peer], settings: Settings
+    mixers: Sequence[str], peers: Sequence[Peer], settings: Settings, *, causal: bool = False
 ) -> list[Candidate]:
-    """The floor, then softmax, then the other mixers and the peers."""
+    """The floor, then softmax, then the other mixers and the peers; mixers all causal or none."""
     names = [SOFTMAX, *(name for name in mixers if name != SOFTMAX)]
     return [
         _candidate("layer", PROJECTIONS, _two_linear_maps, settings, None),
-        *(_candidate("layer", n, partial(_mixer, n), settings, gate_mixer) for n in names),
+        *(_candidate("layer", n, partial(_mixer, n, causal), settings, gate_mixer) for n in names),
         *(_candidate("peer", p.name, p.build, settings, _gate_peer) for p in peers),
     ]
 
@@ -112,5 +112,7 @@ def _two_linear_maps(shape: Shape) -> nn.Module:
     return nn.Sequential(*(nn.Linear(shape.channels, shape.channels) for _ in range(2)))
 
 
-def _mixer(name: str, shape: Shape) -> nn.Module:
-    return create_mixer(name, shape.channels, num_heads=shape.heads, max_length=shape.tokens)
+def _mixer(name: str, causal: bool, shape: Shape) -> nn.Module:
+    return create_mixer(
+        name, shape.channels, num_heads=shape.heads, max_length=shape.tokens, causal=causal
+    )

@@ -1,4 +1,4 @@
-"""`rifflemix bench scaling`: every mixer as a layer over a range of N, softmax beside it."""
+"""`rifflemix bench scaling`: every mixer as a layer over a range of N or C, beside softmax."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rifflemix.bench.runner import Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import list_mixers, mixer_card
 
+TOKENS, CHANNELS = "tokens", "channels"
 DEFAULT_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -22,20 +23,24 @@ def run(
     *,
     batch: int = 1,
     dim: int = 512,
+    dims: Sequence[int] | None = None,
     heads: int = 8,
     mixers: Sequence[str] | None = None,
+    causal: bool = False,
     peers: bool = False,
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure layers over a range of N, fit the growth of their cost, compare with softmax.
+    """Measure layers over a range of N or C, fit the growth of their cost, compare with softmax.
 
     Args:
         tokens: the N to measure at, each once.
         batch: sequences.
         dim: channels C.
+        dims: the C to measure at, each once, in place of `dim`, at the one N of `tokens`.
         heads: heads, for layers that have them.
         mixers: registry names, all by default; softmax always takes part.
+        causal: build the mixers causal; by default all that can be take part.
         peers: let installed packages take part that are made for the same purpose.
         settings: type, device, number of timings and limits.
         hooks: progress, stopping and saving.
@@ -46,19 +51,25 @@ def run(
         crossovers, "peers" says which took part.
 
     Raises:
-        InputError: an unknown mixer, or a setting out of range.
+        InputError: an unknown mixer, one that cannot be causal, or a setting out of range.
     """
     settings = settings or Settings()
-    if not tokens or len(set(tokens)) != len(tokens):
-        raise bad_argument("tokens", "at least one number, each only once", list(tokens))
-    shapes = [Shape(batch, n, dim, heads) for n in sorted(tokens)]
-    names = list_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
+    axis = TOKENS if dims is None else CHANNELS
+    shapes = _shapes(tokens, batch, (dim,) if dims is None else dims, heads)
+    if dims is not None and len(tokens) != 1:
+        raise bad_argument("tokens", "one number where dims are given", list(tokens))
+    if causal and peers:
+        raise bad_argument("peers", "False for causal layers", peers)
+    names = _mixers(mixers, causal)
     status = [peer_status(peer, settings.torch_device) for peer in PEERS] if peers else []
     present = [peer["name"] for peer in status if peer["takes_part"]]
-    candidates = layer_candidates(names, [p for p in PEERS if p.name in present], settings)
+    candidates = layer_candidates(
+        names, [p for p in PEERS if p.name in present], settings, causal=causal
+    )
     details = {
-        "tokens": sorted(tokens), "batch": batch, "dim": dim, "heads": heads,
-        "mixers": names, "peers": peers,
+        "axis": axis, "tokens": sorted(tokens), "batch": batch, "heads": heads,
+        "mixers": names, "causal": causal, "peers": peers,
+        **({"dim": dim} if dims is None else {"dims": sorted(dims)}),
     }  # fmt: skip
     return run_benchmark(
         "scaling",
@@ -66,19 +77,43 @@ def run(
         settings,
         details,
         hooks=hooks,
-        summarise=lambda rows: {"growth": growth(rows), "peers": status},
+        summarise=lambda rows: {"growth": growth(rows, axis), "peers": status},
     )
 
 
-def growth(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each layer and pass: the fitted exponent, the claimed one, the crossover with softmax."""
+def _shapes(tokens: Sequence[int], batch: int, dims: Sequence[int], heads: int) -> list[Shape]:
+    """All N at all C; one of the two is one number."""
+    for name, numbers in (("tokens", tokens), ("dims", dims)):
+        if not numbers or len(set(numbers)) != len(numbers):
+            raise bad_argument(name, "at least one number, each only once", list(numbers))
+    return [Shape(batch, n, c, heads) for n in sorted(tokens) for c in sorted(dims)]
+
+
+def _mixers(names: Sequence[str] | None, causal: bool) -> list[str]:
+    """Those asked for, or all that can be what is asked for."""
+    if names is None:
+        return [name for name in list_mixers() if mixer_card(name).causal or not causal]
+    cards = [mixer_card(name) for name in names]
+    for card in cards:
+        if causal and not card.causal:
+            raise bad_argument("mixers", "mixers that can be causal", card.name)
+    return [card.name for card in cards]
+
+
+def growth(rows: Sequence[Row], axis: str = TOKENS) -> list[dict[str, Any]]:
+    """For each layer and pass: the fitted exponent, the claimed one, the crossover with softmax.
+
+    The claims of the cards are of N: over C there is none.
+    """
     entries = []
     for kind, name in dict.fromkeys((row.kind, row.name) for row in rows):
-        claimed = mixer_card(name).cost_exponent if name in list_mixers() else None
+        is_claimed = name in list_mixers() and axis == TOKENS
+        claimed = mixer_card(name).cost_exponent if is_claimed else None
         for pass_name in (FORWARD, FORWARD_BACKWARD):
-            costs = _costs(rows, name, pass_name)
+            costs = _costs(rows, name, pass_name, axis)
             fit = fit_exponent(costs)
-            softmax = _costs(rows, SOFTMAX, pass_name) if name not in (SOFTMAX, PROJECTIONS) else {}
+            has_other = name not in (SOFTMAX, PROJECTIONS)
+            softmax = _costs(rows, SOFTMAX, pass_name, axis) if has_other else {}
             crossover = find_crossover(costs, softmax)
             entries.append(
                 {
@@ -94,10 +129,10 @@ def growth(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return entries
 
 
-def _costs(rows: Sequence[Row], name: str, pass_name: str) -> dict[int, float]:
-    """N -> median seconds, as far as measured."""
+def _costs(rows: Sequence[Row], name: str, pass_name: str, axis: str) -> dict[int, float]:
+    """N or C -> median seconds, as far as measured."""
     return {
-        row.shape.tokens: row.passes[pass_name].p50
+        getattr(row.shape, axis): row.passes[pass_name].p50
         for row in rows
         if row.name == name and pass_name in row.passes
     }

@@ -100,7 +100,8 @@ def models(
 
 @app.command(
     epilog="Examples:  rifflemix bench scaling --out benchmarks/results   |   "
-    "rifflemix bench scaling --tokens 196,1024,4096,16384,65536 --mixers tssa,csp --peers"
+    "rifflemix bench scaling --tokens 196,1024,4096,16384,65536 --mixers tssa,csp --peers   |   "
+    "rifflemix bench scaling --tokens 1024 --dims 96,192,384,768 --causal"
 )
 def scaling(
     tokens: Annotated[
@@ -109,8 +110,17 @@ def scaling(
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     dim: Annotated[int, typer.Option(help="Channels.")] = 512,
+    dims: Annotated[
+        str | None,
+        typer.Option(
+            metavar="C,C,...", help="Numbers of channels, at one number of tokens; replaces --dim."
+        ),
+    ] = None,
     heads: Annotated[int, typer.Option(help="Heads, where a layer has them.")] = 8,
     mixers: Mixers = None,
+    causal: Annotated[
+        bool, typer.Option("--causal", help="Causal layers, of the mixers that can be.")
+    ] = False,
     peers: Annotated[
         bool, typer.Option("--peers", help="Let layers of other installed packages take part.")
     ] = False,
@@ -122,13 +132,14 @@ def scaling(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Every mixer as a layer over a range of N: growth of cost, crossover with softmax, plot.
+    """Every mixer as a layer over a range of N or C: growth, crossover with softmax, plot.
 
     The plot is written beside the JSON.
     """
     from rifflemix.bench.scaling import DEFAULT_TOKENS, run
 
     lengths = DEFAULT_TOKENS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
+    widths = None if dims is None else _numbers(dims, "--dims", "C,C,...")
     names = None if mixers is None else parse_names(mixers, "--mixers")
     common = _Common(dtype, device, repeats, max_seconds, threads, out, json, _write_plot)
     common.measure(
@@ -136,8 +147,10 @@ def scaling(
             lengths,
             batch=batch,
             dim=dim,
+            dims=widths,
             heads=heads,
             mixers=names,
+            causal=causal,
             peers=peers,
             settings=settings,
             hooks=hooks,

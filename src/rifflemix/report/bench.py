@@ -24,6 +24,8 @@ PASS_TITLES = {
 _SHORT = {"scaled_dot_product_attention": "attention", "two linear maps": "maps"}
 _SOFTMAX, _MAPS = "softmax", "two linear maps"
 
+AXES = {"tokens": "N", "channels": "C"}
+
 Row = Mapping[str, Any]
 Show = Callable[[Any], str]
 
@@ -41,7 +43,8 @@ def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
     """What a reader wants to see first: for scaling by N, else a table a shape and pass."""
     rows = result["rows"]
     if result["benchmark"] == "scaling":
-        return [_growth_table(result["growth"]), *_tables_by_tokens(rows)]
+        axis = axis_of(result)
+        return [_growth_table(result["growth"], axis), *_tables_by_axis(rows, axis)]
     tables = []
     for shape in dict.fromkeys(_shape_text(row) for row in rows):
         here = [row for row in rows if _shape_text(row) == shape]
@@ -74,6 +77,12 @@ def bench_markdown(result: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def axis_of(result: Mapping[str, Any]) -> str:
+    """What a scaling result was measured over, "tokens" or "channels"; older files say nothing."""
+    axis: str = result["settings"].get("axis", "tokens")
+    return axis
+
+
 def crossover_text(crossover: Mapping[str, Any] | None) -> str:
     """From which N on something is faster than softmax."""
     if crossover is None:
@@ -103,12 +112,12 @@ def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
     return _table(f"{shape}: {PASS_TITLES[name]}", columns, rows)
 
 
-def _growth_table(growth: Sequence[Mapping[str, Any]]) -> BenchTable:
+def _growth_table(growth: Sequence[Mapping[str, Any]], axis: str) -> BenchTable:
     """Exponents measured and claimed, and crossovers with softmax."""
     passes = list(dict.fromkeys(entry["pass"] for entry in growth))
     headers = ["Name", "Claimed exponent"]
     for name in passes:
-        headers += [f"Exponent, {PASS_TITLES[name]}", "faster than softmax from N"]
+        headers += [f"Exponent, {PASS_TITLES[name]}", f"faster than softmax from {AXES[axis]}"]
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for entry in growth:
         by_name.setdefault(entry["name"], []).append(entry)
@@ -119,7 +128,7 @@ def _growth_table(growth: Sequence[Mapping[str, Any]]) -> BenchTable:
         for entry in entries:
             cells += [_exponent_text(entry), crossover_text(entry["crossover"])]
         rows.append(cells)
-    return BenchTable("growth with N, and the crossover with softmax", headers, rows)
+    return BenchTable(f"growth with {AXES[axis]}, and the crossover with softmax", headers, rows)
 
 
 def _exponent_text(entry: Mapping[str, Any]) -> str:
@@ -130,31 +139,35 @@ def _exponent_text(entry: Mapping[str, Any]) -> str:
     return f"{fit['exponent']:.2f} ± {fit['standard_error']:.2f}{mark}"
 
 
-def _tables_by_tokens(rows: Sequence[Row]) -> list[BenchTable]:
-    """A row a layer and a column an N: times with their ratio to softmax, floor, memory."""
-    both = "forward_backward"
-    return [
-        _by_tokens("forward, ms (x softmax)", "forward", _time_and_ratio, rows),
-        _by_tokens("forward and backward, ms (x softmax)", both, _time_and_ratio, rows),
-        _by_tokens("forward and backward, x two linear maps", both, _ratio(_MAPS), rows),
-        _by_tokens(
-            "forward and backward, peak memory",
-            both,
-            lambda t: format_bytes(t["peak_memory_bytes"]),
-            rows,
-        ),
+def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
+    """A row a layer and a column an N (or C): times with their ratio to softmax, floor, memory."""
+    forward, both = "forward", "forward_backward"
+    columns: list[tuple[str, str, Show]] = [
+        ("forward, ms (x softmax)", forward, _time_and_ratio),
+        ("forward, peak memory", forward, _memory),
+        ("forward and backward, ms (x softmax)", both, _time_and_ratio),
+        ("forward and backward, x two linear maps", both, _ratio(_MAPS)),
+        ("forward and backward, peak memory", both, _memory),
     ]
+    return [_by_axis(title, name, show, rows, axis) for title, name, show in columns]
 
 
-def _by_tokens(title: str, name: str, show: Show, rows: Sequence[Row]) -> BenchTable:
-    tokens = sorted({row["shape"]["tokens"] for row in rows})
+def _memory(timing: Mapping[str, Any]) -> str:
+    return format_bytes(timing["peak_memory_bytes"])
+
+
+def _by_axis(title: str, name: str, show: Show, rows: Sequence[Row], axis: str) -> BenchTable:
+    places_on_it = sorted({row["shape"][axis] for row in rows})
     names = list(dict.fromkeys(row["name"] for row in rows))
-    places = {(row["name"], row["shape"]["tokens"]): row for row in rows}
+    places = {(row["name"], row["shape"][axis]): row for row in rows}
     cell = _timed(name, show, lambda row: row["status"])
     lines = [
-        [n, *(cell(places[n, t]) if (n, t) in places else MISSING for t in tokens)] for n in names
+        [n, *(cell(places[n, t]) if (n, t) in places else MISSING for t in places_on_it)]
+        for n in names
     ]
-    return BenchTable(title, ["Name", *(f"N={format_count(n)}" for n in tokens)], lines)
+    return BenchTable(
+        title, ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in places_on_it)], lines
+    )
 
 
 def _table(title: str, columns: Sequence[tuple[str, Show]], rows: Sequence[Row]) -> BenchTable:

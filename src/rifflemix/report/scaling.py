@@ -1,4 +1,4 @@
-"""Time against N for every layer, with the crossover against softmax marked on it."""
+"""Time against N or C for every layer, with the crossover against softmax marked on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from rifflemix.report.bench import PASS_TITLES, crossover_text, machine
+from rifflemix.report.bench import AXES, PASS_TITLES, axis_of, crossover_text, machine
 
 # Okabe and Ito's palette without its yellow: safe for all common kinds of colour blindness. More
 # layers than hues take darker and lighter shades of them, told apart by their markers as well;
@@ -42,7 +42,7 @@ class _Curve:
 
 
 def scaling_plot(result: Mapping[str, Any]) -> bytes:
-    """PNG: a panel a pass, N across and milliseconds up, both logarithmic.
+    """PNG: a panel a pass, N (or C) across and milliseconds up, both logarithmic.
 
     A ring on the curve of softmax marks where a layer's cost falls below it for good; the label at
     the end of the layer's curve says the same in words.
@@ -58,7 +58,7 @@ def scaling_plot(result: Mapping[str, Any]) -> bytes:
         for i, name in enumerate(passes):
             left = i * (_SCALE + _FRAME + _LABELS) + _SCALE
             place = (left / width, _BOTTOM / height, _FRAME / width, 1 - (_TOP + _BOTTOM) / height)
-            _draw_panel(figure.add_axes(place), name, _curves(result, name))
+            _draw_panel(figure.add_axes(place), name, _curves(result, name), axis_of(result))
         target = io.BytesIO()
         figure.savefig(target, format="png", metadata={"Software": None})
     return target.getvalue()
@@ -66,13 +66,16 @@ def scaling_plot(result: Mapping[str, Any]) -> bytes:
 
 def _write_captions(figure: Figure, result: Mapping[str, Any]) -> None:
     width, height = figure.get_size_inches()
-    settings = result["settings"]
+    settings, axis = result["settings"], axis_of(result)
+    layer = "One causal layer" if settings.get("causal") else "One layer"
+    fixed = f"C = {settings['dim']}" if axis == "tokens" else f"N = {settings['tokens'][0]}"
     title = (
-        f"One layer at B = {settings['batch']}, C = {settings['dim']}, "
+        f"{layer} at B = {settings['batch']}, {fixed}, "
         f"{settings['heads']} heads, {settings['dtype']}: {machine(result)}"
     )
     legend = (
-        "ring and number in brackets: the layer is faster than softmax from this N on;  "
+        "ring and number in brackets: the layer is faster than softmax from this "
+        f"{AXES[axis]} on;  "
         "dashed: layers of other packages"
     )
     left = 0.15 / width
@@ -88,15 +91,15 @@ def _curves(result: Mapping[str, Any], pass_name: str) -> list[_Curve]:
     return [
         _Curve(name, *looks[name], name in peers, points, crossovers[name])
         for name in names
-        if (points := _points(result["rows"], name, pass_name))
+        if (points := _points(result["rows"], name, pass_name, axis_of(result)))
     ]
 
 
 def _points(
-    rows: Sequence[Mapping[str, Any]], name: str, pass_name: str
+    rows: Sequence[Mapping[str, Any]], name: str, pass_name: str, axis: str
 ) -> list[tuple[int, float]]:
     return sorted(
-        (row["shape"]["tokens"], 1e3 * row["passes"][pass_name]["p50"])
+        (row["shape"][axis], 1e3 * row["passes"][pass_name]["p50"])
         for row in rows
         if row["name"] == name and pass_name in row["passes"]
     )
@@ -120,8 +123,9 @@ def _shade(colour: str, shift: float) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
 
 
-def _draw_panel(axes: Axes, pass_name: str, curves: Sequence[_Curve]) -> None:
-    axes.set(xscale="log", yscale="log", xlabel="tokens N", ylabel="milliseconds")
+def _draw_panel(axes: Axes, pass_name: str, curves: Sequence[_Curve], axis: str) -> None:
+    label = f"{axis} {AXES[axis]}"
+    axes.set(xscale="log", yscale="log", xlabel=label, ylabel="milliseconds")
     axes.set_title(PASS_TITLES[pass_name], loc="left", fontsize=10)
     axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
