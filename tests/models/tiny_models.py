@@ -109,6 +109,9 @@ TINY_TOST = Tiny({**TINY_IMAGE, "image_size": 32}, images(3, 32, 32))
 # By pattern of the name; the first that fits counts.
 TINY: dict[str, Tiny] = {
     "encoder": Tiny({"vocab_size": 11, "dim": 16, "max_length": 12}, tokens(11, 12)),
+    "mixer_stack": Tiny(
+        {"vocab_size": 11, "dim": 16, "num_layers": 2, "max_length": 12}, tokens(11, 12)
+    ),
     "gpt*": Tiny({**TINY_GPT, "num_heads": 2}, tokens(11, 12)),
     "tost_lm_*": Tiny({**TINY_GPT, "num_heads": 2}, tokens(11, 12)),
     "sinkhorn_[!s]*": Tiny(

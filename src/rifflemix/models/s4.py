@@ -1,4 +1,4 @@
-"""S4's host for the Long Range Arena: blocks of a norm, a mixer and a residual, nothing else."""
+"""The host of S4, S5, CCNN and ETSMLP: blocks of a norm, a mixer and a residual, nothing else."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ class MixerClassifier(SequenceClassifier):
         dim: channels C.
         num_layers: blocks.
         num_heads: heads, for mixers that have them.
+        causal: let no token read a later one, in mixers that can do so.
         norm: "pre", with one more norm behind the last block, or "post".
         norm_kind: "layer", "scale" or "batch", see `TokenNorm`.
         num_classes: outputs.
@@ -68,6 +69,7 @@ class MixerClassifier(SequenceClassifier):
         num_sequences: 1, or 2 for pairs.
         pair_mix: how the two of a pair meet.
         head_hidden: channels of the hidden layers of the head.
+        head_activation: between the layers of the head.
 
     Raises:
         InputError: a size out of range.
@@ -84,6 +86,7 @@ class MixerClassifier(SequenceClassifier):
         dim: int = 128,
         num_layers: int = 6,
         num_heads: int = 1,
+        causal: bool = False,
         norm: str = "pre",
         norm_kind: str = "batch",
         num_classes: int = 10,
@@ -95,6 +98,7 @@ class MixerClassifier(SequenceClassifier):
         num_sequences: int = 1,
         pair_mix: str = "concat",
         head_hidden: Sequence[int] = (),
+        head_activation: str = "relu",
     ) -> None:
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
         dropout = check_probability("dropout", dropout)
@@ -109,6 +113,7 @@ class MixerClassifier(SequenceClassifier):
                 max_length=max_length,
                 layer_index=index,
                 num_layers=num_layers,
+                causal=causal,
                 dropout=dropout,
             )
             return MixerBlock(mixing, dim, dropout, norm=norm, norm_kind=norm_kind)
@@ -126,6 +131,7 @@ class MixerClassifier(SequenceClassifier):
             num_sequences=num_sequences,
             pair_mix=pair_mix,
             head_hidden=head_hidden,
+            head_activation=head_activation,
         )
 
     def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -160,18 +166,32 @@ def _settings(task: str) -> dict[str, Any]:
     }
 
 
-PRESETS = tuple(
-    Preset(
-        ModelCard(
-            name=f"s4_lra_{task}",
-            title=f"S4's host for {HOSTS[task][0]}, any mixer",
-            paper="Gu et al. 2022, Efficiently Modeling Long Sequences with Structured State "
-            "Spaces",
-            inputs="pairs of token sequences" if task == "retrieval" else "tokens",
-            note="sizes of the released configurations; the mixer is S4 in its diagonal form",
-        ),
-        MixerClassifier,
-        _settings(task),
-    )
-    for task in _SIZES
+_PAPER = "Gu et al. 2022, Efficiently Modeling Long Sequences with Structured State Spaces"
+
+_STACK = Preset(
+    ModelCard(
+        name="mixer_stack",
+        title="Residual blocks of any mixer alone, without feed-forward branches",
+        paper=_PAPER,
+        inputs="tokens or vectors",
+    ),
+    MixerClassifier,
+)
+
+PRESETS = (
+    _STACK,
+    *(
+        Preset(
+            ModelCard(
+                name=f"s4_lra_{task}",
+                title=f"S4's host for {HOSTS[task][0]}, any mixer",
+                paper=_PAPER,
+                inputs="pairs of token sequences" if task == "retrieval" else "tokens",
+                note="sizes of the released configurations; the mixer is S4 in its diagonal form",
+            ),
+            MixerClassifier,
+            _settings(task),
+        )
+        for task in _SIZES
+    ),
 )

@@ -1,6 +1,6 @@
 """Recipes of the CSP paper: Tables 1 and 3 (images) and both groups of Table 4 (Long Range Arena).
 
-The second group of Table 4 is in `rifflemix.recipes.mega`.
+The second group of Table 4 is in `rifflemix.recipes.mega` and `rifflemix.recipes.quoted`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from rifflemix.models import model_settings
-from rifflemix.recipes import lra, mega
+from rifflemix.recipes import lra, mega, quoted
 from rifflemix.recipes.base import Recipe
 from rifflemix.recipes.images import DATA, vit_row
 
@@ -220,7 +220,13 @@ _ALL: tuple[Callable[[], Recipe], ...] = (
     ),
     *(partial(table4_csp, task) for task in _FIVE),
     *(partial(table4_transformer, task, mixer) for mixer in TRANSFORMERS for task in _FIVE),
-    *(partial(mega.table4, task, variant) for variant in mega.ROWS for task in mega.TASKS),
+    *(partial(mega.table4, task, row) for row in mega.ROWS for task in mega.TASKS),
+    *(
+        partial(quoted.table4, task, row)
+        for row, (_, printed) in quoted.ROWS.items()
+        for task, number in zip(mega.TASKS, printed, strict=True)
+        if number is not None
+    ),
 )
 
 RECIPES: dict[str, Callable[[], Recipe]] = {make().name: make for make in _ALL}

@@ -79,7 +79,6 @@ def table4(task: str, row: str) -> Recipe:
     words, printed = ROWS[row]
     title, task_name, options = lra.TASKS[task]
     model, is_own = f"{row}_lra_{task}", row == "mega_csp"
-    run = (_CSP if is_own else _OWN)[task]
     quoted = ("quoted from MEGA's paper: settings of MEGA's released command",)
     own = ("sorted ascending and shifted as released", *_CSP_NOTES.get(task, ()))
     return Recipe(
@@ -94,18 +93,27 @@ def table4(task: str, row: str) -> Recipe:
         model=model,
         model_settings={"mixer_options": _as_reported(model)} if is_own else {},
         notes=own if is_own else quoted,
-        train=TrainConfig(
-            max_steps=run.updates,
-            batch_size=run.batch,
-            accumulation=run.accumulation,
-            lr=run.rate,
-            weight_decay=run.decay,
-            betas=(0.9, 0.98),
-            schedule="linear",
-            warmup_steps=run.warmup,
-            warmup_init=1e-7,
-            warmup_power=2.0 if task == "pathx" else 1.0,
-            clip_norm=1.0,
-            eval_every=1_000,
-        ),
+        train=_config(task, _CSP[task] if is_own else _OWN[task]),
+    )
+
+
+def training(task: str) -> TrainConfig:
+    """Training by MEGA's released command."""
+    return _config(task, _OWN[task])
+
+
+def _config(task: str, run: _Run) -> TrainConfig:
+    return TrainConfig(
+        max_steps=run.updates,
+        batch_size=run.batch,
+        accumulation=run.accumulation,
+        lr=run.rate,
+        weight_decay=run.decay,
+        betas=(0.9, 0.98),
+        schedule="linear",
+        warmup_steps=run.warmup,
+        warmup_init=1e-7,
+        warmup_power=2.0 if task == "pathx" else 1.0,
+        clip_norm=1.0,
+        eval_every=1_000,
     )

@@ -1,0 +1,97 @@
+"""The rows that the CSP paper quotes: built with their own papers' sizes, and able to learn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rifflemix.models import create_model
+from rifflemix.recipes import get_recipe, list_recipes
+from rifflemix.recipes.quoted import ROWS
+from rifflemix.train.schedules import learning_rate
+
+NAMES = [name for name in list_recipes() if name.startswith("csp/") and name.split("-")[-1] in ROWS]
+
+
+def test_every_printed_number_has_a_recipe() -> None:
+    printed = sum(number is not None for _, row in ROWS.values() for number in row)
+    assert len(NAMES) == printed == 28
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_they_say_whose_numbers_they_are(name: str) -> None:
+    recipe = get_recipe(name)
+    assert recipe.notes[0].startswith("quoted by the paper")
+    assert len(recipe.notes) >= 2
+    assert learning_rate(recipe.train, recipe.train.max_steps // 2) > 0
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "mixer", "expected"),
+    [
+        ("listops", "s4", "s4", {"state_size": None, "bidirectional": False}),
+        ("image", "s5", "s5", {"bidirectional": True}),
+        ("text", "ccnn", "long_conv", {"causal": True, "span": 4096}),
+        ("pathfinder", "etsmlp", "exp_smoothing", {}),
+        ("pathx", "spade", "spade", {"radius": 64}),
+    ],
+)
+def test_blocks_hold_their_mixer(
+    task: str, row: str, mixer: str, expected: dict[str, object]
+) -> None:
+    recipe = get_recipe(f"csp/table4-{task}-{row}")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    for block in model.blocks:
+        assert block.mixer.card.name == mixer
+        for name, value in expected.items():
+            if value is not None:
+                assert getattr(block.mixer, name) == value
+    assert (recipe.model == "encoder") == (row == "spade")
+
+
+SIZES = {
+    "s4": {"listops": (6, 128, "post", "batch"), "image": (6, 512, "post", "layer")},
+    "s5": {"listops": (8, 128, "pre", "batch"), "pathfinder": (6, 192, "pre", "batch")},
+    "ccnn": {"text": (6, 380, "pre", "batch"), "image": (6, 380, "pre", "batch")},
+    "etsmlp": {"listops": (12, 160, "pre", "layer"), "image": (12, 160, "pre", "batch")},
+}
+
+
+@pytest.mark.parametrize(("row", "task"), [(row, task) for row in SIZES for task in SIZES[row]])
+def test_sizes_are_the_published_ones(row: str, task: str) -> None:
+    recipe = get_recipe(f"csp/table4-{task}-{row}")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    layers, dim, norm, kind = SIZES[row][task]
+    assert len(model.blocks) == layers
+    assert model.blocks[0].mixer.dim == dim
+    assert model.blocks[0].is_post_norm == (norm == "post")
+    assert {block.norm.kind for block in model.blocks} == {kind}
+    assert isinstance(model.norm, torch.nn.Identity) == (norm == "post")
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_small_one_learns(row: str) -> None:
+    """Whether most symbols are of the upper half, in a few steps."""
+    torch.manual_seed(0)
+    recipe = get_recipe(f"csp/table4-listops-{row}")
+    small = {"dim": 16, "num_layers": 2, "max_length": 12, "num_classes": 2, "dropout": 0.0}
+    options = dict(recipe.model_settings["mixer_options"])
+    options |= {"state_size": 8, "num_blocks": 2} if row == "s5" else {}
+    options |= {"hidden_dim": 16} if row == "etsmlp" else {}
+    options |= {"frequency": 2.0, "width": 0.5} if row == "ccnn" else {}
+    model = create_model(
+        recipe.model, **{**recipe.model_settings, **small, "mixer_options": options}
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(60):
+        ids = torch.randint(1, 16, (64, 11))
+        labels = ((ids > 7).sum(dim=1) > 5).long()
+        loss = torch.nn.functional.cross_entropy(model(ids), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
