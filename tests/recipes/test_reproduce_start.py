@@ -13,12 +13,12 @@ from small_recipes import QUICK, small
 import rifflemix as rm
 from rifflemix.bench.reproduce import load_results, plan_reproduction, run_reproduction
 from rifflemix.bench.reproduce.run import build_model
-from rifflemix.bench.reproduce.start import Start, start_model
+from rifflemix.bench.reproduce.start import Start, read_start, start_model
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors, write_tensors
 from rifflemix.models import Model
 from rifflemix.nn.resize import enlarge_grid
-from rifflemix.recipes import Recipe
+from rifflemix.recipes import Recipe, get_recipe
 from rifflemix.report.reproduction import report_entries, summary_rows
 from rifflemix.report.reproduction_page import report_files
 from rifflemix.tasks import Task, load_task
@@ -198,3 +198,54 @@ def test_tables_that_cannot_be_enlarged_are_named(large: Model, task: str, words
     assert "--scale" not in message
     if words != "got":
         assert f"positions.table has shape {shapes.pop()}, got (4, 8)" in message
+
+
+def fine_tuned(tmp_path: Path, *, classes: int, new_head: bool) -> tuple[Recipe, Path, Model]:
+    """A recipe, and a saved model of its sizes with another number of classes."""
+    recipe = replace(small(train=QUICK), new_head=new_head)
+    task = load_task(recipe.task, **recipe.task_options)
+    model = build_model(recipe, task, 3)
+    saved = rm.create_model(recipe.model, **{**model.settings, "num_classes": classes})
+    saved.save_pretrained(tmp_path / "saved")
+    return recipe, tmp_path / "saved", saved
+
+
+def test_a_saved_model_of_other_classes_gives_all_but_its_head(tmp_path: Path) -> None:
+    recipe, folder, saved = fine_tuned(tmp_path, classes=7, new_head=True)
+    plan = plan_reproduction(recipe, tmp_path / "run", start_from=folder)
+    model = build_model(plan.recipe, plan.task, plan.seed, plan.start)
+    fresh = build_model(plan.recipe, plan.task, plan.seed).state_dict()
+    weights = saved.state_dict()
+    for name, tensor in model.state_dict().items():
+        expected = fresh[name] if name.startswith("head.") else weights[name]
+        assert torch.equal(tensor, expected), name
+    results = run_reproduction(plan)
+    assert results["started_from"]["recipe"] == f"saved model {saved.name}"
+    assert ("started from", f"saved model {saved.name}") in summary_rows(results)
+
+
+def test_a_saved_model_of_other_classes_needs_a_new_head(tmp_path: Path) -> None:
+    recipe, folder, _ = fine_tuned(tmp_path, classes=7, new_head=False)
+    with pytest.raises(InputError, match="a run whose weight head"):
+        plan_reproduction(recipe, tmp_path / "run", start_from=folder)
+
+
+def test_fine_tuning_of_tost_takes_released_weights(tmp_path: Path) -> None:
+    """From a model of 1,000 classes at 224 to one of 10 at 32, brought to 224."""
+    recipe = get_recipe("tost/table2-cifar10-tost_tiny_16")
+    assert (recipe.new_head, recipe.train.weight_decay) == (True, 0.01)
+    tiny = {"dim": 16, "num_layers": 1, "num_heads": 2}
+    released = rm.create_model("tost_tiny_16", **tiny)
+    released.save_pretrained(tmp_path / "released")
+    start = read_start(tmp_path / "released")
+    model = rm.create_model(recipe.model, **{**recipe.model_settings, **tiny}).eval()
+    head = model.head.weight.clone()
+    start_model(model, start, load_task("digits"), new_head=recipe.new_head)
+    assert torch.equal(model.head.weight, head)
+    assert torch.equal(model.blocks[0].norm1.weight, released.blocks[0].norm1.weight)
+    images = torch.randn(2, 3, 32, 32)
+    large = torch.nn.functional.interpolate(
+        images, size=(224, 224), mode="bilinear", align_corners=True
+    )
+    released.head = model.head
+    torch.testing.assert_close(model(images), released.eval()(large))

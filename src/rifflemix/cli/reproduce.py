@@ -42,7 +42,7 @@ def reproduce(
     batch_size: options.BatchSize = None,
     seed: Annotated[int, typer.Option(help="Of weights, data order and noise.")] = 0,
     start_from: Annotated[
-        Path | None, typer.Option(help="Folder of another run, whose chosen weights to start from.")
+        Path | None, typer.Option(help="Folder of another run, or of a saved model, to start from.")
     ] = None,
     device: options.Device = "auto",
     precision: Annotated[

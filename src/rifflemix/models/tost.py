@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.models.images import ImageModel, Size
+from rifflemix.models.images import ImageModel, Size, size_pair
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
 from rifflemix.nn.class_attention import ClassAttentionBlock
@@ -18,6 +18,7 @@ from rifflemix.nn.fourier_positions import FourierPositions
 from rifflemix.nn.ista import ISTA
 from rifflemix.nn.layer_scale import LayerScale
 from rifflemix.nn.patches import ConvPatchEmbedding
+from rifflemix.nn.resize import Resize
 from rifflemix.ops._checks import check_bool, check_integer, check_positive, check_probability
 
 FEED_FORWARDS = ("mlp", "ista")
@@ -88,7 +89,9 @@ class ToST(ImageModel):
         feed_forward: "mlp", or "ista" for a sparse coding step in its place in every block.
         num_classes: outputs.
         image_size: height and width, one number where they are equal.
-        patch_size: a power of two of at least 2 that divides the image.
+        resize: height and width that images are brought to before they are cut into patches, see
+            `rifflemix.nn.resize.Resize`; None leaves them as they are.
+        patch_size: a power of two of at least 2 that divides the image, as it then is.
         in_channels: channels of the image.
         layer_scale: factor of every branch at the start; the paper has 1 for 12 layers and 1e-5
             for 24.
@@ -116,6 +119,7 @@ class ToST(ImageModel):
         feed_forward: str = "mlp",
         num_classes: int = 1000,
         image_size: Size = 224,
+        resize: Size | None = None,
         patch_size: int = 16,
         in_channels: int = 3,
         layer_scale: float = 1.0,
@@ -125,7 +129,10 @@ class ToST(ImageModel):
         bias: bool = True,
         dropout: float = 0.0,
     ) -> None:
-        super().__init__("tost", image_size, check_integer("patch_size", patch_size), in_channels)
+        cut = image_size if resize is None else size_pair("resize", resize)
+        super().__init__("tost", cut, check_integer("patch_size", patch_size), in_channels)
+        self.resize = nn.Identity() if resize is None else Resize(self.image_size)
+        self.image_size = size_pair("image_size", image_size)  # what comes in, not what is cut
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
         num_class_layers = check_integer("num_class_layers", num_class_layers, 1)
         check_choice("feed_forward", feed_forward, FEED_FORWARDS)
@@ -187,7 +194,7 @@ class ToST(ImageModel):
             (B, num_classes).
         """
         self.check_images(images, key_padding_mask)
-        grid = self.patch_embed(images) + self.positions(*self.grid)
+        grid = self.patch_embed(self.resize(images)) + self.positions(*self.grid)
         x = self.drop(grid.flatten(2).transpose(1, 2))
         for block in self.blocks:
             x = self.run_block(block, x)

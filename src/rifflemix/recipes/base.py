@@ -39,6 +39,8 @@ class Recipe:
         train: the whole training configuration.
         notes: where this differs from the printed run, and why.
         width: the factor that `scaled` has applied to the widths.
+        new_head: the paper's run starts from trained weights (`--start-from`) of other classes:
+            the head of the model is its own.
         planned_steps: what the paper's run trains; None means `train.max_steps`.
     """
 
@@ -57,6 +59,7 @@ class Recipe:
     train: TrainConfig
     notes: tuple[str, ...] = ()
     width: float = 1.0
+    new_head: bool = False
     planned_steps: int | None = None
 
     @property

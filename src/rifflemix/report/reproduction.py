@@ -217,7 +217,8 @@ def _difference(results: Result) -> str:
 
 
 def _origin(started_from: Mapping[str, Any]) -> str:
-    return f"{started_from['recipe']} at step {started_from['step']:,}"
+    step = started_from["step"]
+    return f"{started_from['recipe']} at step {step:,}" if step else str(started_from["recipe"])
 
 
 def _number(value: float | None, unit: str) -> str:

@@ -90,7 +90,8 @@ def plan_reproduction(
         threads: CPU threads; None leaves torch's choice.
         precision: "no" or "bf16"; None is the recipe's.
         compiled: run the model through torch.compile.
-        start_from: folder of another run, whose chosen weights this one starts from.
+        start_from: folder of another run, whose chosen weights this one starts from, or of a
+            saved model.
         progress: told how long loading data goes on.
 
     Raises:
@@ -210,7 +211,7 @@ def build_model(recipe: Recipe, task: Task, seed: int, start: Start | None = Non
     seed_everything(seed)
     model = create_model(recipe.model, **{**settings, **recipe.model_settings})
     if start is not None:
-        start_model(model, start, task, recipe.width)
+        start_model(model, start, task, recipe.width, new_head=recipe.new_head)
     return model
 
 

@@ -1,4 +1,4 @@
-"""Weights that a run starts from: those that another run has chosen."""
+"""Weights that a run starts from: those that another run has chosen, or of a saved model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rifflemix.bench.reproduce.checks import is_number, is_whole
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import read_json, read_tensors
 from rifflemix.models import Model
+from rifflemix.models.pretrained import WEIGHTS, from_pretrained
 from rifflemix.nn.positions import PositionEmbedding
 from rifflemix.nn.resize import enlarge_grid
 from rifflemix.tasks import Task
@@ -35,11 +36,12 @@ _IMAGE_TASKS = (
 
 @dataclass(frozen=True)
 class Start:
-    """Weights of another run.
+    """Weights of another run, or of a saved model.
 
     Attributes:
-        weights: by name, of its best evaluation.
-        origin: what results say of them: "recipe", "step" and "blake2b" of the file.
+        weights: by name, of the run's best evaluation.
+        origin: what results say of them: "recipe", "step" and "blake2b" of the file; of a saved
+            model its name, and step 0.
         width: the factor of its model's widths; None where it says none.
     """
 
@@ -49,14 +51,17 @@ class Start:
 
 
 def read_start(run: Path) -> Start:
-    """The weights that a run of `reproduce` has chosen so far.
+    """The weights that a run of `reproduce` has chosen so far, or that `save_pretrained` wrote.
 
     Raises:
-        InputError: no such run, one without an evaluation yet, or a damaged one.
+        InputError: no such folder, a run without an evaluation yet, or a damaged one.
     """
     folder = RunFolder(run)
     if not folder.config.is_file():
-        raise bad_argument("start_from", "the folder of a run of `rifflemix reproduce`", run)
+        expected = "the folder of a run of `rifflemix reproduce`, or of a saved model"
+        raise bad_argument("start_from", expected, run)
+    if (run / WEIGHTS).is_file():
+        return _saved_model(run)
     if not folder.best.is_file():
         raise bad_argument("start_from", "a run with an evaluation", f"{run}, which has none yet")
     weights, about = read_tensors(folder.best)
@@ -68,6 +73,14 @@ def read_start(run: Path) -> Start:
     recipe, width = _model_of(folder.config)
     digest = hashlib.blake2b(folder.best.read_bytes(), digest_size=16).hexdigest()
     return Start(weights, {"recipe": recipe, "step": step, "blake2b": digest}, width)
+
+
+def _saved_model(folder: Path) -> Start:
+    """Weights of a model that `save_pretrained` wrote."""
+    model = from_pretrained(folder)
+    digest = hashlib.blake2b((folder / WEIGHTS).read_bytes(), digest_size=16).hexdigest()
+    origin = {"recipe": f"saved model {model.name}", "step": 0, "blake2b": digest}
+    return Start(model.state_dict(), origin)
 
 
 def _model_of(config: Path) -> tuple[str, float | None]:
@@ -87,7 +100,9 @@ def _model_of(config: Path) -> tuple[str, float | None]:
     return recipe, width if is_number(width) else None
 
 
-def start_model(model: Model, start: Start, task: Task, width: float = 1.0) -> None:
+def start_model(
+    model: Model, start: Start, task: Task, width: float = 1.0, *, new_head: bool = False
+) -> None:
     """Give a model another run's weights; learned positions of a smaller image are enlarged.
 
     Args:
@@ -95,6 +110,7 @@ def start_model(model: Model, start: Start, task: Task, width: float = 1.0) -> N
         start: the other run's weights.
         task: what the model is trained on; positions are enlarged where it is one of images.
         width: the factor of the model's widths.
+        new_head: leave the model's head as it is, whatever the other one's.
 
     Raises:
         InputError: a weight is missing or of another shape.
@@ -110,6 +126,8 @@ def start_model(model: Model, start: Start, task: Task, width: float = 1.0) -> N
         if isinstance(part, PositionEmbedding)
     }
     weights = dict(start.weights)
+    if new_head:
+        weights |= {name: tensor for name, tensor in own.items() if name.startswith("head.")}
     for name, tensor in own.items():
         other = weights[name]
         if name in tables and other.dim() == 2 and other.shape[1:] == tensor.shape[1:]:
