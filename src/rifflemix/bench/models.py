@@ -23,7 +23,7 @@ from rifflemix.ops.dispatch import prefer_backend
 NO_MIXER, SOFTMAX = "no mixer", "softmax"
 DEFAULT_SHAPES = (Shape(4, 1024, 256, 8),)
 DEFAULT_LAYERS = 4
-_VOCABULARY, _CLASSES = 256, 10
+_VOCABULARY, CLASSES = 256, 10
 _GATE_TOKENS = 128
 
 
@@ -65,26 +65,41 @@ def run(
         raise bad_argument("layers", "at least 1", layers)
     names = list_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
     names = [NO_MIXER, SOFTMAX, *(name for name in names if name != SOFTMAX)]
-    candidates = [_candidate(name, layers, settings) for name in names]
+    candidates = [model_candidate(name, partial(_model, name, layers), settings) for name in names]
     groups = [Group(shape, candidates, (NO_MIXER, SOFTMAX)) for shape in shapes]
     details = {"layers": layers, "mixers": names[1:], "optimizer": "AdamW"}
     return run_benchmark("models", groups, settings, details, hooks=hooks)
 
 
-def _candidate(name: str, layers: int, settings: Settings) -> Candidate:
+Make = Callable[[Shape], nn.Module]
+"""A model of bytes for a shape, on the CPU in float32."""
+
+
+def model_candidate(name: str, make: Make, settings: Settings) -> Candidate:
+    """A model's forward pass and training step, gated against the eager operators.
+
+    Args:
+        name: of the row.
+        make: the model for a shape, of (B, N) ids from 1 to 255 and `CLASSES` classes.
+        settings: type and device.
+    """
     return Candidate(
         "model",
         name,
         None,
-        build=partial(_build, name, layers, settings),
-        gate=partial(_gate, name, layers, settings),
+        build=partial(_build, make, settings),
+        gate=partial(_gate, make, settings),
     )
 
 
-def _gate(name: str, layers: int, settings: Settings, shape: Shape) -> list[Check]:
+def _placed(make: Make, settings: Settings, shape: Shape) -> nn.Module:
+    return make(shape).to(settings.torch_device, settings.torch_dtype)
+
+
+def _gate(make: Make, settings: Settings, shape: Shape) -> list[Check]:
     """Logits and gradients with the fast operators against the eager ones."""
     small = replace(shape, batch=2, tokens=min(shape.tokens, _GATE_TOKENS))
-    model = _model(name, layers, settings, small).eval()
+    model = _placed(make, settings, small).eval()
     tokens, _ = _batch(small, settings)
     leaves = tuple(model.parameters())
     actual = output_and_gradients(lambda: model(tokens), leaves)
@@ -94,8 +109,8 @@ def _gate(name: str, layers: int, settings: Settings, shape: Shape) -> list[Chec
     return [check("eager operators", small, actual, expected, tolerance)]
 
 
-def _build(name: str, layers: int, settings: Settings, shape: Shape) -> Built:
-    model = _model(name, layers, settings, shape)
+def _build(make: Make, settings: Settings, shape: Shape) -> Built:
+    model = _placed(make, settings, shape)
     tokens, labels = _batch(shape, settings)
     step = _training_step(model, tokens, labels)
 
@@ -138,14 +153,14 @@ def _rates(row: Row, parameters: int) -> dict[str, float]:
     }
 
 
-def _model(name: str, layers: int, settings: Settings, shape: Shape) -> nn.Module:
+def _model(name: str, layers: int, shape: Shape) -> nn.Module:
     model = create_model(
         "encoder",
         mixer=SOFTMAX if name == NO_MIXER else name,
         dim=shape.channels,
         num_layers=layers,
         num_heads=shape.heads,
-        num_classes=_CLASSES,
+        num_classes=CLASSES,
         vocab_size=_VOCABULARY,
         max_length=shape.tokens,
     )
@@ -153,10 +168,10 @@ def _model(name: str, layers: int, settings: Settings, shape: Shape) -> nn.Modul
         for block in model.modules():
             if isinstance(block, EncoderBlock):
                 block.mixer = NoMixer()
-    return model.to(settings.torch_device, settings.torch_dtype)
+    return model
 
 
 def _batch(shape: Shape, settings: Settings) -> tuple[Tensor, Tensor]:
     device = settings.torch_device
-    tokens = torch.randint(_VOCABULARY, (shape.batch, shape.tokens), device=device)
-    return tokens, torch.randint(_CLASSES, (shape.batch,), device=device)
+    tokens = torch.randint(1, _VOCABULARY, (shape.batch, shape.tokens), device=device)
+    return tokens, torch.randint(CLASSES, (shape.batch,), device=device)

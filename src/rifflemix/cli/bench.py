@@ -158,6 +158,38 @@ def scaling(
     )
 
 
+@app.command(
+    epilog="Examples:  rifflemix bench lra --device cuda --out benchmarks/results   |   "
+    "rifflemix bench lra --tokens 1024 --batch 2 --mixers sliceformer,linformer"
+)
+def lra(
+    tokens: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="1024 to 4096 if unset, as the paper.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 32,
+    mixers: Mixers = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    repeats: Repeats = 5,
+    max_seconds: MaxSeconds = 60.0,
+    threads: Threads = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Long Range Arena models, beside the figures of the Sliceformer paper's Table III."""
+    from rifflemix.bench.lra import run
+    from rifflemix.bench.printed_speed import LENGTHS
+
+    lengths = LENGTHS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
+    names = None if mixers is None else parse_names(mixers, "--mixers")
+    common = _Common(dtype, device, repeats, max_seconds, threads, out, json)
+    common.measure(
+        lambda settings, hooks: run(
+            lengths, batch=batch, mixers=names, settings=settings, hooks=hooks
+        )
+    )
+
+
 def _write_plot(result: dict[str, Any], file: Path) -> Path:
     from rifflemix.files import write_atomically
     from rifflemix.report.scaling import scaling_plot

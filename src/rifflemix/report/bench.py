@@ -45,6 +45,8 @@ def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
     if result["benchmark"] == "scaling":
         axis = axis_of(result)
         return [_growth_table(result["growth"], axis), *_tables_by_axis(rows, axis)]
+    if result["benchmark"] == "lra":
+        return _tables_beside_printed(rows, result["printed"])
     tables = []
     for shape in dict.fromkeys(_shape_text(row) for row in rows):
         here = [row for row in rows if _shape_text(row) == shape]
@@ -150,6 +152,48 @@ def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
         ("forward and backward, peak memory", both, _memory),
     ]
     return [_by_axis(title, name, show, rows, axis) for title, name, show in columns]
+
+
+def _tables_beside_printed(
+    rows: Sequence[Row], printed: Mapping[str, Mapping[str, Any]]
+) -> list[BenchTable]:
+    """A row a model and a column an N: ours / the paper's."""
+    training, forward = "training_step", "forward"
+    measures: list[tuple[str, str, str, Show]] = [
+        ("training, steps/s", training, training, _per_second),
+        ("inference, steps/s", forward, forward, _per_second),
+        ("training, peak memory, GB", training, "memory", _gigabytes),
+    ]
+    lengths = sorted({row["shape"]["tokens"] for row in rows})
+    tables = []
+    for title, name, figure, show in measures:
+        cell = _timed(name, show, lambda row: row["status"])
+        lines = []
+        for model in dict.fromkeys(row["name"] for row in rows):
+            ours = {row["shape"]["tokens"]: cell(row) for row in rows if row["name"] == model}
+            theirs = printed[model][figure]
+            cells = [f"{ours.get(n, MISSING)} / {_printed(theirs, n)}" for n in lengths]
+            lines.append([model, str(printed[model]["title"]), *cells])
+        headers = ["Name", "Printed as", *(f"N={format_count(n)}" for n in lengths)]
+        tables.append(
+            BenchTable(f"{title}: ours / printed (other code, other machine)", headers, lines)
+        )
+    return tables
+
+
+def _printed(figures: Mapping[str, float | None], tokens: int) -> str:
+    if str(tokens) not in figures:
+        return MISSING
+    value = figures[str(tokens)]
+    return "OOM" if value is None else f"{value:.2f}"
+
+
+def _per_second(timing: Mapping[str, Any]) -> str:
+    return format_rate(1 / timing["p50"])
+
+
+def _gigabytes(timing: Mapping[str, Any]) -> str:
+    return f"{timing['peak_memory_bytes'] / 1e9:.2f}"
 
 
 def _memory(timing: Mapping[str, Any]) -> str:
