@@ -194,7 +194,7 @@ def _check_sharding(config: TrainConfig, is_sharded: bool) -> None:
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true" and not is_sharded:
         raise InputError("FSDP: expected several processes with an accelerator each, got none")
     if is_sharded and config.optimizer == "adafactor":
-        # torch's has moments of rows and columns, which do not follow the shards of a parameter.
+        # torch 2.13's squares norms of shards in place, which sharded tensors do not allow.
         raise bad_argument("optimizer", "adamw, adam or sgd under FSDP", repr(config.optimizer))
     if is_sharded and config.clip_value is not None:
         raise bad_argument("clip_value", "None under FSDP", config.clip_value, "use clip_norm")
