@@ -43,7 +43,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
     return run
 
 
-@pytest.mark.parametrize("command", ["ops", "models", "scaling"])
+@pytest.mark.parametrize("command", ["ops", "models", "scaling", "published"])
 def test_help_has_an_example(command: str, cli: Cli) -> None:
     outcome = cli("bench", command, "--help")
     assert outcome.code == 0

@@ -216,7 +216,7 @@ def test_a_training_step_trains() -> None:
     settings, shape = Settings(), Shape(2, 16, 16, 2)
     torch.manual_seed(0)
     model = models._model("tssa", 1, settings, shape)
-    step = models._training_step(model, *models._batch(shape, settings))
+    step = models.training_step(model, *models._batch(shape, settings))
     before = [parameter.clone() for parameter in model.parameters()]
     start = [parameter.grad for parameter in model.parameters()]
     step()

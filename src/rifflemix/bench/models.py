@@ -112,7 +112,7 @@ def _gate(make: Make, settings: Settings, shape: Shape) -> list[Check]:
 def _build(make: Make, settings: Settings, shape: Shape) -> Built:
     model = _placed(make, settings, shape)
     tokens, labels = _batch(shape, settings)
-    step = _training_step(model, tokens, labels)
+    step = training_step(model, tokens, labels)
 
     def forward() -> Tensor:
         model.eval()
@@ -128,7 +128,8 @@ def _build(make: Make, settings: Settings, shape: Shape) -> Built:
     )
 
 
-def _training_step(model: nn.Module, tokens: Tensor, labels: Tensor) -> Callable[[], object]:
+def training_step(model: nn.Module, inputs: Tensor, labels: Tensor) -> Callable[[], object]:
+    """A step of AdamW on one batch: forward, loss, backward, update."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -138,7 +139,7 @@ def _training_step(model: nn.Module, tokens: Tensor, labels: Tensor) -> Callable
     def step() -> None:
         model.train()
         optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(tokens).float(), labels).backward()
+        F.cross_entropy(model(inputs).float(), labels).backward()
         optimizer.step()
 
     return step

@@ -99,6 +99,33 @@ def models(
 
 
 @app.command(
+    epilog="Examples:  rifflemix bench published --device cuda   |   "
+    "rifflemix bench published --rows dimension_mixer/table4-cifar10-p4-l4-dense --batch 8"
+)
+def published(
+    rows: Annotated[
+        str | None, typer.Option(help="Recipes with commas between them; all if unset.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Samples of a step; the paper's if unset.")
+    ] = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    repeats: Repeats = 5,
+    max_seconds: MaxSeconds = 60.0,
+    threads: Threads = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Rows whose papers print the time and memory of a training step, theirs beside ours."""
+    from rifflemix.bench.published import run
+
+    names = None if rows is None else parse_names(rows, "--rows")
+    common = _Common(dtype, device, repeats, max_seconds, threads, out, json)
+    common.measure(lambda settings, hooks: run(names, batch=batch, settings=settings, hooks=hooks))
+
+
+@app.command(
     epilog="Examples:  rifflemix bench scaling --out benchmarks/results   |   "
     "rifflemix bench scaling --tokens 196,1024,4096,16384,65536 --mixers tssa,csp --peers   |   "
     "rifflemix bench scaling --tokens 1024 --dims 96,192,384,768 --causal"
@@ -205,7 +232,7 @@ def _write(path: Path, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class _Common:
-    """What the three commands share: options, progress, Ctrl-C, files and printing."""
+    """What the commands share: options, progress, Ctrl-C, files and printing."""
 
     dtype: str
     device: str

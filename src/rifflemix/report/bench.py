@@ -110,7 +110,8 @@ def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
     for peer in dict.fromkeys(peer for timing in timed for peer in timing["ratios"]):
         columns.append((f"x {_SHORT.get(peer, peer)}", _timed(name, _ratio(peer))))
     if name == "training_step":
-        columns += [(title, _extra(key, show)) for key, title, show in _EXTRA]
+        known = {key for row in rows for key in row["extra"]}
+        columns += [(title, _extra(key, show)) for key, title, show in _EXTRA if key in known]
     return _table(f"{shape}: {PASS_TITLES[name]}", columns, rows)
 
 
@@ -286,4 +287,6 @@ _EXTRA: tuple[tuple[str, str, Show], ...] = (
     ("tokens_per_second", "Tokens/s", format_rate),
     ("kernel_share", "In kernels, %", format_percent),
     ("parameters", "Parameters", format_count),
+    ("printed_seconds", "Paper's, ms", lambda seconds: _milliseconds(seconds)),
+    ("printed_memory_bytes", "Paper's memory", format_bytes),
 )

@@ -1,0 +1,143 @@
+"""`rifflemix bench published`: steps of rows whose papers print time and memory, beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.bench.gate import OPERATOR_TOLERANCE, Check, check, output_and_gradients
+from rifflemix.bench.models import training_step
+from rifflemix.bench.rows import FORWARD, TRAINING_STEP, Shape
+from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
+from rifflemix.errors import bad_argument, unknown_name
+from rifflemix.models import Model, create_model, model_settings
+from rifflemix.models.images import ImageModel
+from rifflemix.ops.dispatch import prefer_backend
+from rifflemix.recipes import Recipe, get_recipe
+
+_MIB = 2**20
+# Dimension Mixer, Table 4: milliseconds of a training step and MiB, dense and butterfly
+# attention, on one GeForce RTX 3090.
+_TABLE4: dict[str, tuple[tuple[float, int], tuple[float, int]]] = {
+    "cifar10-p4-l8": ((17.41, 434), (17.32, 386)),
+    "cifar10-p4-l4": ((9.34, 304), (9.45, 270)),
+    "cifar10-p2-l4": ((16.88, 1300), (9.53, 418)),
+    "cifar10-p1-l4": ((198.04, 16592), (26.72, 1698)),
+    "cifar100-p4-l4": ((9.56, 434), (9.64, 380)),
+    "cifar100-p2-l4": ((32.53, 2468), (15.61, 810)),
+}
+PRINTED: dict[str, tuple[float, int]] = {
+    f"dimension_mixer/table4-{size}-{kind}": cost
+    for size, costs in _TABLE4.items()
+    for kind, cost in zip(("dense", "butterfly"), costs, strict=True)
+}
+"""Recipe -> milliseconds and MiB of a training step that its paper prints."""
+
+
+def run(
+    names: Sequence[str] | None = None,
+    *,
+    batch: int | None = None,
+    settings: Settings | None = None,
+    hooks: Hooks | None = None,
+) -> dict[str, Any]:
+    """Measure training steps of rows on random images, the paper's figures beside ours.
+
+    Args:
+        names: recipes out of `PRINTED`, all by default.
+        batch: samples of a step; the recipe's by default, as the paper's figures are of it.
+        settings: type, device, number of timings and limits.
+        hooks: progress, stopping and saving.
+
+    Returns:
+        See benchmarks/README.md. Rows of kind "model", named as recipes, passes "forward" and
+        "training_step"; "extra" has printed_seconds and printed_memory_bytes where the batch is
+        the paper's, and parameters.
+
+    Raises:
+        InputError: a recipe whose paper prints no such figures, or a setting out of range.
+    """
+    settings = settings or Settings()
+    if batch is not None and batch < 1:
+        raise bad_argument("batch", "at least 1", batch)
+    names = list(PRINTED) if names is None else list(names)
+    for name in names:
+        if name not in PRINTED:
+            raise unknown_name("row with printed time and memory", name, PRINTED)
+    candidates: dict[Shape, list[Candidate]] = {}
+    for name in names:
+        recipe = get_recipe(name)
+        shape = _shape(recipe, batch or recipe.train.batch_size)
+        candidates.setdefault(shape, []).append(_candidate(recipe, shape, settings))
+    groups = [Group(shape, found, ()) for shape, found in candidates.items()]
+    details = {"rows": names, "batch": batch, "optimizer": "AdamW"}
+    return run_benchmark("published", groups, settings, details, hooks=hooks)
+
+
+def _shape(recipe: Recipe, batch: int) -> Shape:
+    """The batch, and the patches, channels and heads of the row's model."""
+    with torch.device("meta"):
+        model = _model(recipe)
+    known = model_settings(recipe.model) | dict(recipe.model_settings)
+    return Shape(batch, model.num_patches, known["dim"], known["num_heads"])
+
+
+def _model(recipe: Recipe) -> ImageModel:
+    model: Model = create_model(recipe.model, **recipe.model_settings)
+    assert isinstance(model, ImageModel), recipe.name
+    return model
+
+
+def _candidate(recipe: Recipe, shape: Shape, settings: Settings) -> Candidate:
+    elsewhere = f"{recipe.name} has {shape.tokens} tokens"
+    return Candidate(
+        "model",
+        recipe.name,
+        None,
+        build=partial(_build, recipe, settings),
+        gate=partial(_gate, recipe, settings),
+        obstacle=lambda at: "" if at.tokens == shape.tokens else elsewhere,
+    )
+
+
+def _gate(recipe: Recipe, settings: Settings, shape: Shape) -> list[Check]:
+    """Logits and gradients with the fast operators against the eager ones, on two images."""
+    model = _model(recipe).to(settings.torch_device, settings.torch_dtype).eval()
+    images, _ = _batch(model, 2, settings)
+    leaves = tuple(model.parameters())
+    actual = output_and_gradients(lambda: model(images), leaves)
+    with prefer_backend("eager"):
+        expected = output_and_gradients(lambda: model(images), leaves)
+    tolerance = OPERATOR_TOLERANCE[settings.torch_dtype]
+    return [check("eager operators", replace(shape, batch=2), actual, expected, tolerance)]
+
+
+def _build(recipe: Recipe, settings: Settings, shape: Shape) -> Built:
+    model = _model(recipe).to(settings.torch_device, settings.torch_dtype)
+    images, labels = _batch(model, shape.batch, settings)
+    milliseconds, mebibytes = PRINTED[recipe.name]
+    extra: dict[str, float] = {"parameters": model.num_parameters()}
+    if shape.batch == recipe.train.batch_size:
+        extra["printed_seconds"] = milliseconds / 1e3
+        extra["printed_memory_bytes"] = mebibytes * _MIB
+
+    def forward() -> Tensor:
+        model.eval()
+        with torch.no_grad():
+            logits: Tensor = model(images)
+        return logits
+
+    passes = {FORWARD: forward, TRAINING_STEP: training_step(model, images, labels)}
+    return Built(passes, describe=lambda row: extra)
+
+
+def _batch(model: ImageModel, count: int, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Random images, and a label for each that every model has."""
+    device = settings.torch_device
+    images = torch.randn(count, model.in_channels, *model.image_size, device=device)
+    return images.to(settings.torch_dtype), torch.randint(10, (count,), device=device)
