@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
+from rifflemix.recipes.averages import Average, printed_averages
 from rifflemix.report.table import MISSING
 from rifflemix.report.units import format_duration, format_rate
 
@@ -98,6 +99,25 @@ class PaperTable:
         """What stands above, with its unit."""
         recipes = (entry.recipe for entry in self.entries)
         return list(dict.fromkeys((recipe.column, recipe.unit) for recipe in recipes))
+
+    @property
+    def averages(self) -> dict[str, tuple[str, str]]:
+        """By row the printed average and ours, "" where not all of the row has finished runs."""
+        first = self.entries[0].recipe
+        averages = printed_averages(first.paper, first.table)
+        return {
+            row: (f"{averages[row].printed:.2f}", self._average(row, averages[row]))
+            for row in self.rows
+            if row in averages
+        }
+
+    def _average(self, row: str, average: Average) -> str:
+        places = [self.at(row, column) for column, _ in self.columns]
+        entries = [entry for entry in places if entry is not None]
+        if not all(entry.runs and entry.values for entry in entries):
+            return ""
+        ours = average.of([statistics.fmean(entry.values) for entry in entries])
+        return f"{ours:.2f}{'*' if any(entry.is_reduced for entry in entries) else ''}"
 
     @property
     def runs(self) -> list[Entry]:

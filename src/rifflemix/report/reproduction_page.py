@@ -81,6 +81,18 @@ def _place(entry: Entry | None) -> tuple[str, str]:
     return entry.printed(), f"{ours}*" if ours and entry.is_reduced else ours
 
 
+def _headers(of_paper: PaperTable) -> list[str]:
+    """What stands above a table of places."""
+    columns = [f"{column}, {unit}" for column, unit in of_paper.columns]
+    return ["Row", *columns, *(["Average, %"] if of_paper.averages else [])]
+
+
+def _places(of_paper: PaperTable, row: str) -> list[tuple[str, str]]:
+    """Printed numbers of a row and ours, and their averages where the table has averages."""
+    places = [_place(of_paper.at(row, column)) for column, _ in of_paper.columns]
+    return [*places, of_paper.averages.get(row, ("", ""))] if of_paper.averages else places
+
+
 def _link(path: Path, out: Path) -> str:
     return quote(os.path.relpath(path.absolute(), out.absolute()).replace(os.sep, "/"))
 
@@ -96,11 +108,8 @@ def _markdown(tables: Sequence[PaperTable], out: Path) -> str:
     ]
     lines += ["", *_markdown_table(_OVERVIEW_HEADERS, _overview(tables))]
     for of_paper in tables:
-        headers = ["Row", *(f"{column}, {unit}" for column, unit in of_paper.columns)]
-        rows = [
-            [row, *(_markdown_place(of_paper.at(row, column)) for column, _ in of_paper.columns)]
-            for row in of_paper.rows
-        ]
+        headers = _headers(of_paper)
+        rows = [[row, *map(_markdown_place, _places(of_paper, row))] for row in of_paper.rows]
         lines += ["", f"## {of_paper.title}", "", *_markdown_table(headers, rows)]
         if of_paper.runs:
             runs = [[*_run_cells(entry), _markdown_files(entry, out)] for entry in of_paper.runs]
@@ -108,8 +117,8 @@ def _markdown(tables: Sequence[PaperTable], out: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _markdown_place(entry: Entry | None) -> str:
-    printed, ours = _place(entry)
+def _markdown_place(place: tuple[str, str]) -> str:
+    printed, ours = place
     return (
         f"{printed} / **{ours.rstrip('*')}**" + ("\\*" if ours.endswith("*") else "")
         if ours
@@ -154,14 +163,14 @@ def _contents(tables: Sequence[PaperTable]) -> str:
 def _matrix(of_paper: PaperTable) -> str:
     rows = []
     for row in of_paper.rows:
-        cells = "".join(_html_place(of_paper.at(row, column)) for column, _ in of_paper.columns)
+        cells = "".join(map(_html_place, _places(of_paper, row)))
         rows.append(f'<tr><th scope="row">{escape(row)}</th>{cells}</tr>')
-    headers = ["Row", *(f"{column}, {unit}" for column, unit in of_paper.columns)]
+    headers = _headers(of_paper)
     return table(headers, rows, "Printed, and ours in colour." if of_paper.runs else "Printed.")
 
 
-def _html_place(entry: Entry | None) -> str:
-    printed, ours = _place(entry)
+def _html_place(place: tuple[str, str]) -> str:
+    printed, ours = place
     shown = f'<strong class="ours">{escape(ours)}</strong>' if ours else ""
     return f"<td>{escape(printed)}{shown}</td>"
 
