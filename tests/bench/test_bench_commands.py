@@ -215,7 +215,7 @@ def test_the_floor_of_models_has_no_mixer(models_result: dict[str, Any]) -> None
 def test_a_training_step_trains() -> None:
     settings, shape = Settings(), Shape(2, 16, 16, 2)
     torch.manual_seed(0)
-    model = models._model("tssa", 1, settings, shape)
+    model = models._model("tssa", 1, shape)
     step = models.training_step(model, *models._batch(shape, settings))
     before = [parameter.clone() for parameter in model.parameters()]
     start = [parameter.grad for parameter in model.parameters()]
