@@ -6,26 +6,35 @@ from dataclasses import replace
 from typing import Any
 
 from rifflemix.bench.rows import Row, Shape, add_ratios, assemble, timing
-from rifflemix.bench.scaling import growth
+from rifflemix.bench.scaling import BASELINE, FLOOR, growth
 
 PASSES = ("forward", "forward_backward")
 TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
-def scaling(names: list[str], *, tokens: tuple[int, ...] = TOKENS) -> dict[str, Any]:
-    """Softmax quadratic, the others linear with different factors; softmax left out at the end."""
+CLAIMS = {"softmax": 2.0, "csp": 1.0, "tssa": 1.0}
+
+
+def scaling(
+    names: list[str], *, peers: tuple[str, ...] = (), tokens: tuple[int, ...] = TOKENS
+) -> dict[str, Any]:
+    """Softmax quadratic, the others linear with different factors; softmax left out at the end.
+
+    Packages (`peers`) are slower than any layer.
+    """
     rows = []
     for n in tokens:
         here = [_row("layer", name, n, _seconds(i, name, n)) for i, name in enumerate(names)]
+        here += [_row("peer", name, n, _seconds(10 + i, "", n)) for i, name in enumerate(peers)]
         for row in here:
             if row.name == "softmax" and len(tokens) > 2 and n == tokens[-1]:
                 row.passes, row.status, row.note = {}, "left out", "forward would take too long"
-        add_ratios(here, ("two linear maps", "softmax"))
+        add_ratios(here, (FLOOR, BASELINE))
         rows += here
     details = {"dtype": "float32", "device": "cpu", "batch": 1, "dim": 512, "heads": 8}
     result = assemble("scaling", details, rows, complete=True, wall_seconds=75.0)
     peer = {"name": "linformer", "version": None, "takes_part": False, "detail": "not installed"}
-    return result | {"growth": growth(rows), "peers": [peer]}
+    return result | {"growth": growth(rows, CLAIMS), "peers": [peer]}
 
 
 def ops() -> dict[str, Any]:
@@ -37,7 +46,7 @@ def ops() -> dict[str, Any]:
         replace(_row("operator", "group_sort", 64, 2e-3), backend="cpu"),
         Row("operator", "wrong|one", "cpu", shape, status="failed", note="error is 1"),
     ]
-    add_ratios(rows, ("copy",))
+    add_ratios(rows, (("operator", "copy"),))
     details = {"dtype": "float32", "device": "cpu"}
     return assemble("ops", details, rows, complete=False, wall_seconds=3.0)
 

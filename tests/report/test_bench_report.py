@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rifflemix.report.bench import bench_markdown, bench_notes, bench_tables, crossover_text
-from rifflemix.report.scaling import _looks, scaling_plot, spread
+from rifflemix.report.scaling import _curves, _looks, scaling_plot, spread
 
 LAYERS = ["two linear maps", "softmax", "csp", "tssa"]
 
@@ -122,9 +122,40 @@ def test_plot_is_deterministic() -> None:
 
 def test_thirty_layers_look_different() -> None:
     names = ["softmax", "two linear maps", *(f"mixer_{i}" for i in range(30))]
-    looks = _looks(names)
+    looks = _looks([("layer", name) for name in names])
     assert len(set(looks.values())) == len(names)
     assert len({colour for colour, _ in looks.values()}) == len(names)
+
+
+def test_a_mixer_and_a_package_of_one_name_stay_apart() -> None:
+    result = fake_bench.scaling([*LAYERS, "linformer"], peers=("linformer",))
+    alone = fake_bench.scaling([*LAYERS, "linformer"])
+    for table, without in zip(bench_tables(result), bench_tables(alone), strict=True):
+        assert table.headers == without.headers
+        assert {len(row) for row in table.rows} == {len(table.headers)}
+        rows = {row[0]: row for row in table.rows}
+        assert len(rows) == len(table.rows)
+        *others, package = table.rows
+        assert others == without.rows  # the package changes nothing about ours
+        assert package[0] == "linformer (package)"
+    growth, forward, *_ = bench_tables(result)
+    claims = {row[0]: row[1] for row in growth.rows}
+    assert claims["linformer (package)"] == "-"
+    times = {row[0]: float(row[1].split()[0]) for row in forward.rows}
+    assert times["linformer"] == pytest.approx(1e3 * fake_bench._seconds(4, "", 256), rel=1e-2)
+    assert times["linformer (package)"] == pytest.approx(
+        1e3 * fake_bench._seconds(10, "", 256), rel=1e-2
+    )
+    curves = {curve.key: curve.points[0][1] for curve in _curves(result, "forward")}
+    assert curves["layer", "linformer"] < curves["peer", "linformer"]
+
+
+def test_a_package_that_is_named_as_the_baseline_is_not_the_baseline() -> None:
+    result = fake_bench.scaling(LAYERS, peers=("softmax", "two linear maps"))
+    alone = fake_bench.scaling(LAYERS)
+    kept = [row for row in result["rows"] if row["kind"] == "layer"]
+    assert [row["passes"] for row in kept] == [row["passes"] for row in alone["rows"]]
+    assert [e for e in result["growth"] if e["kind"] == "layer"] == alone["growth"]
 
 
 @settings(deadline=None, max_examples=60)

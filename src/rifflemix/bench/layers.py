@@ -19,7 +19,7 @@ from rifflemix.bench.gate import (
     output_and_gradients,
 )
 from rifflemix.bench.peers import Peer
-from rifflemix.bench.rows import Shape
+from rifflemix.bench.rows import LAYER, PEER, Shape
 from rifflemix.bench.runner import Built, Candidate, Settings, forward_and_backward
 from rifflemix.mixers import create_mixer
 from rifflemix.ops.dispatch import prefer_backend
@@ -36,9 +36,9 @@ def layer_candidates(
     """The floor, then softmax, then the other mixers and the peers; mixers all causal or none."""
     names = [SOFTMAX, *(name for name in mixers if name != SOFTMAX)]
     return [
-        _candidate("layer", PROJECTIONS, _two_linear_maps, settings, None),
-        *(_candidate("layer", n, partial(_mixer, n, causal), settings, gate_mixer) for n in names),
-        *(_candidate("peer", p.name, p.build, settings, _gate_peer) for p in peers),
+        _candidate(LAYER, PROJECTIONS, _two_linear_maps, settings, None),
+        *(_candidate(LAYER, n, partial(_mixer, n, causal), settings, gate_mixer) for n in names),
+        *(_candidate(PEER, p.name, p.build, settings, _gate_peer) for p in peers),
     ]
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from rifflemix.bench.models import CLASSES, model_candidate
 from rifflemix.bench.printed_speed import LENGTHS, PRINTED
-from rifflemix.bench.rows import Shape
+from rifflemix.bench.rows import MODEL, Shape
 from rifflemix.bench.runner import Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.models import create_model, model_settings
@@ -55,7 +55,7 @@ def run(
     sizes = model_settings(_MODEL)
     candidates = [model_candidate(name, partial(_model, name), settings) for name in names]
     groups = [
-        Group(Shape(batch, n, sizes["dim"], sizes["num_heads"]), candidates, (SOFTMAX,))
+        Group(Shape(batch, n, sizes["dim"], sizes["num_heads"]), candidates, ((MODEL, SOFTMAX),))
         for n in sorted(tokens)
     ]
     details = {"model": _MODEL, "batch": batch, "tokens": sorted(tokens), "mixers": names}

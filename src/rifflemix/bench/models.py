@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rifflemix.bench.gate import OPERATOR_TOLERANCE, Check, check, output_and_gradients
 from rifflemix.bench.measure import kernel_share
-from rifflemix.bench.rows import FORWARD, TRAINING_STEP, Row, Shape
+from rifflemix.bench.rows import FORWARD, MODEL, TRAINING_STEP, Row, Shape
 from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import list_mixers, mixer_card
@@ -66,7 +66,8 @@ def run(
     names = list_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
     names = [NO_MIXER, SOFTMAX, *(name for name in names if name != SOFTMAX)]
     candidates = [model_candidate(name, partial(_model, name, layers), settings) for name in names]
-    groups = [Group(shape, candidates, (NO_MIXER, SOFTMAX)) for shape in shapes]
+    references = tuple((MODEL, name) for name in (NO_MIXER, SOFTMAX))
+    groups = [Group(shape, candidates, references) for shape in shapes]
     details = {"layers": layers, "mixers": names[1:], "optimizer": "AdamW"}
     return run_benchmark("models", groups, settings, details, hooks=hooks)
 
@@ -84,7 +85,7 @@ def model_candidate(name: str, make: Make, settings: Settings) -> Candidate:
         settings: type and device.
     """
     return Candidate(
-        "model",
+        MODEL,
         name,
         None,
         build=partial(_build, make, settings),

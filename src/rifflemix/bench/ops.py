@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rifflemix import ops
 from rifflemix.bench.gate import OPERATOR_TOLERANCE, Check, check, output_and_gradients
-from rifflemix.bench.rows import Shape
+from rifflemix.bench.rows import OPERATOR, Shape
 from rifflemix.bench.runner import (
     Built,
     Candidate,
@@ -86,13 +86,14 @@ def run(
         for operator in OPERATORS
         for backend in (_backends(operator, settings) if operator.ours else (None,))
     ]
-    groups = [Group(shape, candidates, (COPY, ATTENTION, SORT)) for shape in shapes]
+    references = tuple((OPERATOR, name) for name in (COPY, ATTENTION, SORT))
+    groups = [Group(shape, candidates, references) for shape in shapes]
     return run_benchmark("ops", groups, settings, {}, hooks=hooks)
 
 
 def _candidate(operator: Operator, backend: str | None, settings: Settings) -> Candidate:
     return Candidate(
-        "operator",
+        OPERATOR,
         operator.name,
         backend,
         build=partial(_build, operator, backend or "eager", settings),

@@ -17,9 +17,14 @@ from rifflemix.bench.environment import describe_hardware, environment
 from rifflemix.bench.gate import Check
 from rifflemix.errors import bad_argument
 
-FORMAT = "rifflemix.bench/1"
+FORMAT = "rifflemix.bench/2"
 MEASURED, FAILED, LEFT_OUT, STOPPED = "measured", "failed", "left out", "stopped"
 FORWARD, FORWARD_BACKWARD, TRAINING_STEP = "forward", "forward_backward", "training_step"
+
+OPERATOR, LAYER, PEER, MODEL = "operator", "layer", "peer", "model"
+
+Key = tuple[str, str]
+"""Kind and name: a mixer and a package may bear one name."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Timing:
         seconds: of a call, one entry per timing, as taken.
         p20, p50, p80: their quantiles.
         peak_memory_bytes: above the level before the call.
-        ratios: p50 over the p50 of other rows at the same shape, by their names.
+        ratios: p50 over the p50 of the reference rows at the same shape, by their names.
     """
 
     seconds: list[float]
@@ -89,6 +94,11 @@ class Row:
     passes: dict[str, Timing] = field(default_factory=dict)
     extra: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def key(self) -> Key:
+        """What tells a row from the others at its shape, but for its backend."""
+        return self.kind, self.name
+
 
 def timing(seconds: Sequence[float], peak_memory_bytes: int) -> Timing:
     """Quantiles of a list of times, interpolated between neighbours."""
@@ -96,21 +106,21 @@ def timing(seconds: Sequence[float], peak_memory_bytes: int) -> Timing:
     return Timing(list(seconds), p20, p50, p80, peak_memory_bytes)
 
 
-def add_ratios(rows: Sequence[Row], references: Sequence[str]) -> None:
+def add_ratios(rows: Sequence[Row], references: Sequence[Key]) -> None:
     """Give every timing its ratio to the reference rows, and to the eager form of the operator."""
     for row in rows:
-        peers = {other.name: other for other in rows if other.name in references}
+        others = {other.name: other for other in rows if other.key in references}
         for other in rows:
-            if row.backend not in (None, "eager") and _is_eager_form(other, row.name):
-                peers["eager"] = other
+            if row.backend not in (None, "eager") and _is_eager_form(other, row.key):
+                others["eager"] = other
         for name, timed in row.passes.items():
-            for peer, other in peers.items():
+            for peer, other in others.items():
                 if name in other.passes:
                     timed.ratios[peer] = timed.p50 / other.passes[name].p50
 
 
-def _is_eager_form(row: Row, name: str) -> bool:
-    return row.name == name and row.backend == "eager"
+def _is_eager_form(row: Row, key: Key) -> bool:
+    return row.key == key and row.backend == "eager"
 
 
 def assemble(

@@ -20,6 +20,7 @@ from rifflemix.bench.rows import (
     FORWARD_BACKWARD,
     LEFT_OUT,
     STOPPED,
+    Key,
     Row,
     Shape,
     add_ratios,
@@ -104,7 +105,7 @@ class Group:
 
     shape: Shape
     candidates: Sequence[Candidate]
-    references: tuple[str, ...]
+    references: tuple[Key, ...]
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rifflemix.bench.fit import find_crossover, fit_exponent
 from rifflemix.bench.layers import PROJECTIONS, SOFTMAX, layer_candidates
 from rifflemix.bench.peers import PEERS, peer_status
-from rifflemix.bench.rows import FORWARD, FORWARD_BACKWARD, Row, Shape
+from rifflemix.bench.rows import FORWARD, FORWARD_BACKWARD, LAYER, Key, Row, Shape
 from rifflemix.bench.runner import Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import list_mixers, mixer_card
 
 TOKENS, CHANNELS = "tokens", "channels"
+FLOOR, BASELINE = (LAYER, PROJECTIONS), (LAYER, SOFTMAX)
 DEFAULT_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -66,6 +67,9 @@ def run(
     candidates = layer_candidates(
         names, [p for p in PEERS if p.name in present], settings, causal=causal
     )
+    # The cards claim for N; for C there is no claim.
+    claimed = list_mixers() if axis == TOKENS else []
+    claims = {name: mixer_card(name).cost_exponent for name in claimed}
     details = {
         "axis": axis, "tokens": sorted(tokens), "batch": batch, "heads": heads,
         "mixers": names, "causal": causal, "peers": peers,
@@ -73,11 +77,11 @@ def run(
     }  # fmt: skip
     return run_benchmark(
         "scaling",
-        [Group(shape, candidates, (PROJECTIONS, SOFTMAX)) for shape in shapes],
+        [Group(shape, candidates, (FLOOR, BASELINE)) for shape in shapes],
         settings,
         details,
         hooks=hooks,
-        summarise=lambda rows: {"growth": growth(rows, axis), "peers": status},
+        summarise=lambda rows: {"growth": growth(rows, claims, axis), "peers": status},
     )
 
 
@@ -100,25 +104,29 @@ def _mixers(names: Sequence[str] | None, causal: bool) -> list[str]:
     return [card.name for card in cards]
 
 
-def growth(rows: Sequence[Row], axis: str = TOKENS) -> list[dict[str, Any]]:
+def growth(
+    rows: Sequence[Row], claims: Mapping[str, float | None], axis: str = TOKENS
+) -> list[dict[str, Any]]:
     """For each layer and pass: the fitted exponent, the claimed one, the crossover with softmax.
 
-    The claims of the cards are of N: over C there is none.
+    Args:
+        rows: of all N, or of all C.
+        claims: mixer -> the exponent that its card claims.
+        axis: what cost grows with.
     """
     entries = []
-    for kind, name in dict.fromkeys((row.kind, row.name) for row in rows):
-        is_claimed = name in list_mixers() and axis == TOKENS
-        claimed = mixer_card(name).cost_exponent if is_claimed else None
+    for key in dict.fromkeys(row.key for row in rows):
+        claimed = claims.get(key[1]) if key[0] == LAYER else None
         for pass_name in (FORWARD, FORWARD_BACKWARD):
-            costs = _costs(rows, name, pass_name, axis)
+            costs = _costs(rows, key, pass_name, axis)
             fit = fit_exponent(costs)
-            has_other = name not in (SOFTMAX, PROJECTIONS)
-            softmax = _costs(rows, SOFTMAX, pass_name, axis) if has_other else {}
+            has_other = key not in (BASELINE, FLOOR)
+            softmax = _costs(rows, BASELINE, pass_name, axis) if has_other else {}
             crossover = find_crossover(costs, softmax)
             entries.append(
                 {
-                    "kind": kind,
-                    "name": name,
+                    "kind": key[0],
+                    "name": key[1],
                     "pass": pass_name,
                     "fit": None if fit is None else asdict(fit),
                     "claimed_exponent": claimed,
@@ -129,10 +137,10 @@ def growth(rows: Sequence[Row], axis: str = TOKENS) -> list[dict[str, Any]]:
     return entries
 
 
-def _costs(rows: Sequence[Row], name: str, pass_name: str, axis: str) -> dict[int, float]:
+def _costs(rows: Sequence[Row], key: Key, pass_name: str, axis: str) -> dict[int, float]:
     """N or C -> median seconds, as far as measured."""
     return {
         getattr(row.shape, axis): row.passes[pass_name].p50
         for row in rows
-        if row.name == name and pass_name in row.passes
+        if row.key == key and pass_name in row.passes
     }

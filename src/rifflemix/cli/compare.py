@@ -137,9 +137,10 @@ def _write(content: bytes, path: Path) -> None:
 
 
 def _show(out: Path, results: dict[str, Any]) -> None:
-    from rifflemix.report.notes import softmax_note
+    from rifflemix.report.notes import bold_note, softmax_note
     from rifflemix.report.table import terminal_table
 
     show(terminal_table(results))
+    show(bold_note(results))
     show(softmax_note(results))
     show(f"Written to {out}: results.json, table.md, plot.png, report.html")

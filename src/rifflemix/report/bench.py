@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rifflemix.bench import describe_hardware
+from rifflemix.bench.rows import PEER, Key
 from rifflemix.report.table import MISSING
 from rifflemix.report.units import (
     format_bytes,
@@ -85,6 +86,16 @@ def axis_of(result: Mapping[str, Any]) -> str:
     return axis
 
 
+def key_of(entry: Mapping[str, Any]) -> Key:
+    """Kind and name of a row or of an entry of its growth."""
+    return entry["kind"], entry["name"]
+
+
+def shown_name(entry: Mapping[str, Any]) -> str:
+    """The name, and that it is another package's where it is: some are named as our mixers are."""
+    return f"{entry['name']} (package)" if entry["kind"] == PEER else str(entry["name"])
+
+
 def crossover_text(crossover: Mapping[str, Any] | None) -> str:
     """From which N on something is faster than softmax."""
     if crossover is None:
@@ -98,7 +109,7 @@ def crossover_text(crossover: Mapping[str, Any] | None) -> str:
 
 def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
     """One pass at one shape: time, spread, memory, ratios, and what else is known of the rows."""
-    columns: list[tuple[str, Show]] = [("Name", lambda row: row["name"])]
+    columns: list[tuple[str, Show]] = [("Name", shown_name)]
     if any(row["backend"] for row in rows):
         columns.append(("Backend", lambda row: row["backend"] or MISSING))
     columns += [
@@ -121,13 +132,13 @@ def _growth_table(growth: Sequence[Mapping[str, Any]], axis: str) -> BenchTable:
     headers = ["Name", "Claimed exponent"]
     for name in passes:
         headers += [f"Exponent, {PASS_TITLES[name]}", f"faster than softmax from {AXES[axis]}"]
-    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    by_key: dict[Key, list[Mapping[str, Any]]] = {}
     for entry in growth:
-        by_name.setdefault(entry["name"], []).append(entry)
+        by_key.setdefault(key_of(entry), []).append(entry)
     rows = []
-    for name, entries in by_name.items():
+    for entries in by_key.values():
         claimed = entries[0]["claimed_exponent"]
-        cells = [name, MISSING if claimed is None else f"{claimed:g}"]
+        cells = [shown_name(entries[0]), MISSING if claimed is None else f"{claimed:g}"]
         for entry in entries:
             cells += [_exponent_text(entry), crossover_text(entry["crossover"])]
         rows.append(cells)
@@ -202,17 +213,19 @@ def _memory(timing: Mapping[str, Any]) -> str:
 
 
 def _by_axis(title: str, name: str, show: Show, rows: Sequence[Row], axis: str) -> BenchTable:
-    places_on_it = sorted({row["shape"][axis] for row in rows})
-    names = list(dict.fromkeys(row["name"] for row in rows))
-    places = {(row["name"], row["shape"][axis]): row for row in rows}
+    points = sorted({row["shape"][axis] for row in rows})
+    places: dict[Key, dict[int, Row]] = {}
+    for row in rows:
+        places.setdefault(key_of(row), {})[row["shape"][axis]] = row
     cell = _timed(name, show, lambda row: row["status"])
     lines = [
-        [n, *(cell(places[n, t]) if (n, t) in places else MISSING for t in places_on_it)]
-        for n in names
+        [
+            shown_name(next(iter(at.values()))),
+            *(cell(at[n]) if n in at else MISSING for n in points),
+        ]
+        for at in places.values()
     ]
-    return BenchTable(
-        title, ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in places_on_it)], lines
-    )
+    return BenchTable(title, ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in points)], lines)
 
 
 def _table(title: str, columns: Sequence[tuple[str, Show]], rows: Sequence[Row]) -> BenchTable:
@@ -251,7 +264,8 @@ def _pass_names(rows: Iterable[Row]) -> list[str]:
 
 
 def _label(row: Row) -> str:
-    return f"{row['name']} ({row['backend']})" if row["backend"] else str(row["name"])
+    name = shown_name(row)
+    return f"{name} ({row['backend']})" if row["backend"] else name
 
 
 def _shape_text(row: Row) -> str:

@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rifflemix.report.table import BASELINE, Row, baseline_row, comparison_rows
-from rifflemix.report.units import format_count, format_duration
+from rifflemix.report.table import (
+    BASELINE,
+    Row,
+    baseline_row,
+    comparison_rows,
+    nothing_learned,
+)
+from rifflemix.report.units import format_count, format_duration, format_percent
 
 _ERRORS_OF_NUMBERS = ("rmse", "mae")
 """The metrics of tasks that ask for a number instead of a class."""
@@ -14,7 +20,8 @@ _ERRORS_OF_NUMBERS = ("rmse", "mae")
 
 def comparison_notes(results: Mapping[str, Any]) -> list[str]:
     """Plain sentences under the table, in the order a sceptical reader asks."""
-    notes = [_task(results), _budget(results), _seeds(results), _protocol(results)]
+    notes = [_task(results), _budget(results), _seeds(results), bold_note(results)]
+    notes.append(_protocol(results))
     notes += [_speed(results), *_mixed_places(results), _memory()]
     notes += [*_failures(results), softmax_note(results)]
     if results["status"] != "complete":
@@ -27,6 +34,26 @@ def partial_note(results: Mapping[str, Any]) -> str:
     return (
         f"Partial results: {results['runs_done']} of {results['runs_planned']} runs are done; "
         "the same command goes on."
+    )
+
+
+def bold_note(results: Mapping[str, Any]) -> str:
+    """What bold means, or that nothing is bold because nothing was learned."""
+    rows = comparison_rows(results)
+    if not nothing_learned(rows) and len(results["seeds"]) == 1:
+        return "Bold: the least memory, the fewest parameters; with one seed no score and no speed."
+    if not nothing_learned(rows):
+        return (
+            "Bold: the best of its column by more than noise. Of scores that is two standard "
+            "errors, from the spread over seeds and the size of the split; of speeds, every seed "
+            "faster than every seed of the others."
+        )
+    best = max((row for row in rows if row.test), key=lambda row: row.test.mean if row.test else 0)
+    is_known = results["task"].get("majority_share") is not None
+    answer = "always giving the commonest answer" if is_known else "guessing"
+    return (
+        f"Nothing learned: the best test accuracy, {best.test} %, is within noise of {answer} "
+        f"({format_percent(best.chance or 0.0)} %). Nothing is bold."
     )
 
 
@@ -43,22 +70,29 @@ def softmax_note(results: Mapping[str, Any]) -> str:
         for what, better in _CONTESTS
         if (beaten := [row.title for row in others if better(softmax, row)])
     ]
-    close = [row.title for row in others if _within_spread(softmax, row)]
     sentence = (
         f"Where softmax attention wins: {'; '.join(wins)}."
         if wins
         else "Softmax attention wins against no mixer in any column here."
     )
-    if close:
-        sentence += (
-            f" Its test {metric} is within one standard deviation of that of "
-            f"{', '.join(close)}: no difference is shown there."
-        )
+    if nothing_learned(rows):
+        return sentence
+    alike = [row.title for row in others if not _scores_differ(softmax, row)]
+    if len(results["seeds"]) == 1:
+        sentence += f" One seed shows no difference in test {metric}."
+    elif len(alike) == len(others):
+        sentence += f" No difference in test {metric} is larger than noise."
+    elif alike:
+        sentence += f" No difference in test {metric} is shown from {', '.join(alike)}."
     return sentence
 
 
+def _scores_differ(softmax: Row, other: Row) -> bool:
+    return bool(softmax.test and other.test and softmax.test.differs(other.test))
+
+
 def _scores_better(softmax: Row, other: Row) -> bool:
-    if softmax.test is None or other.test is None:
+    if softmax.test is None or other.test is None or not _scores_differ(softmax, other):
         return False
     ahead = softmax.test.shown - other.test.shown
     return ahead > 0 if softmax.higher_is_better else ahead < 0
@@ -82,14 +116,6 @@ _CONTESTS: tuple[tuple[str, Callable[[Row, Row], bool]], ...] = (
     ("less memory", _smaller),
     ("fewer parameters", _fewer_parameters),
 )
-
-
-def _within_spread(softmax: Row, other: Row) -> bool:
-    """Whether the means differ by no more than the larger standard deviation of the two."""
-    if softmax.test is None or other.test is None:
-        return False
-    spreads = [std for std in (softmax.test.std, other.test.std) if std is not None]
-    return bool(spreads) and abs(softmax.test.mean - other.test.mean) <= max(spreads)
 
 
 def _task(results: Mapping[str, Any]) -> str:

@@ -16,14 +16,23 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from rifflemix.report.bench import AXES, PASS_TITLES, axis_of, crossover_text, machine
+from rifflemix.bench.rows import PEER, Key
+from rifflemix.bench.scaling import BASELINE, FLOOR
+from rifflemix.report.bench import (
+    AXES,
+    PASS_TITLES,
+    axis_of,
+    crossover_text,
+    key_of,
+    machine,
+    shown_name,
+)
 
 # Okabe and Ito's palette without its yellow: safe for all common kinds of colour blindness. More
 # layers than hues take darker and lighter shades of them, told apart by their markers as well;
 # every curve carries its name.
 _HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _SHADES = ((0.0, "o"), (-0.4, "s"), (0.3, "^"), (-0.65, "D"), (0.5, "v"))
-_SOFTMAX, _FLOOR = "softmax", "two linear maps"
 _SOFTMAX_COLOUR, _FLOOR_COLOUR = "#222222", "#999999"
 _DPI = 150
 _LABEL_POINTS, _LABEL_GAP = 7.5, 10.0  # size, and least distance of two labels, in points
@@ -33,10 +42,10 @@ _SCALE, _FRAME, _LABELS, _TOP, _BOTTOM = 0.9, 3.5, 2.85, 0.75, 0.95
 
 @dataclass(frozen=True)
 class _Curve:
+    key: Key
     name: str
     colour: str
     marker: str
-    is_peer: bool
     points: list[tuple[int, float]]
     crossover: Mapping[str, Any] | None
 
@@ -48,10 +57,10 @@ def scaling_plot(result: Mapping[str, Any]) -> bytes:
     the end of the layer's curve says the same in words.
     """
     passes = list(dict.fromkeys(entry["pass"] for entry in result["growth"]))
-    names = {row["name"] for row in result["rows"]}
+    keys = {key_of(row) for row in result["rows"]}
     with matplotlib.style.context("default"):
         width = len(passes) * (_SCALE + _FRAME + _LABELS)
-        height = _TOP + _BOTTOM + max(4.2, 1.2 * _LABEL_GAP / 72 * len(names))
+        height = _TOP + _BOTTOM + max(4.2, 1.2 * _LABEL_GAP / 72 * len(keys))
         figure = Figure(figsize=(width, height), dpi=_DPI)
         FigureCanvasAgg(figure)
         _write_captions(figure, result)
@@ -84,34 +93,33 @@ def _write_captions(figure: Figure, result: Mapping[str, Any]) -> None:
 
 
 def _curves(result: Mapping[str, Any], pass_name: str) -> list[_Curve]:
-    crossovers = {e["name"]: e["crossover"] for e in result["growth"] if e["pass"] == pass_name}
-    names = list(dict.fromkeys(row["name"] for row in result["rows"]))
-    peers = {row["name"] for row in result["rows"] if row["kind"] == "peer"}
-    looks = _looks(names)
+    crossovers = {key_of(e): e["crossover"] for e in result["growth"] if e["pass"] == pass_name}
+    names = {key_of(row): shown_name(row) for row in result["rows"]}
+    looks = _looks(list(names))
     return [
-        _Curve(name, *looks[name], name in peers, points, crossovers[name])
-        for name in names
-        if (points := _points(result["rows"], name, pass_name, axis_of(result)))
+        _Curve(key, name, *looks[key], points, crossovers[key])
+        for key, name in names.items()
+        if (points := _points(result["rows"], key, pass_name, axis_of(result)))
     ]
 
 
 def _points(
-    rows: Sequence[Mapping[str, Any]], name: str, pass_name: str, axis: str
+    rows: Sequence[Mapping[str, Any]], key: Key, pass_name: str, axis: str
 ) -> list[tuple[int, float]]:
     return sorted(
         (row["shape"][axis], 1e3 * row["passes"][pass_name]["p50"])
         for row in rows
-        if row["name"] == name and pass_name in row["passes"]
+        if key_of(row) == key and pass_name in row["passes"]
     )
 
 
-def _looks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each name; they depend on the names alone, not on what was measured."""
-    looks = {_SOFTMAX: (_SOFTMAX_COLOUR, "o"), _FLOOR: (_FLOOR_COLOUR, "")}
-    others = [name for name in names if name not in looks]
-    for i, name in enumerate(others):
+def _looks(keys: Sequence[Key]) -> dict[Key, tuple[str, str]]:
+    """Colour and marker of each curve; they depend on the keys alone, not on what was measured."""
+    looks = {BASELINE: (_SOFTMAX_COLOUR, "o"), FLOOR: (_FLOOR_COLOUR, "")}
+    others = [key for key in keys if key not in looks]
+    for i, key in enumerate(others):
         shift, marker = _SHADES[i // len(_HUES) % len(_SHADES)]
-        looks[name] = (_shade(_HUES[i % len(_HUES)], shift), marker)
+        looks[key] = (_shade(_HUES[i % len(_HUES)], shift), marker)
     return looks
 
 
@@ -135,7 +143,7 @@ def _draw_panel(axes: Axes, pass_name: str, curves: Sequence[_Curve], axis: str)
         return
     for curve in curves:
         _draw_curve(axes, curve)
-    softmax = next((curve.points for curve in curves if curve.name == _SOFTMAX), [])
+    softmax = next((curve.points for curve in curves if curve.key == BASELINE), [])
     for curve in curves:
         _draw_crossover(axes, curve, softmax)
     tokens = sorted({n for curve in curves for n, _ in curve.points})
@@ -144,14 +152,14 @@ def _draw_panel(axes: Axes, pass_name: str, curves: Sequence[_Curve], axis: str)
 
 
 def _draw_curve(axes: Axes, curve: _Curve) -> None:
-    thick = curve.name in (_SOFTMAX, _FLOOR)
+    thick = curve.key in (BASELINE, FLOOR)
     axes.plot(
         *zip(*curve.points, strict=True),
         color=curve.colour,
         marker=curve.marker,
         markersize=4,
         linewidth=2.4 if thick else 1.3,
-        linestyle=":" if curve.name == _FLOOR else "--" if curve.is_peer else "-",
+        linestyle=":" if curve.key == FLOOR else "--" if curve.key[0] == PEER else "-",
         zorder=4 if thick else 3,
     )
 

@@ -10,43 +10,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rifflemix.report.units import (
-    SHARES,
-    format_bytes,
-    format_count,
-    format_percent,
-    format_rate,
-    metric_title,
-)
+from rifflemix.report.scores import Score, pooled_spread
+from rifflemix.report.units import format_bytes, format_count, format_rate, metric_title
 
 BASELINE = "softmax"
 MISSING = "-"
-
-
-@dataclass(frozen=True)
-class Score:
-    """A metric over seeds; `std` (n - 1) is None for a single seed.
-
-    A share (accuracy) is in 0..1 and shown in percent, anything else in four digits.
-    """
-
-    mean: float
-    std: float | None
-    n: int
-    metric: str = "accuracy"
-
-    def __str__(self) -> str:
-        """Percent: "98.77 ± 0.12"."""
-        spread = "" if self.std is None else f" ± {self._text(self.std)}"
-        return f"{self._text(self.mean)}{spread}"
-
-    @property
-    def shown(self) -> float:
-        """The mean as printed, so that two mixers that print alike tie."""
-        return float(self._text(self.mean))
-
-    def _text(self, value: float) -> str:
-        return format_percent(value) if self.metric in SHARES else f"{value:.4g}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +27,10 @@ class Row:
         steps_per_second, peak_memory_bytes: of training.
         metric, higher_is_better: what `test` and `validation` are of.
         test_accuracy, validation_accuracy: where accuracy was measured too and did not choose.
+        slowest, fastest: steps per second of the seeds; None for fewer than two.
+        chance: test accuracy without learning: that of always giving the commonest answer, or,
+            where that was not written down, the least it can be with so many classes. None where
+            accuracy does not choose the weights.
     """
 
     name: str
@@ -73,11 +45,14 @@ class Row:
     higher_is_better: bool = True
     test_accuracy: Score | None = None
     validation_accuracy: Score | None = None
+    slowest: float | None = None
+    fastest: float | None = None
+    chance: float | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell's text, and whether it is the best of its column."""
+    """A cell's text, and whether it is the best of its column by more than noise."""
 
     text: str
     best: bool = False
@@ -85,16 +60,22 @@ class Cell:
 
 @dataclass(frozen=True)
 class _Column:
-    """How a column is shown and ranked; `value` is None for columns that rank nothing."""
+    """How a column is shown and ranked; `value` is None for columns that rank nothing.
+
+    `differ` says whether two values are further apart than noise; counts and bytes have none.
+    """
 
     header: str
     show: Callable[[Row, Row | None], str]
     value: Callable[[Row], float | None] | None = None
     higher_is_better: bool = True
+    differ: Callable[[Row, Row], bool] = lambda row, other: True
 
 
 def comparison_rows(results: Mapping[str, Any]) -> list[Row]:
     """One row a mixer, in the registry's order (never by a score: the table is no ranking)."""
+    spreads = {key: pooled_spread(of) for key, of in _deviations(results).items()}
+    sizes = results["task"]["sizes"]
     return [
         Row(
             name=mixer["name"],
@@ -103,10 +84,18 @@ def comparison_rows(results: Mapping[str, Any]) -> list[Row]:
             parameters=mixer["parameters"],
             steps_per_second=mixer["steps_per_second"],
             peak_memory_bytes=mixer["peak_memory_bytes"],
-            **_scores(mixer),
+            **_scores(mixer, spreads, sizes),
+            **_speeds(mixer["name"], results["runs"]),
+            chance=None if mixer.get("metric") else _chance(results["task"]),
         )
         for mixer in results["mixers"]
     ]
+
+
+def nothing_learned(rows: Iterable[Row]) -> bool:
+    """Whether the best test accuracy is within noise of an answer that looks at no input."""
+    known = [(row.test, row.chance) for row in rows if row.test and row.chance is not None]
+    return bool(known) and not any(test.is_above(chance) for test, chance in known)
 
 
 def baseline_row(rows: Iterable[Row]) -> Row | None:
@@ -120,11 +109,12 @@ def table_headers(rows: list[Row]) -> list[str]:
 
 
 def table_cells(rows: list[Row]) -> list[list[Cell]]:
-    """Cells of each row, the best value of each ranked column marked."""
+    """Cells of each row, the best value of each ranked column marked where noise allows it."""
     baseline = baseline_row(rows)
     columns = _columns(rows)
     texts = [[column.show(row, baseline) for column in columns] for row in rows]
-    marks = [_best(column, rows) for column in columns]
+    is_ranked = not nothing_learned(rows)
+    marks = [_best(column, rows) if is_ranked else [False] * len(rows) for column in columns]
     return [
         [Cell(text, best=marks[c][r]) for c, text in enumerate(row_texts)]
         for r, row_texts in enumerate(texts)
@@ -133,10 +123,13 @@ def table_cells(rows: list[Row]) -> list[list[Cell]]:
 
 def markdown_table(results: Mapping[str, Any], notes: Iterable[str]) -> str:
     """The whole of table.md: title, table, notes."""
+    return f"# {results['task']['title']}\n\n{markdown_body(results, notes)}"
+
+
+def markdown_body(results: Mapping[str, Any], notes: Iterable[str]) -> str:
+    """Table and notes."""
     headers = table_headers(comparison_rows(results))
     lines = [
-        f"# {results['task']['title']}",
-        "",
         _markdown_row(headers),
         _markdown_row(["---"] + ["---:"] * (len(headers) - 2) + ["---"]),
     ]
@@ -161,15 +154,41 @@ def terminal_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def _scores(mixer: Mapping[str, Any]) -> dict[str, Any]:
+_SPLITS = ("test", "validation")
+
+
+def _deviations(results: Mapping[str, Any]) -> dict[tuple[str, str], list[tuple[Any, int]]]:
+    """(metric, split) -> standard deviation and number of seeds of every mixer."""
+    found: dict[tuple[str, str], list[tuple[Any, int]]] = {}
+    for mixer in results["mixers"]:
+        chosen = mixer.get("metric") or {"name": "accuracy"}
+        for name, of in (("accuracy", mixer), (chosen["name"], chosen)):
+            for split in _SPLITS:
+                summary = of.get(split)
+                if summary is not None:
+                    found.setdefault((name, split), []).append((summary["std"], summary["n"]))
+    return found
+
+
+def _scores(
+    mixer: Mapping[str, Any],
+    spreads: Mapping[tuple[str, str], float | None],
+    sizes: Mapping[str, int],
+) -> dict[str, Any]:
     """The scores of a row: of accuracy alone, or of another metric and, if known, accuracy."""
-    accuracy = {split: _score(mixer[split], "accuracy") for split in ("test", "validation")}
+
+    def score(summary: Mapping[str, Any] | None, metric: str, split: str) -> Score | None:
+        if summary is None:
+            return None
+        spread = spreads[metric, split]
+        return Score(summary["mean"], summary["std"], summary["n"], metric, spread, sizes[split])
+
+    accuracy = {split: score(mixer[split], "accuracy", split) for split in _SPLITS}
     chosen = mixer.get("metric")
     if chosen is None:
         return accuracy
     return {
-        "test": _score(chosen["test"], chosen["name"]),
-        "validation": _score(chosen["validation"], chosen["name"]),
+        **{split: score(chosen[split], chosen["name"], split) for split in _SPLITS},
         "metric": chosen["name"],
         "higher_is_better": chosen["higher_is_better"],
         "test_accuracy": accuracy["test"],
@@ -177,10 +196,16 @@ def _scores(mixer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _score(summary: Mapping[str, Any] | None, metric: str) -> Score | None:
-    if summary is None:
-        return None
-    return Score(summary["mean"], summary["std"], summary["n"], metric)
+def _speeds(name: str, runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The slowest and the fastest of a mixer's seeds, where there are two."""
+    speeds = [run["steps_per_second"] for run in runs if run["mixer"] == name]
+    known = [speed for speed in speeds if speed is not None]
+    return {"slowest": min(known), "fastest": max(known)} if len(known) > 1 else {}
+
+
+def _chance(task: Mapping[str, Any]) -> float:
+    shares: Mapping[str, float] | None = task.get("majority_share")
+    return 1 / task["num_classes"] if shares is None else shares["test"]
 
 
 def _columns(rows: list[Row]) -> tuple[_Column, ...]:
@@ -207,11 +232,15 @@ def _score_column(header: str, name: str, higher_is_better: bool) -> _Column:
         found = score(row)
         return None if found is None else found.shown
 
-    return _Column(header, lambda row, _: _show_score(score(row)), shown, higher_is_better)
+    def differ(row: Row, other: Row) -> bool:
+        one, two = score(row), score(other)
+        return one is not None and two is not None and one.differs(two)
+
+    return _Column(header, lambda row, _: _show_score(score(row)), shown, higher_is_better, differ)
 
 
 def _best(column: _Column, rows: list[Row]) -> list[bool]:
-    """Which rows hold the best value; nobody does in a column of fewer than two values."""
+    """Which rows hold the best value; none of fewer than two values, or of values within noise."""
     if column.value is None:
         return [False] * len(rows)
     values = [column.value(row) for row in rows]
@@ -219,7 +248,18 @@ def _best(column: _Column, rows: list[Row]) -> list[bool]:
     if len(known) < 2:
         return [False] * len(rows)
     best = max(known) if column.higher_is_better else min(known)
-    return [value == best for value in values]
+    others = [row for row, value in zip(rows, values, strict=True) if value is not None]
+    return [
+        value == best and all(column.differ(row, other) for other in others if other is not row)
+        for row, value in zip(rows, values, strict=True)
+    ]
+
+
+def _speeds_differ(row: Row, other: Row) -> bool:
+    """Whether every seed of one was faster than every seed of the other."""
+    if row.slowest is None or row.fastest is None or other.slowest is None or other.fastest is None:
+        return False
+    return row.slowest > other.fastest or other.slowest > row.fastest
 
 
 def _markdown_row(cells: Iterable[str]) -> str:
@@ -255,7 +295,12 @@ def _show_seeds(row: Row, _: Row | None) -> str:
 _COLUMNS = (
     _Column("Mixer", lambda row, _: row.title),
     _Column("Seeds", _show_seeds),
-    _Column("Steps/s (vs softmax)", _show_speed, lambda row: row.steps_per_second),
+    _Column(
+        "Steps/s (vs softmax)",
+        _show_speed,
+        lambda row: row.steps_per_second,
+        differ=_speeds_differ,
+    ),
     _Column(
         "Peak memory (vs softmax)",
         _show_memory,

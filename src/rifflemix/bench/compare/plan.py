@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from rifflemix.files import (
     remove_leftovers,
     write_json,
 )
-from rifflemix.tasks import Task, load_task
+from rifflemix.tasks import Task, load_task, task_card
 
 CONFIG_FILE, RESULTS_FILE = "config.json", "results.json"
+_JUDGED = ("validation", "test")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class ComparePlan:
         parameters: trainable parameters of each mixer's model.
         out: the results folder; not made yet where this is the first start.
         settings: what config.json holds.
+        majority_share: split -> accuracy there of always giving its commonest label; None where
+            a task has no classes.
     """
 
     config: CompareConfig
@@ -41,6 +45,7 @@ class ComparePlan:
     parameters: Mapping[str, int]
     out: Path
     settings: Mapping[str, Any]
+    majority_share: Mapping[str, float] | None = None
 
     @property
     def runs(self) -> list[tuple[int, str]]:
@@ -75,7 +80,16 @@ def plan_comparison(
         "data": task.fingerprint(),
     }
     _check_same_settings(out, settings)
-    return ComparePlan(config, task, parameters, out, settings)
+    has_classes = task_card(config.task).output == "classes"
+    shares = {name: majority_share(task, name) for name in _JUDGED} if has_classes else None
+    return ComparePlan(config, task, parameters, out, settings, shares)
+
+
+def majority_share(task: Task, split: str) -> float:
+    """The accuracy on a split of always giving its commonest label."""
+    samples = task.split(split)
+    counts = Counter(int(samples[i][1]) for i in range(len(samples)))
+    return counts.most_common(1)[0][1] / len(samples)
 
 
 @contextmanager

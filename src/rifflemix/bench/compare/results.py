@@ -188,4 +188,5 @@ def _task(plan: ComparePlan) -> dict[str, Any]:
         "num_classes": task.num_classes,
         "max_length": task.max_length,
         "sizes": {name: len(task.split(name)) for name in ("train", "validation", "test")},
+        "majority_share": plan.majority_share,
     }

@@ -1,0 +1,200 @@
+"""Write the measured parts of the pages from the result files; no number there is typed.
+
+In a page, a pair of comments says what stands between them:
+
+    <!-- results: scaling, cpu, float32 -->
+    <!-- /results -->
+
+The newest complete result of that benchmark, device and type in benchmarks/results, and its plot,
+where it has one; with `16384/scaling` in place of `scaling`, in benchmarks/results/16384.
+
+    <!-- comparison: compare-digits-all-2026-11-20.json, compare-digits.png -->
+    <!-- /comparison -->
+
+The command, the table and the notes of a `rifflemix compare`, and its plot, if a file for it is
+named; it lies beside the page.
+
+    <!-- demo -->
+    <!-- /demo -->
+
+The newest result in benchmarks/results/demo, and what the demo took on each machine there.
+
+After a benchmark, or a change of the tables: python benchmarks/write_pages.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rifflemix.bench import describe_hardware
+from rifflemix.bench.read import read_result
+from rifflemix.bench.reproduce import load_results
+from rifflemix.report.bench import bench_markdown
+from rifflemix.report.notes import comparison_notes
+from rifflemix.report.plot import comparison_plot
+from rifflemix.report.reproduction_page import report_files
+from rifflemix.report.scaling import scaling_plot
+from rifflemix.report.table import markdown_body
+from rifflemix.report.units import format_duration
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = tuple(ROOT / name for name in ("README.md", "docs/performance.md", "docs/trained.md",
+                                       "docs/compare-digits.md"))  # fmt: skip
+REPORT = ROOT / "docs" / "reproduced" / "report.md"
+DEMO_PLOT = "docs/demo.png"
+_SAME = ("task", "model", "dim", "num_layers", "num_heads", "mixers", "seeds", "train")
+
+_BENCHMARK = re.compile(
+    r"(<!-- results: ([\w/-]+), (\w+), (\w+) -->\n).*?(<!-- /results -->)", flags=re.DOTALL
+)
+_COMPARISON = re.compile(
+    r"(<!-- comparison: ([\w.-]+)(?:, ([\w./-]+))? -->\n).*?(<!-- /comparison -->)", flags=re.DOTALL
+)
+_DEMO = re.compile(r"(<!-- demo -->\n).*?(<!-- /demo -->)", flags=re.DOTALL)
+
+
+def filled(page: Path, text: str, results: Path = RESULTS) -> str:
+    """The text of a page with every block written anew."""
+
+    def benchmark(match: re.Match[str]) -> str:
+        start, name, device, dtype, end = match.groups()
+        return f"{start}\n{_benchmark(page, results, name, device, dtype)}\n{end}"
+
+    def comparison(match: re.Match[str]) -> str:
+        start, name, plot, end = match.groups()
+        return f"{start}\n{_comparison(page, results / name, plot)}\n{end}"
+
+    def demo(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{_demo(page, results / 'demo')}\n{match[2]}"
+
+    for block, write in ((_BENCHMARK, benchmark), (_COMPARISON, comparison), (_DEMO, demo)):
+        text = block.sub(write, text)
+    return text
+
+
+def report() -> str:
+    """The text of docs/reproduced/report.md."""
+    found = load_results([RESULTS / "reproduce"])
+    return report_files(found, REPORT.parent)["report.md"].decode()
+
+
+def plots() -> dict[Path, bytes]:
+    """The plots that the pages show, and those beside the results."""
+    drawn = {}
+    for path in RESULTS.rglob("scaling-*.json"):
+        drawn[path.with_suffix(".png")] = scaling_plot(read_result(path))
+    for page in PAGES:
+        for _, name, plot, _ in _COMPARISON.findall(page.read_text(encoding="utf-8")):
+            if plot:
+                drawn[page.parent / plot] = comparison_plot(_read(RESULTS / name))
+    if demos := _by_time((RESULTS / "demo").glob("*.json")):
+        drawn[ROOT / DEMO_PLOT] = comparison_plot(_read(demos[-1]))
+    return drawn
+
+
+def newest(results: Path, benchmark: str, device: str, dtype: str) -> Path | None:
+    """The newest complete result, by the time it was measured."""
+    *folder, name = benchmark.split("/")
+    found = [
+        path
+        for path in results.joinpath(*folder).glob("*.json")
+        if _matches(_read(path), name, device, dtype)
+    ]
+    return _by_time(found)[-1] if found else None
+
+
+def _matches(result: dict[str, Any], benchmark: str, device: str, dtype: str) -> bool:
+    if result.get("benchmark") != benchmark:  # another benchmark, or a comparison
+        return False
+    settings = result["settings"]
+    return (
+        result["status"] == "complete"
+        and settings["device"].partition(":")[0] == device
+        and settings["dtype"] == dtype
+    )
+
+
+def _benchmark(page: Path, results: Path, benchmark: str, device: str, dtype: str) -> str:
+    path = newest(results, benchmark, device, dtype)
+    if path is None:
+        *folder, name = benchmark.split("/")
+        out = "/".join(["benchmarks/results", *folder])
+        options = f"--device {device} --dtype {dtype} --out {out}"
+        return f"Not measured yet: `rifflemix bench {name} {options}`\n"
+    plot = path.with_suffix(".png")
+    image = f"![{benchmark}]({_link(page, plot)})\n\n" if plot.exists() else ""
+    return f"{image}{bench_markdown(read_result(path))}\nFrom {_cited(page, path)}.\n"
+
+
+def _comparison(page: Path, path: Path, plot: str | None) -> str:
+    result = _read(path)
+    image = f"\n![accuracy against speed, disk area is memory]({plot})\n" if plot else ""
+    return (
+        f"```\n{result['command']}\n```\n\n{markdown_body(result, comparison_notes(result))}"
+        f"{image}\nFrom {_cited(page, path)}.\n"
+    )
+
+
+def _demo(page: Path, folder: Path) -> str:
+    paths = _by_time(folder.glob("*.json"))
+    if not paths:
+        return "Not measured yet: `make demo`\n"
+    shown = _read(paths[-1])
+    plot = _link(page, ROOT / DEMO_PLOT)
+    return (
+        f"What `make demo` printed, from {_cited(page, paths[-1])}:\n\n"
+        f"{markdown_body(shown, comparison_notes(shown))}\n"
+        f"![accuracy against speed, disk area is memory]({plot})\n\n{_machines(page, paths)}"
+    )
+
+
+def _machines(page: Path, paths: Sequence[Path]) -> str:
+    """How long this demo makes one wait, on every machine that it was run on."""
+    shown = _read(paths[-1])
+    lines = ["| Machine | First row | Whole table | File |", "| --- | ---: | ---: | --- |"]
+    for path in paths:
+        result = _read(path)
+        if all(result["config"][key] == shown["config"][key] for key in _SAME):
+            waits = [format_duration(seconds) for seconds in _waits(result["runs"])]
+            cells = [describe_hardware(result["environment"]), *waits, _cited(page, path)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _waits(runs: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Seconds from the start of the first run to the end of the first and of the last one."""
+    ends = [datetime.fromisoformat(run["environment"]["time"]) for run in runs]
+    first: float = runs[0]["wall_seconds"]
+    return first, first + (ends[-1] - ends[0]).total_seconds()
+
+
+def _cited(page: Path, path: Path) -> str:
+    return f"[{path.name}]({_link(page, path)})"
+
+
+def _link(page: Path, path: Path) -> str:
+    return os.path.relpath(path, page.parent).replace(os.sep, "/")
+
+
+def _by_time(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: (_read(path)["environment"]["time"], path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(filled(path, path.read_text(encoding="utf-8")), encoding="utf-8")
+    REPORT.write_text(report(), encoding="utf-8")
+    for path, image in plots().items():
+        path.write_bytes(image)

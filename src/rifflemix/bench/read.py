@@ -1,0 +1,45 @@
+"""Reading the files that benchmarks wrote, those of earlier formats as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rifflemix.bench.rows import FORMAT, LAYER, Row, Shape, Timing
+from rifflemix.bench.scaling import TOKENS, growth
+from rifflemix.errors import InputError
+from rifflemix.files import read_json
+
+_BY_NAME = "rifflemix.bench/1"
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result in the present format.
+
+    Format 1 told the growth of a mixer and of a package of the same name by one and the same curve;
+    it is computed anew from the rows, which say what kind each is.
+
+    Raises:
+        InputError: the file cannot be read, or no benchmark wrote it.
+    """
+    result = read_json(path)
+    written = result.get("format") if isinstance(result, dict) else None
+    if written not in (FORMAT, _BY_NAME):
+        raise InputError(f"{path}: expected results of `rifflemix bench`, got format {written!r}")
+    if written == _BY_NAME and "growth" in result:
+        claims = {
+            entry["name"]: entry["claimed_exponent"]
+            for entry in result["growth"]
+            if entry["kind"] == LAYER
+        }
+        rows = [_row(entry) for entry in result["rows"]]
+        result["growth"] = growth(rows, claims, result["settings"].get("axis", TOKENS))
+    return result | {"format": FORMAT}
+
+
+def _row(entry: Mapping[str, Any]) -> Row:
+    """As much of a row as growth looks at."""
+    shape, passes = Shape(**entry["shape"]), entry["passes"]
+    timings = {name: Timing(**timed) for name, timed in passes.items()}
+    return Row(entry["kind"], entry["name"], entry["backend"], shape, passes=timings)
