@@ -13,7 +13,13 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md")])
+PAGES = sorted(
+    [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "benchmarks").glob("*.md"),
+    ]
+)
 FENCE = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 ANY_FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 DOTTED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`]*\))?`")
@@ -91,3 +97,36 @@ def test_what_counts_as_a_dotted_name() -> None:
     with pytest.raises(ImportError):
         resolve("rifflemix.no_room.name")
     assert callable(resolve("rifflemix.mixers.SinkhornCrossAttention"))
+
+
+CODE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+WRITTEN = re.compile(r"<!-- (results|comparison|demo)\b.*?<!-- /\1 -->", re.DOTALL)
+MEASURED = re.compile(r"\d ?(?:%|ms\b|µs\b|steps/s|times\b|x (?:faster|slower|less|more))")
+
+
+def prose(page: Path) -> str:
+    return CODE.sub("", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_tables_have_as_many_cells_as_headers(page: Path) -> None:
+    for table in TABLE.findall(prose(page)):
+        header, rule, *rows = table.splitlines()
+        cells = [len(re.split(r"(?<!\\)\|", line.rstrip())) for line in (header, rule, *rows)]
+        assert set(rule) <= set("|-: "), f"no table: {header}"
+        assert set(cells) == {cells[0]}, rows[cells[2:].index(max(cells[2:]))]
+
+
+MEASURED_PAGES = [page for page in PAGES if WRITTEN.search(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", MEASURED_PAGES, ids=lambda p: p.name)
+def test_no_measured_number_is_typed(page: Path) -> None:
+    """Where a page cites result files, its numbers stand in the blocks that are written."""
+    assert not MEASURED.findall(WRITTEN.sub("", prose(page)))
+
+
+def test_pages_with_measurements_are_known() -> None:
+    names = {page.name for page in MEASURED_PAGES}
+    assert names >= {"README.md", "performance.md", "trained.md", "compare-digits.md"}

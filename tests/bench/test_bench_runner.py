@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rifflemix.bench.gate import Check
-from rifflemix.bench.rows import Shape, new_file, result_name, timing
+from rifflemix.bench.rows import FORMAT, Shape, new_file, result_name, timing
 from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import InputError
 
@@ -29,7 +29,7 @@ def sleeper(name: str, seconds: float = 0.001, **changes: Any) -> Candidate:
 
 
 def run(candidates: list[Candidate], shapes: tuple[Shape, ...] = (SHAPE,), **hooks: Any) -> Any:
-    groups = [Group(shape, candidates, ("unit",)) for shape in shapes]
+    groups = [Group(shape, candidates, (("layer", "unit"),)) for shape in shapes]
     return run_benchmark("scaling", groups, QUICK, {"note": "x"}, hooks=Hooks(**hooks))
 
 
@@ -45,7 +45,7 @@ def test_measured_rows_have_quantiles_memory_and_ratios() -> None:
     result = run([sleeper("unit", 0.002), sleeper("other", 0.008)])
     json.dumps(result, allow_nan=False)
     assert result["status"] == "complete"
-    assert result["format"] == "rifflemix.bench/1"
+    assert result["format"] == FORMAT
     assert result["settings"] == {
         "dtype": "float32", "device": "cpu", "repeats": 2, "max_seconds": 5.0, "note": "x",
     }  # fmt: skip

@@ -79,6 +79,10 @@ def test_results_hold_what_a_result_file_must(finished: tuple[Path, dict[str, An
     assert results["command"]
     assert results["peak_memory_bytes"] > 0
     assert results["wall_seconds"] > 0
+    shares = results["task"]["majority_share"]
+    assert shares.keys() == {"validation", "test"}
+    labels = [label for _, label in load_task("digits", patch_size=4).split("test")]
+    assert shares["test"] == max(labels.count(k) for k in range(10)) / len(labels)
 
 
 def test_runs_go_seed_by_seed(finished: tuple[Path, dict[str, Any]]) -> None:
