@@ -99,14 +99,13 @@ def test_what_counts_as_a_dotted_name() -> None:
     assert callable(resolve("rifflemix.mixers.SinkhornCrossAttention"))
 
 
-CODE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 WRITTEN = re.compile(r"<!-- (results|comparison|demo)\b.*?<!-- /\1 -->", re.DOTALL)
 MEASURED = re.compile(r"\d ?(?:%|ms\b|µs\b|steps/s|times\b|x (?:faster|slower|less|more))")
 
 
 def prose(page: Path) -> str:
-    return CODE.sub("", page.read_text(encoding="utf-8"))
+    return ANY_FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -23,8 +23,9 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file cannot be read, or no benchmark wrote it.
     """
-    result = read_json(path)
-    written = result.get("format") if isinstance(result, dict) else None
+    content = read_json(path)
+    result: dict[str, Any] = content if isinstance(content, dict) else {}
+    written = result.get("format")
     if written not in (FORMAT, _BY_NAME):
         raise InputError(f"{path}: expected results of `rifflemix bench`, got format {written!r}")
     if written == _BY_NAME and "growth" in result:

@@ -196,7 +196,7 @@ def _scores(
     }
 
 
-def _speeds(name: str, runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def _speeds(name: str, runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The slowest and the fastest of a mixer's seeds, where there are two."""
     speeds = [run["steps_per_second"] for run in runs if run["mixer"] == name]
     known = [speed for speed in speeds if speed is not None]
