@@ -18,9 +18,10 @@ from torch.nn import functional
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.tasks.base import Batch, Sample, Task, TaskCard
 from rifflemix.tasks.files import Array, Arrays, damaged, read_npz_xz
+from rifflemix.tasks.rand_augment import rand_augment
 
 LAYOUTS = ("sequence", "image")
-AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip")
+AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip", "rand_augment")
 _TOP = 5
 PARTS = ("train", "test")
 """What image data sets come in; validation is carved from the first."""
@@ -125,13 +126,16 @@ class WholeImages(Task):
         augmentation: what happens to training images: "none", or "crop_flip", a crop at a random
             place of the image with 4 black pixels around it, and a mirror image half of the time;
             or "resized_crop_flip", a rectangle of 8 to 100 % of the area at a random place, with
-            sides in a ratio of 3/4 to 4/3, resized to the whole, and mirrored likewise.
-        black: value of a black pixel by channel.
+            sides in a ratio of 3/4 to 4/3, resized to the whole, and mirrored likewise; or
+            "rand_augment", two changes of strength 14, see `rifflemix.tasks.rand_augment`, and
+            then "crop_flip".
+        black, white: value of a black and of a white pixel by channel.
     """
 
     image_shape: tuple[int, int, int] = (1, 1, 1)
     augmentation: str = "none"
     black: tuple[float, ...] = (0.0,)
+    white: tuple[float, ...] = (1.0,)
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
         """Those of every classification; "top5_accuracy" too where there are over five classes."""
@@ -149,11 +153,19 @@ class WholeImages(Task):
         images = []
         for image, seed in zip(batch["inputs"], seeds, strict=True):
             generator = np.random.default_rng(seed)
-            if self.augmentation == "crop_flip":
-                images.append(_crop_flip(image, self.black, generator))
-            else:
+            if self.augmentation == "resized_crop_flip":
                 images.append(_resized_crop_flip(image, generator))
+                continue
+            if self.augmentation == "rand_augment":
+                image = self._changed(image, generator)
+            images.append(_crop_flip(image, self.black, generator))
         return {**batch, "inputs": torch.stack(images)}
+
+    def _changed(self, image: Tensor, generator: np.random.Generator) -> Tensor:
+        """An image through RandAugment, which works on levels from 0 to 255."""
+        black, white = (image.new_tensor(v).view(-1, 1, 1) for v in (self.black, self.white))
+        levels = ((image - black) * (255.0 / (white - black))).round().clamp(0, 255)
+        return rand_augment(levels, generator) * ((white - black) / 255.0) + black
 
 
 def _crop_flip(image: Tensor, black: Sequence[float], generator: np.random.Generator) -> Tensor:
@@ -274,6 +286,7 @@ def _whole_images(
         image_shape=(len(scale.mean), height, width),
         augmentation=str(options["augment"]),
         black=tuple(-mean / std for mean, std in zip(scale.mean, scale.std, strict=True)),
+        white=tuple((1 - mean) / std for mean, std in zip(scale.mean, scale.std, strict=True)),
     )
 
 
