@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from rifflemix.bench.models import training_step
 from rifflemix.bench.rows import FORWARD, TRAINING_STEP, Shape
 from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument, unknown_name
-from rifflemix.models import Model, create_model, model_settings
+from rifflemix.models import create_model, model_settings
 from rifflemix.models.images import ImageModel
 from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.recipes import Recipe, get_recipe
@@ -88,9 +88,7 @@ def _shape(recipe: Recipe, batch: int) -> Shape:
 
 
 def _model(recipe: Recipe) -> ImageModel:
-    model: Model = create_model(recipe.model, **recipe.model_settings)
-    assert isinstance(model, ImageModel), recipe.name
-    return model
+    return cast(ImageModel, create_model(recipe.model, **recipe.model_settings))
 
 
 def _candidate(recipe: Recipe, shape: Shape, settings: Settings) -> Candidate:

@@ -115,7 +115,7 @@ def _moved(
 
 def posterize(levels: Tensor, share: float, sign: float) -> Tensor:
     """The lowest bits set to 0: up to 4 of the 8."""
-    step = 2 ** round(4 * share)
+    step = float(2 ** round(4 * share))
     return (levels / step).floor() * step
 
 
