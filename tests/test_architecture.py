@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": set(),
     "nn": {"ops"},
     "mixers": {"ops", "nn"},
+    "testing": {"mixers", "nn", "ops"},
     "models": {"mixers", "nn", "ops"},
     "surgery": {"models", "mixers", "nn", "ops"},
     "tasks": set(),

@@ -199,6 +199,9 @@ class TokenMixer(nn.Module):
             )
         self._check_place("x", x)
         check_padding_mask(key_padding_mask, x)
+        if key_padding_mask is not None and not self.card.padding:
+            title = self.card.title
+            raise bad_argument("key_padding_mask", f"None: {title} takes no padding", "a mask")
 
     def _check_place(self, name: str, x: Tensor) -> None:
         """Raise unless `x` has the dtype (autocast aside) and device of the parameters."""

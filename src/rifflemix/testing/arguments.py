@@ -1,0 +1,66 @@
+"""Bad arguments: refused in a sentence that names them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from rifflemix.testing.forms import DIM, HEADS, MAX_LENGTH, Form, require_refusal
+
+BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "heads do not divide": ({"num_heads": 5}, "num_heads"),
+    "no heads": ({"num_heads": 0}, "num_heads"),
+    "heads as float": ({"num_heads": 2.0}, "num_heads"),
+    "heads as truth": ({"num_heads": True}, "num_heads"),
+    "no channels": ({"dim": 0}, "dim"),
+    "channels as float": ({"dim": 32.0}, "dim"),
+    "channels as text": ({"dim": "32"}, "dim"),
+    "channels as tensor": ({"dim": torch.tensor(32)}, "dim"),
+    "no length": ({"max_length": 0}, "max_length"),
+    "length as float": ({"max_length": 4.5}, "max_length"),
+    "layer outside the stack": ({"layer_index": 2, "num_layers": 2}, "layer_index"),
+    "negative layer": ({"layer_index": -1}, "layer_index"),
+    "layer as text": ({"layer_index": "0"}, "layer_index"),
+    "no layers": ({"num_layers": 0}, "num_layers"),
+    "layers as float": ({"num_layers": 1.5}, "num_layers"),
+    "causal as text": ({"causal": "yes"}, "causal"),
+    "causal as number": ({"causal": 1}, "causal"),
+    "dropout of one": ({"dropout": 1.0}, "dropout"),
+    "dropout as text": ({"dropout": "a"}, "dropout"),
+    "no dropout": ({"dropout": None}, "dropout"),
+}
+
+
+def bad_settings_are_named(form: Form) -> None:
+    """The constructor refuses what is out of range or of a wrong kind."""
+    good = {"dim": DIM, "num_heads": HEADS, "max_length": MAX_LENGTH}
+    for what, (change, named) in BAD_SETTINGS.items():
+        try:
+            require_refusal(partial(form.mixer, **{**good, **change}), f"{named}: expected")
+        except AssertionError as error:
+            raise AssertionError(f"{what}: {error}") from None
+
+
+def bad_inputs_are_named(form: Form) -> None:
+    """`forward` says what was expected and what came, and lets no error of torch through."""
+    mixer = form.build(dtype=torch.float32)
+    x = torch.randn(2, 4, DIM)
+    calls: dict[str, tuple[Any, Any, str]] = {
+        "rank": (torch.randn(4, DIM), None, "x"),
+        "channels": (torch.randn(2, 4, DIM - 1), None, "x"),
+        "integers": (torch.ones(2, 4, DIM, dtype=torch.int64), None, "x"),
+        "no tokens": (torch.randn(2, 0, DIM), None, "x"),
+        "too long": (torch.randn(2, MAX_LENGTH + 1, DIM), None, "max_length"),
+        "mask shape": (x, torch.zeros(2, 5, dtype=torch.bool), "key_padding_mask"),
+        "mask dtype": (x, torch.zeros(2, 4), "key_padding_mask"),
+    }
+    if any(True for _ in mixer.parameters()):
+        calls["another dtype than the parameters'"] = (x.double(), None, "x")
+    for what, (inputs, mask, named) in calls.items():
+        try:
+            run = partial(mixer, inputs, key_padding_mask=mask)
+            require_refusal(run, named, "expected", "got")
+        except AssertionError as error:
+            raise AssertionError(f"{what}: {error}") from None

@@ -1,0 +1,131 @@
+"""The contract: every property, where it applies, and the one call that checks them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rifflemix.errors import bad_argument
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.testing import arguments, graphs, independence, numerics, shapes, states, streams
+from rifflemix.testing.forms import Form, forms_of, seeded
+
+
+def _always(_: Form) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Property:
+    """One thing every mixer must do, or refuse.
+
+    Attributes:
+        holds: raises AssertionError with what was found unless it holds for a form.
+        applies: whether a form, by its card, is asked for it.
+    """
+
+    holds: Callable[[Form], None]
+    applies: Callable[[Form], bool] = _always
+
+    @property
+    def name(self) -> str:
+        """The property as a sentence with underscores."""
+        return self.holds.__name__
+
+    def check(self, form: Form) -> None:
+        """Raise AssertionError, "mixer: property: what was found", unless it holds.
+
+        An error that the mixer raises where it should not is a failure of the property, too.
+        """
+        try:
+            with seeded():
+                self.holds(form)
+        except Exception as error:
+            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            raise AssertionError(f"{form}: {self.name}: {kind}{error}") from error
+
+
+def _masks(form: Form) -> bool:
+    return form.card.padding
+
+
+def _refuses_masks(form: Form) -> bool:
+    return not form.card.padding
+
+
+def _masks_of_any_length(form: Form) -> bool:
+    return form.card.padding and not form.card.layout_over_length
+
+
+def _causal(form: Form) -> bool:
+    return form.causal
+
+
+def _never_causal(form: Form) -> bool:
+    return not form.card.causal
+
+
+def _in_both_directions(form: Form) -> bool:
+    return not form.causal
+
+
+def _streams(form: Form) -> bool:
+    return form.card.streaming and form.causal
+
+
+def _does_not_stream(form: Form) -> bool:
+    return not _streams(form)
+
+
+PROPERTIES = (
+    Property(shapes.card_is_complete),
+    Property(shapes.shape_and_dtype_are_kept),
+    Property(shapes.no_samples_are_mixed_to_none),
+    Property(shapes.shapes_are_known_without_memory),
+    Property(shapes.builds_with_few_arguments, _in_both_directions),
+    Property(arguments.bad_settings_are_named, _in_both_directions),
+    Property(arguments.bad_inputs_are_named),
+    Property(states.inputs_are_left_alone),
+    Property(states.evaluation_repeats),
+    Property(states.same_seed_gives_the_same),
+    Property(states.state_dict_holds_everything),
+    Property(independence.samples_of_a_batch_do_not_meet),
+    Property(independence.a_mask_without_padding_changes_nothing, _masks),
+    Property(independence.padded_outputs_are_zero, _masks),
+    Property(independence.padded_places_reach_nothing, _masks),
+    Property(independence.amount_of_padding_changes_nothing, _masks_of_any_length),
+    Property(independence.padding_is_refused, _refuses_masks),
+    Property(independence.outputs_ignore_later_tokens, _causal),
+    Property(independence.causal_is_refused, _never_causal),
+    Property(independence.card_tells_permutation_equivariance, _in_both_directions),
+    Property(streams.steps_equal_the_parallel_form, _streams),
+    Property(streams.steps_check_their_input, _streams),
+    Property(streams.streaming_is_refused, _does_not_stream),
+    Property(numerics.every_parameter_is_used),
+    Property(numerics.gradients_equal_numerical_ones),
+    Property(numerics.low_precision_follows_float64),
+    Property(graphs.exports),
+    Property(graphs.compiles_to_one_graph),
+)
+"""In the order in which they are checked: what explains the others comes first."""
+
+
+def check_mixer(cls: type[TokenMixer]) -> None:
+    """Check a mixer class against the contract of all mixers, in every form its card offers.
+
+    Args:
+        cls: a subclass of `TokenMixer` with a `card`; it need not be registered.
+
+    Raises:
+        AssertionError: "mixer: property: what was found", for the first property that fails.
+        InputError: not a class of mixers with a card.
+    """
+    given: Any = cls
+    is_mixer = isinstance(given, type) and issubclass(given, TokenMixer)
+    if not is_mixer or not isinstance(getattr(given, "card", None), MixerCard):
+        raise bad_argument("cls", "a subclass of TokenMixer with a MixerCard as `card`", repr(cls))
+    for form in forms_of(cls):
+        for prop in PROPERTIES:
+            if prop.applies(form):
+                prop.check(form)

@@ -1,0 +1,101 @@
+"""A mixer class as the contract sees it: built in one form, filled with seeded numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.mixers.base import MixerCard, TokenMixer
+
+DIM = 32
+HEADS = 4
+MAX_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to build a mixer class: in both directions, or causal.
+
+    Attributes:
+        mixer: the class.
+        causal: what it is built with.
+    """
+
+    mixer: type[TokenMixer]
+    causal: bool = False
+
+    @property
+    def card(self) -> MixerCard:
+        """The card of the class."""
+        return self.mixer.card
+
+    def __str__(self) -> str:
+        return f"{self.card.name}-causal" if self.causal else self.card.name
+
+    def masks(self, key_padding_mask: Tensor) -> tuple[Tensor | None, ...]:
+        """No mask, and the one given where the card says that the mixer takes masks."""
+        return (None, key_padding_mask) if self.card.padding else (None,)
+
+    def new(self, dim: int = DIM, *, num_heads: int = HEADS, **settings: Any) -> TokenMixer:
+        """The mixer as its class makes it, for up to `MAX_LENGTH` tokens."""
+        return self.mixer(
+            dim, num_heads=num_heads, max_length=MAX_LENGTH, causal=self.causal, **settings
+        )
+
+    def build(
+        self, dim: int = DIM, *, num_heads: int = HEADS, dtype: torch.dtype = torch.float64
+    ) -> TokenMixer:
+        """The same for evaluation: parameters that start at zero or one play a part as well."""
+        torch.manual_seed(7)
+        mixer = self.new(dim, num_heads=num_heads)
+        with torch.no_grad():
+            for parameter in mixer.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return mixer.to(dtype).eval()
+
+
+def forms_of(mixer: type[TokenMixer]) -> list[Form]:
+    """Every form the card of a class offers."""
+    return [Form(mixer, causal) for causal in ((False, True) if mixer.card.causal else (False,))]
+
+
+def tokens(batch: int, length: int, dim: int = DIM) -> Tensor:
+    """(B, N, C) float64 tokens."""
+    return torch.randn(batch, length, dim, dtype=torch.float64)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise AssertionError unless the condition holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def require_close(actual: Any, expected: Any, what: str, *, atol: float, rtol: float) -> None:
+    """Raise AssertionError unless two tensors, or tuples of them, are close."""
+    torch.testing.assert_close(
+        actual, expected, atol=atol, rtol=rtol, msg=lambda found: f"{what}: {found}"
+    )
+
+
+def require_refusal(run: Callable[[], Any], *words: str) -> None:
+    """Raise AssertionError unless `run` raises a ValueError that says all the words."""
+    try:
+        run()
+    except ValueError as error:
+        missing = [word for word in words if word not in str(error)]
+        require(not missing, f"the error does not say {missing}: {error}")
+    else:
+        raise AssertionError(f"no ValueError that says {list(words)}")
+
+
+@contextmanager
+def seeded() -> Any:
+    """The same random numbers inside, whatever came before; nothing is changed outside."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

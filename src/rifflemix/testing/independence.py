@@ -1,0 +1,127 @@
+"""What may depend on what: samples, padding, order, and the past on the future."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.testing.forms import DIM, Form, require, require_close, require_refusal, tokens
+
+LENGTHS_AND_PADDING = ((1, 1), (1, 11), (6, 3), (17, 1), (17, 11))
+
+
+def samples_of_a_batch_do_not_meet(form: Form) -> None:
+    """f(cat(a, b)) = cat(f(a), f(b))."""
+    mixer = form.build()
+    for length in (1, 2, 7, 24):
+        a, b = tokens(2, length), tokens(3, length)
+        together, apart = mixer(torch.cat((a, b))), torch.cat((mixer(a), mixer(b)))
+        require_close(together, apart, f"{length} tokens", atol=1e-10, rtol=1e-10)
+
+
+def masked_tokens() -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens, some with ties, and masks: none, all, the ends, one valid token, any pattern."""
+    place = torch.arange(20)
+    rows = (place < 7, place >= 12, place != 9, place % 2 == 0, torch.rand(20) < 0.4)
+    yield tokens(5, 20), torch.stack(rows)
+    yield tokens(4, 20).round(), torch.rand(4, 20) < 0.5
+    yield tokens(3, 6), torch.tensor([[True] * 6, [False] * 6, [True, False] * 3])
+    yield tokens(2, 1), torch.tensor([[True], [False]])
+
+
+def require_padding_reaches_nothing(mixer: TokenMixer, x: Tensor, mask: Tensor) -> None:
+    """Valid outputs and all gradients are the same whatever stands in padded places."""
+    results = []
+    for fill in (0.0, 1e3, float("nan")):
+        inputs = x.masked_fill(mask.unsqueeze(-1), fill).requires_grad_()
+        y = mixer(inputs, key_padding_mask=mask)
+        valid = y.masked_select(~mask.unsqueeze(-1)).view(-1, mixer.dim)
+        gradients = torch.autograd.grad(
+            (valid * torch.linspace(-1, 1, mixer.dim).to(y)).sum(),
+            [inputs, *mixer.parameters()],
+            allow_unused=True,
+        )
+        reached = gradients[0] is not None and bool(gradients[0][mask].any())
+        require(not reached, "padded places have a gradient")
+        require(
+            all(bool(g.isfinite().all()) for g in gradients if g is not None),
+            f"gradients are infinite where padded places hold {fill}",
+        )
+        results.append((valid.detach(), *gradients))
+    for other in results[1:]:
+        require_close(other, results[0], "other padding", atol=1e-10, rtol=1e-8)
+
+
+def padded_places_reach_nothing(form: Form) -> None:
+    """Valid outputs and all gradients do not depend on what padded places hold, NaN included."""
+    mixer = form.build()
+    for x, mask in masked_tokens():
+        require_padding_reaches_nothing(mixer, x, mask)
+
+
+def padded_outputs_are_zero(form: Form) -> None:
+    """Where the mask says padding, outputs are exactly zero."""
+    mixer = form.build()
+    for x, mask in masked_tokens():
+        require(not bool(mixer(x, key_padding_mask=mask)[mask].any()), "a padded output is not 0")
+
+
+def a_mask_without_padding_changes_nothing(form: Form) -> None:
+    """All False is no mask."""
+    mixer = form.build()
+    for length in (1, 5, 16):
+        x, mask = tokens(2, length), torch.zeros(2, length, dtype=torch.bool)
+        y = mixer(x, key_padding_mask=mask)
+        require_close(y, mixer(x), f"{length} tokens", atol=1e-10, rtol=1e-8)
+
+
+def amount_of_padding_changes_nothing(form: Form) -> None:
+    """More padding behind the tokens changes none of their outputs."""
+    mixer = form.build()
+    for length, extra in LENGTHS_AND_PADDING:
+        x = tokens(2, length)
+        mask = (torch.arange(length + extra) >= length).expand(2, -1)
+        y = mixer(F.pad(x, (0, 0, 0, extra)), key_padding_mask=mask)[:, :length]
+        what = f"{length} tokens and {extra} of padding"
+        require_close(y, mixer(x), what, atol=1e-10, rtol=1e-8)
+
+
+def padding_is_refused(form: Form) -> None:
+    """A mixer whose card says padding=False takes no mask."""
+    mixer, mask = form.build(), torch.zeros(2, 5, dtype=torch.bool)
+    require_refusal(lambda: mixer(tokens(2, 5), key_padding_mask=mask), "key_padding_mask")
+
+
+def outputs_ignore_later_tokens(form: Form) -> None:
+    """No output moves when any later token changes, at every position."""
+    mixer = form.build()
+    length = 37
+    x = tokens(1, length)
+    y = mixer(x)
+    # Sample p differs from x at and after position p.
+    later = torch.arange(length) >= torch.arange(length).unsqueeze(1)
+    changed = torch.where(later.unsqueeze(-1), tokens(length, length), x)
+    moved = (mixer(changed) - y).abs().amax(-1).masked_fill(later, 0.0).amax(1)
+    worst = int(moved.argmax())
+    require(
+        bool(moved.max() < 1e-12),
+        f"outputs before position {worst} move by {moved.max():.3g} when later tokens change",
+    )
+
+
+def causal_is_refused(form: Form) -> None:
+    """A mixer whose card says causal=False is not built causal."""
+    require_refusal(lambda: Form(form.mixer, causal=True).new(), "causal: expected False")
+
+
+def card_tells_permutation_equivariance(form: Form) -> None:
+    """Permuted tokens give permuted outputs exactly where the card says so."""
+    mixer = form.build()
+    x, order = tokens(2, 16, DIM), torch.randperm(16)
+    equivariant = torch.allclose(mixer(x[:, order]), mixer(x)[:, order], atol=1e-9)
+    told = form.card.permutation_equivariant
+    require(equivariant == told, f"the card says {told}, permuted tokens say {equivariant}")

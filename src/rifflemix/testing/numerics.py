@@ -1,0 +1,100 @@
+"""Numbers: low precision against float64, gradients against differences."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.testing.forms import DIM, Form, require, tokens
+
+DRAWS = 8
+ROUNDINGS = 16
+"""Roundings in a row between two modules that the measured error knows of, at most."""
+QUANTILES = ((0.5, 0.55), (0.9, 0.95))
+"""Of the errors and, a step further out against chance, of what they may be."""
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values off by up to half a unit in the last place, as a computation in `dtype` has them."""
+    if not x.is_floating_point():
+        return x
+    return x * (1 + torch.finfo(dtype).eps / 2 * (2 * torch.rand_like(x) - 1))
+
+
+def rounding_error(mixer: TokenMixer, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far roundings to `dtype` move the float64 outputs: (draws, B, N, C), absolute.
+
+    Input, parameters, buffers and what each module inside gives out are moved by independent
+    roundings. No code for low precision runs, so none can excuse itself.
+    """
+    moved = copy.deepcopy(mixer)
+    for module in moved.modules():
+        module.register_forward_hook(
+            lambda _, __, y: rounded(y, dtype) if isinstance(y, Tensor) else y
+        )
+    exact = mixer(x)
+    errors = []
+    for _ in range(DRAWS):
+        tensors = {name: rounded(tensor, dtype) for name, tensor in mixer.state_dict().items()}
+        y = torch.func.functional_call(moved, tensors, (rounded(x, dtype),))
+        errors.append((y - exact).abs())
+    return torch.stack(errors)
+
+
+@torch.no_grad()
+def low_precision_follows_float64(form: Form) -> None:
+    """float32 and bfloat16 are off by what their roundings explain, not by more.
+
+    Values are such that bfloat16 holds them exactly. Errors of roundings in a row add up like a
+    random walk, hence the root. Quantiles are compared, for a sort may swap values that round to
+    the same number.
+    """
+    mixer = form.build()
+    for parameter in mixer.parameters():
+        parameter.copy_(parameter.to(torch.bfloat16))
+    x = tokens(4, 48).to(torch.bfloat16)
+    exact = mixer(x.double())
+    for dtype in (torch.float32, torch.bfloat16):
+        error = (copy.deepcopy(mixer).to(dtype)(x.to(dtype)).double() - exact).abs()
+        explained = rounding_error(mixer, x.double(), dtype)
+        for place, further in QUANTILES:
+            found = error.quantile(place).item()
+            allowed = ROUNDINGS**0.5 * explained.quantile(further).item()
+            require(
+                found <= allowed,
+                f"{place:.0%} of the {dtype} outputs are off by up to {found:.3g}, where roundings "
+                f"explain {allowed:.3g}; the outputs are about {exact.abs().median().item():.3g}",
+            )
+
+
+def gradients_equal_numerical_ones(form: Form, *, every_element: bool = False) -> None:
+    """Gradients of input and parameters are those of differences in float64.
+
+    Args:
+        form: what to build.
+        every_element: look at each element of the Jacobian, not at a random direction in it.
+    """
+    mixer = form.build(8, num_heads=2)
+    names = [name for name, _ in mixer.named_parameters()]
+
+    def run(x: Tensor, *values: Tensor) -> Tensor:
+        parameters = dict(zip(names, values, strict=True))
+        y: Tensor = torch.func.functional_call(mixer, parameters, (x,))
+        return y
+
+    values = [p.detach().clone().requires_grad_() for p in mixer.parameters()]
+    inputs = (tokens(2, 6, 8).requires_grad_(), *values)
+    torch.autograd.gradcheck(
+        run, inputs, eps=1e-6, atol=1e-5, rtol=1e-4, fast_mode=not every_element
+    )
+
+
+def every_parameter_is_used(form: Form) -> None:
+    """No dead weights: every parameter has a gradient."""
+    mixer = form.build()
+    mixer(tokens(2, 64, DIM).requires_grad_()).square().sum().backward()
+    dead = [name for name, p in mixer.named_parameters() if p.grad is None or not p.grad.any()]
+    require(not dead, f"no gradient reaches {dead}")

@@ -1,0 +1,65 @@
+"""State and chance: weights that come back, seeds that repeat, inputs that stay as they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.testing.forms import DIM, Form, require, tokens
+
+
+def state_dict_holds_everything(form: Form) -> None:
+    """Another mixer with the same state_dict gives the same outputs, bit for bit."""
+    mixer = form.build()
+    torch.manual_seed(99)
+    other = form.new().double().eval()
+    other.load_state_dict(mixer.state_dict())
+    x = tokens(2, 19)
+    require(torch.equal(other(x), mixer(x)), "outputs differ after load_state_dict")
+
+
+def outputs_and_gradients(mixer: TokenMixer, x: Tensor) -> list[Tensor]:
+    """What one forward and backward pass gives."""
+    inputs = x.clone().requires_grad_()
+    y = mixer(inputs)
+    used = [inputs, *(p for p in mixer.parameters() if p.requires_grad)]
+    gradients = torch.autograd.grad(y.square().sum(), used, allow_unused=True)
+    return [y.detach(), *(g for g in gradients if g is not None)]
+
+
+def require_same(first: list[Tensor], second: list[Tensor], what: str) -> None:
+    """Raise AssertionError unless two passes agree bit for bit."""
+    same = len(first) == len(second) and all(map(torch.equal, first, second))
+    require(same, f"{what} gives other outputs or gradients")
+
+
+def same_seed_gives_the_same(form: Form) -> None:
+    """Built and trained under one seed, dropout included: the same bits."""
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(3)
+        mixer = form.new(dropout=0.2).train()
+        return outputs_and_gradients(mixer, torch.randn(2, 30, DIM))
+
+    require_same(run(), run(), "the same seed")
+
+
+def evaluation_repeats(form: Form) -> None:
+    """In eval nothing is left to chance, the order of equal values included."""
+    mixer = form.build(dtype=torch.float32)
+    x = torch.randn(2, 30, DIM).round()
+    first = outputs_and_gradients(mixer, x)
+    require_same(first, outputs_and_gradients(mixer, x), "the same call")
+
+
+@torch.no_grad()
+def inputs_are_left_alone(form: Form) -> None:
+    """Neither tokens nor mask are written to."""
+    mixer = form.build()
+    x, mask = tokens(2, 9), torch.rand(2, 9) < 0.4
+    for used in form.masks(mask.clone()):
+        given = x.clone()
+        mixer(given, key_padding_mask=used)
+        require(torch.equal(given, x), "the tokens were written to")
+        require(used is None or torch.equal(used, mask), "the mask was written to")

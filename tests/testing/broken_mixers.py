@@ -1,0 +1,364 @@
+"""One sound mixer, and one broken in a single way for every property of the contract."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.errors import InputError
+from rifflemix.mixers import MixerCard, TokenMixer
+from rifflemix.ops._checks import check_padding_mask
+
+
+class Mean(TokenMixer):
+    """Every token and the mean of all, or of those up to it: keeps the whole contract."""
+
+    card = MixerCard(
+        name="mean",
+        title="Mean",
+        paper="folklore",
+        equations="y_n = W (v_n + mean_m v_m)",
+        complexity="O(N C)",
+        cost_exponent=1.0,
+        causal=True,
+        streaming=True,
+        permutation_equivariant=True,
+    )
+
+    def __init__(self, dim: int, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        self.value = nn.Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        v = F.dropout(self.value(x), self.dropout, self.training)
+        return v if key_padding_mask is None else v.masked_fill(key_padding_mask[..., None], 0.0)
+
+    def counts(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """(B, N, 1): 1 for each token that counts."""
+        ones = torch.ones_like(v[..., :1])
+        return (
+            ones if key_padding_mask is None else ones.masked_fill(key_padding_mask[..., None], 0)
+        )
+
+    def mean(self, v: Tensor, counts: Tensor) -> Tensor:
+        if self.causal:
+            return v.cumsum(1) / counts.cumsum(1).clamp_min(1)
+        return v.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp_min(1)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        v = self.values(x, key_padding_mask)
+        return self.proj(v + self.mean(v, self.counts(v, key_padding_mask)))
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        zeros = torch.zeros(batch_size, self.dim + 1, device=device, dtype=dtype)
+        return {"sum": zeros[:, 1:], "count": zeros[:, :1]}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        v = self.value(x_t)
+        state = {"sum": state["sum"] + v, "count": state["count"] + 1}
+        return self.proj(v + state["sum"] / state["count"]), state
+
+
+class BothWays(Mean):
+    """The same, and it can do no more than that."""
+
+    card = replace(Mean.card, causal=False, streaming=False)
+
+
+class WithoutMasks(Mean):
+    card = replace(Mean.card, padding=False)
+
+
+class NotStreaming(Mean):
+    card = replace(Mean.card, streaming=False)
+
+
+SOUND = (Mean, BothWays, WithoutMasks, NotStreaming)
+BROKEN: dict[type[TokenMixer], set[str]] = {}
+"""Each broken mixer and the properties it breaks: one, where one can be broken alone."""
+
+
+def breaks(*properties: str) -> Any:
+    def register(cls: type[TokenMixer]) -> type[TokenMixer]:
+        BROKEN[cls] = set(properties)
+        return cls
+
+    return register
+
+
+@breaks("card_is_complete")
+class Nameless(Mean):
+    card = replace(Mean.card, paper="")
+
+
+@breaks("shape_and_dtype_are_kept")
+class OtherDtype(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return y.float() if x.dtype == torch.bfloat16 else y
+
+
+@breaks("shape_and_dtype_are_kept")
+class InfiniteWhenLong(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        return super().mix(x, key_padding_mask) / (0 if x.shape[1] == 33 else 1)
+
+
+@breaks("no_samples_are_mixed_to_none")
+class NeedsSamples(Mean):
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        if x.dim() == 3 and x.shape[0] == 0:
+            raise InputError("x: expected samples, got none")
+        return super().forward(x, key_padding_mask=key_padding_mask)
+
+
+@breaks("shapes_are_known_without_memory")
+class ReadsNumbersWhenBuilt(Mean):
+    def __init__(self, dim: int, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        self.size = torch.arange(4).sum().item()
+
+
+@breaks("builds_with_few_arguments")
+class NeedsALength(Mean):
+    def __init__(self, dim: int, *, max_length: int | None = None, **shared: Any) -> None:
+        if max_length is None:
+            raise InputError("max_length: expected a number, got None")
+        super().__init__(dim, max_length=max_length, **shared)
+
+
+@breaks("bad_settings_are_named")
+class TakesFloats(Mean):
+    def __init__(self, dim: int, **shared: Any) -> None:
+        super().__init__(int(dim) if isinstance(dim, float) else dim, **shared)
+
+
+@breaks("bad_inputs_are_named")
+class ChecksNothing(Mean):
+    def _check_input(self, x: Tensor, key_padding_mask: Tensor | None) -> None:
+        return
+
+
+@breaks("inputs_are_left_alone")
+class WritesItsInput(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        if not torch.is_grad_enabled():
+            x[:, 0] = 0.0
+        return y
+
+
+@breaks("evaluation_repeats")
+class UnstableOrder(BothWays):
+    """Sorted by the first channel; equal values come in any order."""
+
+    card = replace(BothWays.card, padding=False, permutation_equivariant=False)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        keys = x[..., 0].double()
+        order = (keys + 1e-9 * torch.rand_like(keys)).argsort(1)
+        v = self.values(x, key_padding_mask)
+        return self.proj(v.take_along_dim(order[..., None], 1))
+
+
+@breaks("same_seed_gives_the_same")
+class DrawsElsewhere(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return y * (1 + 0.01 * random.random()) if self.training else y
+
+
+@breaks("state_dict_holds_everything")
+class HiddenState(Mean):
+    def __init__(self, dim: int, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        self.scale = 1 + torch.rand((), device="cpu").item()
+
+    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        return super().values(self.scale * x, key_padding_mask)
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return super().advance_stream(self.scale * x_t, state)
+
+
+@breaks("samples_of_a_batch_do_not_meet")
+class MeetsInTheBatch(BothWays):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return y + 1e-6 * y.mean(0, keepdim=True)
+
+
+@breaks("a_mask_without_padding_changes_nothing")
+class DislikesFullSamples(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return y if key_padding_mask is None else torch.where(key_padding_mask.any(), y, 1.001 * y)
+
+
+@breaks("padded_outputs_are_zero")
+class FillsPadding(Mean):
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        y = super().forward(x, key_padding_mask=key_padding_mask)
+        return y if key_padding_mask is None else y + 1e-6 * key_padding_mask[..., None]
+
+
+@breaks("padded_places_reach_nothing")
+class ReadsPadding(Mean):
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        y = super().forward(x, key_padding_mask=key_padding_mask)
+        if key_padding_mask is None:
+            return y
+        padded = key_padding_mask[..., None]
+        seen = x.nan_to_num().where(padded, 0.0).clamp(-1, 1).sum(1, keepdim=True)
+        return (y + 1e-6 * seen).masked_fill(padded, 0.0)
+
+
+@breaks("padded_places_reach_nothing")
+class GivesPaddingGradients(Mean):
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        y = super().forward(x, key_padding_mask=key_padding_mask)
+        if key_padding_mask is None:
+            return y
+        padded = key_padding_mask[..., None]
+        seen = 1e-6 * x.nan_to_num().where(padded, 0.0).sum(1, keepdim=True)
+        return (y + (seen - seen.detach())).masked_fill(padded, 0.0)
+
+
+@breaks("amount_of_padding_changes_nothing")
+class IgnoresTheMask(BothWays):
+    """The mean is over all places; padded ones add nothing and count."""
+
+    def counts(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        return super().counts(v, None)
+
+
+@breaks("padding_is_refused")
+class TakesMasksAnyway(WithoutMasks):
+    def _check_input(self, x: Tensor, key_padding_mask: Tensor | None) -> None:
+        super()._check_input(x, None)
+        check_padding_mask(key_padding_mask, x)
+
+
+@breaks("outputs_ignore_later_tokens")
+class LooksAhead(NotStreaming):
+    def mean(self, v: Tensor, counts: Tensor) -> Tensor:
+        whole = v.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp_min(1)
+        return super().mean(v, counts) + 1e-6 * whole
+
+
+@breaks("causal_is_refused")
+class IgnoresCausal(BothWays):
+    def __init__(self, dim: int, *, causal: bool = False, **shared: Any) -> None:
+        super().__init__(dim, causal=False if causal is True else causal, **shared)
+
+
+@breaks("card_tells_permutation_equivariance")
+class KnowsPositions(BothWays):
+    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        places = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
+        return super().values(x + 1e-3 * places[:, None], key_padding_mask)
+
+
+@breaks("card_tells_permutation_equivariance")
+class SaysItKnowsPositions(Mean):
+    card = replace(Mean.card, permutation_equivariant=False)
+
+
+@breaks("steps_equal_the_parallel_form")
+class ForgetsInTheStream(Mean):
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        y, state = super().advance_stream(x_t, state)
+        return y, {**state, "sum": 0.999 * state["sum"]}
+
+
+@breaks("steps_equal_the_parallel_form")
+class WritesOldStates(Mean):
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        y, following = super().advance_stream(x_t, state)
+        state["sum"] = following["sum"]
+        return y, following
+
+
+@breaks("steps_check_their_input")
+class StepsUnchecked(Mean):
+    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.advance_stream(x_t, state)
+
+
+@breaks("streaming_is_refused")
+class StreamsBothWays(Mean):
+    def _check_streams(self) -> None:
+        return
+
+
+@breaks("every_parameter_is_used")
+class DeadParameter(Mean):
+    def __init__(self, dim: int, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        self.unused = nn.Parameter(torch.zeros(dim))
+
+
+@breaks("gradients_equal_numerical_ones")
+class WrongGradient(Mean):
+    """Of one bias, by half."""
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y, bias = super().mix(x, key_padding_mask), self.proj.bias
+        return y + 0.5 * (bias - bias.detach())
+
+
+@breaks("low_precision_follows_float64")
+class Scaled(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return 0.6 * y if x.dtype == torch.bfloat16 else y
+
+
+@breaks("low_precision_follows_float64")
+class ScaledALittle(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return 0.95 * y if x.dtype == torch.bfloat16 else y
+
+
+@breaks("low_precision_follows_float64")
+class RoundsTooMuch(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return y if x.dtype == torch.float64 else y.to(torch.bfloat16).to(y.dtype)
+
+
+@breaks("exports")
+class ExportsAnother(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return 1.001 * y if torch.compiler.is_exporting() else y
+
+
+@breaks("compiles_to_one_graph")
+class BreaksTheGraph(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        torch._dynamo.graph_break()
+        return y
+
+
+@breaks("compiles_to_one_graph")
+class CompilesAnother(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return 1.001 * y if torch.compiler.is_dynamo_compiling() else y

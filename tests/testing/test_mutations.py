@@ -1,0 +1,63 @@
+"""The contract notices: a mixer broken in one way fails the property of that way, and no other."""
+
+from __future__ import annotations
+
+import pytest
+from broken_mixers import BROKEN, SOUND, Mean
+
+from rifflemix.errors import InputError
+from rifflemix.mixers import TokenMixer
+from rifflemix.testing import PROPERTIES, check_mixer, forms_of
+
+TRACED = "compiles_to_one_graph"
+# Tracing takes seconds: here where it is what breaks, everywhere among the slow tests.
+MUTANTS = [pytest.param(cls, id=cls.__name__) for cls in (*SOUND, *BROKEN)]
+
+
+def failing(cls: type[TokenMixer], names: set[str]) -> set[str]:
+    """Which of the properties some form of a class fails."""
+    found = set()
+    for form in forms_of(cls):
+        for prop in PROPERTIES:
+            if prop.name in names and prop.applies(form):
+                try:
+                    prop.check(form)
+                except AssertionError:
+                    found.add(prop.name)
+    return found
+
+
+ALL = {prop.name for prop in PROPERTIES}
+
+
+def test_every_property_has_a_mixer_that_breaks_it() -> None:
+    assert set().union(*BROKEN.values()) == ALL
+
+
+@pytest.mark.parametrize("cls", MUTANTS)
+def test_a_broken_mixer_fails_what_it_breaks(cls: type[TokenMixer]) -> None:
+    expected = BROKEN.get(cls, set())
+    checked = ALL if TRACED in expected else ALL - {TRACED}
+    assert failing(cls, checked) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", MUTANTS)
+def test_a_broken_mixer_still_compiles(cls: type[TokenMixer]) -> None:
+    assert failing(cls, {TRACED}) == BROKEN.get(cls, set()) & {TRACED}
+
+
+@pytest.mark.parametrize("cls", [c for c in BROKEN if BROKEN[c] == {"causal_is_refused"}])
+def test_check_mixer_names_the_first_property_that_fails(cls: type[TokenMixer]) -> None:
+    with pytest.raises(AssertionError, match=r"^mean: causal_is_refused: no ValueError"):
+        check_mixer(cls)
+
+
+def test_check_mixer_passes_a_sound_one() -> None:
+    check_mixer(Mean)
+
+
+@pytest.mark.parametrize("given", [Mean(8), object, TokenMixer, "csp"], ids=repr)
+def test_check_mixer_takes_classes_of_mixers(given: object) -> None:
+    with pytest.raises(InputError, match=r"^cls: expected a subclass of TokenMixer"):
+        check_mixer(given)
