@@ -15,9 +15,9 @@ from torch import Tensor
 import rifflemix as rm
 
 NAMES = rm.list_models()
-# Presets of one family differ in size only: one of each is compiled by `make test`, all by CI.
+# Presets of one family differ in size only: `make test` looks at one of each, CI at all.
 FIRST_OF_FAMILY = {id(tiny(name)): name for name in reversed(NAMES)}.values()
-COMPILED = [
+FAMILIES = [
     pytest.param(name, marks=[] if name in FIRST_OF_FAMILY else [pytest.mark.slow])
     for name in NAMES
 ]
@@ -43,7 +43,7 @@ def test_every_parameter_learns(name: str) -> None:
     assert all(torch.isfinite(g).all() for g in found)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
     expected = gradients(build(name).train(), name)
     model = build(name).train()
@@ -52,7 +52,7 @@ def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
         torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_saved_and_loaded_it_is_the_same(name: str, tmp_path: Path) -> None:
     model = build(name).eval()
     with torch.no_grad():
@@ -69,7 +69,7 @@ def test_saved_and_loaded_it_is_the_same(name: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "config.json").read_text())["name"] == name
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_bfloat16(name: str) -> None:
     model = build(name).eval().bfloat16()
     args, options = sample(name)
@@ -79,7 +79,7 @@ def test_bfloat16(name: str) -> None:
         assert torch.isfinite(output).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_samples_do_not_meet(name: str) -> None:
     model = build(name).eval().double()
     args, options = sample(name, 3)
@@ -92,14 +92,14 @@ def test_samples_do_not_meet(name: str) -> None:
             torch.testing.assert_close(whole[one], part, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_same_seed_same_weights(name: str) -> None:
     pairs = zip(build(name).state_dict().items(), build(name).state_dict().items(), strict=True)
     for (key, first), (_, second) in pairs:
         assert torch.equal(first, second), key
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_compiles_without_a_break(name: str) -> None:
     model = build(name).eval()
     args, options = sample(name)
