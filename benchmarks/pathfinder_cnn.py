@@ -1,7 +1,7 @@
 """Can a small convolutional network learn our Pathfinder images? It must, or the set is wrong.
 
-One network is trained on the easy set and goes on to the harder ones, each for so many minutes of
-one CPU core (processor time, so that a busy machine does not matter). The test images of a set
+One network is trained on the easy set and goes on to harder ones and to larger images, each for so
+many minutes of one CPU core (processor time, so that a busy machine does not matter). The test images of a set
 are looked at once, at the end of its training; nothing is chosen by them.
 
     python benchmarks/pathfinder_cnn.py --out benchmarks/results
@@ -27,7 +27,14 @@ from torch.nn import functional
 from rifflemix.bench import environment
 from rifflemix.tasks import Task, load_task
 
-FORMAT = "rifflemix.pathfinder-cnn/1"
+FORMAT = "rifflemix.pathfinder-cnn/2"
+
+SETS = (
+    "pathfinder32/curv_baseline",
+    "pathfinder32/curv_contour_length_9",
+    "pathfinder32/curv_contour_length_14",
+    "pathfinder64/curv_contour_length_9",
+)
 
 
 class ContourNet(nn.Module):
@@ -71,15 +78,16 @@ def main() -> None:
     torch.manual_seed(args.seed)
     model = ContourNet(args.channels, args.repeats).to(memory_format=torch.channels_last)
     results = []
-    for preset, minutes in zip(args.presets.split(","), args.minutes.split(","), strict=True):
+    for name, minutes in zip(args.sets.split(","), args.minutes.split(","), strict=True):
+        task_name, preset = name.split("/")
         task = load_task(
-            f"pathfinder{args.size}",
+            task_name,
             preset=preset,
             num_train=args.num_train,
             num_validation=1,
             num_test=args.num_test,
         )
-        results.append(train_and_test(model, task, preset, 60 * float(minutes), args))
+        results.append(train_and_test(model, task, name, 60 * float(minutes), args))
         print(json.dumps(results[-1]), flush=True)
     now = datetime.datetime.now(datetime.UTC)
     content = {
@@ -97,12 +105,9 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--presets", default="curv_baseline,curv_contour_length_9,curv_contour_length_14"
-    )
-    parser.add_argument("--minutes", default="3,5,7", help="processor minutes on each set")
-    parser.add_argument("--size", type=int, default=32, choices=(32, 64, 128, 256))
-    parser.add_argument("--num-train", type=int, default=60_000)
+    parser.add_argument("--sets", default=",".join(SETS), help="task/preset, easy ones first")
+    parser.add_argument("--minutes", default="3,3,3,6", help="processor minutes on each set")
+    parser.add_argument("--num-train", type=int, default=30_000)
     parser.add_argument("--num-test", type=int, default=4_000)
     parser.add_argument("--channels", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=12)
@@ -114,7 +119,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def train_and_test(
-    model: ContourNet, task: Task, preset: str, seconds: float, args: argparse.Namespace
+    model: ContourNet, task: Task, name: str, seconds: float, args: argparse.Namespace
 ) -> dict[str, Any]:
     """One set: train for so much processor time, then look at its test images once."""
     images, labels = tensors(task, "train")
@@ -138,9 +143,9 @@ def train_and_test(
         optimizer.step()
         losses.append(loss.item())
         if len(losses) % 500 == 0:
-            print(f"{preset}: {100 * share:.0f} %, loss {np.mean(losses[-500:]):.3f}", flush=True)
+            print(f"{name}: {100 * share:.0f} %, loss {np.mean(losses[-500:]):.3f}", flush=True)
     return {
-        "preset": preset,
+        "set": name,
         "accuracy": accuracy(model, *tensors(task, "test")),
         "test_images": len(task.split("test")),
         "train_images": len(images),

@@ -49,7 +49,7 @@ class Scene:
         clearance: least distance between the middle lines of two contours, kept on a grid of
             quarters of it.
         continuity: larger is straighter: a bend is at most 60 degrees / continuity.
-        contrast: brightness of a dash where the discs have 1.
+        contrast: brightness of a dash where the discs have 1; over 1, thin dashes stand out.
         marker_radius: of the two discs.
         disc_distance: least distance between the two discs.
         border: width of the frame that stays free.

@@ -17,13 +17,15 @@ def draw_images(
 ) -> NDArray[np.uint8]:
     """Gray images of dashes and discs; a pixel is as bright as the part of it that is covered.
 
+    A dash thinner than a pixel has as much light as its area.
+
     Args:
         dashes: (S, T, 2, 2) both ends of each dash, round caps included, as x and y in pixels.
         discs: (S, D, 2) their middles.
         size: height and width of the images.
         thickness: of a dash.
         radius: of a disc.
-        contrast: brightness of a dash; that of a disc is 1.
+        contrast: brightness of a dash where that of a disc is 1; what is over white is white.
 
     Returns:
         (S, size, size) uint8, black 0 and white 255.
@@ -57,7 +59,8 @@ def _light(segments: Floats, radius: float, size: int) -> NDArray[np.float64]:
     side = math.ceil(extent + 2 * reach) + 1
     corner = np.floor(ends.min(axis=3) - np.float32(reach)).astype(np.int64)
     pixels = corner + np.stack(np.meshgrid(np.arange(side), np.arange(side)), axis=-1)
-    cover = np.clip(np.float32(reach) - _distance(pixels + np.float32(0.5), ends), 0, 1)
+    most = np.float32(min(1.0, 2 * radius))
+    cover = np.clip(np.float32(reach) - _distance(pixels + np.float32(0.5), ends), 0, most)
     image = np.repeat(np.arange(count), segments.shape[1])[:, None, None]
     place = (image * size + pixels[..., 1]) * size + pixels[..., 0]
     drawn = (cover > 0) & ((pixels >= 0) & (pixels < size)).all(axis=-1)

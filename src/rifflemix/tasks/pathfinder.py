@@ -34,18 +34,22 @@ from rifflemix.tasks.shards import ShardedImages, check_room, prepare_shards
 PRESETS = {"curv_baseline": 6, "curv_contour_length_9": 9, "curv_contour_length_14": 14}
 """Dashes of a long contour in each of the Long Range Arena's three sets, easy to hard."""
 
-CURRICULUM: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("pathfinder32", {"contour_length": 14, "num_distractors": 5, "gap": 1.0}),
-    ("pathfinder64", {"contour_length": 9, "num_distractors": 14, "gap": 1.5}),
-    ("pathx", {"contour_length": 14, "num_distractors": 20, "gap": 2.5}),
-)
-"""Task and options of the three steps to Path-X: longer images, more distractors, wider gaps.
+CURRICULUM: dict[str, tuple[str, dict[str, Any]]] = {
+    "32": ("pathfinder32", {"preset": "curv_contour_length_14"}),
+    "64": ("pathfinder64", {"preset": "curv_contour_length_9"}),
+    "128-d5-g1": ("pathfinder128", {"num_distractors": 5, "gap": 1.0, "contrast": 0.9}),
+    "128-d5-g2": ("pathfinder128", {"num_distractors": 5, "gap": 2.0, "contrast": 0.9}),
+    "128-d14": ("pathfinder128", {"num_distractors": 14, "gap": [2.0, 3.0], "contrast": 0.8}),
+    "128-d20": ("pathfinder128", {"num_distractors": 20, "gap": [2.0, 3.0], "contrast": 0.73}),
+    "128": ("pathx", {"preset": "curv_contour_length_14"}),
+}
+"""Task and options of the seven steps to Path-X; the four in the middle are generated there, too.
 
-Source: Dimension Mixer, section on Path-X.
+Source: Dimension Mixer, Table 6.
 """
 
 # Part of the cache's folder names: raised when the generator gives other images.
-_VERSION = 1
+_VERSION = 2
 _WHAT = "generating {title}, {split}"
 
 
@@ -54,14 +58,15 @@ class _Look:
     """What is drawn at one image size, by the Long Range Arena's settings of that size.
 
     Attributes:
-        paddle_length, paddle_thickness, gap, continuity, contrast: see `Scene`.
+        paddle_length, paddle_thickness, continuity, contrast: see `Scene`.
+        gaps: one of them is drawn for each image; see `Scene.gap`.
         marker_radius, disc_distance, border: see `Scene`.
         distractor_dashes: dashes of all distractors together.
     """
 
     paddle_length: float
     paddle_thickness: float
-    gap: float
+    gaps: tuple[float, ...]
     continuity: float
     contrast: float
     marker_radius: float
@@ -70,37 +75,63 @@ class _Look:
     distractor_dashes: int
 
 
+# Contrast at 32 pixels: paddles 0.75 times snakes 2, as that generator multiplies the two.
 _LOOKS = {
-    32: _Look(2.0, 0.75, 1.0, 1.0, 1.0, 1.5, 7.0, 1.0, 20),
-    64: _Look(4.0, 1.0, 1.5, 1.4, 0.8, 2.5, 12.0, 1.0, 22),
-    128: _Look(5.0, 1.5, 2.5, 1.8, 0.9, 3.0, 20.0, 1.0, 35),
-    256: _Look(5.0, 2.0, 3.0, 1.8, 1.0, 5.0, 27.0, 22.0, 30),
+    32: _Look(2.0, 0.5, (1.0,), 1.0, 1.5, 1.5, 7.0, 1.0, 20),
+    64: _Look(5.0, 1.0, (1.0,), 1.8, 0.8, 2.5, 12.0, 1.0, 22),
+    128: _Look(5.0, 1.5, (2.0, 3.0), 1.8, 0.9, 3.0, 20.0, 1.0, 35),
+    256: _Look(5.0, 2.0, (3.0,), 1.8, 1.0, 5.0, 27.0, 22.0, 30),
 }
-_NUMBERS = ("paddle_length", "paddle_thickness", "gap", "continuity", "contrast")
-_GENERATOR_OPTIONS = ("contour_length", "num_distractors", *_NUMBERS)
+_NUMBERS = ("paddle_length", "paddle_thickness", "continuity", "contrast")
+_MOST_CONTRAST = 4.0
+_MOST_GAPS = 16
+_GENERATOR_OPTIONS = ("contour_length", "num_distractors", "gap", *_NUMBERS)
 
 
 @dataclass(frozen=True)
 class PathfinderMaker:
-    """Generates images; each depends on the seed, the split, its number and the scene alone."""
+    """Generates images; each depends on the seed, the split, its number and the scenes alone.
 
-    scene: Scene
+    Attributes:
+        scenes: one of them is drawn for each image; alike but for the gaps.
+        seed: of all images.
+        part: number of the split.
+    """
+
+    scenes: tuple[Scene, ...]
     seed: int
     part: int
 
     def __call__(self, first: int, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Images (count, size, size) and labels (count,) from number `first` on."""
         streams = Streams(self.seed, self.part, np.arange(first, first + count))
-        pictures = draw_scenes(streams, count, self.scene)
-        images = draw_images(
-            pictures.dashes,
-            pictures.discs,
-            size=self.scene.size,
-            thickness=self.scene.paddle_thickness,
-            radius=self.scene.marker_radius,
-            contrast=self.scene.contrast,
-        )
-        return images, pictures.labels
+        kinds = np.zeros(count, dtype=np.int64)
+        if len(self.scenes) > 1:
+            random = streams.uniform(np.arange(count), 1)[:, 0]
+            kinds = (random * np.float32(len(self.scenes))).astype(np.int64)
+        size = self.scenes[0].size
+        images = np.empty((count, size, size), dtype=np.uint8)
+        labels = np.empty(count, dtype=np.uint8)
+        for kind, scene in enumerate(self.scenes):
+            rows = np.flatnonzero(kinds == kind)
+            if len(rows):
+                images[rows], labels[rows] = _draw(streams.of(rows), len(rows), scene)
+        return images, labels
+
+
+def _draw(
+    streams: Streams, count: int, scene: Scene
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    pictures = draw_scenes(streams, count, scene)
+    images = draw_images(
+        pictures.dashes,
+        pictures.discs,
+        size=scene.size,
+        thickness=scene.paddle_thickness,
+        radius=scene.marker_radius,
+        contrast=scene.contrast,
+    )
+    return images, pictures.labels
 
 
 class Pathfinder:
@@ -120,7 +151,8 @@ class Pathfinder:
                 f"{size}x{size} gray images, one token a pixel: {size**2:,} tokens with 256 "
                 "levels. Label 1 where one dashed contour joins the two discs, 0 where each is "
                 "on a contour of its own. preset: "
-                f"{', '.join(PRESETS)}; unset options are those of the preset at this size. The "
+                f"{', '.join(PRESETS)}; unset options are those of the preset at this size; gap "
+                "may be a list, one of which is drawn for each image. The "
                 f"Long Range Arena's pathfinder{size} folder is read instead where --data-dir "
                 "holds it, at most num_train, num_validation and num_test images."
             ),
@@ -144,9 +176,9 @@ class Pathfinder:
             splits, source = load_release(self.card, release, counts, request)
             options = {k: v for k, v in request.options.items() if k not in _GENERATOR_OPTIONS}
         else:
-            scene = scene_of(self.size, request.options)
-            splits, source = self._generate(scene, counts, request), "generated"
-            options = {**request.options, **_scene_options(scene), "seed": request.seed}
+            scenes = scenes_of(self.size, request.options)
+            splits, source = self._generate(scenes, counts, request), "generated"
+            options = {**request.options, **_scene_options(scenes), "seed": request.seed}
         return Task(
             name=self.card.name,
             options=options,
@@ -182,18 +214,18 @@ class Pathfinder:
         release = find_release(request.data_dir, self.size, str(request.options["preset"]))
         if release is not None:
             return release.folder
-        return self._folder(scene_of(self.size, request.options), request.seed)
+        return self._folder(scenes_of(self.size, request.options), request.seed)
 
     def _generate(
-        self, scene: Scene, counts: Mapping[str, int], request: Request
+        self, scenes: tuple[Scene, ...], counts: Mapping[str, int], request: Request
     ) -> dict[str, ShardedImages]:
-        folder = self._folder(scene, request.seed)
+        folder = self._folder(scenes, request.seed)
         check_room(folder, sum(counts.values()) * self.size**2)
         splits = {}
         for name in reversed(SPLITS):
             images, labels = prepare_shards(
                 folder / name,
-                PathfinderMaker(scene, request.seed, SPLITS.index(name)),
+                PathfinderMaker(scenes, request.seed, SPLITS.index(name)),
                 counts[name],
                 request.progress,
                 _WHAT.format(title=self.card.title, split=name),
@@ -201,13 +233,14 @@ class Pathfinder:
             splits[name] = ShardedImages(images, labels, np.arange(counts[name]))
         return splits
 
-    def _folder(self, scene: Scene, seed: int) -> Path:
+    def _folder(self, scenes: tuple[Scene, ...], seed: int) -> Path:
         # Path-X and Pathfinder-128 are the same images and share them.
-        values = "-".join(f"{value:g}" for value in asdict(scene).values())
+        fields = zip(*(asdict(scene).values() for scene in scenes), strict=True)
+        values = "-".join("+".join(dict.fromkeys(f"{v:g}" for v in each)) for each in fields)
         return (
             cache_root()
             / f"pathfinder{self.size}"
-            / f"generated-v{_VERSION}-seed{seed}-contour{scene.contour_length}-{values}"
+            / f"generated-v{_VERSION}-seed{seed}-contour{scenes[0].contour_length}-{values}"
         )
 
     def _refuse_generator_options(self, request: Request) -> None:
@@ -221,12 +254,15 @@ class Pathfinder:
                 )
 
 
-def scene_of(size: int, options: Mapping[str, Any]) -> Scene:
+def scenes_of(size: int, options: Mapping[str, Any]) -> tuple[Scene, ...]:
     """What the images of a size show: the preset's, changed by the options that are set.
 
     Args:
         size: 32, 64, 128 or 256.
         options: "preset" and the options of the generator; None stands for the preset's.
+
+    Returns:
+        A scene for each gap.
 
     Raises:
         InputError: an option out of range.
@@ -237,11 +273,12 @@ def scene_of(size: int, options: Mapping[str, Any]) -> Scene:
         name: getattr(look, name) if options.get(name) is None else check_number(options, name)
         for name in _NUMBERS
     }
-    if not values["contrast"] <= 1:
-        raise bad_argument("contrast", "more than 0, at most 1", values["contrast"])
-    for name in ("paddle_length", "paddle_thickness", "gap"):
-        if not 0.25 <= values[name] <= size / 4:
-            raise bad_argument(name, f"0.25 to {size / 4:g} pixels", values[name])
+    if not values["contrast"] <= _MOST_CONTRAST:
+        raise bad_argument(
+            "contrast", f"more than 0, at most {_MOST_CONTRAST:g}", values["contrast"]
+        )
+    for name in ("paddle_length", "paddle_thickness"):
+        _check_pixels(name, values[name], size)
     if not 0.25 <= values["continuity"] <= 100:
         raise bad_argument("continuity", "0.25 to 100", values["continuity"])
     length = preset if options.get("contour_length") is None else _contour_length(options)
@@ -250,23 +287,47 @@ def scene_of(size: int, options: Mapping[str, Any]) -> Scene:
         number = look.distractor_dashes // short
     else:
         number = check_integer(options, "num_distractors", 0, 1000)
-    return Scene(
-        size=size,
-        contour_length=length,
-        num_distractors=number,
-        distractor_length=short,
-        # Contours are never as near to each other as the dashes of one are.
-        clearance=values["gap"] + max(values["gap"], values["paddle_thickness"]),
-        marker_radius=look.marker_radius,
-        disc_distance=look.disc_distance,
-        border=look.border,
-        **values,
+    return tuple(
+        Scene(
+            size=size,
+            contour_length=length,
+            num_distractors=number,
+            distractor_length=short,
+            gap=gap,
+            # Contours are never as near to each other as the dashes of one are.
+            clearance=gap + max(gap, values["paddle_thickness"]),
+            marker_radius=look.marker_radius,
+            disc_distance=look.disc_distance,
+            border=look.border,
+            **values,
+        )
+        for gap in _gaps(options, look, size)
     )
+
+
+def _gaps(options: Mapping[str, Any], look: _Look, size: int) -> tuple[float, ...]:
+    given = options.get("gap")
+    if given is None:
+        return look.gaps
+    several = given if isinstance(given, list | tuple) else [given]
+    gaps = tuple(check_number({"gap": gap}, "gap") for gap in several)
+    if not 0 < len(gaps) <= _MOST_GAPS or len(set(gaps)) < len(gaps):
+        raise bad_argument("gap", f"a number, or 1 to {_MOST_GAPS} different ones", repr(given))
+    for gap in gaps:
+        _check_pixels("gap", gap, size)
+    return gaps
+
+
+def _check_pixels(name: str, value: float, size: int) -> None:
+    if not 0.25 <= value <= size / 4:
+        raise bad_argument(name, f"0.25 to {size / 4:g} pixels", value)
 
 
 def _contour_length(options: Mapping[str, Any]) -> int:
     return check_integer(options, "contour_length", 3, 100)
 
 
-def _scene_options(scene: Scene) -> dict[str, Any]:
-    return {name: getattr(scene, name) for name in _GENERATOR_OPTIONS}
+def _scene_options(scenes: tuple[Scene, ...]) -> dict[str, Any]:
+    gaps = [scene.gap for scene in scenes]
+    options = {name: getattr(scenes[0], name) for name in _GENERATOR_OPTIONS}
+    return {**options, "gap": gaps[0] if len(gaps) == 1 else gaps}

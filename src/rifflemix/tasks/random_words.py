@@ -29,6 +29,12 @@ class Streams:
         self._keys = mix(root + samples.astype(np.uint64))
         self._drawn = np.zeros(len(samples), dtype=np.uint64)
 
+    def of(self, rows: Rows) -> Streams:
+        """Copies of the streams at places `rows`, each as far as it has been drawn."""
+        copies = Streams.__new__(Streams)
+        copies._keys, copies._drawn = self._keys[rows], self._drawn[rows]
+        return copies
+
     def draw(self, rows: Rows, count: int) -> Words:
         """The next `count` words of the samples at places `rows`: (len(rows), count)."""
         steps: Words = np.arange(1, count + 1).astype(np.uint64)
