@@ -1,8 +1,8 @@
 """Can a small convolutional network learn our Pathfinder images? It must, or the set is wrong.
 
 One network is trained on the easy set and goes on to harder ones and to larger images, each for so
-many minutes of one CPU core (processor time, so that a busy machine does not matter). The test images of a set
-are looked at once, at the end of its training; nothing is chosen by them.
+many minutes of one CPU core (processor time, so that a busy machine does not matter). The test
+images of a set are looked at once, at the end of its training; nothing is chosen by them.
 
     python benchmarks/pathfinder_cnn.py --out benchmarks/results
 """

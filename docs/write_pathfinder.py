@@ -16,19 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rifflemix.tasks.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scene_of
+from rifflemix.tasks.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scenes_of
 
 FOLDER = Path(__file__).resolve().parent
 PAGE = FOLDER / "pathfinder.md"
 RESULTS = FOLDER.parent / "benchmarks" / "results"
-CNN_FORMAT = "rifflemix.pathfinder-cnn/1"
+CNN_FORMAT = "rifflemix.pathfinder-cnn/2"
 SIZES = (32, 64, 128, 256)
 GRAY = 90
 
 
 def pictures_of(size: int, preset: str, columns: int) -> list[NDArray[np.uint8]]:
     """A row of images with the discs joined, and one with them apart."""
-    images, labels = PathfinderMaker(scene_of(size, {"preset": preset}), 0, 0)(0, 8 * columns)
+    images, labels = PathfinderMaker(scenes_of(size, {"preset": preset}), 0, 0)(0, 8 * columns)
     return [
         np.concatenate([np.pad(image, 1, constant_values=GRAY) for image in chosen], axis=1)
         for chosen in (images[labels == label][:columns] for label in (1, 0))
@@ -46,10 +46,10 @@ def settings_table() -> str:
     """What the images of each size show, for the three presets."""
     head = "| | " + " | ".join(f"{size}x{size}" for size in SIZES) + " |"
     lines = [head, "| --- |" + " --- |" * len(SIZES)]
-    scenes = {preset: [scene_of(size, {"preset": preset}) for size in SIZES] for preset in PRESETS}
+    scenes = {preset: [scenes_of(size, {"preset": preset}) for size in SIZES] for preset in PRESETS}
     for preset, row in scenes.items():
         cells = [
-            f"2 x {s.contour_length}, {s.num_distractors} x {s.distractor_length}" for s in row
+            f"2 x {s.contour_length}, {s.num_distractors} x {s.distractor_length}" for s, *_ in row
         ]
         lines.append(f"| dashes, `{preset}` | " + " | ".join(cells) + " |")
     for name in (
@@ -62,17 +62,28 @@ def settings_table() -> str:
         "marker_radius",
         "disc_distance",
     ):
-        cells = [f"{getattr(s, name):g}" for s in scenes["curv_contour_length_14"]]
+        cells = [
+            " or ".join(dict.fromkeys(f"{getattr(scene, name):g}" for scene in each))
+            for each in scenes["curv_contour_length_14"]
+        ]
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def curriculum_table() -> str:
     """The steps to Path-X."""
-    lines = ["| task | `contour_length` | `num_distractors` | `gap` |", "| --- | --- | --- | --- |"]
-    for task, options in CURRICULUM:
-        values = [f"{options[n]:g}" for n in ("contour_length", "num_distractors", "gap")]
-        lines.append(f"| `{task}` | " + " | ".join(values) + " |")
+    lines = [
+        "| step | task | `contour_length` | `num_distractors` | `gap` | `contrast` |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for number, (task, options) in enumerate(CURRICULUM.values(), start=1):
+        size = 128 if task == "pathx" else int(task.removeprefix("pathfinder"))
+        scenes = scenes_of(size, {"preset": "curv_contour_length_14", **options})
+        values = [
+            " or ".join(dict.fromkeys(f"{getattr(scene, name):g}" for scene in scenes))
+            for name in ("contour_length", "num_distractors", "gap", "contrast")
+        ]
+        lines.append(f"| {number} | `{task}` | " + " | ".join(values) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -95,7 +106,7 @@ def _accuracies(path: Path | None) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     lines += [
-        f"| `{row['preset']}` | {100 * row['accuracy']:.1f} % | {row['test_images']:,} | "
+        f"| `{row['set']}` | {100 * row['accuracy']:.1f} % | {row['test_images']:,} | "
         f"{row['cpu_seconds'] / 60:.1f} | {row['images_seen']:,} |"
         for row in result["results"]
     ]
@@ -145,5 +156,6 @@ if __name__ == "__main__":
         columns=9,
         scale=2,
     )
+    write_sheet(FOLDER / "pathfinder-64.png", 64, ["curv_contour_length_9"], columns=7, scale=1)
     write_sheet(FOLDER / "pathfinder-128.png", 128, ["curv_contour_length_14"], 5, scale=1)
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import tarfile
@@ -64,6 +65,19 @@ def write_tar(data: Path, planes: Planes) -> None:
             archive.addfile(member, io.BytesIO(content))
 
 
+def differences(planes: Planes) -> dict[str, np.ndarray]:
+    """The arrays of cifar10_rgb.npz.xz: differences mod 256 along plane, row and column."""
+    arrays = {}
+    for part, (images, labels) in planes.items():
+        values = images.astype(np.int64)
+        for axis in (3, 2, 1):
+            values = np.diff(values, axis=axis, prepend=0)
+        arrays[f"{part}_x_diff"] = (values % 256).astype(np.uint8)
+        arrays[f"{part}_y"] = labels
+        arrays[f"{part}_src"] = np.ones(len(labels), np.uint8)
+    return arrays
+
+
 def gray_by_hand(planes: np.ndarray) -> np.ndarray:
     red, green, blue = (planes[:, channel].astype(np.float64) for channel in range(3))
     exact = (19595 * red + 38470 * green + 7471 * blue) / 65536
@@ -97,12 +111,7 @@ def load(
     elif request.param == "tar":
         write_tar(data, planes)
     elif request.param == "npz":
-        arrays = {
-            f"{part}_{name}": values
-            for part, pair in planes.items()
-            for name, values in zip("xy", pair, strict=True)
-        }
-        write_npz_xz(data / "cifar10_rgb_subset.npz.xz", **arrays)
+        write_npz_xz(data / "cifar10_rgb.npz.xz", **differences(planes))
     else:
         folder = None
         fetched = {part: hub_rows(*pair) for part, pair in planes.items()}
@@ -192,8 +201,69 @@ def test_gray_archive(data: Path, planes: Planes, write_npz_xz: Callable[..., No
     task = load_task("image", data_dir=data)
     assert np.array_equal(task.split("test")[2][0].reshape(32, 32).numpy(), images["test"][2])
     assert "172" in task.data_source
-    with pytest.raises(InputError, match=r"cifar10_gray\.npz\.xz there has no color"):
+    with pytest.raises(
+        InputError,
+        match=r"cifar10_gray\.npz\.xz there has no color, and cifar10_rgb\.npz\.xz is missing",
+    ) as raised:
         load_task("image", data_dir=data, color="rgb")
+    assert raised.value.args[0].count("cifar10_gray") == 1  # it is none of what may be there
+
+
+def test_color_archive_is_undone_in_pieces(
+    data: Path, planes: Planes, write_npz_xz: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image, "_PIECE", 7)
+    write_npz_xz(data / "cifar10_rgb.npz.xz", **differences(planes))
+    task = load_task("image", data_dir=data, color="rgb", layout="image")
+    assert "172" in task.data_source
+    for name, (images, labels) in expected_splits(planes).items():
+        split = task.split(name)
+        assert [label for _, label in split] == labels.tolist()
+        stored = np.stack([split.images[row] for row in split.rows])
+        assert np.array_equal(stored.transpose(0, 3, 1, 2), images)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"test_x_diff": None}, "test: expected an array of images", id="absent"),
+        pytest.param(
+            {"train_x_diff": np.zeros((30, 32, 32), np.uint8)}, r"images of shape", id="gray"
+        ),
+        pytest.param({"train_y": np.zeros(29, np.uint8)}, "one integer label", id="labels"),
+        pytest.param({"test_y": np.full(6, 10, np.uint8)}, "labels 0 to 9", id="label 10"),
+    ],
+)
+def test_color_archive_of_something_else(
+    data: Path,
+    planes: Planes,
+    write_npz_xz: Callable[..., None],
+    change: dict[str, np.ndarray | None],
+    message: str,
+) -> None:
+    arrays = {k: v for k, v in {**differences(planes), **change}.items() if v is not None}
+    write_npz_xz(data / "cifar10_rgb.npz.xz", **arrays)
+    with pytest.raises(InputError, match=message) as raised:
+        load_task("image", data_dir=data, color="rgb")
+    assert "cifar10_rgb.npz.xz" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_statistics_within_an_image(data: Path, planes: Planes) -> None:
+    write_folder(data, planes)
+    options = {"color": "rgb", "layout": "image", "statistics": "per_image"}
+    task = load_task("image", data_dir=data, **options)
+    pixels = planes["test"][0][2] / 255
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+    expected = (pixels - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+    assert np.abs(task.split("test")[2][0].numpy() - expected).max() < 1e-5
+    assert task.black == pytest.approx([-m / s for m, s in zip(mean, std, strict=True)])
+    plain = load_task("image", data_dir=data, color="rgb", layout="image")
+    assert plain.fingerprint() != task.fingerprint()
+    with pytest.raises(InputError, match="statistics: expected data with color gray"):
+        load_task("image", data_dir=data, statistics="per_image")
+    with pytest.raises(InputError, match="statistics"):
+        load_task("image", data_dir=data, color="rgb", statistics="mean")
 
 
 def test_prepare_and_status(data: Path, planes: Planes, cache: Path) -> None:
@@ -285,7 +355,7 @@ def test_archive_of_something_else(
 
 
 @pytest.mark.slow
-def test_real_archives(shared_data: Path) -> None:
+def test_real_gray_archive(shared_data: Path) -> None:
     gray = load_task("image", data_dir=shared_data)
     assert {name: len(gray.split(name)) for name in SPLITS} == {
         "train": 45000, "validation": 5000, "test": 10000
@@ -293,10 +363,42 @@ def test_real_archives(shared_data: Path) -> None:
     pixels = gray.split("train").images.values.astype(np.float64) / 255
     assert pixels.mean() == pytest.approx(image._SCALES["gray"].mean[0], abs=1e-4)
     assert pixels.std() == pytest.approx(image._SCALES["gray"].std[0], abs=1e-4)
-    color = load_task("image", data_dir=shared_data, color="rgb", patch_size=4)
-    vectors = torch.stack([inputs for inputs, _ in color.split("train")]).reshape(-1, 3)
-    assert vectors.mean(0).abs().max() < 0.02
-    assert (vectors.std(0) - 1).abs().max() < 0.02
+
+
+REAL_RGB = "f0813c5ffc4d87f2f23bf5dd74c399a317fc7f67b9ec92ebd14d2d7159ba2753"
+
+
+@pytest.mark.slow
+def test_real_color_archive(shared_data: Path, tmp_path: Path) -> None:
+    """All images: sums, labels, statistics, and the gray archive is their gray."""
+    path = shared_data / "cifar10_rgb.npz.xz"
+    with path.open("rb") as stream:
+        assert hashlib.file_digest(stream, "sha256").hexdigest() == REAL_RGB
+    color = load_task("image", data_dir=shared_data, color="rgb", layout="image")
+    gray = load_task("image", data_dir=shared_data)
+    for name, count in (("train", 50_000), ("test", 10_000)):
+        pixels, labels = color.split(name).images.values, color.split(name).labels.values
+        assert pixels.shape == (count, 32, 32, 3)
+        assert np.bincount(labels).tolist() == [count // 10] * 10
+        assert np.array_equal(labels, gray.split(name).labels.values)
+        assert np.array_equal(image._colored(pixels, "gray"), gray.split(name).images.values)
+    total, squares, within = np.zeros(3), np.zeros(3), np.zeros(3)
+    pixels = color.split("train").images.values
+    for start in range(0, 50_000, 1000):
+        part = pixels[start : start + 1000].reshape(1000, 1024, 3) / 255
+        total += part.mean(axis=1).sum(axis=0) / 50_000
+        squares += (part**2).mean(axis=1).sum(axis=0) / 50_000
+        within += part.std(axis=1).sum(axis=0) / 50_000
+    scale, per_image = image._SCALES["rgb"], image._PER_IMAGE
+    assert total == pytest.approx(scale.mean, abs=6e-5)
+    assert np.sqrt(squares - total**2) == pytest.approx(scale.std, abs=6e-5)
+    assert total == pytest.approx(per_image.mean, abs=6e-5)
+    assert within == pytest.approx(per_image.std, abs=6e-5)
+    # The color archive alone gives the same gray task.
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / path.name).symlink_to(path)
+    alone = load_task("image", data_dir=tmp_path / "alone")
+    assert alone.fingerprint() == gray.fingerprint()
 
 
 def test_number_by_number(data: Path, planes: Planes) -> None:

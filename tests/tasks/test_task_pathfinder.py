@@ -15,11 +15,16 @@ from rifflemix.errors import InputError
 from rifflemix.tasks import load_task, pathfinder, prepare_task, shards, task_card
 from rifflemix.tasks.contours import Pictures, Scene, draw_scenes
 from rifflemix.tasks.drawing import draw_images
-from rifflemix.tasks.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scene_of
+from rifflemix.tasks.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scenes_of
 from rifflemix.tasks.random_words import Streams, mix
 
 TINY = {"num_train": 6, "num_validation": 3, "num_test": 3}
 SIZES = {"pathfinder32": 32, "pathfinder64": 64, "pathfinder128": 128, "pathx": 128}
+
+
+def scene_of(size: int, options: dict[str, object]) -> Scene:
+    """The first scene, of several gaps that with the first of them."""
+    return scenes_of(size, options)[0]
 
 
 def drawn(scene: Scene, count: int, first: int = 0, seed: int = 0) -> Pictures:
@@ -77,12 +82,12 @@ def test_streams_do_not_depend_on_company() -> None:
 
 
 def test_an_image_depends_on_seed_split_and_number_alone(scene: Scene) -> None:
-    images, labels = PathfinderMaker(scene, 5, 0)(0, 20)
+    images, labels = PathfinderMaker((scene,), 5, 0)(0, 20)
     for first, count in ((0, 1), (3, 7), (19, 1)):
-        again = PathfinderMaker(scene, 5, 0)(first, count)
+        again = PathfinderMaker((scene,), 5, 0)(first, count)
         assert np.array_equal(again[0], images[first : first + count])
         assert np.array_equal(again[1], labels[first : first + count])
-    for other in (PathfinderMaker(scene, 6, 0), PathfinderMaker(scene, 5, 1)):
+    for other in (PathfinderMaker((scene,), 6, 0), PathfinderMaker((scene,), 5, 1)):
         assert not (other(0, 20)[0] == images).all(axis=(1, 2)).any()
 
 
@@ -90,7 +95,7 @@ def test_images_are_what_they_were() -> None:
     """Raise pathfinder._VERSION when this changes: kept images would be mixed with others."""
     digests = [
         hashlib.blake2b(
-            PathfinderMaker(scene_of(size, {"preset": preset}), 0, 0)(0, 2)[0].tobytes()
+            PathfinderMaker(scenes_of(size, {"preset": preset}), 0, 0)(0, 2)[0].tobytes()
         )
         for size, preset in ((32, "curv_contour_length_14"), (64, "curv_baseline"))
     ]
@@ -165,6 +170,26 @@ def test_a_straight_horizontal_dash_by_hand() -> None:
     # The caps are round: their outermost pixels are covered as far as their middle line is.
     assert image[3].tolist() == [0, 0, 128, 128, 128, 128, 0, 0]
     assert image.sum() == 4 * 128
+
+
+@pytest.mark.parametrize("thickness", [0.25, 0.5, 0.75, 1.0, 1.5])
+def test_a_dash_has_as_much_light_as_its_area(thickness: float) -> None:
+    # Without its caps: the difference of two dashes, one 8 pixels longer.
+    light = []
+    for length in (20.0, 12.0):
+        dashes = np.array([[[[5.0, 6.5], [5.0 + length, 6.5]]]], dtype=np.float32)
+        nothing = np.zeros((1, 0, 2), dtype=np.float32)
+        image = draw_images(dashes, nothing, size=32, thickness=thickness, radius=1, contrast=1.0)
+        light.append(image.sum() / 255)
+    assert light[0] - light[1] == pytest.approx(8 * thickness, rel=0.02)
+
+
+def test_contrast_over_one_makes_thin_dashes_bright_and_nothing_brighter_than_white() -> None:
+    dashes = np.array([[[[2.0, 3.5], [9.0, 3.5]]]], dtype=np.float32)
+    nothing = np.zeros((1, 0, 2), dtype=np.float32)
+    for contrast, expected in ((1.0, 128), (1.5, 191), (3.0, 255)):
+        image = draw_images(dashes, nothing, size=12, thickness=0.5, radius=1.0, contrast=contrast)
+        assert image.max() == expected
 
 
 def test_a_disc_is_round_white_and_cut_at_the_edge() -> None:
@@ -249,7 +274,7 @@ def test_tasks(name: str) -> None:
     assert pixels.dtype == torch.int64
     assert pixels.shape == (size**2,)
     assert label in (0, 1)
-    image, labels = PathfinderMaker(scene_of(size, {"preset": "curv_baseline"}), 0, 0)(5, 1)
+    image, labels = PathfinderMaker(scenes_of(size, {"preset": "curv_baseline"}), 0, 0)(5, 1)
     assert np.array_equal(pixels.numpy().reshape(size, size), image[0])
     assert label == labels[0]
     assert task.options["contour_length"] == 6
@@ -273,23 +298,94 @@ def test_the_families_of_the_long_range_arena() -> None:
         (3, 6),
         (4, 5),
     ]
-    hard = scenes["curv_contour_length_14"]
-    assert (hard.paddle_length, hard.gap, hard.continuity) == (2, 1, 1)
-    assert (hard.marker_radius, hard.disc_distance) == (1.5, 7)
+
+
+# Of its builders: paddle length, thickness, margins, continuity, contrast of paddles times that of
+# snakes, marker radius, seed distance, padding, distractor dashes. What a builder does not name
+# is the generator's default.
+ARENA = {
+    32: (2, 0.5, (1,), 1.0, 0.75 * 2, 1.5, 7, 1, 20),
+    64: (5, 1.0, (1,), 1.8, 0.8, 2.5, 12, 1, 22),
+    128: (5, 1.5, (2, 3), 1.8, 0.9, 3, 20, 1, 35),
+    256: (5, 2.0, (3,), 1.8, 1.0, 5, 27, 22, 30),
+}
+
+
+@pytest.mark.parametrize("size", ARENA)
+def test_looks_are_those_of_the_long_range_arena(size: int) -> None:
+    length, thickness, gaps, continuity, contrast, radius, distance, border, dashes = ARENA[size]
+    scenes = scenes_of(size, {"preset": "curv_contour_length_14"})
+    assert tuple(scene.gap for scene in scenes) == gaps
+    for scene in scenes:
+        assert (scene.paddle_length, scene.paddle_thickness) == (length, thickness)
+        assert (scene.continuity, scene.contrast) == (continuity, contrast)
+        assert (scene.marker_radius, scene.disc_distance) == (radius, distance)
+        assert (scene.border, scene.num_distractors) == (border, dashes // 4)
+
+
+def test_one_of_several_gaps_is_drawn_for_each_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn_for: list[tuple[float, int]] = []
+
+    def draw(streams: Streams, count: int, scene: Scene) -> tuple[np.ndarray, np.ndarray]:
+        drawn_for.append((scene.gap, count))
+        labels = (streams.draw(np.arange(count), 1)[:, 0] & np.uint64(1)).astype(np.uint8)
+        return np.full((count, 32, 32), int(scene.gap), dtype=np.uint8), labels
+
+    scenes = scenes_of(32, {"preset": "curv_baseline", "gap": [1, 2, 3]})
+    monkeypatch.setattr(pathfinder, "_draw", draw)
+    images, labels = PathfinderMaker(scenes, 0, 0)(0, 3000)
+    gaps = images[:, 0, 0]
+    assert sorted(drawn_for) == [(gap, int((gaps == gap).sum())) for gap in (1, 2, 3)]
+    for gap in (1, 2, 3):
+        # Four standard deviations: of how many have a gap, and of the labels among them.
+        share = (gaps == gap).mean()
+        assert abs(share - 1 / 3) < 4 * (2 / 9 / 3000) ** 0.5
+        assert abs(labels[gaps == gap].mean() - 0.5) < 4 * 0.5 / (gaps == gap).sum() ** 0.5
+
+
+def test_an_image_of_several_gaps_depends_on_its_number_alone() -> None:
+    scenes = scenes_of(32, {"preset": "curv_baseline", "gap": [1, 2]})
+    images, labels = PathfinderMaker(scenes, 5, 0)(0, 12)
+    for first, count in ((0, 1), (3, 7), (11, 1)):
+        again = PathfinderMaker(scenes, 5, 0)(first, count)
+        assert np.array_equal(again[0], images[first : first + count])
+        assert np.array_equal(again[1], labels[first : first + count])
+    one = PathfinderMaker(scenes[:1], 5, 0)(0, 12)[0]
+    assert not (one == images).all()
+
+
+def test_several_gaps_are_an_option() -> None:
+    folders, prints = set(), set()
+    for gap in (1.0, [1.0, 2.0], [1.0, 3.0]):
+        options = {"preset": "curv_baseline", "gap": gap, **TINY}
+        task = load_task("pathfinder32", **options)
+        assert task.options["gap"] == gap
+        folders.add(prepare_task("pathfinder32", **options))
+        prints.add(task.fingerprint())
+    assert len(folders) == len(prints) == 3
 
 
 def test_curriculum_to_pathx() -> None:
+    """Table 6 of the Dimension Mixer paper, from top to bottom."""
     steps = [
-        (task, options["contour_length"], options["num_distractors"])
-        for task, options in CURRICULUM
+        (task, options.get("num_distractors"), options.get("gap"), options.get("contrast"))
+        for task, options in CURRICULUM.values()
     ]
-    assert steps == [("pathfinder32", 14, 5), ("pathfinder64", 9, 14), ("pathx", 14, 20)]
-    gaps = [options["gap"] for _, options in CURRICULUM]
-    assert gaps == sorted(set(gaps))
-    for (_, options), size in zip(CURRICULUM, (32, 64, 128), strict=True):
-        scene = scene_of(size, {"preset": "curv_baseline", **options})
-        assert len(drawn(scene, 2).labels) == 2
-        assert scene.num_distractors == options["num_distractors"]
+    assert steps == [
+        ("pathfinder32", None, None, None),
+        ("pathfinder64", None, None, None),
+        ("pathfinder128", 5, 1.0, 0.9),
+        ("pathfinder128", 5, 2.0, 0.9),
+        ("pathfinder128", 14, [2.0, 3.0], 0.8),
+        ("pathfinder128", 20, [2.0, 3.0], 0.73),
+        ("pathx", None, None, None),
+    ]
+    for task, options in CURRICULUM.values():
+        scenes = scenes_of(SIZES[task], {**task_card(task).options, **options})
+        assert scenes[0].contour_length == (9 if task == "pathfinder64" else 14)
+        for scene in scenes:
+            assert len(drawn(scene, 1).labels) == 1
+            assert scene.num_distractors == options.get("num_distractors", scene.num_distractors)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +436,11 @@ def test_fingerprint_tells_seeds_and_options_apart() -> None:
         ({"gap": 0}, "gap: expected a number above 0, got 0"),
         ({"gap": 9}, "gap: expected 0.25 to 8 pixels, got 9"),
         ({"gap": "wide"}, "gap: expected a number, got 'wide'"),
-        ({"contrast": 1.5}, "contrast: expected more than 0, at most 1, got 1.5"),
+        ({"gap": []}, "gap: expected a number, or 1 to 16 different ones"),
+        ({"gap": [1, 1]}, "gap: expected a number, or 1 to 16 different ones"),
+        ({"gap": [1, 9]}, "gap: expected 0.25 to 8 pixels, got 9"),
+        ({"gap": [1, "2"]}, "gap: expected a number, got '2'"),
+        ({"contrast": 4.5}, "contrast: expected more than 0, at most 4, got 4.5"),
         ({"continuity": float("nan")}, "continuity: expected a number above 0"),
         ({"continuity": 0.1}, "continuity: expected 0.25 to 100"),
         ({"num_train": 0}, "num_train: expected at least 1"),

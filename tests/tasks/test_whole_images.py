@@ -17,13 +17,14 @@ from rifflemix.tasks import Task, load_task
 @pytest.fixture
 def task(data: Path, write_npz_xz: Callable[..., None]) -> Callable[..., Task]:
     rng = np.random.default_rng(3)
+    # Any differences are those of some images.
     arrays = {
-        "train_x": rng.integers(1, 256, (20, 3, 32, 32), dtype=np.uint8),
+        "train_x_diff": rng.integers(1, 256, (20, 3, 32, 32), dtype=np.uint8),
         "train_y": rng.integers(0, 10, 20, dtype=np.uint8),
-        "test_x": rng.integers(1, 256, (4, 3, 32, 32), dtype=np.uint8),
+        "test_x_diff": rng.integers(1, 256, (4, 3, 32, 32), dtype=np.uint8),
         "test_y": rng.integers(0, 10, 4, dtype=np.uint8),
     }
-    write_npz_xz(data / "cifar10_rgb_subset.npz.xz", **arrays)
+    write_npz_xz(data / "cifar10_rgb.npz.xz", **arrays)
 
     def load(**options: Any) -> Task:
         return load_task("image", data_dir=data, color="rgb", **options)

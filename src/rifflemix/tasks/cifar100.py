@@ -30,6 +30,7 @@ from rifflemix.tasks.pixels import (
     carved_task,
     check_layout,
     check_parts,
+    scale_of,
 )
 
 _FOLDER = "cifar-100-binary"
@@ -40,6 +41,8 @@ _CLASSES = 100
 _SHAPE = (32, 32, 3)
 # Pixel mean and standard deviation of the 50,000 training images.
 _SCALE = PixelScale(top=255, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565, 0.2761))
+# The standard deviation within an image, on average, as Dimension Mixer's code has both.
+_PER_IMAGE = PixelScale(top=255, mean=(0.5071, 0.4865, 0.4409), std=(0.2009, 0.1984, 0.2023))
 
 
 class Cifar100:
@@ -52,19 +55,21 @@ class Cifar100:
         licence="none stated",
         description=(
             "60,000 32x32 color images, 100 classes, as whole images; layout sequence: patches "
-            "of patch_size 1 to 16 as vectors."
+            "of patch_size 1 to 16 as vectors. Pixels are divided by their standard deviation, or "
+            "with statistics per_image by that within an image, on average."
         ),
         needs_data=True,
-        options={"patch_size": 1, "layout": "image", "augment": "none"},
+        options={"patch_size": 1, "layout": "image", "augment": "none", "statistics": "data"},
     )
 
     def load(self, request: Request) -> Task:
         """The task, decoded to the cache when first read."""
         check_one_of(request.options, "patch_size", (1, 2, 4, 8, 16))
         check_layout(request.options)
+        scale = scale_of(request.options, _SCALE, _PER_IMAGE)
         source = self._source(request.data_dir)
         arrays = load_source(self.card, source, request.progress)
-        return carved_task(self.card, request.options, arrays, _SCALE, source.description, _CLASSES)
+        return carved_task(self.card, request.options, arrays, scale, source.description, _CLASSES)
 
     def status(self, data_dir: Path | None) -> TaskStatus:
         """What is found in `data_dir`, or was fetched before."""

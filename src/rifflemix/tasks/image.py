@@ -18,6 +18,7 @@ from rifflemix.tasks.files import (
     damaged,
     load_source,
     missing_data,
+    read_npz_xz,
     read_tar_members,
     reading,
     source_folder,
@@ -34,12 +35,14 @@ from rifflemix.tasks.pixels import (
     check_layout,
     check_parts,
     decode_npz_parts,
+    scale_of,
 )
 
 _FOLDER = "cifar-10-batches-bin"
 _TAR = "cifar-10-binary.tar.gz"
 _GRAY = "cifar10_gray.npz.xz"
-_RGB = "cifar10_rgb_subset.npz.xz"
+_RGB = "cifar10_rgb.npz.xz"
+_APPROXIMATE = "172 of its 60,000 images are JPEG approximations"
 _HUB = "uoft-cs/cifar10"
 _BATCHES = {
     "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
@@ -52,6 +55,10 @@ _SCALES = {
     "gray": PixelScale(top=255, mean=(0.4809,), std=(0.2392,)),
     "rgb": PixelScale(top=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
 }
+# The standard deviation within an image, on average: what much released code divides by.
+_PER_IMAGE = PixelScale(top=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
+# Images undone from their differences at once.
+_PIECE = 5000
 
 
 class Image:
@@ -66,10 +73,18 @@ class Image:
             "60,000 32x32 images, 10 classes. Gray with patch_size 1: 1,024 tokens with 256 "
             "levels, the Long Range Arena's Image task; patch_size 2 to 16, or color rgb: patches "
             "as vectors; layout image: whole images. Gray is ITU-R 601 luma, "
-            "(19595 R + 38470 G + 7471 B + 32768) >> 16."
+            "(19595 R + 38470 G + 7471 B + 32768) >> 16. Color is divided by the standard "
+            "deviation of all pixels, or with statistics per_image by that within an image, on "
+            "average, as much released code has it."
         ),
         needs_data=True,
-        options={"patch_size": 1, "color": "gray", "layout": "sequence", "augment": "none"},
+        options={
+            "patch_size": 1,
+            "color": "gray",
+            "layout": "sequence",
+            "augment": "none",
+            "statistics": "data",
+        },
     )
 
     def load(self, request: Request) -> Task:
@@ -78,9 +93,10 @@ class Image:
         color = str(request.options["color"])
         check_choice("color", color, _SCALES)
         check_layout(request.options)
+        scale = scale_of(request.options, _SCALES[color], _PER_IMAGE if color == "rgb" else None)
         source = self._source(request.data_dir, color)
         arrays = load_source(self.card, source, request.progress)
-        return carved_task(self.card, request.options, arrays, _SCALES[color], source.description)
+        return carved_task(self.card, request.options, arrays, scale, source.description)
 
     def status(self, data_dir: Path | None) -> TaskStatus:
         """What is found in `data_dir`, or was fetched before."""
@@ -96,17 +112,19 @@ class Image:
 
     def _source(self, data_dir: Path | None, color: str) -> Source:
         if data_dir is None:
-            return hub_source(_HUB, partial(_decode_hub, color), self._missing, color)
+            explain = partial(self._missing, color)
+            return hub_source(_HUB, partial(_decode_hub, color), explain, color)
         source = _find(data_dir, color)
         if source is None:
-            raise self._missing(_why_not(data_dir, color), data_dir)
+            raise self._missing(color, _why_not(data_dir, color), data_dir)
         return source
 
-    def _missing(self, why: str, data_dir: Path | None = None) -> InputError:
+    def _missing(self, color: str, why: str, data_dir: Path | None = None) -> InputError:
+        names = (f"{_FOLDER}/", _TAR, _RGB)
         return missing_data(
             self.card,
             data_dir,
-            (f"{_FOLDER}/", _TAR, _GRAY, _RGB),
+            names if color == "rgb" else (*names, _GRAY),
             f"{_TAR} from https://www.cs.toronto.edu/~kriz/cifar.html",
             why,
         )
@@ -118,8 +136,8 @@ def _find(data_dir: Path, color: str) -> Source | None:
             return _folder_source(folder, color)
     archives = [
         (_TAR, _decode_tar, ""),
-        (_GRAY, _decode_gray, "172 of its 60,000 images are JPEG approximations"),
-        (_RGB, _decode_rgb, "10,000 training and 2,000 test images"),
+        (_GRAY, _decode_gray, _APPROXIMATE),
+        (_RGB, _decode_rgb, _APPROXIMATE),
     ]
     for name, decode, note in archives:
         path = data_dir / name
@@ -133,7 +151,7 @@ def _why_not(data_dir: Path, color: str) -> str:
     if any((data_dir / name).exists() for name in python_version):
         return "the python version there holds pickles, which can run code and are not read"
     if color == "rgb" and (data_dir / _GRAY).is_file():
-        return f"{_GRAY} there has no color"
+        return f"{_GRAY} there has no color, and {_RGB} is missing"
     return ""
 
 
@@ -188,12 +206,22 @@ def _decode_gray(path: Path, color: str, progress: Progress) -> Arrays:
 
 
 def _decode_rgb(path: Path, color: str, progress: Progress) -> Arrays:
+    """Images that are stored as differences mod 256, along plane, row and column."""
     progress(f"decoding {path.name}", 0, None)
-    arrays = decode_npz_parts(path, (3, 32, 32))
-    return {
-        name: _colored(channels_last(values), color) if name.endswith("images") else values
-        for name, values in arrays.items()
-    }
+    content = read_npz_xz(path)
+    differences = {part: content.pop(f"{part}_x_diff", None) for part in PARTS}
+    labels = {part: content.get(f"{part}_y") for part in PARTS}
+    check_parts(str(path), {p: (differences[p], labels[p]) for p in PARTS}, (3, 32, 32))
+    parts: dict[str, tuple[object, object]] = {}
+    for part in PARTS:
+        images = np.empty((len(differences[part]), *_SHAPES[color]), dtype=np.uint8)
+        for start in range(0, len(images), _PIECE):
+            planes = differences[part][start : start + _PIECE]
+            for axis in (1, 2, 3):
+                planes = planes.cumsum(axis, dtype=np.uint8)
+            images[start : start + _PIECE] = _colored(channels_last(planes), color)
+        parts[part] = images, labels[part]
+    return check_parts(str(path), parts, _SHAPES[color])
 
 
 def _decode_hub(color: str, splits: Any, progress: Progress) -> Arrays:
@@ -212,7 +240,7 @@ def _colored(images: NDArray[np.uint8], color: str) -> NDArray[np.uint8]:
         return images
     # In pieces, because four-byte copies of the whole set would take over 700 MB.
     gray = np.empty(images.shape[:3], dtype=np.uint8)
-    for start in range(0, len(images), 5000):
-        red, green, blue = np.moveaxis(images[start : start + 5000].astype(np.uint32), -1, 0)
-        gray[start : start + 5000] = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
+    for start in range(0, len(images), _PIECE):
+        red, green, blue = np.moveaxis(images[start : start + _PIECE].astype(np.uint32), -1, 0)
+        gray[start : start + _PIECE] = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
     return gray

@@ -21,7 +21,12 @@ from rifflemix.tasks.vocabulary import Vocabulary
 START = 256
 """What the first number is predicted from."""
 
-_WHOLE: Mapping[str, Any] = {"patch_size": 1, "layout": "image", "augment": "none"}
+_WHOLE: Mapping[str, Any] = {
+    "patch_size": 1,
+    "layout": "image",
+    "augment": "none",
+    "statistics": "data",
+}
 _LENGTH = 32 * 32 * 3
 
 

@@ -22,6 +22,7 @@ from rifflemix.tasks.rand_augment import rand_augment
 
 LAYOUTS = ("sequence", "image")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip", "rand_augment")
+STATISTICS = ("data", "per_image")
 _TOP = 5
 PARTS = ("train", "test")
 """What image data sets come in; validation is carved from the first."""
@@ -34,6 +35,28 @@ class PixelScale:
     top: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+
+def scale_of(
+    options: Mapping[str, Any], data: PixelScale, per_image: PixelScale | None
+) -> PixelScale:
+    """The scale that option "statistics" names.
+
+    Args:
+        options: resolved options.
+        data: mean and standard deviation of all pixels.
+        per_image: with the standard deviation within an image, on average; None where there is
+            none.
+
+    Raises:
+        InputError: another name, or "per_image" where there is none.
+    """
+    check_choice("statistics", options["statistics"], STATISTICS)
+    if options["statistics"] == "data":
+        return data
+    if per_image is None:
+        raise bad_argument("statistics", "data with color gray", options["statistics"])
+    return per_image
 
 
 class ImageStack(Protocol):
