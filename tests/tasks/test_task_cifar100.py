@@ -117,6 +117,18 @@ def test_whole_images(load: Callable[..., Task], planes: Planes) -> None:
     assert task.loss(torch.zeros(4, 100), batch).item() == pytest.approx(np.log(100))
 
 
+def test_statistics_within_an_image(data: Path, planes: Planes) -> None:
+    write_folder(data, planes)
+    task = load_task("cifar100", data_dir=data, statistics="per_image")
+    mean = np.reshape((0.5071, 0.4865, 0.4409), (3, 1, 1))
+    std = np.reshape((0.2009, 0.1984, 0.2023), (3, 1, 1))
+    expected = (planes["test"][2][1] / 255 - mean) / std
+    assert np.abs(task.split("test")[1][0].numpy() - expected).max() < 1e-5
+    assert task.fingerprint() != load_task("cifar100", data_dir=data).fingerprint()
+    with pytest.raises(InputError, match="statistics"):
+        load_task("cifar100", data_dir=data, statistics="mean")
+
+
 def test_patches_as_a_sequence(load: Callable[..., Task]) -> None:
     task = load(layout="sequence", patch_size=4)
     assert (task.input_kind, task.num_features, task.max_length) == ("vectors", 48, 64)

@@ -97,12 +97,16 @@ def test_images_are_what_they_were() -> None:
         hashlib.blake2b(
             PathfinderMaker(scenes_of(size, {"preset": preset}), 0, 0)(0, 2)[0].tobytes()
         )
-        for size, preset in ((32, "curv_contour_length_14"), (64, "curv_baseline"))
+        for size, preset in (
+            (32, "curv_contour_length_14"),
+            (64, "curv_baseline"),
+            (128, "curv_baseline"),
+        )
     ]
     assert [digest.hexdigest()[:16] for digest in digests] == IMAGES
 
 
-IMAGES = ["9fd312da29c2c38d", "ecc633e3ed758a28"]
+IMAGES = ["e5523500d6d71336", "71e0ba42b9ef085c", "8553cfe3beebd84a"]
 
 
 @pytest.mark.parametrize(
