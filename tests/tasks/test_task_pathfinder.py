@@ -348,7 +348,7 @@ def test_one_of_several_gaps_is_drawn_for_each_image(monkeypatch: pytest.MonkeyP
 
 
 def test_an_image_of_several_gaps_depends_on_its_number_alone() -> None:
-    scenes = scenes_of(32, {"preset": "curv_baseline", "gap": [1, 2]})
+    scenes = scenes_of(32, {"preset": "curv_baseline", "gap": [1, 1.5]})
     images, labels = PathfinderMaker(scenes, 5, 0)(0, 12)
     for first, count in ((0, 1), (3, 7), (11, 1)):
         again = PathfinderMaker(scenes, 5, 0)(first, count)
@@ -360,7 +360,7 @@ def test_an_image_of_several_gaps_depends_on_its_number_alone() -> None:
 
 def test_several_gaps_are_an_option() -> None:
     folders, prints = set(), set()
-    for gap in (1.0, [1.0, 2.0], [1.0, 3.0]):
+    for gap in (1.0, [1.0, 1.25], [1.0, 1.5]):
         options = {"preset": "curv_baseline", "gap": gap, **TINY}
         task = load_task("pathfinder32", **options)
         assert task.options["gap"] == gap

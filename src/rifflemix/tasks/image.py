@@ -209,18 +209,18 @@ def _decode_rgb(path: Path, color: str, progress: Progress) -> Arrays:
     """Images that are stored as differences mod 256, along plane, row and column."""
     progress(f"decoding {path.name}", 0, None)
     content = read_npz_xz(path)
-    differences = {part: content.pop(f"{part}_x_diff", None) for part in PARTS}
-    labels = {part: content.get(f"{part}_y") for part in PARTS}
-    check_parts(str(path), {p: (differences[p], labels[p]) for p in PARTS}, (3, 32, 32))
+    stored = {part: (content.get(f"{part}_x_diff"), content.get(f"{part}_y")) for part in PARTS}
+    differences = check_parts(str(path), stored, (3, 32, 32))
     parts: dict[str, tuple[object, object]] = {}
     for part in PARTS:
-        images = np.empty((len(differences[part]), *_SHAPES[color]), dtype=np.uint8)
-        for start in range(0, len(images), _PIECE):
-            planes = differences[part][start : start + _PIECE]
+        every = differences[f"{part}_images"]
+        images = np.empty((len(every), *_SHAPES[color]), dtype=np.uint8)
+        for start in range(0, len(every), _PIECE):
+            planes = every[start : start + _PIECE]
             for axis in (1, 2, 3):
                 planes = planes.cumsum(axis, dtype=np.uint8)
             images[start : start + _PIECE] = _colored(channels_last(planes), color)
-        parts[part] = images, labels[part]
+        parts[part] = images, differences[f"{part}_labels"]
     return check_parts(str(path), parts, _SHAPES[color])
 
 
