@@ -369,6 +369,7 @@ REAL_RGB = "f0813c5ffc4d87f2f23bf5dd74c399a317fc7f67b9ec92ebd14d2d7159ba2753"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_real_color_archive(shared_data: Path, tmp_path: Path) -> None:
     """All images: sums, labels, statistics, and the gray archive is their gray."""
     path = shared_data / "cifar10_rgb.npz.xz"
