@@ -10,18 +10,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rifflemix import files
 from rifflemix.errors import InputError
 from rifflemix.files import (
+    check_new_path,
     locked,
     make_folder,
     read_json,
     read_tensors,
     remove_leftovers,
+    user_path,
     write_json,
     write_tensors,
 )
@@ -230,3 +234,58 @@ def test_lock_ends_with_its_process(tmp_path: Path) -> None:
         holder.wait()
     with locked(tmp_path):
         pass
+
+
+def test_folders_named_like_temporary_files_are_left_alone(tmp_path: Path) -> None:
+    for name in (".x.tmp", f".a.json.{os.getpid()}.tmp"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".y.tmp").touch()
+    remove_leftovers(tmp_path)
+    write_json(tmp_path / "a.json", {})
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == {".x.tmp", f".a.json.{os.getpid()}.tmp", "a.json"}
+
+
+def test_files_with_the_longest_names(tmp_path: Path) -> None:
+    write_json(tmp_path / ("x" * 250 + ".json"), {})
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("path", ["x" * 256, "new/" + "x" * 256, "a/" * 2100], ids=len)
+def test_names_that_no_file_can_have(path: str, tmp_path: Path) -> None:
+    check_new_path(tmp_path / "new" / ("x" * 250))
+    with pytest.raises(OSError, match="name too long"):
+        check_new_path(tmp_path / path)
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser", "~nosuchuser/x", 5, None])
+def test_paths_that_stand_for_nothing(path: Any) -> None:
+    with pytest.raises(InputError, match="place: expected a path"):
+        user_path("place", path)
+
+
+FORGED = {
+    "number": 5,
+    "text": "deep",
+    "no meta": {"sha256": ""},
+    "deep": None,
+}
+
+
+@pytest.mark.parametrize("entry", FORGED.values(), ids=FORGED.keys())
+def test_forged_headers(entry: Any, tmp_path: Path) -> None:
+    text = "[" * 100_000 if entry is None else json.dumps(entry)
+    save_file({"a": torch.ones(2)}, tmp_path / "x", {"rifflemix": text})
+    with pytest.raises(InputError, match="checksum does not match"):
+        read_tensors(tmp_path / "x")
+
+
+def test_headers_of_types_that_torch_does_not_have(tmp_path: Path) -> None:
+    header = {
+        "__metadata__": {"rifflemix": "{}"},
+        "w": {"dtype": "F6_E2M3", "shape": [8], "data_offsets": [0, 6]},
+    }
+    text = json.dumps(header).encode()
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(6))
+    with pytest.raises(InputError, match="is damaged"):
+        read_tensors(tmp_path / "x")

@@ -13,6 +13,10 @@ class InputError(ValueError):
     """
 
 
+class RunFailed(InputError):
+    """A run that started well and came to nothing; the command line exits with code 1."""
+
+
 def bad_argument(name: str, expected: str, got: object, hint: str = "") -> InputError:
     """The error for argument `name`; `hint` says what to do about it."""
     sentence = f"{name}: expected {expected}, got {got}"

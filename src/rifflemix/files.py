@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
+import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,11 +20,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rifflemix.errors import InputError
+from rifflemix.errors import InputError, bad_argument
 
 _HEADER = "rifflemix"  # the one header entry: safetensors writes several in random order
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
+_DEEPEST = 64  # of JSON: what we write nests less than ten deep
+_LONGEST_NAME = 100  # of the paths that a run makes below its folder
 _held: set[int] = set()  # descriptors of the locks of this process
 
 
@@ -50,9 +56,9 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     Raises:
         InputError: the file cannot be written (no permission, no space ...).
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
+    temporary = path.with_name(f".{secrets.token_hex(8)}{_TEMPORARY}")
     try:
-        temporary.touch()
+        temporary.touch(exist_ok=False)
         mode = temporary.stat().st_mode  # safetensors makes its files private
         write(temporary)
         temporary.chmod(mode)
@@ -62,13 +68,82 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     except (OSError, SafetensorError) as error:
         raise _cannot("write", path, error) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files of processes killed while writing. Hold the lock."""
+    """Delete temporary files of processes killed while writing. Hold the lock.
+
+    Raises:
+        InputError: one cannot be deleted.
+    """
     for path in folder.glob(f".*{_TEMPORARY}"):
-        path.unlink(missing_ok=True)
+        try:
+            if path.is_file():
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _cannot("delete", path, error) from error
+
+
+def check_new_path(path: Path) -> None:
+    """Raise OSError where the system could not hold a new file or folder of this name."""
+    nearest = Path(path.absolute().anchor)
+    for part in path.absolute().parts[1:]:
+        if _exists(nearest / part):
+            nearest /= part
+    _exists(path / ("x" * _LONGEST_NAME))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def user_path(name: str, path: str | Path) -> Path:
+    """A path with ~ and ~user replaced by the folders they stand for.
+
+    Raises:
+        InputError: `path` is no path, or there is no such user. The sentence says `name`.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise bad_argument(name, "a path", repr(path))
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise bad_argument(name, "a path whose ~ stands for a user's folder", str(path)) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text; the one place where JSON is read.
+
+    Raises:
+        ValueError: it is not JSON, nests deeper than any file of ours, or holds half of a
+            surrogate pair, which could not be written again.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    layer: list[Any] = [value]
+    for _ in range(_DEEPEST):
+        layer = [inner for outer in layer for inner in _parts(outer)]
+        if not layer:
+            return value
+    raise ValueError(f"it nests deeper than {_DEEPEST} levels")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, list):
+        return value
+    if isinstance(value, str):
+        value.encode()  # half of a surrogate pair is no text
+    return ()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -84,7 +159,7 @@ def read_json(path: Path) -> Any:
         InputError: it cannot be read or is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise _cannot("read", path, error) from error
     except ValueError as error:
@@ -100,11 +175,63 @@ def read_json_lines(path: Path) -> list[Any]:
         InputError: it cannot be read, or a line is not JSON.
     """
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
         raise _cannot("read", path, error) from error
     except ValueError as error:
         _damaged(path, f"a line is not JSON: {error}")
+
+
+def check_json(value: Any, kind: Any, name: str) -> None:
+    """Raise ValueError unless a JSON value is of a type.
+
+    Args:
+        value: what was read.
+        kind: int, float (a finite number), str, bool, Any, list[...], dict[str, ...], one of these
+            or None, or a TypedDict or dataclass, whose entries must all be there; others are
+            passed over.
+        name: what the sentence calls the value.
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return
+    if origin in (typing.Union, types.UnionType):
+        if value is not None:
+            check_json(value, parts[0], name)
+    elif origin is list and isinstance(value, list):
+        for index, inner in enumerate(value):
+            check_json(inner, parts[0], f"{name}[{index}]")
+    elif origin is dict and isinstance(value, dict):
+        for key, inner in value.items():
+            check_json(inner, parts[1], f"{name}.{key}")
+    elif _has_entries(kind) and isinstance(value, dict):
+        for entry, inner_kind in typing.get_type_hints(kind).items():
+            if entry not in value:
+                raise ValueError(f"expected an entry {name}.{entry}, got none")
+            check_json(value[entry], inner_kind, f"{name}.{entry}")
+    elif not _is_plain(value, kind):
+        wanted = "a list" if origin is list else _KINDS.get(kind, "an object")
+        raise ValueError(f"expected {name} as {wanted}, got {_cut(value)}")
+
+
+_KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
+
+
+def _has_entries(kind: Any) -> bool:
+    return typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
+
+
+def _is_plain(value: Any, kind: Any) -> bool:
+    """Whether `value` is a plain one of type `kind`; a bool is no number."""
+    if kind is float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and abs(value) <= sys.float_info.max
+    return type(value) is kind
+
+
+def _cut(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Any) -> None:
@@ -130,14 +257,15 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except OSError as error:
         raise _cannot("read", path, error) from error
-    except SafetensorError as error:
-        _damaged(path, str(error))
+    # A header may name types that this torch does not have, or shapes that it cannot make.
+    except (SafetensorError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        _damaged(path, str(error).split("\n")[0])
     if _HEADER not in header:
         raise InputError(f"{path} was not written by rifflemix: no {_HEADER!r} entry in its header")
     try:
-        entry = json.loads(header[_HEADER])
+        entry = parse_json(header[_HEADER])
         is_whole = entry["sha256"] == _digest(tensors, entry["meta"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         is_whole = False
     if not is_whole:
         _damaged(path, "its checksum does not match")
@@ -232,6 +360,11 @@ def _cannot(verb: str, path: Path, error: Exception) -> InputError:
 
 
 def _damaged(path: Path, reason: str) -> NoReturn:
-    raise InputError(
+    raise damaged_run(path, reason)
+
+
+def damaged_run(path: Path, reason: str) -> InputError:
+    """The error for a file of a run that is not what was written."""
+    return InputError(
         f"{path} is damaged ({reason}); remove the folder to start over, or choose another"
     )

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import base64
+import copy
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_comparison import comparison, unfinished, with_perplexity
 
-from rifflemix.report import REPORT_FILES, comparison_files
+from rifflemix.report import REPORT_FILES, comparison_files, page
 from rifflemix.report.html import html_report
 
 PLOT = b"\x89PNG not really"
@@ -130,3 +133,72 @@ def test_flat_curves_and_single_points_are_drawn_inside_the_panel() -> None:
             x, y = map(float, point.split(","))
             assert 0 <= x <= 240
             assert 0 <= y <= 150
+
+
+TAG = "\"'/><xss>&"
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where texts, numbers and names of entries are."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield (*path, key)
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index))
+    else:
+        yield path
+
+
+def with_tag(value: Any, path: tuple[Any, ...], *, in_name: bool) -> Any:
+    """A copy with a tag in place of the value at `path`, or of its name."""
+    changed = copy.deepcopy(value)
+    place = changed
+    for step in path[:-1]:
+        place = place[step]
+    if in_name:
+        place[TAG] = place[path[-1]]
+    else:
+        place[path[-1]] = TAG
+    return changed
+
+
+def test_no_field_of_results_puts_a_tag_into_the_page() -> None:
+    results = copy.deepcopy(comparison())
+    # One run and one point of its curves stand for all: others are read by the same lines.
+    results["runs"] = results["runs"][:1]
+    results["mixers"] = results["mixers"][:1]
+    for name in ("validation_curve", "train_curve"):
+        results["runs"][0][name] = results["runs"][0][name][:1]
+    shown = 0
+    for path in set(leaves(results)):
+        for in_name in (False, True):
+            if in_name and not isinstance(path[-1], str):
+                continue
+            changed = with_tag(results, path, in_name=in_name)
+            try:
+                text = html_report(changed, [TAG], PLOT)
+            except (TypeError, ValueError, KeyError, AttributeError, StopIteration):
+                continue  # a number that is a text: no page at all
+            assert "<xss" not in text, path
+            assert TAG not in text, path
+            shown += text.count("&lt;xss&gt;") > 1
+            if shown % 20 == 1:
+                Page(text)  # its tags nest
+    assert shown > 30
+
+
+def test_seed_and_best_step_are_escaped() -> None:
+    results = copy.deepcopy(comparison())
+    results["runs"][0]["seed"] = results["runs"][0]["best_step"] = TAG
+    text = html_report(results, [], PLOT)
+    assert "<xss" not in text
+    assert text.count("&lt;xss&gt;") == 2
+
+
+def test_nothing_is_marked_as_safe() -> None:
+    for path in Path(page.__file__).parent.rglob("*"):
+        if path.suffix in (".py", ".html"):
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"\|\s*safe|Markup|autoescape\s*(=|)\s*[Ff]alse", text), path

@@ -10,11 +10,34 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 _LIBRARIES = ("rifflemix", "torch", "numpy", "safetensors", "accelerate", "triton")
+
+
+class Hardware(TypedDict):
+    """What a result was measured on."""
+
+    cpu: str
+    cores: int | None
+    threads: int
+    memory_bytes: int | None
+    gpu: str | None
+
+
+class Environment(TypedDict):
+    """What `environment` returns."""
+
+    command: str
+    time: str
+    git_commit: str | None
+    git_dirty: bool | None
+    python: str
+    platform: str
+    libraries: dict[str, str]
+    hardware: Hardware
 
 
 def environment() -> dict[str, Any]:

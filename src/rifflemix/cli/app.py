@@ -9,13 +9,14 @@ import typer
 
 from rifflemix.cli import bench, compare, data, listing, report, reproduce, train
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED
-from rifflemix.errors import InputError
+from rifflemix.cli.output import checked_output
+from rifflemix.errors import InputError, RunFailed
 
 # typer carries click inside itself in newer versions and beside itself in older ones; the base
 # class of all wrong-usage errors is found the same way in both.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-EXIT_BAD_INPUT = 2
+EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 
 app = typer.Typer(
     name="rifflemix",
@@ -40,11 +41,17 @@ _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "KINETO_LOG_LEVEL": "99"}
 
 
 def main() -> int:
-    """Run the command line; returns the exit code: 0, 1, 2 (bad input) or 130 (interrupted)."""
+    """Run the command line; returns the exit code: 0, 1 (a run failed), 2 (bad input) or 130
+    (interrupted).
+    """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
-        code = app(sys.argv[1:] or ["--help"], prog_name="rifflemix", standalone_mode=False)
+        with checked_output():
+            code = app(sys.argv[1:] or ["--help"], prog_name="rifflemix", standalone_mode=False)
+    except RunFailed as error:
+        _fail(str(error))
+        return EXIT_FAILED
     except InputError as error:
         return _fail(str(error))
     except _UsageError as error:

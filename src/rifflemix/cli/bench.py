@@ -18,6 +18,7 @@ from rifflemix.cli.options import (
     Threads,
     parse_device,
     parse_names,
+    parse_path,
     parse_threads,
 )
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
@@ -41,7 +42,11 @@ MaxSeconds = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(help="New file for the JSON, or a folder, where it gets a name of its own."),
+    typer.Option(
+        metavar="PATH",
+        parser=parse_path,
+        help="New file for the JSON, or a folder, where it gets a name of its own.",
+    ),
 ]
 
 app = typer.Typer(help="Measure time and memory: correctness first, then speed.")
@@ -249,8 +254,6 @@ class _Common:
         from rifflemix.bench.runner import Hooks, Settings
 
         threads = parse_threads(self.threads)
-        if threads < 1:
-            raise bad_argument("--threads", "at least 1", threads)
         settings = Settings(self.dtype, parse_device(self.device), self.repeats, self.max_seconds)
         file = _File(self.out)
         bar = _Bar(progress_console())
@@ -280,11 +283,17 @@ class _File:
 
     def __init__(self, out: Path | None) -> None:
         from rifflemix.bench.compare import check_folder
+        from rifflemix.files import check_new_path
 
         self._out = out
         self._path: Path | None = None
         if out is None:
             return
+        try:
+            check_new_path(out)
+        except OSError as error:
+            got = f"{str(out)[:200]} ({error.strerror})"
+            raise bad_argument("--out", "a path that can be written", got) from None
         if not _is_file(out):
             check_folder(out)
             return

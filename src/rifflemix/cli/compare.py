@@ -13,7 +13,7 @@ from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import print_json, progress_console, show
 from rifflemix.cli.settings import Settings
-from rifflemix.errors import bad_argument
+from rifflemix.errors import RunFailed
 
 if TYPE_CHECKING:
     from rifflemix.bench.compare import ComparePlan
@@ -34,11 +34,13 @@ Ctrl-C stops after the present step; the same command goes on where it stopped.
 
 def compare(
     task: Annotated[str, typer.Option(help="Task; see `rifflemix list tasks`.")],
-    out: Annotated[Path, typer.Option(help="Results folder, new or to be continued.")],
+    out: options.Out,
     mixers: Annotated[
         str | None, typer.Option(help="Names with commas between them; all if unset.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds: 0, 1, ...")] = 1,
+    seeds: Annotated[
+        str, typer.Option(metavar="NUMBER", help="Number of seeds 0, 1, ..., or a list of them.")
+    ] = "1",
     max_steps: options.MaxSteps = None,
     batch_size: options.BatchSize = None,
     lr: options.LearningRate = None,
@@ -61,8 +63,7 @@ def compare(
     from rifflemix.bench.compare import default_mixers, plan_comparison
     from rifflemix.report.notes import partial_note
 
-    if seeds < 1:
-        raise bad_argument("--seeds", "at least 1", seeds)
+    chosen = options.parse_seeds(seeds)
     settings = Settings(
         task=task,
         model=model,
@@ -83,7 +84,7 @@ def compare(
         _tell_left_out(task, names)
     else:
         names = options.parse_names(mixers, "--mixers")
-    config = settings.compare_config(names, tuple(range(seeds)))
+    config = settings.compare_config(names, chosen)
     with DataProgress(progress_console()) as progress:
         plan = plan_comparison(config, out, data_dir=data_dir, progress=progress)
     results = _run(plan)
@@ -92,6 +93,8 @@ def compare(
         print_json(results)
     else:
         _show(plan.out, results)
+    if results["failed_runs"] and not results["runs"]:
+        raise RunFailed(f"every run failed; the first: {results['failed_runs'][0]['error']}")
     if results["status"] != "complete":
         progress_console().print(partial_note(results), soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +11,27 @@ import typer
 from rifflemix.errors import bad_argument, unknown_name
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
+
+
+def parse_path(text: str) -> Path:
+    """A path as typed; an empty one would name the present folder."""
+    if not text:
+        raise typer.BadParameter("expected a path, got an empty text")
+    return Path(text)
+
+
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Folder of data files; it is only read.")
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="PATH",
+        parser=parse_path,
+        help="Folder of data files; it is only read.",
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(metavar="PATH", parser=parse_path, help="Results folder, new or to be continued."),
 ]
 TaskOptions = Annotated[
     list[str] | None,
@@ -70,7 +88,27 @@ def parse_threads(count: int | None) -> int:
     """The number of CPU threads, torch's own choice by default."""
     import torch
 
-    return torch.get_num_threads() if count is None else count
+    from rifflemix.bench.compare import MOST_THREADS
+
+    threads = torch.get_num_threads() if count is None else count
+    if not 1 <= threads <= MOST_THREADS:
+        raise bad_argument("--threads", f"1 to {MOST_THREADS:,}", threads)
+    return threads
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`3` -> (0, 1, 2); `7,11` -> (7, 11)."""
+    from rifflemix.bench.compare import MOST_SEEDS
+
+    numbers = [_parse(part, "--seeds", "a whole number", int) for part in text.split(",")]
+    if len(numbers) > 1:
+        return tuple(numbers)
+    if not 1 <= numbers[0] <= MOST_SEEDS:
+        hint = ""
+        if numbers[0] > 0:
+            hint = "for a seed of your own give a list (--seeds 7,11), or one to train as --seed"
+        raise bad_argument("--seeds", f"a number of seeds, 1 to {MOST_SEEDS:,}", numbers[0], hint)
+    return tuple(range(numbers[0]))
 
 
 def parse_names(text: str, option: str) -> tuple[str, ...]:
@@ -139,8 +177,10 @@ def parse_value(text: str, default: Any, name: str) -> Any:
         return _parse(text, name, "a number", float)
     if isinstance(default, str) and not text.startswith("["):
         return text
+    from rifflemix.files import parse_json  # files knows torch
+
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -12,10 +15,45 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rifflemix.errors import InputError
+
+
+@contextlib.contextmanager
+def checked_output() -> Iterator[None]:
+    """Inside, stdout and stderr take every character; at the end all output is written.
+
+    A reader who went away (`| head`) is no error.
+
+    Raises:
+        InputError: stdout is closed, or what is behind it cannot be written.
+    """
+    if sys.stdout is None:
+        raise InputError("cannot write the output: stdout is closed")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    yield
+    with _writing():
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # Else Python would try again when it ends, and tell it in its own words.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise InputError(f"cannot write the output: {error.strerror}") from error
+
 
 def print_json(value: Any) -> None:
     """JSON on stdout, and nothing else there."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    text = json.dumps(value, indent=2, ensure_ascii=not is_unicode)
+    with _writing():
+        sys.stdout.write(text + "\n")
 
 
 def show(renderable: RenderableType) -> None:
@@ -23,7 +61,8 @@ def show(renderable: RenderableType) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=max(console.width, 200))
-    console.print(renderable)
+    with _writing():
+        console.print(renderable)
 
 
 def progress_console() -> Console:

@@ -23,7 +23,14 @@ def report(
     places: Annotated[
         list[Path], typer.Argument(help="Folders, searched to any depth, or results files.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for report.md and report.html.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="PATH",
+            parser=options.parse_path,
+            help="Folder for report.md and report.html.",
+        ),
+    ],
     json: options.Json = False,
 ) -> None:
     """Show all results of `rifflemix reproduce`: the papers' tables, their numbers and ours."""

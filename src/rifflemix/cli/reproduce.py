@@ -32,7 +32,7 @@ same command goes on. Results say how much of the paper's run was made.
 
 def reproduce(
     recipe: Annotated[str, typer.Argument(help="PAPER/ROW; see `rifflemix list recipes`.")],
-    out: Annotated[Path, typer.Option(help="The run's folder, new or to be continued.")],
+    out: options.Out,
     data_dir: options.DataDir = None,
     max_steps: options.MaxSteps = None,
     scale: Annotated[float, typer.Option(help="Factor of the model's widths, over 0 to 1.")] = 1.0,
@@ -42,7 +42,12 @@ def reproduce(
     batch_size: options.BatchSize = None,
     seed: Annotated[int, typer.Option(help="Of weights, data order and noise.")] = 0,
     start_from: Annotated[
-        Path | None, typer.Option(help="Folder of another run, or of a saved model, to start from.")
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            parser=options.parse_path,
+            help="Folder of another run, or of a saved model, to start from.",
+        ),
     ] = None,
     device: options.Device = "auto",
     precision: Annotated[

@@ -29,7 +29,7 @@ Ctrl-C stops after the present step; the same command goes on where it stopped.
 def train(
     task: Annotated[str, typer.Option(help="Task; see `rifflemix list tasks`.")],
     mixer: Annotated[str, typer.Option(help="Mixer; see `rifflemix list mixers`.")],
-    out: Annotated[Path, typer.Option(help="Folder of the run, new or to be continued.")],
+    out: options.Out,
     seed: Annotated[int, typer.Option(help="Of weights, data order and noise.")] = 0,
     max_steps: options.MaxSteps = None,
     batch_size: options.BatchSize = None,

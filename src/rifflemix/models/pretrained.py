@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,15 @@ from safetensors.torch import load_model, save_model
 
 from rifflemix import __version__
 from rifflemix.errors import InputError, bad_argument, check_choice
-from rifflemix.files import make_folder, read_json, write_atomically, write_json
+from rifflemix.files import (
+    make_folder,
+    parse_json,
+    read_json,
+    user_path,
+    write_atomically,
+    write_json,
+)
 from rifflemix.models.base import Model
-from rifflemix.ops._checks import shown
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORMAT = "rifflemix.model/1"
@@ -33,7 +38,7 @@ def save_pretrained(model: Model, folder: str | Path) -> None:
         InputError: the model was not built by `create_model`, holds no weights in memory or
             settings that JSON cannot hold, or the folder is unwritable.
     """
-    folder = _folder(folder)
+    folder = user_path("folder", folder)
     if model.name is None:
         raise InputError(
             f"cannot save a {type(model).__name__} that was not built by create_model: "
@@ -63,7 +68,7 @@ def from_pretrained(folder: str | Path) -> Model:
     """
     from rifflemix.models.registry import build_model
 
-    folder = _folder(folder)
+    folder = user_path("folder", folder)
     config = _read_config(folder)
     model = build_model(config["name"], config["settings"])
     path = folder / WEIGHTS
@@ -78,19 +83,13 @@ def from_pretrained(folder: str | Path) -> Model:
     return model.eval()
 
 
-def _folder(folder: Any) -> Path:
-    if not isinstance(folder, str | PathLike):
-        raise bad_argument("folder", "a path", shown(folder))
-    return Path(folder).expanduser()
-
-
 def _json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as JSON has them: numbers and arrays of NumPy and torch as Python's own."""
     plain: dict[str, Any] = {}
     for name, value in settings.items():
         try:
-            plain[name] = json.loads(json.dumps(value, default=_plain, allow_nan=False))
-        except (TypeError, ValueError) as error:
+            plain[name] = parse_json(json.dumps(value, default=_plain, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
             raise bad_argument(f"setting {name}", "a value for config.json", error) from None
     return plain
 

@@ -21,6 +21,6 @@ def list_recipes() -> list[str]:
 
 def get_recipe(name: str) -> Recipe:
     """The complete configuration behind a name; an unknown one suggests the nearest."""
-    if name not in _RECIPES:
+    if not isinstance(name, str) or name not in _RECIPES:
         raise unknown_name("recipe", name, _RECIPES)
     return _RECIPES[name]()

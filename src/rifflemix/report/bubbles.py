@@ -1,11 +1,10 @@
-"""Accuracy against speed, disk area by memory, as inline SVG."""
+"""Accuracy against speed, disk area by memory, in the coordinates of a picture."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from rifflemix.report.reproduction import decimals
 from rifflemix.report.units import format_bytes, format_rate
@@ -25,29 +24,54 @@ class Bubble:
     memory: float
 
 
-def bubble_chart(title: str, unit: str, bubbles: Sequence[Bubble]) -> str:
-    """SVG: further right is faster (logarithmic), further up a larger value, area is memory."""
+@dataclass(frozen=True)
+class Disk:
+    """A bubble as it is drawn: centre, radius, where its number stands, what it says."""
+
+    x: str
+    y: str
+    radius: str
+    text_y: str
+    told: str
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text of the axes."""
+
+    x: str
+    y: str
+    text: str
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Disks and axes in SVG coordinates, which templates/parts.html draws."""
+
+    title: str
+    unit: str
+    disks: tuple[Disk, ...]
+    texts: tuple[Label, ...]
+    axis: str = f"{_LEFT},{_TOP} {_LEFT},{_HEIGHT - _BOTTOM} {_WIDTH - _RIGHT},{_HEIGHT - _BOTTOM}"
+    width: int = _WIDTH
+    height: int = _HEIGHT
+    left: int = _LEFT
+
+
+def bubble_chart(title: str, unit: str, bubbles: Sequence[Bubble]) -> Chart:
+    """Further right is faster (logarithmic), further up a larger value, area is memory."""
     speeds = [math.log(bubble.speed) for bubble in bubbles]
     values = [bubble.value for bubble in bubbles]
     largest = max(bubble.memory for bubble in bubbles)
-    parts = [_axes(title, unit, bubbles)]
-    for number, bubble in enumerate(bubbles, 1):
+    disks = []
+    for bubble in bubbles:
         x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * _share(math.log(bubble.speed), speeds)
         y = _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * _share(bubble.value, values)
         radius = _LARGEST_RADIUS * math.sqrt(bubble.memory / largest)
-        parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="var(--own)" '
-            f'fill-opacity="0.35" stroke="var(--own)"><title>{escape(_told(bubble, unit))}</title>'
-            f'</circle><text x="{x:.1f}" y="{y + 3:.1f}" text-anchor="middle">{number}</text>'
-        )
-    told = [_told(bubble, unit) for bubble in bubbles]
-    names = "".join(f"<li>{escape(text)}</li>" for text in told)
-    return (
-        f'<figure class="bubbles"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
-        f'aria-label="{escape(title)}: {escape("; ".join(told))}">{"".join(parts)}</svg>'
-        f"<ol>{names}</ol><figcaption>Further right is faster, further up is a larger value; the "
-        "area of a disk is its memory.</figcaption></figure>"
-    )
+        numbers = (f"{number:.1f}" for number in (x, y, radius, y + 3))
+        disks.append(Disk(*numbers, _told(bubble, unit)))
+    return Chart(title, unit, tuple(disks), _labels(unit, bubbles))
 
 
 def _told(bubble: Bubble, unit: str) -> str:
@@ -63,23 +87,19 @@ def _share(value: float, values: Sequence[float]) -> float:
     return 0.1 + 0.8 * inner
 
 
-def _axes(title: str, unit: str, bubbles: Sequence[Bubble]) -> str:
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-    slowest = min(bubble.speed for bubble in bubbles)
-    fastest = max(bubble.speed for bubble in bubbles)
-    lowest = min(bubble.value for bubble in bubbles)
-    highest = max(bubble.value for bubble in bubbles)
-    low, high = (f"{value:{decimals(unit, value)}}" for value in (lowest, highest))
-    span, rise = right - _LEFT, bottom - _TOP
+def _labels(unit: str, bubbles: Sequence[Bubble]) -> tuple[Label, ...]:
+    """The ends of both axes, and what goes across."""
+    bottom = _HEIGHT - _BOTTOM
+    span, rise = _WIDTH - _RIGHT - _LEFT, bottom - _TOP
+    speeds = [bubble.speed for bubble in bubbles]
+    values = [bubble.value for bubble in bubbles]
+    across = [(0.1, 14, format_rate(min(speeds))), (0.9, 14, format_rate(max(speeds)))]
+    across.append((0.5, 32, "steps/s"))
+    up = [(bottom - 0.1 * rise, min(values)), (_TOP + 0.1 * rise, max(values))]
     return (
-        f'<polyline class="axis" points="{_LEFT},{_TOP} {_LEFT},{bottom} {right},{bottom}"/>'
-        f'<text x="{_LEFT + 0.1 * span:.0f}" y="{bottom + 14}" text-anchor="middle">'
-        f"{format_rate(slowest)}</text>"
-        f'<text x="{_LEFT + 0.9 * span:.0f}" y="{bottom + 14}" text-anchor="middle">'
-        f"{format_rate(fastest)}</text>"
-        f'<text x="{_LEFT + span / 2:.0f}" y="{bottom + 32}" text-anchor="middle">steps/s</text>'
-        f'<text x="{_LEFT - 6}" y="{bottom - 0.1 * rise + 3:.0f}" text-anchor="end">{low}'
-        f'</text><text x="{_LEFT - 6}" y="{_TOP + 0.1 * rise + 3:.0f}" text-anchor="end">'
-        f'{high}</text><text x="{_LEFT}" y="12" class="name">{escape(title)}, '
-        f"{escape(unit)}</text>"
+        *(Label(f"{_LEFT + s * span:.0f}", f"{bottom + d}", t, "middle") for s, d, t in across),
+        *(
+            Label(f"{_LEFT - 6}", f"{y + 3:.0f}", f"{value:{decimals(unit, value)}}", "end")
+            for y, value in up
+        ),
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from rifflemix.recipes import Recipe
 from rifflemix.report.bubbles import Bubble, bubble_chart
 from rifflemix.report.curves import panels
-from rifflemix.report.page import anchor, bullets, page, section, table
+from rifflemix.report.page import render
 from rifflemix.report.reproduction import Entry, Found, PaperTable, Result, paper_tables
 from rifflemix.report.units import format_bytes, format_percent, format_rate
 
@@ -143,78 +143,54 @@ def _overview(tables: Sequence[PaperTable]) -> list[list[str]]:
 
 
 def _html(tables: Sequence[PaperTable], out: Path) -> str:
-    sections = [f"<header><h1>{_TITLE}</h1></header>{bullets(_EXPLAINED)}{_contents(tables)}"]
-    for of_paper in tables:
-        body = _matrix(of_paper) + _runs(of_paper, out) + _pictures(of_paper.runs)
-        sections.append(section(of_paper.title, body))
-    return page(_TITLE, sections)
-
-
-def _contents(tables: Sequence[PaperTable]) -> str:
-    rows = [
-        f'<tr><th scope="row"><a href="#{anchor(title)}">{escape(title)}</a></th>'
-        + "".join(f"<td>{count}</td>" for count in counts)
-        + "</tr>"
-        for title, *counts in _overview(tables)
-    ]
-    return table(list(_OVERVIEW_HEADERS), rows, "How many numbers of each table were run.")
-
-
-def _matrix(of_paper: PaperTable) -> str:
-    rows = []
-    for row in of_paper.rows:
-        cells = "".join(map(_html_place, _places(of_paper, row)))
-        rows.append(f'<tr><th scope="row">{escape(row)}</th>{cells}</tr>')
-    headers = _headers(of_paper)
-    return table(headers, rows, "Printed, and ours in colour." if of_paper.runs else "Printed.")
-
-
-def _html_place(place: tuple[str, str]) -> str:
-    printed, ours = place
-    shown = f'<strong class="ours">{escape(ours)}</strong>' if ours else ""
-    return f"<td>{escape(printed)}{shown}</td>"
-
-
-def _runs(of_paper: PaperTable, out: Path) -> str:
-    if not of_paper.runs:
-        return ""
-    rows = [_run_row(entry, out) for entry in of_paper.runs]
-    files = len(_RUN_HEADERS) - 1
-    return table(list(_RUN_HEADERS), rows, "Every run.", text_columns={1, files})
-
-
-def _run_row(entry: Entry, out: Path) -> str:
-    first, second, *cells = _run_cells(entry)
-    links = ", ".join(
-        f'<a href="{escape(_link(path, out))}">seed {run["seed"]}</a>' for path, run in entry.runs
-    )
-    columns = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return (
-        f'<tr><th scope="row">{escape(first)}</th><td class="text">{escape(second)}</td>'
-        f'{columns}<td class="text">{links}</td></tr>'
+    return render(
+        "reproductions.html",
+        title=_TITLE,
+        explained=_EXPLAINED,
+        overview_headers=_OVERVIEW_HEADERS,
+        overview=_overview(tables),
+        run_headers=_RUN_HEADERS,
+        tables=[_shown(of_paper, out) for of_paper in tables],
     )
 
 
-def _pictures(entries: Sequence[Entry]) -> str:
+def _shown(of_paper: PaperTable, out: Path) -> dict[str, Any]:
+    """What the page shows of one table."""
+    return {
+        "title": of_paper.title,
+        "caption": "Printed, and ours in colour." if of_paper.runs else "Printed.",
+        "headers": _headers(of_paper),
+        "rows": [(row, _places(of_paper, row)) for row in of_paper.rows],
+        "runs": [
+            (_run_cells(entry), [(run["seed"], _link(path, out)) for path, run in entry.runs])
+            for entry in of_paper.runs
+        ],
+        "pictures": _pictures(of_paper.runs),
+    }
+
+
+def _pictures(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Learning curves of every column that was run, and disks where there are several rows."""
     columns: dict[str, list[Entry]] = {}
     for entry in entries:
         columns.setdefault(entry.recipe.column, []).append(entry)
-    return "".join(_column_pictures(name, of_column) for name, of_column in columns.items())
+    return [_picture(name, of_column) for name, of_column in columns.items()]
 
 
-def _column_pictures(name: str, entries: Sequence[Entry]) -> str:
+def _picture(name: str, entries: Sequence[Entry]) -> dict[str, Any]:
     names = _labels(entries)
     curves = {
         key: [_validation_curve(entry.recipe, run) for _, run in entry.runs]
         for key, entry in zip(names, entries, strict=True)
     }
     recipe = entries[0].recipe
-    heading = f"<h3>{escape(f'{name}: validation {recipe.metric}, {recipe.unit}')}</h3>"
     drawn = {key: lines for key, lines in curves.items() if any(lines)}
-    curved = heading + panels({key: key for key in drawn}, drawn) if drawn else ""
     bubbles = [bubble for bubble in map(_bubble, names, entries) if bubble is not None]
-    return curved + (bubble_chart(name, recipe.unit, bubbles) if len(bubbles) > 1 else "")
+    return {
+        "heading": f"{name}: validation {recipe.metric}, {recipe.unit}",
+        "curves": panels({key: key for key in drawn}, drawn) if drawn else None,
+        "chart": bubble_chart(name, recipe.unit, bubbles) if len(bubbles) > 1 else None,
+    }
 
 
 def _labels(entries: Sequence[Entry]) -> list[str]:

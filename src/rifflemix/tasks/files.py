@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
+from rifflemix.files import user_path
 from rifflemix.tasks.base import Progress, TaskCard, TaskStatus
 
 Arrays = dict[str, NDArray[Any]]
@@ -84,7 +85,9 @@ class Source:
 def cache_root() -> Path:
     """The folder for decoded and generated data: $RIFFLEMIX_CACHE or ~/.cache/rifflemix."""
     chosen = os.environ.get("RIFFLEMIX_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rifflemix"
+    if chosen:
+        return user_path("RIFFLEMIX_CACHE", chosen)
+    return user_path("the cache folder", "~/.cache/rifflemix")
 
 
 def stat_key(paths: Iterable[Path], *extra: object) -> str:

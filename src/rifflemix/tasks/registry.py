@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, unknown_name
-from rifflemix.files import make_folder
+from rifflemix.files import make_folder, user_path
 from rifflemix.tasks.base import (
     FirstSamples,
     Progress,
@@ -144,10 +144,14 @@ def prepare_task(
 
 
 def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:
-    """What of a task's data is at hand: in `data_dir`, built in, or to be fetched."""
-    builder = _builder(name)
+    """What of a task's data is at hand: in `data_dir`, built in, or to be fetched.
+
+    Raises:
+        InputError: unknown name, or no such folder.
+    """
+    builder, folder = _builder(name), _folder(data_dir)
     try:
-        return builder.status(_folder(data_dir))
+        return builder.status(folder)
     except InputError as error:
         return TaskStatus(name, False, str(error))
 
@@ -166,10 +170,9 @@ def _load(builder: TaskBuilder, request: Request) -> Task:
 
 
 def _builder(name: str) -> TaskBuilder:
-    try:
-        return _TASKS[name]
-    except KeyError:
-        raise unknown_name("task", name, _TASKS) from None
+    if not isinstance(name, str) or name not in _TASKS:
+        raise unknown_name("task", name, _TASKS)
+    return _TASKS[name]
 
 
 def _request(
@@ -202,10 +205,7 @@ def _request(
 def _folder(data_dir: Path | str | None) -> Path | None:
     if data_dir is None:
         return None
-    try:
-        folder = Path(data_dir).expanduser()
-    except RuntimeError:  # ~ of a user who does not exist
-        folder = Path(data_dir)
+    folder = user_path("data_dir", data_dir)
     if not folder.is_dir():
         raise bad_argument("data_dir", "an existing folder", repr(str(data_dir)))
     return folder

@@ -6,13 +6,13 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.files import user_path
 
 LEVELS = ("byte", "character", "word", "bpe")
 
@@ -174,8 +174,9 @@ def _train_merges(text: str, size: int) -> str:
 
 
 def _read_merges(path: str) -> str:
+    file = user_path("tokenizer", path)
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise bad_argument("tokenizer", "a JSON file", repr(path), str(error)) from error
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,9 +22,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from rifflemix.files import read_tensors, write_tensors
+from rifflemix.files import damaged_run, read_tensors, write_tensors
+from rifflemix.train.progress import Progress
 
 Tensors = dict[str, Tensor]
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _GROUPS = ("model", "optimizer", "best", "rng")
@@ -62,18 +65,57 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     write_tensors(path, tensors, checkpoint.progress)
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path, shapes: Mapping[str, Shapes]) -> Checkpoint:
     """Read what `save_checkpoint` wrote.
 
+    Args:
+        path: the file.
+        shapes: of the tensors of "model", "optimizer" and "rng".
+
     Raises:
-        InputError: the file is missing or damaged.
+        InputError: the file is missing, damaged, or another model's.
     """
     tensors, progress = read_tensors(path)
     groups: dict[str, Tensors] = {group: {} for group in _GROUPS}
     for key, tensor in tensors.items():
-        group, name = key.split("/", 1)
+        group, _, name = key.partition("/")
+        if group not in groups:
+            raise damaged_run(path, f"expected a checkpoint, got a file with tensor {key!r}")
         groups[group][name] = tensor
+    try:
+        has_best = Progress.from_dict(progress).best_step is not None
+    except ValueError as error:
+        raise damaged_run(path, str(error)) from error
+    for group, wanted in {**shapes, "best": shapes["model"] if has_best else {}}.items():
+        check_tensors(path, groups[group], wanted)
     return Checkpoint(**groups, progress=progress)
+
+
+def check_tensors(path: Path, tensors: Tensors, wanted: Shapes) -> None:
+    """Raise InputError unless the tensors of a file have the names, shapes and types wanted."""
+    for name in sorted(tensors.keys() | wanted.keys()):
+        found = _shape_of(tensors[name]) if name in tensors else "none"
+        expected = wanted.get(name, "none")
+        if found != expected:
+            raise damaged_run(path, f"tensor {name}: expected {expected}, got {found}")
+
+
+def state_shapes(model: nn.Module, optimizer: Optimizer) -> dict[str, Shapes]:
+    """Shapes of what `model_weights` and `optimizer_state` give the main process."""
+    states: Mapping[str, Mapping[str, Tensor]]
+    states = get_optimizer_state_dict(model, optimizer).get("state", {})  # type: ignore[assignment]
+    return {
+        "model": {name: _shape_of(tensor) for name, tensor in get_model_state_dict(model).items()},
+        "optimizer": {
+            f"{name}/{key}": _shape_of(tensor)
+            for name, of in states.items()
+            for key, tensor in of.items()
+        },
+    }
+
+
+def _shape_of(tensor: Any) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.dtype
 
 
 def model_weights(model: nn.Module) -> Tensors:

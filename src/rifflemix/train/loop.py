@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rifflemix.files import read_json, read_tensors, write_json
-from rifflemix.train.checkpoint import load_model_weights
+from rifflemix.errors import InputError
+from rifflemix.files import damaged_run, read_json, read_tensors, write_json
+from rifflemix.train.checkpoint import check_tensors, load_model_weights
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.data import (
     TrainOrder,
@@ -95,8 +96,9 @@ def train(
     with ExitStack() as stack:
         stored = engine.on_main(lambda: _open(folder, description, stack))
         if stored is not None:
+            result = _stored_result(folder, stored, task.metric)
             _load_best(engine, folder, model)
-            return TrainResult.from_dict(stored)
+            return result
         stack.callback(engine.release, model)
         stops = (should_stop, time_is_up)
         run = _Run(engine, model, optimizer, task, config, folder, on_event, stops)
@@ -110,7 +112,19 @@ def _open(folder: RunFolder, description: dict[str, Any], stack: ExitStack) -> A
 
 def _load_best(engine: Engine, folder: RunFolder, model: nn.Module) -> None:
     weights, _ = read_tensors(folder.best)
+    own = model.state_dict()
+    check_tensors(folder.best, weights, {k: (tuple(t.shape), t.dtype) for k, t in own.items()})
     load_model_weights(model.to(engine.device), weights, processes=1)
+
+
+def _stored_result(folder: RunFolder, stored: Any, metric: str) -> TrainResult:
+    try:
+        result = TrainResult.from_dict(stored)
+    except InputError as error:
+        raise damaged_run(folder.result, str(error)) from error
+    if not result.finished or result.metric != metric:
+        raise damaged_run(folder.result, f"expected a finished run, chosen by {metric}")
+    return result
 
 
 class _Run:
@@ -143,6 +157,9 @@ class _Run:
         noise_seed = derive_seed(config.seed, _NOISE, engine.rank)
         self.state = RunState(engine, folder, self.model, self.optimizer, noise_seed)
         self.progress = self.state.progress
+        if self.progress.step > config.max_steps:
+            reason = f"it is of step {self.progress.step}, but the run has {config.max_steps}"
+            raise damaged_run(folder.checkpoint, reason)
         if not self.state.is_resumed:
             self._log_start()
         self.first_step = self.progress.step

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from rifflemix.files import check_json
 
 
 @dataclass
@@ -45,8 +47,18 @@ class Progress:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Progress:
-        """From JSON values."""
-        return cls(**values)
+        """From JSON values.
+
+        Raises:
+            ValueError: an entry is missing or of another kind.
+        """
+        check_json(values, cls, "progress")
+        progress = cls(**{entry.name: values[entry.name] for entry in fields(cls)})
+        if not progress.log_bytes >= 0 or not progress.step >= 0:
+            raise ValueError("expected progress.step and progress.log_bytes of at least 0")
+        if not all("step" in evaluation for evaluation in progress.validation):
+            raise ValueError("expected a step in each of progress.validation")
+        return progress
 
     @contextmanager
     def clock(self, activity: str) -> Iterator[None]:

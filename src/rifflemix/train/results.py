@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from rifflemix.errors import InputError
+from rifflemix.errors import InputError, RunFailed
+from rifflemix.files import check_json
 
 
-class TrainingDiverged(InputError):
+class TrainingDiverged(RunFailed):
     """The loss, a metric or a weight became infinite or NaN."""
 
 
@@ -93,10 +94,18 @@ class TrainResult:
         """The result from JSON values; entries that are not its own are passed over.
 
         Raises:
-            InputError: an entry is missing.
+            InputError: an entry is missing or of another kind, or there is no evaluation at
+                `best_step`.
         """
-        names = [entry.name for entry in fields(cls)]
-        missing = [name for name in names if name not in values]
-        if missing:
-            raise InputError(f"training result: expected an entry {missing[0]!r}, got none")
-        return cls(**{name: values[name] for name in names})
+        try:
+            check_json(values, cls, "result")
+        except ValueError as error:
+            raise InputError(f"training result: {error}") from error
+        result = cls(**{entry.name: values[entry.name] for entry in fields(cls)})
+        chosen = [at for at in result.validation if at.get("step") == result.best_step]
+        if result.finished and not (chosen and result.metric in chosen[0] and result.test):
+            raise InputError(
+                f"training result: expected an evaluation of {result.metric} at best_step "
+                f"{result.best_step} and one on the test split, got none"
+            )
+        return result

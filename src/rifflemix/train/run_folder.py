@@ -7,16 +7,20 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import (
+    check_json,
+    damaged_run,
     flush,
     locked,
     make_folder,
+    parse_json,
     read_json,
+    read_json_lines,
     remove_leftovers,
     write_json,
 )
@@ -77,7 +81,7 @@ class RunFolder:
         """Drop what was logged after the moment when the log had `size` bytes.
 
         Raises:
-            InputError: the log is shorter than that.
+            InputError: the log is shorter than that, or what stays is no log.
         """
         try:
             with open(self.log, "ab") as file:
@@ -89,6 +93,7 @@ class RunFolder:
                 file.truncate(size)
         except OSError as error:
             raise InputError(f"cannot write {self.log}: {error.strerror}") from error
+        read_log(self.log)
 
     def append_log(self, entry: Mapping[str, Any]) -> None:
         """Add one line of JSON."""
@@ -102,6 +107,29 @@ class RunFolder:
         """Flush the log to disk; its size in bytes."""
         flush(self.log)
         return self.log.stat().st_size
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """Step and mean training loss of each line of a log that is on training.
+
+    Raises:
+        InputError: it cannot be read, or a line is not what `RunFolder.append_log` wrote.
+    """
+    curve = []
+    for number, entry in enumerate(read_json_lines(path), start=1):
+        try:
+            check_json(entry, dict[str, Any], "the line")
+            if entry.get("split") == "train":
+                check_json(entry, _LoggedLoss, "the line")
+                curve.append({"step": entry["step"], "loss": entry["loss"]})
+        except ValueError as error:
+            raise damaged_run(path, f"line {number}: {error}") from error
+    return curve
+
+
+class _LoggedLoss(TypedDict):
+    step: int
+    loss: float
 
 
 def describe_run(
@@ -128,8 +156,8 @@ def describe_run(
         "device": device_type,
     }
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(description, allow_nan=False))
-    except (TypeError, ValueError) as error:
+        plain: dict[str, Any] = parse_json(json.dumps(description, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
         raise bad_argument("model_settings and task options", "JSON values", error) from error
     return plain
 

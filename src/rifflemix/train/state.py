@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rifflemix.files import write_tensors
+from rifflemix.files import damaged_run, write_tensors
 from rifflemix.train.checkpoint import (
     Checkpoint,
     Tensors,
@@ -18,6 +18,7 @@ from rifflemix.train.checkpoint import (
     model_weights,
     optimizer_state,
     save_checkpoint,
+    state_shapes,
 )
 from rifflemix.train.engine import Engine
 from rifflemix.train.progress import Progress
@@ -98,13 +99,18 @@ class RunState:
     def _restore(self) -> bool:
         """Go back to the checkpoint; False where there is none."""
         held = _NO_TENSORS
+        shapes = state_shapes(self.model, self.optimizer)  # in all processes
+        shapes["rng"] = {
+            name: ((self.engine.processes, *state.shape), state.dtype)
+            for name, state in rng_state(self.engine.device).items()
+        }
 
         def read() -> Any:
             nonlocal held
             if not self.folder.checkpoint.exists():
                 self.folder.cut_log(0)
                 return None
-            held = load_checkpoint(self.folder.checkpoint)
+            held = load_checkpoint(self.folder.checkpoint, shapes)
             self.folder.cut_log(held.progress["log_bytes"])
             return {
                 "progress": held.progress,
@@ -119,10 +125,12 @@ class RunState:
         load_optimizer_state(self.model, self.optimizer, held.optimizer, processes)
         self.best = held.best
         self.progress = Progress.from_dict(found["progress"])
-        set_rng_state(
-            {name: _bytes(states[self.engine.rank]) for name, states in found["rng"].items()},
-            self.engine.device,
-        )
+        rng = {name: _bytes(states[self.engine.rank]) for name, states in found["rng"].items()}
+        try:
+            set_rng_state(rng, self.engine.device)
+        except (RuntimeError, ValueError) as error:
+            reason = "it holds no state of the random generators"
+            raise damaged_run(self.folder.checkpoint, reason) from error
         return True
 
 

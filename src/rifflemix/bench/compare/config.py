@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,14 +18,16 @@ from rifflemix.train.config import TrainConfig
 
 FORMAT = "rifflemix.compare/1"
 
-# Beyond these a typing error is likelier than a wish.
 _BACKBONES = {
     "classes": "encoder",
     "next_token": "gpt",
     "sequence": "seq2seq",
     "number": "graphormer_pcqm4m",
 }
-_MOST = {"dim": 65_536, "num_layers": 1_000, "num_heads": 65_536, "threads": 1_024}
+# Beyond these a typing error is likelier than a wish.
+MOST_THREADS = 1_024
+MOST_SEEDS = 1_000
+_MOST = {"dim": 65_536, "num_layers": 1_000, "num_heads": 65_536, "threads": MOST_THREADS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,7 @@ class CompareConfig:
         """Check all that can be told without data."""
         task_card(self.task)
         _check_list("mixers", self.mixers)
+        _check_seeds(self.seeds)
         _check_list("seeds", self.seeds)
         for name in self.mixers:
             if not mixer_card(name).causal and is_generative(self.task):
@@ -136,9 +140,17 @@ def default_model(task: str) -> str:
 def _check_list(name: str, values: tuple[Any, ...]) -> None:
     if not values:
         raise bad_argument(name, "at least one", "none")
-    repeated = [value for value in values if values.count(value) > 1]
-    if repeated:
-        raise bad_argument(name, "each only once", f"{repeated[0]!r} twice")
+    value, count = Counter(values).most_common(1)[0]
+    if count > 1:
+        raise bad_argument(name, "each only once", f"{value!r} twice")
+
+
+def _check_seeds(seeds: tuple[int, ...]) -> None:
+    if len(seeds) > MOST_SEEDS:
+        raise bad_argument("seeds", f"at most {MOST_SEEDS:,} of them", f"{len(seeds):,}")
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise bad_argument("seed", "a whole number from 0 to 2**63 - 1", repr(seed))
 
 
 def check_device(device: str) -> None:

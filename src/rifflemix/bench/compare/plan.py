@@ -14,6 +14,7 @@ from rifflemix.bench.compare.config import FORMAT, CompareConfig
 from rifflemix.bench.compare.models import check_model
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import (
+    check_new_path,
     locked,
     make_folder,
     read_json,
@@ -117,6 +118,7 @@ def check_folder(out: Path) -> None:
     """Raise unless a folder is, or can be made, at `out`; leaves nothing behind."""
     try:
         str(out).encode()
+        check_new_path(out)
         if out.exists() and not out.is_dir():
             raise bad_argument("out", "a folder", f"the file {out}")
         nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())

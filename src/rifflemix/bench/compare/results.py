@@ -11,10 +11,10 @@ from rifflemix.bench.compare.config import FORMAT, CompareConfig
 from rifflemix.bench.compare.models import training_memory
 from rifflemix.bench.compare.plan import ComparePlan
 from rifflemix.bench.environment import environment
-from rifflemix.files import read_json_lines
 from rifflemix.mixers import mixer_card
 from rifflemix.tasks import Task, task_card
 from rifflemix.train import TrainResult
+from rifflemix.train.run_folder import read_log
 
 RUN_FORMAT = "rifflemix.train/1"
 
@@ -45,7 +45,7 @@ def finished_run(mixer: str, seed: int, folder: str, result: TrainResult, path: 
         "validation": _chosen(result),
         "test": result.test,
         "validation_curve": result.validation,
-        "train_curve": train_curve(path / "log.jsonl"),
+        "train_curve": read_log(path / "log.jsonl"),
         "environment": environment(),
     }
 
@@ -78,10 +78,11 @@ def assemble(
     runs: Sequence[Run],
     failed: Sequence[Run],
     peak_memory: Mapping[str, int],
+    made_in: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The whole of results.json from the runs so far."""
+    """The whole of results.json from the runs so far; `made_in`: the environment, if not this."""
     done, planned = len(runs) + len(failed), len(plan.runs)
-    place = environment()
+    place = environment() if made_in is None else dict(made_in)
     return {
         "format": FORMAT,
         "status": "complete" if done == planned else "partial",
@@ -164,15 +165,6 @@ def summarise(values: Sequence[float]) -> dict[str, Any] | None:
 def _chosen(result: TrainResult) -> dict[str, float]:
     """The validation metrics of the evaluation that chose the weights."""
     return next(entry for entry in result.validation if entry["step"] == result.best_step)
-
-
-def train_curve(log: Path) -> list[dict[str, float]]:
-    """Step and mean training loss of each line that the log has on training."""
-    return [
-        {"step": entry["step"], "loss": entry["loss"]}
-        for entry in read_json_lines(log)
-        if entry.get("split") == "train"
-    ]
 
 
 def _task(plan: ComparePlan) -> dict[str, Any]:

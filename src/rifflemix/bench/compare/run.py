@@ -14,6 +14,7 @@ from rifflemix.bench.compare.config import CompareConfig
 from rifflemix.bench.compare.models import build_model, training_memory
 from rifflemix.bench.compare.plan import RESULTS_FILE, ComparePlan, claimed_folder
 from rifflemix.bench.compare.results import Run, assemble, failed_run, finished_run
+from rifflemix.bench.compare.stored import check_stored
 from rifflemix.errors import InputError
 from rifflemix.files import read_json, write_json
 from rifflemix.tasks import Task
@@ -189,17 +190,23 @@ def _load(plan: ComparePlan) -> tuple[_Progress, dict[str, Any] | None]:
         return _Progress(), None
     results = read_json(path)
     try:
-        memory = {
-            mixer["name"]: mixer["peak_memory_bytes"]
-            for mixer in results["mixers"]
-            if mixer["peak_memory_bytes"] is not None
-        }
-        progress = _Progress(results["runs"], results["failed_runs"], memory)
-        return progress, results if results["status"] == "complete" else None
-    except (KeyError, TypeError):
-        raise InputError(
-            f"{path} is damaged: it does not hold a comparison; remove it, the runs are kept"
-        ) from None
+        check_stored(results, plan)
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: {error}; remove it, the runs are kept") from None
+    memory = {
+        mixer["name"]: mixer["peak_memory_bytes"]
+        for mixer in results["mixers"]
+        if mixer["peak_memory_bytes"] is not None
+    }
+    progress = _Progress(results["runs"], results["failed_runs"], memory)
+    if not all(progress.has(seed, mixer) for seed, mixer in plan.runs):
+        return progress, None
+    # Everything else follows from the runs: it is put together again, not believed.
+    place = results["environment"]
+    whole = assemble(plan, progress.runs, progress.failed, memory, made_in=place)
+    if whole != results:
+        write_json(path, whole)
+    return progress, whole
 
 
 def _save(plan: ComparePlan, progress: _Progress) -> dict[str, Any]:

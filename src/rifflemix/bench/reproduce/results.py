@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rifflemix.bench.compare.results import protocol, train_curve
+from rifflemix.bench.compare.results import protocol
 from rifflemix.bench.environment import environment
 from rifflemix.bench.reproduce.checks import check_results
 from rifflemix.bench.reproduce.utilisation import Utilisation
 from rifflemix.errors import InputError
+from rifflemix.files import parse_json
 from rifflemix.recipes import Recipe
 from rifflemix.tasks import Task
 from rifflemix.train import TrainResult
+from rifflemix.train.run_folder import read_log
 
 FORMAT = "rifflemix.reproduce/1"
 
@@ -69,7 +70,7 @@ def results_of(
         "seconds": result.seconds,
         "environment": place,
         "result": result.to_dict(),
-        "train_curve": train_curve(folder / "log.jsonl"),
+        "train_curve": read_log(folder / "log.jsonl"),
     }
 
 
@@ -105,7 +106,7 @@ def load_results(places: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     if not isinstance(value, dict) or value.get("format") != FORMAT:

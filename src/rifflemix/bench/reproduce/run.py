@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
-from rifflemix.bench.compare.config import check_device
+from rifflemix.bench.compare.config import MOST_THREADS, check_device
 from rifflemix.bench.compare.plan import check_folder
 from rifflemix.bench.compare.run import OnStatus, ShouldStop, StatusFeed, using_threads
+from rifflemix.bench.reproduce.checks import check_results
 from rifflemix.bench.reproduce.results import results_of
 from rifflemix.bench.reproduce.start import Start, read_start, start_model
 from rifflemix.bench.reproduce.utilisation import Utilisation, utilisation
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import read_json, write_json
+from rifflemix.files import check_json, read_json, write_json
 from rifflemix.models import Model, create_model, model_settings
 from rifflemix.ops._checks import check_integer
 from rifflemix.recipes import Recipe
@@ -29,7 +30,6 @@ from rifflemix.train.evaluate import run_model
 from rifflemix.train.seeds import seed_everything
 
 RESULTS_FILE = "results.json"
-_MOST_THREADS = 1_024
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def plan_reproduction(
     check_folder(out)
     check_device(device)
     count = torch.get_num_threads() if threads is None else threads
-    check_integer("threads", count, 1, _MOST_THREADS)
+    check_integer("threads", count, 1, MOST_THREADS)
     recipe = recipe.scaled(scale)
     if max_steps is not None:
         recipe = recipe.shortened(max_steps)
@@ -186,9 +186,29 @@ def run_reproduction(
 
 
 def _stored(path: Path) -> dict[str, Any]:
-    """Results that an earlier process left; empty where there are none."""
+    """Results that an earlier process left; empty where there are none that are whole.
+
+    They follow from the run's other files, and are written again where somebody changed them.
+    """
     stored = read_json(path) if path.exists() else {}
-    return stored if isinstance(stored, dict) else {}
+    try:
+        check_json(stored, _Shown, "results")
+        check_results(stored)
+    except (ValueError, InputError):
+        return {}
+    return dict(stored)
+
+
+class _Shown(TypedDict):
+    """What the terminal shows beside what a report needs."""
+
+    status: str
+    printed: float | None
+    difference: float | None
+    unit: str
+    is_reduced: bool
+    wall_seconds: float
+    seconds: dict[str, float]
 
 
 def is_main_process() -> bool:

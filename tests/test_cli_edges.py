@@ -1,0 +1,172 @@
+"""The command line where something around it is wrong: output, paths, counts, failed runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rifflemix.cli
+from rifflemix.cli.options import parse_seeds
+from rifflemix.errors import InputError
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+TINY = (
+    "--task", "digits", "--task-option", "patch_size=4", "--dim", "16", "--layers", "1",
+    "--heads", "2", "--batch-size", "8", "--steps", "2",
+)  # fmt: skip
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/bin/sh", "-c", 'exec "$0" -m rifflemix ' + " ".join(arguments), sys.executable],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["rifflemix", *arguments])
+    for name in ("OMP_WAIT_POLICY", "KINETO_LOG_LEVEL"):
+        monkeypatch.setenv(name, os.environ.get(name, "99"))
+    return rifflemix.cli.main()
+
+
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_output_that_cannot_be_encoded(form: str) -> None:
+    done = run("list recipes", form, PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_output_that_cannot_be_written(form: str) -> None:
+    done = run("data list", form, ">/dev/full")
+    assert done.returncode == 2
+    assert done.stderr == "error: cannot write the output: No space left on device\n"
+    done = run("list recipes", form, ">&-")
+    assert done.returncode == 2
+    assert done.stderr == "error: cannot write the output: stdout is closed\n"
+
+
+def test_a_reader_who_goes_away_is_no_error() -> None:
+    done = run("list recipes --json | head -c 1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[", "")
+
+
+COMMANDS = {
+    "compare": (*TINY, "--mixers", "average"),
+    "train": (*TINY, "--mixer", "average"),
+    "reproduce": ("sinkhorn/table1-sort-b32",),
+    "bench ops": (),
+    "bench models": (),
+    "bench scaling": (),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("count", ["0", "-1", "1025", "9" * 30])
+def test_threads_out_of_range(
+    command: str, count: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    out = str(tmp_path / "out")
+    words = [*command.split(), *COMMANDS[command], "--threads", count, "--out", out]
+    assert main(monkeypatch, *words) == 2
+    assert re.search("threads: expected .*1 to 1,?024", capfd.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["train", "reproduce"])
+@pytest.mark.parametrize("seed", ["-1", "9223372036854775808", "9" * 30])
+def test_seeds_out_of_range(
+    command: str, seed: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    out = str(tmp_path / "out")
+    assert main(monkeypatch, command, *COMMANDS[command], "--seed", seed, "--out", out) == 2
+    assert "error: seed: expected" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_and_lists_of_seeds() -> None:
+    assert parse_seeds("3") == (0, 1, 2)
+    assert parse_seeds("20261122,7") == (20261122, 7)
+    assert len(parse_seeds("1000")) == 1000
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["1001", "20261122", "9" * 4000, "0", "-3"])
+def test_too_many_seeds_are_refused_at_once(text: str) -> None:
+    with pytest.raises(InputError, match="--seeds: expected a number of seeds, 1 to 1,000") as e:
+        parse_seeds(text)
+    assert ("(--seeds 7,11)" in str(e.value)) == (text not in ("0", "-3"))
+
+
+@pytest.mark.parametrize("text", ["", "x", "1,", "1,x", "1.5", "9" * 5000])
+def test_seeds_that_are_none(text: str) -> None:
+    with pytest.raises(InputError, match="--seeds: expected a whole number"):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("compare", *TINY, "--out="), ("train", *TINY, "--mixer", "average", "--out="),
+        ("reproduce", "csp/table4-image", "--out="), ("bench", "ops", "--out="),
+        ("report", "runs", "--out="), ("data", "list", "--data-dir="),
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_empty_paths(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, *command) == 2
+    assert "expected a path, got an empty text" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "x" * 252 + ".json", "new/" * 1100])
+@pytest.mark.parametrize("command", ["compare", "bench ops"])
+def test_paths_that_are_too_long_are_refused_before_measuring(
+    command: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = str(tmp_path / name)
+    assert main(monkeypatch, *command.split(), *COMMANDS[command], "--out", out) == 2
+    assert "File name too long" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", ["data list", "list tasks"])
+def test_lists_of_folders_that_are_not_there(
+    what: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, *what.split(), "--data-dir", "/nowhere") == 2
+    assert (
+        capfd.readouterr().err == "error: data_dir: expected an existing folder, got '/nowhere'\n"
+    )
+
+
+def test_a_comparison_in_which_every_run_diverged(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = ["compare", *TINY, "--mixers", "average", "--lr", "1e30", "--out", str(out)]
+    for _ in range(2):  # also when there is nothing left to train
+        assert main(monkeypatch, *words) == 1
+        assert "error: every run failed; the first: training diverged" in capfd.readouterr().err
+    assert (out / "report.html").exists()
+
+
+def test_a_run_that_diverged(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["train", *TINY, "--mixer", "average", "--lr", "1e30", "--out", str(tmp_path / "out")]
+    assert main(monkeypatch, *words) == 1
+    assert "error: training diverged" in capfd.readouterr().err

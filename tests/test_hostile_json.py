@@ -1,0 +1,91 @@
+"""JSON from outside: what our files and options are refused for, in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+
+from rifflemix.bench.reproduce import load_results
+from rifflemix.cli.options import parse_value
+from rifflemix.errors import InputError
+from rifflemix.files import check_json, parse_json, read_json, read_json_lines
+from rifflemix.models.pretrained import from_pretrained
+
+DEEP = {"list": "[" * 100_000, "closed": "[" * 65 + "]" * 65, "object": '{"a":' * 100_000}
+NO_JSON = {**DEEP, "surrogate": '{"\\ud800": 1}', "": ""}
+
+
+@pytest.mark.parametrize("text", NO_JSON.values(), ids=NO_JSON.keys())
+def test_what_is_no_json_of_ours(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"JSON|nests|Expecting|surrogates"):
+        parse_json(text)
+    path = tmp_path / "x.json"
+    path.write_text(text + "\n")
+    for read in (read_json, read_json_lines):
+        with pytest.raises(InputError, match="is damaged"):
+            read(path)
+
+
+def test_json_as_deep_as_allowed() -> None:
+    assert parse_json("[" * 64 + "]" * 64) is not None
+    assert parse_json('{"a": [1, "\\ud83d\\ude00", null]}') == {"a": [1, "\U0001f600", None]}
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP.keys())
+def test_an_option_is_then_a_text(text: str) -> None:
+    assert parse_value(text, None, "--task-option x") == text
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP.keys())
+def test_a_report_passes_over_such_a_file(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    assert load_results([tmp_path]) == []
+    with pytest.raises(InputError, match="expected results of"):
+        load_results([tmp_path / "x.json"])
+
+
+def test_a_saved_model_with_such_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(DEEP["list"])
+    with pytest.raises(InputError, match="not JSON"):
+        from_pretrained(tmp_path)
+
+
+class Place(TypedDict):
+    x: int
+    note: str | None
+
+
+@dataclass
+class Route:
+    places: list[Place]
+    lengths: dict[str, float]
+    anything: Any
+
+
+GOOD = {"places": [{"x": 1, "note": None}], "lengths": {"a": 1, "b": 0.5}, "anything": []}
+
+
+def test_json_of_a_type() -> None:
+    check_json(GOOD, Route, "route")
+    check_json({**GOOD, "more": 1}, Route, "route")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"places": 5}, "route.places as a list, got 5"),
+        ({"places": [{}]}, r"an entry route.places\[0\].x, got none"),
+        ({"places": [{"x": True, "note": ""}]}, r"places\[0\].x as a whole number, got True"),
+        ({"places": [{"x": 1.0, "note": ""}]}, "as a whole number, got 1.0"),
+        ({"places": [{"x": 1, "note": 3}]}, "note as a text, got 3"),
+        ({"lengths": {"a": float("nan")}}, "lengths.a as a finite number, got nan"),
+        ({"lengths": {"a": 10**400}}, "lengths.a as a finite number, got 1000"),
+        ({"lengths": []}, r"lengths as an object, got \[\]"),
+    ],
+)
+def test_json_of_another_type(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_json({**GOOD, **changes}, Route, "route")
