@@ -164,8 +164,11 @@ def test_data_list_and_prepare(cli: Cli) -> None:
         ("compare --task digits --heads 3 --out OUT", "num_heads: expected a divisor of dim = 64"),
         ("compare --task digits --dim 0 --out OUT", "dim: expected 1 to 65,536, got 0"),
         ("compare --task digits --layers 0 --out OUT", "num_layers: expected 1 to 1,000"),
-        ("compare --task digits --seeds 0 --out OUT", "--seeds: expected at least 1, got 0"),
-        ("compare --task digits --seeds many --out OUT", "Invalid value for '--seeds'"),
+        (
+            "compare --task digits --seeds 0 --out OUT",
+            "--seeds: expected a number of seeds, 1 to 1,000, got 0",
+        ),
+        ("compare --task digits --seeds many --out OUT", "--seeds: expected a whole number"),
         ("compare --task digits --max-steps 0 --out OUT", "max_steps: expected"),
         ("compare --task digits --batch-size -1 --out OUT", "batch_size: expected"),
         ("compare --task digits --batch-size 99999 --out OUT", "at most the 1087 samples"),

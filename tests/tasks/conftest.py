@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+
+from rifflemix.tasks.download import Remote
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +29,30 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def put_on_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], list[str]]:
+    """Put splits under a repository's name on a hub; returns the addresses that are fetched."""
+
+    def put(repository: str, splits: Any) -> list[str]:
+        fetched: list[str] = []
+
+        def download(remote: Remote, *_: Any) -> bytes:
+            fetched.append(remote.url)
+            return b"content"
+
+        def load_dataset(kind: str, *, data_files: dict[str, str], cache_dir: str) -> Any:
+            assert kind == "parquet"
+            assert all(f"/datasets/{repository}/resolve/" in url for url in fetched)
+            assert all(Path(path).read_bytes() == b"content" for path in data_files.values())
+            return {name: splits[name] for name in data_files}
+
+        monkeypatch.setattr("rifflemix.tasks.hub.download", download)
+        monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+        return fetched
+
+    return put
 
 
 @pytest.fixture

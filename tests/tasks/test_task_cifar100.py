@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +79,7 @@ class HubRows:
 
 @pytest.fixture(params=["folder", "tar", "hub"])
 def load(
-    request: pytest.FixtureRequest, data: Path, planes: Planes, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, data: Path, planes: Planes, put_on_hub: Callable[..., Any]
 ) -> Callable[..., Task]:
     """Loads the tiny CIFAR-100 from each of the places it can come from."""
     folder: Path | None = data
@@ -91,8 +90,7 @@ def load(
     else:
         folder = None
         fetched = {part: HubRows(*rows) for part, rows in planes.items()}
-        library = SimpleNamespace(load_dataset=lambda name: {"uoft-cs/cifar100": fetched}[name])
-        monkeypatch.setitem(sys.modules, "datasets", library)
+        put_on_hub("uoft-cs/cifar100", fetched)
     return lambda **options: load_task("cifar100", data_dir=folder, **options)
 
 

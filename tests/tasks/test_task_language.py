@@ -7,8 +7,8 @@ import lzma
 import math
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.tasks import load_task, prepare_task, task_status
-from rifflemix.tasks.download import download
+from rifflemix.tasks.download import Remote, download
 from rifflemix.tasks.files import Array
-from rifflemix.tasks.language import Remote, Shakespeare
+from rifflemix.tasks.language import Shakespeare, WikiText
 from rifflemix.tasks.next_token import UNCOUNTED, NextTokenTask, WindowSplit
 from rifflemix.tasks.vocabulary import Vocabulary, build_vocabulary
 
@@ -354,11 +354,14 @@ def test_download_is_checked(tmp_path: Path) -> None:
     sha256 = hashlib.sha256(b"abc").hexdigest()
     told: list[str] = []
 
-    def fetch(url: str, wanted: str) -> bytes:
-        return download(url, wanted, lambda what, *_: told.append(what), InputError)
+    def fetch(url: str, wanted: str | None, size: int | None = None) -> bytes:
+        remote = Remote(url, wanted, size)
+        return download(remote, lambda what, *_: told.append(what), InputError)
 
-    assert fetch(path.as_uri(), sha256) == b"abc"
-    assert told == ["fetching text.txt"]
+    assert fetch(path.as_uri(), sha256) == fetch(path.as_uri(), None, 3) == b"abc"
+    assert set(told) == {"fetching text.txt"}
+    with pytest.raises(InputError, match=r"has 3 bytes, expected 4"):
+        fetch(path.as_uri(), None, 4)
     with pytest.raises(InputError, match=r"has sha256 .*, expected 000"):
         fetch(path.as_uri(), "000")
     with pytest.raises(InputError, match=r"fetching .*absent.* failed"):
@@ -378,14 +381,19 @@ def test_corpus_by_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert task_status("shakespeare").available
 
 
-def test_wikitext_by_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = {"train": ["a b\n", "\n", "b\n"], "validation": ["a\n", "b\n"], "test": ["a c\n"]}
+def test_wikitext_by_the_hub(
+    monkeypatch: pytest.MonkeyPatch, put_on_hub: Callable[..., list[str]]
+) -> None:
+    lines = {"train": ["a b\n", "", "b\n"], "validation": ["a\n", "b\n"], "test": ["a c\n"]}
     splits = {name: {"text": text} for name, text in lines.items()}
-    asked: list[tuple[str, ...]] = []
-    library = SimpleNamespace(load_dataset=lambda *names: (asked.append(names), splits)[1])
-    monkeypatch.setitem(sys.modules, "datasets", library)
+    fetched = put_on_hub("Salesforce/wikitext", splits)
+    with pytest.raises(InputError, match="train text has 6 words and line ends, expected 2,088"):
+        load_task("wikitext", max_length=2)
+    monkeypatch.setattr(WikiText, "words", {"train": 6, "validation": 4, "test": 3})
+    fetched.clear()
     task = load_task("wikitext", max_length=2)
-    assert asked == [("Salesforce/wikitext", "wikitext-2-v1")]
+    assert all("/b08601e04326c79dfdd32d625aee71d232d685c3/wikitext-2-v1/" in u for u in fetched)
+    assert len(fetched) == 3
     assert task.vocabulary.decode(task.split("train").tokens.values) == "a b \n\nb \n"
     assert task.vocabulary.decode(task.split("test").tokens.values) == "a <unk> \n"
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_same_samples_from_everywhere(
     data: Path,
     pairs: Pairs,
     write_npz_xz: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
+    put_on_hub: Callable[..., Any],
 ) -> None:
     if place == "npz":
         (train_x, train_y), (test_x, test_y) = pairs["train"], pairs["test"]
@@ -55,7 +56,7 @@ def test_same_samples_from_everywhere(
             data / "mnist.npz.xz", train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y
         )
     elif place == "hub":
-        monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=fetch(pairs)))
+        put_on_hub("ylecun/mnist", on_hub(pairs))
     else:
         write_idx(data / "MNIST/raw" if place == "torchvision" else data, pairs, place == "gz")
     task = load_task("mnist", data_dir=None if place == "hub" else data)
@@ -69,19 +70,15 @@ def test_same_samples_from_everywhere(
     assert [label for _, label in task.split("test")] == pairs["test"][1].tolist()
 
 
-def fetch(pairs: Pairs) -> Callable[[str], object]:
+def on_hub(pairs: Pairs) -> dict[str, Any]:
     class Rows(list):
         def __getitem__(self, column: str) -> list[int]:
             return [row[column] for row in self]
 
-    def load_dataset(name: str) -> object:
-        assert name == "ylecun/mnist"
-        return {
-            part: Rows({"image": x, "label": int(y)} for x, y in zip(*pair, strict=True))
-            for part, pair in pairs.items()
-        }
-
-    return load_dataset
+    return {
+        part: Rows({"image": x, "label": int(y)} for x, y in zip(*pair, strict=True))
+        for part, pair in pairs.items()
+    }
 
 
 def test_patches(data: Path, pairs: Pairs) -> None:
@@ -117,13 +114,21 @@ def test_images_and_labels_of_different_counts(data: Path, pairs: Pairs) -> None
 
 
 def test_fetching_fails_in_one_sentence(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    def load_dataset(name: str) -> object:
-        raise ConnectionError("no route to host\nmore lines")
+    def urlopen(url: str, timeout: float) -> object:
+        raise ConnectionError("no route to host")
+
+    def load_dataset(*_: object, **__: object) -> object:
+        raise TypeError("no Parquet\nmore lines")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(
-        InputError, match=r"fetching ylecun/mnist failed: no route to host.*--data-dir"
-    ) as raised:
+    with monkeypatch.context() as patch:
+        patch.setattr("urllib.request.urlopen", urlopen)
+        with pytest.raises(
+            InputError, match=r"fetching .*train-.*parquet failed: no route to host.*--data-dir"
+        ):
+            load_task("mnist")
+    monkeypatch.setattr("rifflemix.tasks.hub.download", lambda *_: b"")
+    with pytest.raises(InputError, match=r"reading ylecun/mnist failed: no Parquet") as raised:
         load_task("mnist")
     assert "\n" not in str(raised.value)
     assert not cache.exists()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,7 +105,7 @@ def test_tokens_are_bytes_plus_one(task: Task) -> None:
 
 @pytest.mark.parametrize("place", ["folder", "folder itself", "tar", "hub"])
 def test_same_splits_from_everywhere(
-    place: str, task: Task, reviews: Reviews, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, task: Task, reviews: Reviews, tmp_path: Path, put_on_hub: Callable[..., Any]
 ) -> None:
     other: Path | None = tmp_path / "other"
     assert other is not None
@@ -120,8 +118,7 @@ def test_same_splits_from_everywhere(
             part: {"text": [row[0] for row in rows], "label": [row[1] for row in rows]}
             for part, rows in reviews.items()
         }
-        library = SimpleNamespace(load_dataset=lambda name: {"stanfordnlp/imdb": fetched}[name])
-        monkeypatch.setitem(sys.modules, "datasets", library)
+        put_on_hub("stanfordnlp/imdb", fetched)
     else:
         write_folder(other, reviews)
         other = other / "aclImdb" if place == "folder itself" else other

@@ -113,14 +113,23 @@ class Preset:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_ids(name: str, ids: Tensor, layout: str, *, rank: int = 2) -> None:
-    """Raise unless `ids` is a tensor of integers of the given rank; `layout` says its shape."""
+def check_ids(name: str, ids: Tensor, layout: str, *, below: int, rank: int = 2) -> None:
+    """Raise unless `ids` is a tensor of integers of the given rank; `layout` says its shape.
+
+    On the CPU they must be 0 to `below` - 1, too. A GPU would have to be waited for, and a traced
+    graph cannot ask: there torch itself stops at an id that has no embedding.
+    """
     if not isinstance(ids, Tensor):
         raise bad_argument(name, f"ids of shape {layout}", type(ids).__name__)
     if ids.dim() != rank:
         raise bad_argument(name, f"ids of shape {layout}", tuple(ids.shape))
     if ids.dtype not in (torch.int64, torch.int32):
         raise bad_argument(name, f"int64 ids of shape {layout}", ids.dtype)
+    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+        least, largest = (int(bound) for bound in torch.aminmax(ids))
+        if least < 0 or largest >= below:
+            got = least if least < 0 else largest
+            raise bad_argument(name, f"ids from 0 to {below - 1}", got)
 
 
 def check_size(name: str, images: Tensor, expected: tuple[int, ...]) -> None:

@@ -176,7 +176,7 @@ class SequenceClassifier(Model):
     def _check_inputs(self, inputs: Tensor) -> None:
         """Raise unless these are ids (B, N), or vectors (B, N, F) where such are embedded."""
         if not isinstance(self.embed, nn.Linear):
-            check_ids("inputs", inputs, "(B, N)")
+            check_ids("inputs", inputs, "(B, N)", below=self.embed.num_embeddings)
             return
         features = self.embed.in_features
         check_tokens("inputs", inputs, layout=f"(B, N, {features})")

@@ -117,8 +117,8 @@ def _check_prompt(model: CausalModel, tokens: Tensor, count: int) -> None:
         raise bad_argument("tokens", "a tensor of shape (B, N)", type(tokens).__name__)
     if tokens.dim() != 2 or tokens.shape[1] < 1:
         raise bad_argument("tokens", "prompts of shape (B, N), N at least 1", tuple(tokens.shape))
-    check_ids("tokens", tokens, "(B, N)")
     last = model.embed.num_embeddings - 1
+    check_ids("tokens", tokens, "(B, N)", below=last + 1)
     unknown = tokens[(tokens < 0) | (tokens > last)]
     if unknown.numel():
         raise bad_argument("tokens", f"ids from 0 to {last}", int(unknown[0]))
@@ -150,9 +150,10 @@ def _chooser(
         raise bad_argument("generator", f"one on the tokens' device {device}", generator.device)
 
     def choose(logits: Tensor) -> Tensor:
-        if temperature == 0:
+        if temperature < torch.finfo(torch.float32).tiny:  # as good as 0, and 0 in float32
             return logits.argmax(dim=1)
-        kept = _keep_likeliest(logits.float() / temperature, top_k, top_p)
+        logits = logits.float() - logits.float().amax(dim=1, keepdim=True)
+        kept = _keep_likeliest(logits / temperature, top_k, top_p)
         return torch.multinomial(kept.softmax(dim=1), 1, generator=generator).squeeze(1)
 
     return choose

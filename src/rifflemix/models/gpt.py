@@ -217,7 +217,7 @@ class GPT(Model):
         Raises:
             InputError: more than `max_length` tokens, or another shape.
         """
-        check_ids("tokens", tokens, "(B, N)")
+        check_ids("tokens", tokens, "(B, N)", below=self.embed.num_embeddings)
         check_padding_mask(key_padding_mask, tokens)
         places = None if key_padding_mask is None else valid_places(key_padding_mask)
         x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor, places))
@@ -265,7 +265,7 @@ class GPT(Model):
                 f"token {state.position + 1}",
                 "build the model with a larger max_length",
             )
-        check_ids("tokens", tokens, "(B,)", rank=1)
+        check_ids("tokens", tokens, "(B,)", below=self.embed.num_embeddings, rank=1)
         embedded = self.embed(tokens).unsqueeze(1) * self.embedding_factor
         place = torch.full((len(tokens), 1), state.position, device=tokens.device)
         x = self.drop(self.positions(embedded, place)).squeeze(1)

@@ -122,7 +122,8 @@ def _checked(state_dict: Any) -> dict[str, Tensor]:
         hint = f"pass state_dict[{key!r}]" if isinstance(value, Mapping) else ""
         raise bad_argument("state_dict", expected, f"{type(value).__name__} at {key!r}", hint)
     for key, tensor in state_dict.items():
-        if tensor.is_meta or tensor.is_complex() or tensor.layout is not torch.strided:
+        is_real = not (tensor.is_complex() or tensor.is_quantized)
+        if tensor.is_meta or not is_real or tensor.layout is not torch.strided:
             got = f"{tensor.layout} {tensor.dtype} on {tensor.device} at {key!r}"
             raise bad_argument("state_dict", "dense tensors of real numbers in memory", got)
     return dict(state_dict)

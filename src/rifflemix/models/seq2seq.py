@@ -206,7 +206,7 @@ class Seq2Seq(Model):
 
     def encode(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """(B, N) tokens -> the memory (B, N, C)."""
-        _check_tokens("inputs", inputs)
+        _check_tokens("inputs", inputs, self.embed.num_embeddings)
         check_padding_mask(key_padding_mask, inputs)
         places = None if key_padding_mask is None else valid_places(key_padding_mask)
         x = self._embedded(inputs, places)
@@ -219,7 +219,7 @@ class Seq2Seq(Model):
         self, memory: Tensor, decoder_inputs: Tensor, memory_padding_mask: Tensor | None = None
     ) -> Tensor:
         """The logits (B, M, vocab_size) behind each of the decoder's tokens (B, M)."""
-        _check_tokens("decoder_inputs", decoder_inputs)
+        _check_tokens("decoder_inputs", decoder_inputs, self.embed.num_embeddings)
         x = self._embedded(decoder_inputs, None)
         for block in self.decoder:
             x = self.run_block(block, x, memory, memory_padding_mask=memory_padding_mask)
@@ -314,8 +314,8 @@ def _cross_attention(
         raise bad_argument("cross_options", f"options of {kind} attention", str(error)) from None
 
 
-def _check_tokens(name: str, tokens: Tensor) -> None:
-    check_ids(name, tokens, "(B, N)")
+def _check_tokens(name: str, tokens: Tensor, vocab_size: int) -> None:
+    check_ids(name, tokens, "(B, N)", below=vocab_size)
     if tokens.shape[1] < 1:
         raise bad_argument(name, "at least one id in shape (B, N)", tuple(tokens.shape))
 

@@ -30,7 +30,8 @@ class ValueEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, dim: int, *, mean: float = 0.5, std: float = 0.5) -> None:
         super().__init__()
-        self.top = check_integer("vocab_size", vocab_size, 2) - 1
+        self.num_embeddings = check_integer("vocab_size", vocab_size, 2)
+        self.top = self.num_embeddings - 1
         if not is_number(mean):
             raise bad_argument("mean", "a number", shown(mean))
         self.mean, self.std = mean, check_positive("std", std)

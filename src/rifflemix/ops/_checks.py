@@ -116,6 +116,8 @@ def check_floating(name: str, x: Any, layout: str) -> None:
         raise bad_argument(name, f"a tensor of shape {layout}", type(x).__name__)
     if not x.is_floating_point():
         raise bad_argument(name, "a floating-point dtype", x.dtype)
+    if x.layout != torch.strided:
+        raise bad_argument(name, "a dense tensor", f"one of layout {x.layout}", "use to_dense()")
 
 
 def check_like(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:

@@ -69,8 +69,8 @@ def bubble_chart(title: str, unit: str, bubbles: Sequence[Bubble]) -> Chart:
         x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * _share(math.log(bubble.speed), speeds)
         y = _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * _share(bubble.value, values)
         radius = _LARGEST_RADIUS * math.sqrt(bubble.memory / largest)
-        numbers = (f"{number:.1f}" for number in (x, y, radius, y + 3))
-        disks.append(Disk(*numbers, _told(bubble, unit)))
+        place = (f"{x:.1f}", f"{y:.1f}", f"{radius:.1f}", f"{y + 3:.1f}")
+        disks.append(Disk(*place, _told(bubble, unit)))
     return Chart(title, unit, tuple(disks), _labels(unit, bubbles))
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import tarfile
-import tempfile
 from pathlib import Path
 
 from rifflemix.tasks.base import Progress
+from rifflemix.tasks.bounded import tar_members
 from rifflemix.tasks.files import cannot_keep, damaged, reading
+from rifflemix.tasks.scratch import scratch_folder
 
 _LARGEST_FILE = 1 << 24
-_LARGEST_TOTAL = 1 << 36
 
 
 def unpack(archive: Path, target: Path, wanted: re.Pattern[str], progress: Progress) -> None:
@@ -30,12 +29,7 @@ def unpack(archive: Path, target: Path, wanted: re.Pattern[str], progress: Progr
             cannot be written, or nothing in the archive is wanted.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".writing-", dir=target.parent, ignore_cleanup_errors=True
-        ) as scratch:
-            part = Path(scratch) / "part"
-            part.mkdir()
+        with scratch_folder(target.parent) as part:
             if _unpack_members(archive, part, wanted, progress) == 0:
                 raise damaged(archive, f"it holds no file named {wanted.pattern}")
             part.rename(target)
@@ -46,25 +40,23 @@ def unpack(archive: Path, target: Path, wanted: re.Pattern[str], progress: Progr
 def _unpack_members(
     archive: Path, folder: Path, wanted: re.Pattern[str], progress: Progress
 ) -> int:
-    count = total = 0
-    with reading(archive), tarfile.open(archive, "r|gz") as members:
-        for member in members:
-            match = wanted.fullmatch(member.name)
-            if match is None or member.isdir():
-                continue
-            if not member.isfile():
-                raise damaged(archive, f"{member.name} is a link or device, not a plain file")
-            total += member.size
-            if member.size > _LARGEST_FILE or total > _LARGEST_TOTAL:
-                raise damaged(archive, f"with {member.name} it is far larger than it should be")
-            content = members.extractfile(member)
-            path = (folder / match[1]).resolve()
-            if content is None or not path.is_relative_to(folder.resolve()):
-                raise damaged(archive, f"{member.name} would be unpacked outside of its folder")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("xb") as stream:
-                shutil.copyfileobj(content, stream)
-            count += 1
-            if count % 1000 == 0:
-                progress(f"unpacking {archive.name}", count, None)
+    count = 0
+    for member, open_member in tar_members(archive):
+        match = wanted.fullmatch(member.name)
+        if match is None or member.isdir():
+            continue
+        if not member.isfile():
+            raise damaged(archive, f"{member.name} is a link or device, not a plain file")
+        if member.size > _LARGEST_FILE:
+            raise damaged(archive, f"with {member.name} it is far larger than it should be")
+        content = open_member()
+        path = (folder / match[1]).resolve()
+        if content is None or not path.is_relative_to(folder.resolve()):
+            raise damaged(archive, f"{member.name} would be unpacked outside of its folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with reading(archive), path.open("xb") as stream:
+            shutil.copyfileobj(content, stream)
+        count += 1
+        if count % 1000 == 0:
+            progress(f"unpacking {archive.name}", count, None)
     return count

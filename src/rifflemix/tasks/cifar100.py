@@ -10,19 +10,19 @@ import numpy as np
 
 from rifflemix.errors import InputError
 from rifflemix.tasks.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
+from rifflemix.tasks.bounded import read_tar_members
 from rifflemix.tasks.files import (
     Arrays,
     Source,
     damaged,
     load_source,
     missing_data,
-    read_tar_members,
     reading,
     source_folder,
     source_status,
     stat_key,
 )
-from rifflemix.tasks.hub import hub_source
+from rifflemix.tasks.hub import HubData, hub_source
 from rifflemix.tasks.pixels import (
     PARTS,
     PixelScale,
@@ -35,7 +35,15 @@ from rifflemix.tasks.pixels import (
 
 _FOLDER = "cifar-100-binary"
 _TAR = "cifar-100-binary.tar.gz"
-_HUB = "uoft-cs/cifar100"
+_HUB = HubData(
+    "uoft-cs/cifar100",
+    "aadb3af77e9048adbea6b47c21a81e47dd092ae5",
+    "cifar100",
+    {
+        "train": "694865d6b990e234804f01268586c41e88bcbbb75e20858432c05ad4081aca23",
+        "test": "98776c529bb146a9c791229df74a5cf076be9b43d82dbbd334b6a7788d73dc68",
+    },
+)
 _COUNTS = {"train": 50_000, "test": 10_000}
 _CLASSES = 100
 _SHAPE = (32, 32, 3)
@@ -153,4 +161,4 @@ def _decode_hub(splits: Any, progress: Progress) -> Arrays:
         progress(f"decoding CIFAR-100 {part} images", 0, len(rows))
         images = np.stack([np.asarray(row["img"], dtype=np.uint8) for row in rows])
         parts[part] = images, np.asarray(rows["fine_label"])
-    return check_parts(_HUB, parts, _SHAPE, _CLASSES)
+    return check_parts(_HUB.repository, parts, _SHAPE, _CLASSES)

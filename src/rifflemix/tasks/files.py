@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
+import csv
 import hashlib
-import io
 import json
 import lzma
 import os
 import shutil
+import struct
 import tarfile
-import tempfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
-from rifflemix.files import user_path
+from rifflemix.files import check_json, parse_json, user_path
 from rifflemix.tasks.base import Progress, TaskCard, TaskStatus
+from rifflemix.tasks.scratch import scratch_folder
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -143,30 +144,50 @@ def cannot_keep(folder: Path, error: OSError) -> InputError:
     )
 
 
-def load_arrays(folder: Path) -> dict[str, Array] | None:
-    """The arrays of `store_arrays`; None where they are not there, or not all of them."""
+def load_arrays(folder: Path, *, is_trusted: bool = False) -> dict[str, Array] | None:
+    """The arrays of `store_arrays`; None where they are not there, or not as they were written.
+
+    Args:
+        folder: where they are.
+        is_trusted: leave out the checksums, where they were compared before or others are.
+    """
     try:
-        names = json.loads((folder / _CONTENTS).read_text(encoding="utf-8"))
-        return {name: Array(folder / f"{name}.npy") for name in names}
-    except (OSError, ValueError, EOFError, TypeError):
+        contents = parse_json((folder / _CONTENTS).read_text(encoding="utf-8"))
+        check_json(contents, dict[str, str], "contents")
+        for name, sha256 in contents.items():
+            if not is_trusted and _sha256(folder / f"{name}.npy") != sha256:
+                return None
+        return {name: Array(folder / f"{name}.npy") for name in contents}
+    except _OF_DECODERS:
         # A damaged cache is no more than a missing one: it is made again.
         return None
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_ids(place: Path, name: str, values: NDArray[Any], below: int) -> None:
+    """Raise InputError unless stored ids are 0 to `below` - 1."""
+    if values.size and not 0 <= int(values.min()) <= int(values.max()) < below:
+        raise InputError(
+            f"{place}: expected {name} from 0 to {below - 1:,}, got {values.min():,} to "
+            f"{values.max():,}; remove the folder, it is made again"
+        )
+
+
 def store_arrays(folder: Path, arrays: Arrays) -> None:
     """Write a folder of .npy files and their names; it appears whole, or not at all."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=".writing-", dir=folder.parent, ignore_cleanup_errors=True
-    ) as scratch:
-        part = Path(scratch) / "part"
-        part.mkdir()
+    contents = {}
+    with scratch_folder(folder.parent) as part:
         for name, values in arrays.items():
             with (part / f"{name}.npy").open("wb") as stream:
                 np.save(stream, values, allow_pickle=False)
                 stream.flush()
                 os.fsync(stream.fileno())
-        (part / _CONTENTS).write_text(json.dumps(sorted(arrays)), encoding="utf-8")
+            contents[name] = _sha256(part / f"{name}.npy")
+        (part / _CONTENTS).write_text(json.dumps(contents), encoding="utf-8")
         if folder.exists() and load_arrays(folder) is None:
             shutil.rmtree(folder)
         # Another process may have been first; its copy is the same.
@@ -183,18 +204,30 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise InputError(f"{path}: the file is missing") from None
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        KeyError,
-        lzma.LZMAError,
-        zlib.error,
-        zipfile.BadZipFile,
-        tarfile.TarError,
-    ) as error:
-        why = str(error) or type(error).__name__
+    except _OF_DECODERS as error:
+        why = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise damaged(path, why) from error
+
+
+# What the standard library, NumPy and Pillow raise at files that somebody made to break them.
+_OF_DECODERS = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    SyntaxError,
+    ArithmeticError,
+    MemoryError,
+    RuntimeError,  # a RecursionError is one
+    csv.Error,
+    lzma.LZMAError,
+    struct.error,
+    tokenize.TokenError,
+    zlib.error,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+)
 
 
 def damaged(path: Path, why: str) -> InputError:
@@ -212,43 +245,6 @@ def missing_data(
         f"task {card.name}: found no {card.title} files {where}{reason}; get {get_it}, and give "
         f"the folder that holds it with --data-dir (it may hold {', '.join(looked_for)})"
     )
-
-
-def read_npz_xz(path: Path) -> Arrays:
-    """All arrays of an xz-compressed .npz file."""
-    with reading(path):
-        with lzma.open(path) as stream:
-            content = io.BytesIO(stream.read())
-        if not zipfile.is_zipfile(content):
-            raise damaged(path, "no .npz archive inside")
-        with np.load(content, allow_pickle=False) as arrays:
-            return dict(arrays)
-
-
-def read_idx(path: Path) -> NDArray[np.uint8]:
-    """An array of unsigned bytes in the idx format of MNIST, gzipped (.gz) or not."""
-    with reading(path):
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-        if content[:3] != b"\x00\x00\x08" or len(content) < 4 + 4 * content[3]:
-            raise damaged(path, "no idx header of unsigned bytes")
-        rank = content[3]
-        shape = tuple(np.frombuffer(content, dtype=">u4", count=rank, offset=4).tolist())
-        values = np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * rank)
-        if values.size != int(np.prod(shape)):
-            raise damaged(path, f"its header says shape {shape}, but {values.size} bytes follow")
-        return values.reshape(shape)
-
-
-def read_tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the wanted regular files of a .tar.gz, streamed, never unpacked."""
-    with reading(path), tarfile.open(path, "r|gz") as archive:
-        for member in archive:
-            if member.isfile() and wanted(member.name):
-                stream = archive.extractfile(member)
-                if stream is not None:
-                    yield member.name, stream.read()
 
 
 def source_status(card: TaskCard, source: Source | None, data_dir: Path | None) -> TaskStatus:
@@ -276,7 +272,6 @@ def check_sha256(path: Path, expected: str) -> None:
     """Raise unless the file is there and has this sha256."""
     if not path.is_file():
         raise InputError(f"{path}: the file is missing; install rifflemix again")
-    with path.open("rb") as stream:
-        got = hashlib.file_digest(stream, "sha256").hexdigest()
+    got = _sha256(path)
     if got != expected:
         raise InputError(f"{path}: expected sha256 {expected}, got {got}; install rifflemix again")

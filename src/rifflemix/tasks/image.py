@@ -12,20 +12,19 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, check_choice
 from rifflemix.tasks.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
+from rifflemix.tasks.bounded import read_npz_xz, read_tar_members
 from rifflemix.tasks.files import (
     Arrays,
     Source,
     damaged,
     load_source,
     missing_data,
-    read_npz_xz,
-    read_tar_members,
     reading,
     source_folder,
     source_status,
     stat_key,
 )
-from rifflemix.tasks.hub import hub_source
+from rifflemix.tasks.hub import HubData, hub_source
 from rifflemix.tasks.pixels import (
     PARTS,
     PixelScale,
@@ -43,7 +42,15 @@ _TAR = "cifar-10-binary.tar.gz"
 _GRAY = "cifar10_gray.npz.xz"
 _RGB = "cifar10_rgb.npz.xz"
 _APPROXIMATE = "172 of its 60,000 images are JPEG approximations"
-_HUB = "uoft-cs/cifar10"
+_HUB = HubData(
+    "uoft-cs/cifar10",
+    "0b2714987fa478483af9968de7c934580d0bb9a2",
+    "plain_text",
+    {
+        "train": "8428b53a88a11ac374111006708df51469e315a22ac6d66470afd9c78d2ae883",
+        "test": "841389e6f2d64f28bf17310e430aebac20ec3ba611a3c5e231dc93c645ce84de",
+    },
+)
 _BATCHES = {
     "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
     "test": ("test_batch.bin",),
@@ -231,7 +238,7 @@ def _decode_hub(color: str, splits: Any, progress: Progress) -> Arrays:
         progress(f"decoding CIFAR-10 {part} images", 0, len(rows))
         images = np.stack([np.asarray(row["img"], dtype=np.uint8) for row in rows])
         parts[part] = _colored(images, color), np.asarray(rows["label"])
-    return check_parts(_HUB, parts, _SHAPES[color])
+    return check_parts(_HUB.repository, parts, _SHAPES[color])
 
 
 def _colored(images: NDArray[np.uint8], color: str) -> NDArray[np.uint8]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import lzma
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,11 +18,13 @@ from rifflemix.tasks.base import (
     TaskStatus,
     check_integer,
 )
-from rifflemix.tasks.download import download
+from rifflemix.tasks.bounded import read_bytes
+from rifflemix.tasks.download import Remote, download
 from rifflemix.tasks.files import (
     Array,
     Arrays,
     Source,
+    check_ids,
     load_source,
     missing_data,
     reading,
@@ -32,7 +32,7 @@ from rifflemix.tasks.files import (
     source_status,
     stat_key,
 )
-from rifflemix.tasks.hub import hub_source
+from rifflemix.tasks.hub import HubData, hub_source
 from rifflemix.tasks.next_token import NextTokenTask, WindowSplit
 from rifflemix.tasks.vocabulary import Vocabulary, build_vocabulary
 
@@ -43,16 +43,15 @@ _CUTS = (
     "(of bpe_size tokens, or of a tokenizer file)."
 )
 
+_WIKITEXT = HubData(
+    "Salesforce/wikitext",
+    "b08601e04326c79dfdd32d625aee71d232d685c3",
+    "wikitext-2-v1",
+    sizes={"train": 6_068_114, "validation": 617_738, "test": 685_430},
+)
+
 Texts = dict[str, str]
 """The text of each split."""
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A file to be fetched, and what it must be."""
-
-    url: str
-    sha256: str
 
 
 class Language:
@@ -89,6 +88,8 @@ class Language:
         vocabulary = _unpack_vocabulary(options["level"], arrays)
         strides = {"train": length, "validation": stride, "test": stride}
         for split in SPLITS:
+            folder = source_folder(self.card, source)
+            check_ids(folder, f"{split} tokens", arrays[split].values, len(vocabulary))
             if len(arrays[split].values) < 2:
                 raise InputError(
                     f"task {self.card.name}: the {split} text of {source.name} has less than 2 "
@@ -133,7 +134,7 @@ class Language:
 
         def read(progress: Progress) -> Arrays:
             parts = {
-                part: download(remote.url, remote.sha256, progress, self.missing).decode()
+                part: download(remote, progress, self.missing).decode()
                 for part, remote in self.remotes.items()
             }
             return self.encode(parts, options, progress)
@@ -146,6 +147,9 @@ class Language:
         """Tokens of every split, and their vocabulary, as arrays."""
         progress(f"encoding {self.card.title}", 0, None)
         texts = self.texts(parts)
+        for split in SPLITS:
+            if not texts[split].strip():
+                raise InputError(f"task {self.card.name}: the {split} text is empty")
         vocabulary = build_vocabulary(
             options["level"],
             texts["train"],
@@ -295,21 +299,29 @@ class WikiText(Language):
     }
     folder: ClassVar[str] = "wikitext-2"
     home: ClassVar[str] = "https://huggingface.co/datasets/Salesforce/wikitext"
+    # Words and line ends, Merity et al., table 1.
+    words: ClassVar[Mapping[str, int]] = {
+        "train": 2_088_628,
+        "validation": 217_646,
+        "test": 245_569,
+    }
 
     def remote_source(self, options: Mapping[str, Any]) -> Source:
         """WikiText-2 with the Hugging Face `datasets` library."""
 
         def decode(splits: Any, progress: Progress) -> Arrays:
-            parts = {split: "".join(splits[split]["text"]) for split in SPLITS}
+            # The hub's rows are lines; of those that are empty it left out the line feed too.
+            parts = {s: "".join(row or " \n" for row in splits[s]["text"]) for s in SPLITS}
+            for split, text in parts.items():
+                count = len(text.split()) + text.count("\n")
+                if count != self.words[split]:
+                    raise self.missing(
+                        f"the hub's {split} text has {count:,} words and line ends, expected "
+                        f"{self.words[split]:,}"
+                    )
             return self.encode(parts, options, progress)
 
-        return hub_source(
-            "Salesforce/wikitext",
-            decode,
-            self.missing,
-            variant=tokens_tag(options),
-            config="wikitext-2-v1",
-        )
+        return hub_source(_WIKITEXT, decode, self.missing, variant=tokens_tag(options))
 
 
 def _first_of(folder: Path, names: tuple[str, ...]) -> Path | None:
@@ -318,9 +330,9 @@ def _first_of(folder: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _read(path: Path) -> str:
+    content = read_bytes(path)
     with reading(path):
-        content = path.read_bytes()
-        return (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
+        return content.decode()
 
 
 def tokens_tag(options: Mapping[str, Any]) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rifflemix.errors import InputError
 from rifflemix.tasks.base import Progress, Task
-from rifflemix.tasks.files import Arrays, Source, damaged, reading, stat_key
+from rifflemix.tasks.bounded import read_lines
+from rifflemix.tasks.files import Arrays, Source, damaged, stat_key
 from rifflemix.tasks.grammar import evaluate, from_source, to_source
 from rifflemix.tasks.packed import pack_parts
 
@@ -75,14 +76,14 @@ def _decode(paths: Mapping[str, Path], progress: Progress) -> Arrays:
 
 
 def _read(path: Path, progress: Progress) -> Iterator[tuple[bytes, int]]:
-    with reading(path), path.open("rb") as stream:
-        if stream.readline().rstrip(b"\r\n") != b"Source\tTarget":
-            raise damaged(path, "its first line is not Source<tab>Target")
-        for number, line in enumerate(stream, start=2):
-            if number % 1000 == 0:
-                progress(f"reading {path.name}", number, None)
-            source, _, target = line.rstrip(b"\r\n").partition(b"\t")
-            yield _expression(source, target, path, number)
+    lines = read_lines(path)
+    if next(lines, (0, b""))[1].rstrip(b"\r") != b"Source\tTarget":
+        raise damaged(path, "its first line is not Source<tab>Target")
+    for number, line in lines:
+        if number % 1000 == 0:
+            progress(f"reading {path.name}", number, None)
+        source, _, target = line.rstrip(b"\r").partition(b"\t")
+        yield _expression(source, target, path, number)
 
 
 def _expression(source: bytes, target: bytes, path: Path, number: int) -> tuple[bytes, int]:

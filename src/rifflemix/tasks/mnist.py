@@ -11,17 +11,17 @@ import numpy as np
 
 from rifflemix.errors import InputError
 from rifflemix.tasks.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
+from rifflemix.tasks.bounded import read_idx
 from rifflemix.tasks.files import (
     Arrays,
     Source,
     load_source,
     missing_data,
-    read_idx,
     source_folder,
     source_status,
     stat_key,
 )
-from rifflemix.tasks.hub import hub_source
+from rifflemix.tasks.hub import HubData, hub_source
 from rifflemix.tasks.pixels import (
     PARTS,
     PixelScale,
@@ -38,7 +38,15 @@ _IDX = {
     "test_labels": "t10k-labels-idx1-ubyte",
 }
 _ARCHIVE = "mnist.npz.xz"
-_HUB = "ylecun/mnist"
+_HUB = HubData(
+    "ylecun/mnist",
+    "77f3279092a1c1579b2250db8eafed0ad422088c",
+    "mnist",
+    {
+        "train": "f2c01285a9f89399335b00ee4e8d499dc4e46db5e39c74903ce5618d895eb3bf",
+        "test": "d49fcf556ce25b002b302e318ce4a11098bbfe5d4499c3f35d7c72297c52374b",
+    },
+)
 _SHAPE = (28, 28)
 # Mean and standard deviation of the 60,000 training images.
 _SCALE = PixelScale(top=255, mean=(0.1307,), std=(0.3081,))
@@ -137,4 +145,4 @@ def _decode_hub(splits: Any, progress: Progress) -> Arrays:
         progress(f"decoding MNIST {part} images", 0, len(rows))
         images = np.stack([np.asarray(row["image"], dtype=np.uint8) for row in rows])
         parts[part] = images, np.asarray(rows["label"])
-    return check_parts(_HUB, parts, _SHAPE)
+    return check_parts(_HUB.repository, parts, _SHAPE)

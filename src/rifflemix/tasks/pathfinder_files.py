@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.tasks.archives import unpack
 from rifflemix.tasks.base import SPLITS, Request, TaskCard
+from rifflemix.tasks.bounded import read_bytes, read_npy
 from rifflemix.tasks.files import cache_root, damaged, reading, stat_key
 from rifflemix.tasks.shards import ShardedImages, prepare_shards, waiting_for
 
@@ -23,6 +24,7 @@ DAMAGED = frozenset({"pathfinder32/curv_baseline/imgs/0/sample_172.png"})
 
 _PLACES = (".", "lra_release", "lra_release/lra_release")
 _ARCHIVES = ("lra_release.gz", "lra_release.tar.gz")
+_MOST_PNG, _MOST_LIST = 1 << 22, 1 << 26
 _FOLDER = re.compile(r"imgs/\d+")
 _FILE = re.compile(r"sample_\d+\.png")
 
@@ -129,14 +131,13 @@ def read_gray_png(path: Path, size: int) -> NDArray[np.uint8]:
     except ImportError:
         raise InputError("to read PNG images, install Pillow: pip install pillow") from None
     with reading(path):
-        content = path.read_bytes()
-        try:
-            with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-                if image.size != (size, size):
-                    raise damaged(path, f"{image.size} pixels, expected {(size, size)}")
-                return np.asarray(image.convert("L"), dtype=np.uint8)
-        except SyntaxError as error:  # Pillow's word for a broken chunk
-            raise damaged(path, str(error)) from None
+        content = read_bytes(path, _MOST_PNG)
+        # Before Pillow looks: it would warn of, or refuse in its own words, what is very large.
+        found = tuple(int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
+        if content[12:16] == b"IHDR" and found != (size, size):
+            raise damaged(path, f"{found} pixels, expected {(size, size)}")
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            return np.asarray(image.convert("L"), dtype=np.uint8)
 
 
 def read_lists(root: Path) -> list[Entry]:
@@ -165,9 +166,9 @@ def read_lists(root: Path) -> list[Entry]:
 def _lines(path: Path) -> list[list[str]]:
     """The fields of each line: of text, as published, or of an array of strings."""
     with reading(path):
-        content = path.read_bytes()
+        content = read_bytes(path, _MOST_LIST)
         if content.startswith(b"\x93NUMPY"):
-            table = np.load(io.BytesIO(content), allow_pickle=False)
+            table = read_npy(path, content)
             return [[str(field) for field in row] for row in table.reshape(len(table), -1)]
         return [line.split() for line in content.decode("utf-8").splitlines()]
 

@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.tasks.base import Batch, Sample, Task, TaskCard
-from rifflemix.tasks.files import Array, Arrays, damaged, read_npz_xz
+from rifflemix.tasks.bounded import read_npz_xz
+from rifflemix.tasks.files import Array, Arrays, check_ids, damaged
 from rifflemix.tasks.rand_augment import rand_augment
 
 LAYOUTS = ("sequence", "image")
@@ -324,6 +325,9 @@ def carved_task(
     """A task from `check_parts` arrays, validation carved from the end of the training part."""
     stack = (arrays["train_images"], arrays["train_labels"])
     held_out = (arrays["test_images"], arrays["test_labels"])
+    for labels in (stack[1], held_out[1]):
+        folder = labels.path.parent if labels.path else Path(data_source)
+        check_ids(folder, "labels", labels.values, num_classes)
     rows = np.arange(len(stack[1].values), dtype=np.int64)
     first = len(rows) - len(rows) // 10
     return pixel_task(

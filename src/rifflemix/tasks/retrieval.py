@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import lzma
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import InputError
+from rifflemix.files import parse_json
 from rifflemix.tasks.base import (
     SPLITS,
     Progress,
@@ -27,10 +26,12 @@ from rifflemix.tasks.base import (
     check_integer,
     content_order,
 )
+from rifflemix.tasks.bounded import read_lines
 from rifflemix.tasks.files import (
     Array,
     Arrays,
     Source,
+    check_ids,
     damaged,
     load_source,
     missing_data,
@@ -87,6 +88,10 @@ class Retrieval:
         source = self._source(request.data_dir)
         arrays = load_source(self.card, source, request.progress)
         documents = packed_rows(arrays)
+        for name in SPLITS:
+            folder = source_folder(self.card, source)
+            check_ids(folder, f"{name} pairs", arrays[f"{name}_pairs"].values, len(documents))
+            check_ids(folder, f"{name} labels", arrays[f"{name}_labels"].values, 2)
         splits = {
             name: PairSplit(
                 documents, arrays[f"{name}_pairs"], arrays[f"{name}_labels"], max_length
@@ -218,9 +223,9 @@ def _decode_documents(documents: Path, paths: Mapping[str, Path], progress: Prog
 def _read_documents(path: Path, progress: Progress) -> dict[bytes, bytes]:
     progress(f"decoding {path.name}", 0, None)
     texts: dict[bytes, bytes] = {}
-    with reading(path), lzma.open(path, "rt", encoding="utf-8", newline="\n") as stream:
-        for number, line in enumerate(stream, start=1):
-            fields = json.loads(line)
+    with reading(path):
+        for number, line in read_lines(path):
+            fields = parse_json(line)
             if not (isinstance(fields, list) and [type(f) for f in fields] == [str, str]):
                 raise damaged(path, f"line {number} is not [id, text]")
             if fields[0].encode() in texts:
@@ -241,14 +246,13 @@ def _read_pairs(path: Path, texts: Mapping[bytes, bytes], progress: Progress) ->
 
 def _tsv_lines(path: Path, count: int, progress: Progress) -> Iterator[tuple[int, list[bytes]]]:
     """Number and fields of each line, which has to have `count` of them."""
-    with reading(path), path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            if number % 1000 == 0:
-                progress(f"reading {path.name}", number, None)
-            fields = line.rstrip(b"\r\n").split(b"\t")
-            if len(fields) != count:
-                raise damaged(path, f"line {number} has {len(fields)} fields, expected {count}")
-            yield number, fields
+    for number, line in read_lines(path):
+        if number % 1000 == 0:
+            progress(f"reading {path.name}", number, None)
+        fields = line.rstrip(b"\r").split(b"\t")
+        if len(fields) != count:
+            raise damaged(path, f"line {number} has {len(fields)} fields, expected {count}")
+        yield number, fields
 
 
 def _checked(path: Path, number: int, label: bytes, first: bytes, second: bytes) -> Pair:

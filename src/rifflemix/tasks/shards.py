@@ -95,7 +95,14 @@ class StoredImages:
 
     def __getitem__(self, row: int) -> NDArray[np.uint8]:
         shard, place = divmod(row, self.length)
-        return _opened(self.shards[shard])["images"][place]
+        arrays = _opened(self.shards[shard])
+        image = arrays["images"][place]
+        if arrays["digests"][place].tobytes() != _digest(image):
+            raise InputError(
+                f"{self.shards[shard]}: image {place} is not what was stored; remove the folder, "
+                "it is made again"
+            )
+        return image
 
     def content(self, rows: NDArray[np.int64]) -> Iterator[bytes]:
         """A hash of each of these images, as it was stored beside it."""
@@ -106,7 +113,7 @@ class StoredImages:
 
 @functools.lru_cache(maxsize=32)
 def _opened(shard: Path) -> dict[str, Array]:
-    arrays = load_arrays(shard)
+    arrays = load_arrays(shard, is_trusted=True)  # every image has a hash of its own
     if arrays is None:
         raise _lost(shard)
     return arrays
@@ -134,7 +141,8 @@ def prepare_shards(
     Raises:
         InputError: the folder cannot be written, the disk is full, or as `make`.
     """
-    pairs = [shard.load() for shard in _whole_shards(folder, make, count, progress, what, _SHARD)]
+    shards = _whole_shards(folder, make, count, progress, what, _SHARD, by_image=False)
+    pairs = [shard.load() for shard in shards]
     found = [pair for pair in pairs if pair is not None]
     if len(found) < len(pairs):
         raise _lost(folder)
@@ -158,7 +166,7 @@ def prepare_stack(
     Raises:
         InputError: as there.
     """
-    shards = _whole_shards(folder, make, count, progress, what, length)
+    shards = _whole_shards(folder, make, count, progress, what, length, by_image=True)
     paths = tuple(path for shard in shards if (path := shard.stored()) is not None)
     if len(paths) < len(shards):
         raise _lost(folder)
@@ -166,11 +174,18 @@ def prepare_stack(
 
 
 def _whole_shards(
-    folder: Path, make: ImageMaker, count: int, progress: Progress, what: str, length: int
+    folder: Path,
+    make: ImageMaker,
+    count: int,
+    progress: Progress,
+    what: str,
+    length: int,
+    *,
+    by_image: bool,
 ) -> list[_Shard]:
     """The shards of images number 0 to `count` - 1; missing ones are made."""
     shards = [
-        _Shard(folder, start, min(length, count - start), length)
+        _Shard(folder, start, min(length, count - start), length, by_image)
         for start in range(0, count, length)
     ]
     if not all(shard.is_whole() for shard in shards):
@@ -195,12 +210,16 @@ def _make_missing(shards: list[_Shard], make: ImageMaker, progress: Progress, wh
 
 @dataclass(frozen=True)
 class _Shard:
-    """Images `start` to `start + count - 1` of a folder with `length` in each shard."""
+    """Images `start` to `start + count - 1` of a folder with `length` in each shard.
+
+    `by_image`: each image is compared with its hash when it is read, not all at the start.
+    """
 
     folder: Path
     start: int
     count: int
     length: int
+    by_image: bool
 
     def stored(self) -> Path | None:
         """Where it is; the last one may be the head of a longer one that others asked for."""
@@ -210,13 +229,14 @@ class _Shard:
         return None
 
     def is_whole(self) -> bool:
-        """Whether it is there and undamaged."""
-        return self.load() is not None
+        """Whether it is there, whole, and undamaged where its images are not checked later."""
+        path = self.stored()
+        return path is not None and load_arrays(path, is_trusted=self.by_image) is not None
 
     def load(self) -> tuple[Array, Array] | None:
-        """Images and labels; None where there are none, or they are damaged."""
+        """Images and labels, where `is_whole` found them so."""
         path = self.stored()
-        arrays = load_arrays(path) if path else None
+        arrays = load_arrays(path, is_trusted=True) if path else None
         return (arrays["images"], arrays["labels"]) if arrays else None
 
     def make(self, make: ImageMaker) -> str:
@@ -238,8 +258,12 @@ class _Shard:
 
 def _digests(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """(M, 16): a hash of each image."""
-    hashes = [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in images]
+    hashes = [_digest(image) for image in images]
     return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, 16)
+
+
+def _digest(image: NDArray[np.uint8]) -> bytes:
+    return hashlib.blake2b(image.tobytes(), digest_size=16).digest()
 
 
 class _Work(Dataset[str]):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import importlib
 import io
@@ -17,6 +16,7 @@ import numpy as np
 
 from rifflemix.errors import InputError
 from rifflemix.tasks.base import Progress
+from rifflemix.tasks.bounded import read_bytes
 from rifflemix.tasks.files import Arrays, damaged, reading
 
 ATOM_FEATURES = 9
@@ -25,6 +25,8 @@ WIDTH = 512
 """Value v of feature f is id 1 + WIDTH f + v; id 0 is padding, or no bond."""
 
 SPLIT_RULES = ("random", "scaffold")
+_MOST_ATOMS = 1_024
+_LONGEST_SMILES = 16_384
 _HELD_OUT = 10  # one part in ten for validation, one for the test
 
 _HYBRIDIZATIONS = ("SP", "SP2", "SP3", "SP3D", "SP3D2")
@@ -40,17 +42,17 @@ def read_csv(path: Path, smiles: str, target: str) -> Iterator[tuple[int, str, f
         InputError: a damaged file, a missing column, or a target that is no number.
     """
     with reading(path):
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        rows = csv.DictReader(io.StringIO(content.decode("utf-8"), newline=""), strict=True)
+        text = read_bytes(path).decode("utf-8")
+        rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         for name in (smiles, target):
             if name not in (rows.fieldnames or ()):
                 raise damaged(path, f"it has no column {name!r}")
         for row in rows:
-            text, value = row[smiles], row[target]
-            if text is None or value is None:
+            code, value = row[smiles], row[target]
+            if code is None or value is None:
                 raise damaged(path, f"line {rows.line_num} is cut off")
             if value.strip():
-                yield rows.line_num, text.strip(), _number(path, rows.line_num, value)
+                yield rows.line_num, code.strip(), _number(path, rows.line_num, value)
 
 
 def decode_molecules(
@@ -71,9 +73,17 @@ def decode_molecules(
     for done, (line, smiles, target) in enumerate(rows):
         if done % 1000 == 0:
             progress(f"reading molecules of {path.name}", done, None)
+        if len(smiles) > _LONGEST_SMILES:
+            raise damaged(path, f"line {line}: a SMILES of {len(smiles):,} characters")
         molecule = chem.MolFromSmiles(smiles)
         if molecule is None or molecule.GetNumAtoms() == 0:
             raise damaged(path, f"line {line}: {smiles!r} is no SMILES that RDKit can read")
+        if molecule.GetNumAtoms() > _MOST_ATOMS:
+            raise damaged(
+                path,
+                f"line {line}: expected at most {_MOST_ATOMS:,} atoms, since every pair of them "
+                f"has its distance, got {molecule.GetNumAtoms():,}",
+            )
         for atom in molecule.GetAtoms():
             atoms += bytes(_atom_features(atom))
         for bond in molecule.GetBonds():
@@ -158,13 +168,17 @@ def _place(name: str, known: Sequence[str]) -> int:
     return known.index(name) if name in known else len(known)
 
 
+# Errors are squared in float32.
+_LARGEST = math.sqrt(float(np.finfo(np.float32).max))
+
+
 def _number(path: Path, line: int, value: str) -> float:
     try:
         number = float(value)
     except ValueError:
         number = math.nan
-    if not math.isfinite(number):
-        raise damaged(path, f"line {line}: {value!r} is no finite number")
+    if not abs(number) <= _LARGEST:
+        raise damaged(path, f"line {line}: {value[:40]!r} is no finite float32 number")
     return number
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, check_choice
+from rifflemix.files import parse_json
 from rifflemix.tasks.base import (
     Progress,
     Request,
@@ -24,19 +23,20 @@ from rifflemix.tasks.base import (
     check_integer,
     content_order,
 )
+from rifflemix.tasks.bounded import read_lines, read_tar_members
 from rifflemix.tasks.files import (
     Arrays,
     Source,
+    check_ids,
     damaged,
     load_source,
     missing_data,
-    read_tar_members,
     reading,
     source_folder,
     source_status,
     stat_key,
 )
-from rifflemix.tasks.hub import hub_source
+from rifflemix.tasks.hub import HubData, hub_source
 from rifflemix.tasks.packed import PackedRows, PackedSplit, pack_parts, packed_rows
 from rifflemix.tasks.reviews import count_ids, encode_reviews
 from rifflemix.tasks.words import LEVELS, RESERVED
@@ -44,7 +44,15 @@ from rifflemix.tasks.words import LEVELS, RESERVED
 _FOLDER = "aclImdb"
 _TAR = "aclImdb_v1.tar.gz"
 _LINES = {"train": "imdb_train.jsonl.xz", "test": "imdb_test.jsonl.xz"}
-_HUB = "stanfordnlp/imdb"
+_HUB = HubData(
+    "stanfordnlp/imdb",
+    "e6281661ce1c48d982bc483cf8a173c1bbeb5d31",
+    "plain_text",
+    {
+        "train": "db47d16b5c297cc0dd625e519c81319c24c9149e70e8496de5475f6fa928342c",
+        "test": "b52e26e2f872d282ffac460bf9770b25ac6f102cda0e6ca7158df98c94e8b3da",
+    },
+)
 _CLASSES = ("neg", "pos")
 _TEXTS_PER_CLASS = 12_500
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(neg|pos)/[^/]+\.txt")
@@ -89,6 +97,9 @@ class Text:
             arrays = load_source(self.card, words, request.progress)
             train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
             first_id, num_ids = 0, count_ids(arrays["words"].values)
+            for part in (train, test):
+                folder = source_folder(self.card, words)
+                check_ids(folder, "tokens", part.tokens.values, num_ids)
         return Task(
             name=self.card.name,
             options=dict(request.options),
@@ -255,21 +266,21 @@ def _decode_lines(paths: dict[str, Path], progress: Progress) -> Arrays:
 
 def _read_lines(path: Path, progress: Progress) -> Iterator[tuple[bytes, int]]:
     progress(f"decoding {path.name}", 0, None)
-    with reading(path), lzma.open(path, "rt", encoding="utf-8", newline="\n") as stream:
-        for number, line in enumerate(stream, start=1):
-            fields = json.loads(line)
+    with reading(path):
+        for number, line in read_lines(path):
+            fields = parse_json(line)
             if not isinstance(fields, list) or len(fields) < 2 or not isinstance(fields[1], str):
                 raise damaged(path, f"line {number} is not [label, text, ...]")
             yield fields[1].encode(), fields[0]
 
 
 def _decode_hub(splits: Any, progress: Progress) -> Arrays:
-    progress(f"decoding {_HUB}", 0, None)
+    progress(f"decoding {_HUB.repository}", 0, None)
     parts: dict[str, Rows] = {}
     for part in _LINES:
         texts = (text.encode() for text in splits[part]["text"])
         parts[part] = zip(texts, splits[part]["label"], strict=True)
-    return _packed(dict.fromkeys(parts, _HUB), parts)
+    return _packed(dict.fromkeys(parts, _HUB.repository), parts)
 
 
 def _checked(name: str, rows: Rows) -> Iterator[tuple[bytes, int]]:

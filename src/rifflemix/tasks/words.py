@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import lzma
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.tasks.base import SPLITS, Request, Task, TaskCard, check_integer
+from rifflemix.tasks import bounded
 from rifflemix.tasks.files import Array, Arrays, damaged, reading
 
 LEVELS = ("word", "byte")
@@ -229,9 +229,9 @@ def _ids(sentence: str, table: Mapping[str, int] | None) -> Ids:
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number, from 1, and text of each line of a UTF-8 file, xz-compressed (.xz) or not."""
-    with reading(path), (lzma.open if path.suffix == ".xz" else open)(path, "rb") as stream:
-        for number, line in enumerate(stream, 1):
-            text = line.decode("utf-8").rstrip("\r\n")
+    with reading(path):
+        for number, line in bounded.read_lines(path):
+            text = line.decode("utf-8").rstrip("\r")
             if text.strip():
                 yield number, text
 

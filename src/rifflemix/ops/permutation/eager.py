@@ -86,7 +86,7 @@ def ordered_key(x: Tensor) -> Tensor:
 
     The two extreme integers are never used: they are free to mark padding.
     """
-    x = x.detach()
+    x = x.detach().resolve_neg()
     bits = x.view(KEY_DTYPES[x.dtype])
     top = torch.iinfo(bits.dtype).max
     # A float's bits count upwards as an integer, except that negative ones count downwards.

@@ -11,6 +11,7 @@ from torch import Tensor
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops._checks import check_bool, check_divides, check_integer, check_layer
 
+_MOST = 2**31 - 1  # of tokens and channels: products of two stay within int64
 SHIFT_KINDS = ("none", "linear", "power", "head", "code_linear", "code_exp")
 
 
@@ -62,10 +63,11 @@ def shift_steps(
     law is not floored (floored it is 1, which shifts nothing, as soon as LC - 1 exceeds log2 N).
     """
     check_choice("kind", kind, SHIFT_KINDS)
-    num_tokens = check_integer("num_tokens", num_tokens, 1)
-    num_channels = check_integer("num_channels", num_channels, 1)
+    num_tokens = check_integer("num_tokens", num_tokens, 1, _MOST)
+    num_channels = check_integer("num_channels", num_channels, 1, _MOST)
     layer_index, num_layers = check_layer(layer_index, num_layers)
-    group_size = check_integer("group_size", group_size, 1)
+    check_integer("num_layers", num_layers, 1, _MOST)
+    group_size = check_integer("group_size", group_size, 1, _MOST)
     heads = check_divides("heads", heads, num_channels, "num_channels")
     target = torch.get_default_device() if device is None else torch.device(device)
     return scheduled_steps(

@@ -24,6 +24,9 @@ def _for_each_matrix(
         if block_padding_mask is not None:
             dead = (block_padding_mask[place[0]] if leading else block_padding_mask).tolist()
         results.append(run(scores[place], dead))
+    if not results:
+        shape = run(scores.new_zeros(scores.shape[-2:]), [False] * num_blocks).shape
+        return scores.new_zeros(*leading, *shape)
     return torch.stack(results).reshape(*leading, *results[0].shape)
 
 
@@ -165,6 +168,8 @@ def block_scores(
         destination(b, h, u) @ source(b, h, v) / math.sqrt(width)
         for b, h, u, v in itertools.product(range(batch), range(heads), range(rows), range(n))
     ]
+    if not scores:
+        return q.new_zeros(batch, heads, rows, n)
     return torch.stack(scores).reshape(batch, heads, rows, n)
 
 

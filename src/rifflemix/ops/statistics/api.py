@@ -6,7 +6,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from rifflemix.ops._checks import check_padding_mask
+from rifflemix.ops._checks import check_bool, check_padding_mask
 from rifflemix.ops.statistics import unchecked
 from rifflemix.ops.statistics.arguments import (
     check_bias,
@@ -89,6 +89,8 @@ def token_statistics(
     check_temperature(temperature, w)
     check_padding_mask(key_padding_mask, w, token_dim=2)
     check_dropout(dropout_p)
+    check_bool("normalize", normalize)
+    check_bool("return_membership", return_membership)
     y, membership = unchecked.token_statistics(
         w, temperature, normalize, key_padding_mask, dropout_p, backend
     )
@@ -209,6 +211,8 @@ def causal_token_statistics(
     check_state(initial_state, w)
     check_bias(denominator_bias, w, initial_state, key_padding_mask)
     check_dropout(dropout_p)
+    check_bool("return_membership", return_membership)
+    check_bool("return_state", return_state)
     y, membership, state = unchecked.causal_token_statistics(
         w, temperature, denominator_bias, initial_state, key_padding_mask, dropout_p, backend
     )

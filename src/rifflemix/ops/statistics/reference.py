@@ -24,6 +24,8 @@ def token_statistics(
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
     """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
+    if not len(w):
+        return w.clone(), _accumulated(w[..., 0])
     tokens, temperature = _accumulated(w), _accumulated(temperature)
     places = _valid_places(w, key_padding_mask)
     memberships, moments = [], []
@@ -51,6 +53,11 @@ def causal_token_statistics(
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
     """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
+    if not len(w):
+        state = initial_state or StatisticsState.zeros(
+            0, w.shape[1], w.shape[3], device=w.device, dtype=w.dtype
+        )
+        return w.clone(), _accumulated(w[..., 0]), state
     tokens, temperature = _accumulated(w), _accumulated(temperature)
     batch, heads, length, features = w.shape
     state = initial_state or StatisticsState.zeros(

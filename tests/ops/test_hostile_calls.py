@@ -1,0 +1,179 @@
+"""Calls that no caller should make: an InputError, or the right values, never torch's own error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix import ops
+from rifflemix.errors import InputError
+from rifflemix.models.generation import generate
+from rifflemix.models.official import load_official
+
+STEPS = ops.shift_steps("linear", 8, 4)
+TEMPERATURE = torch.ones(2)
+
+
+def heads(x: Tensor) -> Tensor:
+    """(B, 8, 4) -> (B, 2, 8, 2)"""
+    return x.unflatten(2, (2, 2)).transpose(1, 2)
+
+
+def matrices(x: Tensor) -> Tensor:
+    """(B, 8, 4) -> (B, 4, 4)"""
+    return x[:, :4]
+
+
+Call = Callable[[Tensor, str], Tensor]
+CALLS: dict[str, Call] = {
+    "circular_shift": lambda x, b: ops.circular_shift(x, STEPS, backend=b),
+    "group_sort": lambda x, b: ops.group_sort(x, 4, backend=b),
+    "channel_permute": lambda x, b: ops.channel_permute(x, STEPS, 4, backend=b),
+    "max_exchange": lambda x, b: ops.max_exchange(x, backend=b),
+    "relaxed_group_sort": lambda x, b: ops.relaxed_group_sort(x, 4, temperature=0.5, backend=b),
+    "token_statistics": lambda x, b: ops.token_statistics(heads(x), TEMPERATURE, backend=b),
+    "causal_token_statistics": lambda x, b: ops.causal_token_statistics(
+        heads(x), TEMPERATURE, backend=b
+    ),
+    "pool_blocks": lambda x, b: ops.pool_blocks(x, 4, backend=b),
+    "sinkhorn": lambda x, b: ops.sinkhorn(matrices(x), 3, backend=b),
+    "causal sinkhorn": lambda x, b: ops.sinkhorn(matrices(x), 3, causal=True, backend=b),
+    "top_k_blocks": lambda x, b: ops.top_k_blocks(matrices(x), 2, backend=b),
+}
+BACKENDS = ("reference", "eager", "cpu", "auto")
+
+
+def supported(call: Call, x: Tensor, backend: str) -> Tensor:
+    try:
+        return call(x, backend)
+    except InputError as error:
+        if "backend: expected" not in str(error):
+            raise
+        pytest.skip("no such form")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_negated_views(call: Call, backend: str) -> None:
+    x = torch.randn(2, 8, 4)
+    negated = torch._neg_view(-x)
+    assert negated.is_neg()
+    assert torch.equal(supported(call, negated, backend), call(x, backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_batches_of_none(call: Call, backend: str) -> None:
+    whole = call(torch.randn(2, 8, 4), "eager")
+    y = supported(call, torch.zeros(0, 8, 4, requires_grad=True), backend)
+    assert y.shape == (0, *whole.shape[1:])
+    assert y.dtype == whole.dtype
+    if backend != "reference":
+        y.sum().backward()
+
+
+def test_states_of_none() -> None:
+    y, state = ops.causal_token_statistics(
+        torch.zeros(0, 2, 8, 2), TEMPERATURE, return_state=True, backend="reference"
+    )
+    assert y.shape == (0, 2, 8, 2)
+    wanted = ops.StatisticsState.zeros(0, 2, 2)
+    assert [field.shape for field in state] == [field.shape for field in wanted]
+
+
+SPARSE: dict[str, Callable[[Tensor], object]] = {
+    "channel_permute": lambda x: ops.channel_permute(x, STEPS, 4),
+    "group_sort": lambda x: ops.group_sort(x, 4),
+    "max_exchange": lambda x: ops.max_exchange(x),
+    "token_statistics": lambda x: ops.token_statistics(
+        heads(x.to_dense()).to_sparse(), TEMPERATURE
+    ),
+    "pool_blocks": lambda x: ops.pool_blocks(x, 4),
+    "sinkhorn": lambda x: ops.sinkhorn(matrices(x.to_dense()).to_sparse(), 3),
+    "mixer": lambda x: rm.create_mixer("csp", 4)(x),
+}
+
+
+@pytest.mark.parametrize("call", SPARSE.values(), ids=SPARSE.keys())
+def test_sparse_tensors(call: Callable[[Tensor], object]) -> None:
+    with pytest.raises(InputError, match="expected a dense tensor, got one of layout"):
+        call(torch.randn(2, 8, 4).to_sparse())
+
+
+def test_arguments_of_other_types() -> None:
+    w = torch.randn(2, 2, 8, 2)
+    arguments: Any
+    for arguments in ({"normalize": "yes"}, {"normalize": 1}, {"return_membership": "no"}):
+        with pytest.raises(InputError, match="expected True or False"):
+            ops.token_statistics(w, TEMPERATURE, **arguments)
+
+
+@pytest.mark.parametrize("kind", ["linear", "power", "head", "code_linear", "code_exp", "none"])
+@pytest.mark.parametrize("sizes", [(10**40, 4), (4, 10**40), (2**31, 4), (4, 2**31)])
+def test_steps_of_sizes_out_of_range(kind: str, sizes: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="expected an integer from 1 to 2147483647"):
+        ops.shift_steps(kind, *sizes)
+    for name in ("num_layers", "group_size"):
+        with pytest.raises(InputError, match=name):
+            ops.shift_steps(kind, 8, 4, **{name: 10**40})
+
+
+def test_steps_of_many_tokens() -> None:
+    for kind in ("linear", "power", "head", "code_linear", "code_exp"):
+        steps = ops.shift_steps(kind, 2**31 - 1, 4, num_layers=2)
+        assert 0 <= int(steps.min()) <= int(steps.max()) < 2**31 - 1
+
+
+# Models.
+
+
+@pytest.mark.parametrize("level_scale", [None, (0.5, 0.5)])
+def test_ids_that_an_encoder_does_not_know(level_scale: Any) -> None:
+    model = rm.create_model(
+        "encoder", mixer="average", dim=8, num_layers=1, num_heads=1, vocab_size=5, max_length=4,
+        num_classes=2, level_scale=level_scale,
+    )  # fmt: skip
+    for ids, got in (([[0, 5]], 5), ([[0, -1]], -1), ([[2**62, 0]], 2**62)):
+        with pytest.raises(InputError, match=f"inputs: expected ids from 0 to 4, got {got}"):
+            model(torch.tensor(ids))
+    assert model(torch.tensor([[0, 4]])).shape == (1, 2)
+
+
+def small_gpt() -> Any:
+    settings = {"dim": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 5, "max_length": 6}
+    return rm.create_model("gpt", mixer="softmax", **settings).eval()
+
+
+def test_ids_that_a_language_model_does_not_know() -> None:
+    model = small_gpt()
+    with pytest.raises(InputError, match="tokens: expected ids from 0 to 4, got 5"):
+        model(torch.tensor([[5]]))
+    with pytest.raises(InputError, match="tokens: expected ids from 0 to 4, got -1"):
+        model.step(torch.tensor([-1]), model.init_state(1))
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-45, 1e-38, 1e-30])
+def test_temperatures_next_to_zero(temperature: float) -> None:
+    model, prompt = small_gpt(), torch.tensor([[1, 2]])
+    greedy = generate(model, prompt, 3, temperature=0)
+    assert torch.equal(generate(model, prompt, 3, temperature=temperature), greedy)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_official_weights_that_are_quantised() -> None:
+    model = rm.create_model("tost_tiny_16", num_layers=1)
+    weight = torch.quantize_per_tensor(torch.zeros(3), 0.1, 0, torch.qint8)
+    with pytest.raises(InputError, match="expected dense tensors of real numbers in memory"):
+        load_official(model, {"norm.weight": weight})
+
+
+@pytest.mark.parametrize("name", [["csp"], {"a": 1}, 5, None])
+def test_names_that_are_none(name: Any) -> None:
+    for find in (rm.create_mixer, rm.create_model):
+        with pytest.raises(InputError, match="unknown m"):
+            find(name, **({"dim": 8} if find is rm.create_mixer else {}))
