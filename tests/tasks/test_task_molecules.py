@@ -195,7 +195,7 @@ def test_pcqm4m_reads_the_benchmark_file_and_leaves_hidden_targets_out(data: Pat
 
 DAMAGE = {
     "smiles": ([HEADER, *["C,1"] * 10, "C(C,1"], "line 12: 'C.C' is no SMILES"),
-    "number": ([HEADER, "C,wet"], "line 2: 'wet' is no finite number"),
+    "number": ([HEADER, "C,wet"], "line 2: 'wet' is no finite float32 number"),
     "column": (["smiles,logp", "C,1"], "it has no column 'measured"),
     "few": ([HEADER, "C,1"], "it holds 1 molecules, expected at least 10"),
     "cut": ([HEADER, "C"], "line 2 is cut off"),

@@ -40,6 +40,8 @@ class MixerCard:
         permutation_equivariant: permuting the tokens permutes the outputs.
         layout_over_length: empty, or why outputs may depend on the padded length N itself.
         needs_max_length: cannot be built without `max_length`.
+        thread_sums: empty, or which of torch's sums split by the number of CPU threads, so that
+            last bits of outputs or gradients depend on it.
     """
 
     name: str
@@ -54,6 +56,7 @@ class MixerCard:
     permutation_equivariant: bool = False
     layout_over_length: str = ""
     needs_max_length: bool = False
+    thread_sums: str = ""
 
 
 class TokenMixer(nn.Module):

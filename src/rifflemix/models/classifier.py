@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -176,7 +176,8 @@ class SequenceClassifier(Model):
     def _check_inputs(self, inputs: Tensor) -> None:
         """Raise unless these are ids (B, N), or vectors (B, N, F) where such are embedded."""
         if not isinstance(self.embed, nn.Linear):
-            check_ids("inputs", inputs, "(B, N)", below=self.embed.num_embeddings)
+            vocab_size = cast(nn.Embedding, self.embed).num_embeddings
+            check_ids("inputs", inputs, "(B, N)", below=vocab_size)
             return
         features = self.embed.in_features
         check_tokens("inputs", inputs, layout=f"(B, N, {features})")

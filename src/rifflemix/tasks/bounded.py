@@ -104,7 +104,9 @@ def read_npy(path: Path, content: bytes) -> NDArray[Any]:
             raise damaged(path, f"its format {version} is not known")
         shape, _, dtype = read_header(stream)
         size, left = math.prod(shape) * dtype.itemsize, len(content) - stream.tell()
-        if dtype.hasobject or size != left or any(length < 0 for length in shape):
+        if dtype.hasobject:
+            raise damaged(path, "it holds pickled objects, which can run code and are not read")
+        if size != left or any(length < 0 for length in shape):
             raise damaged(path, f"its header says shape {shape} of {dtype}, {left} bytes follow")
         stream.seek(0)
         array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
@@ -136,9 +138,11 @@ def read_tar_members(path: Path, wanted: Callable[[str], bool]) -> Iterator[tupl
         if member.isfile() and wanted(member.name):
             if member.size > _MOST_MEMBER:
                 raise damaged(path, f"{member.name} is far larger than it should be")
-            content = stream()
+            with reading(path):
+                opened = stream()
+                content = None if opened is None else opened.read()
             if content is not None:
-                yield member.name, content.read()
+                yield member.name, content
 
 
 def tar_members(

@@ -47,7 +47,7 @@ def download(remote: Remote, progress: Progress, explain: Callable[[str], InputE
     content = bytearray()
     try:
         with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
-            total = answer.length
+            total = getattr(answer, "length", None)  # files have none
             progress(what, 0, total)
             while block := answer.read(_BLOCK):
                 content += block

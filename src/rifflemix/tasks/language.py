@@ -148,7 +148,7 @@ class Language:
         progress(f"encoding {self.card.title}", 0, None)
         texts = self.texts(parts)
         for split in SPLITS:
-            if not texts[split].strip():
+            if not texts[split]:
                 raise InputError(f"task {self.card.name}: the {split} text is empty")
         vocabulary = build_vocabulary(
             options["level"],

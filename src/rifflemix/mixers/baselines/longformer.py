@@ -48,6 +48,7 @@ class Longformer(OrderedAttention):
         complexity="O(N (w + g) C), windows of w, g global tokens",
         cost_exponent=1.0,
         causal=True,
+        thread_sums="products with the rows of the global tokens",
     )
 
     def __init__(

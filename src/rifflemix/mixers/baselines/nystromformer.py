@@ -58,6 +58,7 @@ class Nystromformer(OrderedAttention):
         equations="section 3, Algorithm 1",
         complexity="O(N m C), m landmarks",
         cost_exponent=1.0,
+        thread_sums="the gradient of the depthwise convolution",
     )
     fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_places"})
 

@@ -50,6 +50,7 @@ class Spade(OrderedAttention):
         cost_exponent=1.0,
         causal=True,
         streaming=True,
+        thread_sums="the gradients of the LayerNorms",
     )
     fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_places"})  # S4 moves padding
 

@@ -51,6 +51,7 @@ class Synthesizer(TokenMixer):
         causal=True,
         streaming=True,
         needs_max_length=True,
+        thread_sums="the gradient of the table of scores",
     )
 
     def __init__(
