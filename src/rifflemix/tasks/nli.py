@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from rifflemix.errors import InputError, check_choice
+from rifflemix.files import parse_json
 from rifflemix.tasks.base import (
     Progress,
     Request,
@@ -205,7 +205,7 @@ def _there(path: Path) -> Path:
 def _read(path: Path) -> Iterator[Row]:
     for number, line in read_lines(path):
         with reading(path):
-            row = json.loads(line)
+            row = parse_json(line)
         label, *sentences = (_field(row, name) for name in ("gold_label", "sentence1", "sentence2"))
         if label == _NO_MAJORITY:
             continue

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.tasks.base import SPLITS, Request, Task, TaskCard, check_integer
 from rifflemix.tasks import bounded
+from rifflemix.tasks.base import SPLITS, Request, Task, TaskCard, check_integer
 from rifflemix.tasks.files import Array, Arrays, damaged, reading
 
 LEVELS = ("word", "byte")
