@@ -18,7 +18,7 @@ def check_tokens(name: str, x: Tensor, *, rank: int = 3, layout: str = "(B, N, C
     """Raise unless `x` is a floating-point tensor of the given rank."""
     if isinstance(x, Tensor) and x.dim() != rank:
         raise bad_argument(name, f"shape {layout}", tuple(x.shape))
-    if not isinstance(x, Tensor) or not x.is_floating_point():
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided:
         check_floating(name, x, layout)
 
 
