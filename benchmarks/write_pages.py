@@ -34,14 +34,14 @@ from typing import Any
 
 from rifflemix.bench import describe_hardware
 from rifflemix.bench.read import read_result
-from rifflemix.bench.reproduce import load_results
-from rifflemix.report.bench import bench_markdown
-from rifflemix.report.notes import comparison_notes
-from rifflemix.report.plot import comparison_plot
-from rifflemix.report.reproduction_page import report_files
-from rifflemix.report.scaling import scaling_plot
-from rifflemix.report.table import markdown_body
+from rifflemix.bench.scaling_plot import scaling_plot
+from rifflemix.bench.tables import bench_markdown
+from rifflemix.comparison.notes import comparison_notes
+from rifflemix.comparison.plot import comparison_plot
+from rifflemix.comparison.table import markdown_body
 from rifflemix.report.units import format_duration
+from rifflemix.reproduction import load_results
+from rifflemix.reproduction.page import report_files
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

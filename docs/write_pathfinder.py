@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rifflemix.tasks.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scenes_of
+from rifflemix.tasks.pathfinder.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scenes_of
 
 FOLDER = Path(__file__).resolve().parent
 PAGE = FOLDER / "pathfinder.md"

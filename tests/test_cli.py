@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 import rifflemix.cli
-from rifflemix.bench.compare import default_budget
 from rifflemix.cli.interrupt import StopRequest
 from rifflemix.cli.options import parse_mixer_options, parse_names, parse_value
+from rifflemix.comparison import default_budget
 from rifflemix.errors import InputError
 from rifflemix.mixers import list_mixers
 from rifflemix.models import list_models
@@ -356,7 +356,7 @@ def test_interrupt_before_the_start_ends_cleanly(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rifflemix.bench.compare.plan_comparison", interrupted)
+    monkeypatch.setattr("rifflemix.comparison.plan_comparison", interrupted)
     outcome = cli("compare", *TINY, "--out", str(tmp_path / "out"))
     assert (outcome.code, outcome.out, outcome.err) == (130, "", "")
 

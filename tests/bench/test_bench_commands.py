@@ -11,11 +11,11 @@ import torch
 from rifflemix.bench import layers, models, ops, scaling
 from rifflemix.bench.rows import Shape
 from rifflemix.bench.runner import Settings
+from rifflemix.bench.scaling_plot import scaling_plot
+from rifflemix.bench.tables import bench_tables
 from rifflemix.errors import InputError
 from rifflemix.mixers import list_mixers, mixer_card
 from rifflemix.ops.permutation import eager
-from rifflemix.report.bench import bench_tables
-from rifflemix.report.scaling import scaling_plot
 
 QUICK = Settings(repeats=1, max_seconds=20.0)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rifflemix.bench.forecast import Forecast, extrapolate, free_memory
-from rifflemix.bench.measure import Probe
+from rifflemix.runs.measure import Probe
 
 GIB = 2**30
 

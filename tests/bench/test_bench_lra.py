@@ -13,9 +13,9 @@ from rifflemix.bench import lra
 from rifflemix.bench.printed_speed import LENGTHS, PRINTED
 from rifflemix.bench.rows import Shape
 from rifflemix.bench.runner import Settings
+from rifflemix.bench.tables import bench_tables
 from rifflemix.errors import InputError
 from rifflemix.recipes import csp
-from rifflemix.report.bench import bench_tables
 
 
 def test_the_printed_figures_stand_in_the_paper(papers: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rifflemix.bench.measure import Probe, kernel_share, median_seconds, probe
+from rifflemix.runs.measure import Probe, kernel_share, median_seconds, probe
 
 CPU = torch.device("cpu")
 

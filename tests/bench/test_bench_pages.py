@@ -14,8 +14,8 @@ import pytest
 
 from rifflemix.bench.read import read_result
 from rifflemix.bench.rows import FORMAT, LAYER, PEER
+from rifflemix.comparison.table import comparison_rows, nothing_learned
 from rifflemix.errors import InputError
-from rifflemix.report.table import comparison_rows, nothing_learned
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "benchmarks" / "results"

@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 
-from rifflemix.bench import environment, median, median_seconds, peak_memory
-from rifflemix.bench.environment import describe_hardware
+from rifflemix.bench import median, median_seconds, peak_memory
+from rifflemix.runs import environment
+from rifflemix.runs.environment import describe_hardware
 
 CPU = torch.device("cpu")
 MEBI = 2**20

@@ -11,10 +11,10 @@ import pytest
 
 from rifflemix.bench import published
 from rifflemix.bench.runner import Settings
+from rifflemix.bench.tables import bench_tables
 from rifflemix.errors import InputError
 from rifflemix.models import model_card
 from rifflemix.recipes import get_recipe
-from rifflemix.report.bench import bench_tables
 
 QUICK = Settings(repeats=1, max_seconds=20.0)
 ROW = "dimension_mixer/table4-cifar10-p4-l4-"

@@ -16,8 +16,8 @@ from torch import Tensor
 from rifflemix.errors import InputError
 from rifflemix.mixers import create_mixer
 from rifflemix.mixers import sorting_networks as networks
+from rifflemix.mixers.cross.sinkhorn import SinkhornCrossAttention
 from rifflemix.mixers.sinkhorn import Sinkhorn
-from rifflemix.mixers.sinkhorn_cross import SinkhornCrossAttention
 from rifflemix.ops.sinkhorn import unchecked
 
 DOUBLE = torch.float64

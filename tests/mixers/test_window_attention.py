@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rifflemix as rm
-from rifflemix.mixers.window_attention import SharedKeys, block_attention, window_attention
+from rifflemix.mixers._attention.window import SharedKeys, block_attention, window_attention
 
 
 def random_qkv(length: int, dtype=torch.float64) -> tuple[Tensor, ...]:

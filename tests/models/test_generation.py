@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
-from rifflemix.models.generation import _keep_likeliest
+from rifflemix.models.language.generation import _keep_likeliest
 
 SMALL = {"vocab_size": 13, "max_length": 24, "dim": 12, "num_layers": 2, "num_heads": 3}
 CAUSAL = [name for name in rm.list_mixers() if rm.mixer_card(name).causal]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
-from rifflemix.nn.graph_encoding import GraphAttention, GraphBias
+from rifflemix.models.graphs.graph_encoding import GraphAttention, GraphBias
 
 SMALL: dict[str, Any] = {
     "dim": 12,

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import rifflemix as rm
-from rifflemix.models.mega import MegaBlock
+from rifflemix.models.sequence.mega import MegaBlock
+from rifflemix.models.sequence.norms import ScaleNorm, TokenNorm
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.norms import ScaleNorm, TokenNorm
 
 # SPEC 1.4: layers, embed, hidden, z, norm, attention, and CSP's K at the task's length.
 TASKS: dict[str, tuple[int, int, int, int, str, str]] = {

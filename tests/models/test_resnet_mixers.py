@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import rifflemix as rm
-from rifflemix.models.resnet_mixers import ResNetMixer
-from rifflemix.nn.conv_mix import BlockMixBlock, ButterflyChannels
+from rifflemix.models.vision.conv_mix import BlockMixBlock, ButterflyChannels
+from rifflemix.models.vision.resnet_mixers import ResNetMixer
 
 # Figure 7 of the paper: blocks of a stage, planes, and groups or group sizes.
 FIGURE: dict[str, tuple[int, int, list[int] | None]] = {

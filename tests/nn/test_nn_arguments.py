@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import rifflemix as rm
+from rifflemix.models.vision.conv_mix import BlockMixBlock, BlockMixStage, ConvMixBlock
+from rifflemix.models.vision.patch_only_block import PatchMix, PatchOnlyBlock
 from rifflemix.nn.butterfly import (
     BlockLinear,
     BlockMLP,
@@ -18,10 +20,8 @@ from rifflemix.nn.butterfly import (
     ButterflyLinearMLP,
     ButterflyMLP,
 )
-from rifflemix.nn.conv_mix import BlockMixBlock, BlockMixStage, ConvMixBlock
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.ista import ISTA
-from rifflemix.nn.patch_only import PatchMix, PatchOnlyBlock
 from rifflemix.nn.positions import PositionEmbedding
 
 BAD: dict[str, tuple[str, Callable[[], Any]]] = {

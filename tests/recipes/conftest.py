@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from small_recipes import QUICK, made_up, small, write
 
-from rifflemix.bench.reproduce import load_results
 from rifflemix.recipes import Recipe, registry
+from rifflemix.reproduction import load_results
 
 
 @pytest.fixture
 def no_matmul_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its timing takes longer than the runs."""
     monkeypatch.setattr(
-        "rifflemix.bench.reproduce.utilisation.matmul_flops_per_second", lambda *_: 1e12
+        "rifflemix.reproduction.utilisation.matmul_flops_per_second", lambda *_: 1e12
     )
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rifflemix.bench.reproduce import FORMAT
 from rifflemix.recipes import Recipe
+from rifflemix.reproduction import FORMAT
 from rifflemix.train import TrainConfig
 
 QUICK = TrainConfig(max_steps=8, batch_size=8, warmup_steps=2, eval_every=4, log_every=2)

@@ -11,8 +11,8 @@ from small_recipes import made_up
 from rifflemix.recipes import get_recipe, list_recipes
 from rifflemix.recipes.averages import Average, printed_averages
 from rifflemix.recipes.mega import PAPER
-from rifflemix.report.reproduction import paper_tables
-from rifflemix.report.reproduction_page import report_files
+from rifflemix.reproduction.page import report_files
+from rifflemix.reproduction.tables import paper_tables
 
 ROWS = [
     recipe

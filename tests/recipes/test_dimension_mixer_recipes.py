@@ -7,9 +7,10 @@ import re
 import pytest
 
 from rifflemix.recipes import get_recipe, list_recipes
-from rifflemix.tasks import cifar100, image, load_task
-from rifflemix.tasks.pathfinder import CURRICULUM
-from rifflemix.tasks.pixels import scale_of
+from rifflemix.tasks import load_task
+from rifflemix.tasks.images import cifar100, image
+from rifflemix.tasks.images.pixels import scale_of
+from rifflemix.tasks.pathfinder.pathfinder import CURRICULUM
 
 STEPS = ("32", "64", "128-d5-g1", "128-d5-g2", "128-d14", "128-d20", "128")
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.models import GPT, Encoder, Model, create_model
-from rifflemix.models.gpt import GPTBlock
+from rifflemix.models.language.gpt import GPTBlock
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.train.schedules import learning_rate
 

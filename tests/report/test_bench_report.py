@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rifflemix.report.bench import bench_markdown, bench_notes, bench_tables, crossover_text
-from rifflemix.report.scaling import _curves, _looks, scaling_plot, spread
+from rifflemix.bench.scaling_plot import _curves, _looks, scaling_plot, spread
+from rifflemix.bench.tables import bench_markdown, bench_notes, bench_tables, crossover_text
 
 LAYERS = ["two linear maps", "softmax", "csp", "tssa"]
 

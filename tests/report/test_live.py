@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rifflemix.bench.compare import RunStatus
+from rifflemix.comparison import RunStatus
 from rifflemix.report.live import LiveTable, PlainLines, live_progress, remaining
 
 TITLES = {"softmax": "Softmax attention", "csp": "[bold]CSP"}

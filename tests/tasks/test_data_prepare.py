@@ -15,7 +15,8 @@ import pytest
 
 import rifflemix.cli
 from rifflemix.errors import InputError
-from rifflemix.tasks import files, list_tasks, load_task, prepare_task, task_card
+from rifflemix.tasks import list_tasks, load_task, prepare_task, task_card
+from rifflemix.tasks.data_io import files
 
 
 class Outcome(NamedTuple):

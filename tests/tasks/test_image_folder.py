@@ -18,16 +18,9 @@ import torch
 from PIL import Image
 
 from rifflemix.errors import InputError
-from rifflemix.tasks import (
-    Task,
-    image_files,
-    image_folder,
-    imagenet_layouts,
-    load_task,
-    prepare_task,
-    task_status,
-)
-from rifflemix.tasks.base import SPLITS
+from rifflemix.tasks import Task, load_task, prepare_task, task_status
+from rifflemix.tasks.core.base import SPLITS
+from rifflemix.tasks.images import image_files, image_folder, imagenet_layouts
 
 Write = Callable[..., np.ndarray]
 SYNSETS = ("n01440764", "n02123045", "n02084071")
@@ -622,7 +615,7 @@ def test_resized_crops(pets: Path) -> None:
 
 
 def test_rectangles_of_resized_crops() -> None:
-    from rifflemix.tasks.pixels import _rectangle
+    from rifflemix.tasks.images.pixels import _rectangle
 
     rng = np.random.default_rng(0)
     found = np.array([_rectangle(200, 200, rng) for _ in range(2000)])

@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from rifflemix.tasks import rand_augment as ra
-from rifflemix.tasks.pixels import WholeImages
+from rifflemix.tasks.images.pixels import WholeImages
 
 SHARE = 14 / 30
 

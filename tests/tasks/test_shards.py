@@ -15,8 +15,8 @@ import pytest
 
 from rifflemix.errors import InputError
 from rifflemix.files import locked
-from rifflemix.tasks import shards
-from rifflemix.tasks.shards import ShardedImages, prepare_shards
+from rifflemix.tasks.data_io import shards
+from rifflemix.tasks.data_io.shards import ShardedImages, prepare_shards
 
 SILENT = lambda what, done, total: None  # noqa: E731
 

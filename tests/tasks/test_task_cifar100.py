@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.tasks import Task, cifar100, load_task, prepare_task, task_status
+from rifflemix.tasks import Task, load_task, prepare_task, task_status
+from rifflemix.tasks.images import cifar100
 
 Planes = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
 

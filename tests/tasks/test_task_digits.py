@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.tasks import digits, load_task
-from rifflemix.tasks.base import SPLITS
+from rifflemix.tasks import load_task
+from rifflemix.tasks.core.base import SPLITS
+from rifflemix.tasks.images import digits
 
 CLASS_SIZES = np.array([178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
 

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.tasks import Task, image, load_task, prepare_task, task_status
-from rifflemix.tasks.base import SPLITS
+from rifflemix.tasks import Task, load_task, prepare_task, task_status
+from rifflemix.tasks.core.base import SPLITS
+from rifflemix.tasks.images import image
 
 PER_BATCH = 6
 Planes = dict[str, tuple[np.ndarray, np.ndarray]]

@@ -13,8 +13,8 @@ import torch
 
 from rifflemix.errors import InputError
 from rifflemix.tasks import load_task, prepare_task, task_status
-from rifflemix.tasks.lm1b import LM1B
-from rifflemix.tasks.next_token import NextTokenTask
+from rifflemix.tasks.text.lm1b import LM1B
+from rifflemix.tasks.text.next_token import NextTokenTask
 
 RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
 SHARDS = {
@@ -121,7 +121,7 @@ def test_tokens_are_kept(shards: Path, cache: Path) -> None:
 
 def test_a_text_is_hashed_in_parts(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load(shards).split("train").digest()
-    monkeypatch.setattr("rifflemix.tasks.next_token._HASHED_AT_ONCE", 7)
+    monkeypatch.setattr("rifflemix.tasks.text.next_token._HASHED_AT_ONCE", 7)
     assert load(shards).split("train").digest() == whole
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.tasks import load_task, mnist
+from rifflemix.tasks import load_task
+from rifflemix.tasks.images import mnist
 
 Pairs = dict[str, tuple[np.ndarray, np.ndarray]]
 

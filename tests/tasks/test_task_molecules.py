@@ -15,9 +15,9 @@ import torch
 
 import rifflemix as rm
 from rifflemix.tasks import load_task
-from rifflemix.tasks.graphs import GraphRegression, graph_paths
+from rifflemix.tasks.graphs.graphs import GraphRegression, graph_paths
+from rifflemix.tasks.graphs.smiles import split_groups
 from rifflemix.tasks.registry import task_status
-from rifflemix.tasks.smiles import split_groups
 
 pytest.importorskip("rdkit")
 

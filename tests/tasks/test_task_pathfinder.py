@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.tasks import load_task, pathfinder, prepare_task, shards, task_card
-from rifflemix.tasks.contours import Pictures, Scene, draw_scenes
-from rifflemix.tasks.drawing import draw_images
-from rifflemix.tasks.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scenes_of
-from rifflemix.tasks.random_words import Streams, mix
+from rifflemix.tasks import load_task, prepare_task, task_card
+from rifflemix.tasks.core.random_words import Streams, mix
+from rifflemix.tasks.data_io import shards
+from rifflemix.tasks.pathfinder import pathfinder
+from rifflemix.tasks.pathfinder.contours import Pictures, Scene, draw_scenes
+from rifflemix.tasks.pathfinder.drawing import draw_images
+from rifflemix.tasks.pathfinder.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scenes_of
 
 TINY = {"num_train": 6, "num_validation": 3, "num_test": 3}
 SIZES = {"pathfinder32": 32, "pathfinder64": 64, "pathfinder128": 128, "pathx": 128}
@@ -460,7 +462,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 
 
 def test_what_does_not_fit_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rifflemix.tasks.contours._ROUNDS", 3)
+    monkeypatch.setattr("rifflemix.tasks.pathfinder.contours._ROUNDS", 3)
     with pytest.raises(InputError, match="do not fit into 32 x 32 pixels; ask for fewer"):
         load_task("pathfinder32", contour_length=60, **TINY)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.tasks import load_task, prepare_task, task_status
-from rifflemix.tasks.sorting import (
+from rifflemix.tasks.synthetic.sorting import (
     END,
     FIRST_SYMBOL,
     PAD,

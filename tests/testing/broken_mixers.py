@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_padding_mask
 from rifflemix.errors import InputError
 from rifflemix.mixers import MixerCard, TokenMixer
-from rifflemix.ops._checks import check_padding_mask
 
 
 class Mean(TokenMixer):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rifflemix.checks import check_tokens
 from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import check_tokens
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Measure time and memory, and compare mixers."""
 
-from rifflemix.bench.environment import describe_hardware, environment
-from rifflemix.bench.macs import multiply_accumulates
-from rifflemix.bench.measure import median, median_seconds, peak_memory
+from rifflemix.runs.environment import describe_hardware, environment
+from rifflemix.runs.macs import multiply_accumulates
+from rifflemix.runs.measure import median, median_seconds, peak_memory
 
 __all__ = [
     "describe_hardware",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rifflemix.bench.measure import Probe
+from rifflemix.runs.measure import Probe
 
 # Tokens grow by this factor from one look ahead to the next; the first is at `_SHORTEST`.
 _STEP, _SHORTEST = 4, 256

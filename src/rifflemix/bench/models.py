@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.bench.gate import OPERATOR_TOLERANCE, Check, check, output_and_gradients
-from rifflemix.bench.measure import kernel_share
 from rifflemix.bench.rows import FORWARD, MODEL, TRAINING_STEP, Row, Shape
 from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import list_mixers, mixer_card
 from rifflemix.models import EncoderBlock, create_model
 from rifflemix.ops.dispatch import prefer_backend
+from rifflemix.runs.measure import kernel_share
 
 NO_MIXER, SOFTMAX = "no mixer", "softmax"
 DEFAULT_SHAPES = (Shape(4, 1024, 256, 8),)

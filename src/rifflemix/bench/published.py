@@ -16,7 +16,7 @@ from rifflemix.bench.rows import FORWARD, TRAINING_STEP, Shape
 from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.models import create_model, model_settings
-from rifflemix.models.images import ImageModel
+from rifflemix.models.vision.images import ImageModel
 from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.recipes import Recipe, get_recipe
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from rifflemix.bench.environment import describe_hardware, environment
 from rifflemix.bench.gate import Check
 from rifflemix.errors import bad_argument
+from rifflemix.runs.environment import describe_hardware, environment
 
 FORMAT = "rifflemix.bench/2"
 MEASURED, FAILED, LEFT_OUT, STOPPED = "measured", "failed", "left out", "stopped"

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rifflemix.bench.compare.config import check_device
 from rifflemix.bench.forecast import Forecast, free_memory
 from rifflemix.bench.gate import Check
-from rifflemix.bench.measure import Call, Probe, median_seconds, probe
 from rifflemix.bench.rows import (
     FAILED,
     FORWARD,
@@ -27,7 +25,9 @@ from rifflemix.bench.rows import (
     assemble,
     timing,
 )
+from rifflemix.comparison.config import check_device
 from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.runs.measure import Call, Probe, median_seconds, probe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 

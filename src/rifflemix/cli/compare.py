@@ -16,7 +16,7 @@ from rifflemix.cli.settings import Settings
 from rifflemix.errors import RunFailed
 
 if TYPE_CHECKING:
-    from rifflemix.bench.compare import ComparePlan
+    from rifflemix.comparison import ComparePlan
 
 EPILOG = """Examples:
 
@@ -60,8 +60,8 @@ def compare(
 
     Writes results.json, table.md, plot.png and report.html to --out.
     """
-    from rifflemix.bench.compare import default_mixers, plan_comparison
-    from rifflemix.report.notes import partial_note
+    from rifflemix.comparison import default_mixers, plan_comparison
+    from rifflemix.comparison.notes import partial_note
 
     chosen = options.parse_seeds(seeds)
     settings = Settings(
@@ -116,7 +116,7 @@ def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
 
 
 def _run(plan: ComparePlan) -> dict[str, Any]:
-    from rifflemix.bench.compare import run_comparison
+    from rifflemix.comparison import run_comparison
     from rifflemix.mixers import mixer_card
     from rifflemix.report.live import live_progress
 
@@ -140,8 +140,8 @@ def _write(content: bytes, path: Path) -> None:
 
 
 def _show(out: Path, results: dict[str, Any]) -> None:
-    from rifflemix.report.notes import bold_note, softmax_note
-    from rifflemix.report.table import terminal_table
+    from rifflemix.comparison.notes import bold_note, softmax_note
+    from rifflemix.comparison.table import terminal_table
 
     show(terminal_table(results))
     show(bold_note(results))

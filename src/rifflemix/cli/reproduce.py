@@ -13,7 +13,7 @@ from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
 
 if TYPE_CHECKING:
-    from rifflemix.bench.reproduce import ReproducePlan
+    from rifflemix.reproduction import ReproducePlan
 
 EPILOG = """Examples:
 
@@ -58,8 +58,8 @@ def reproduce(
     json: options.Json = False,
 ) -> None:
     """Train a row of a paper's table and print the paper's number beside ours."""
-    from rifflemix.bench.reproduce import is_main_process, plan_reproduction
     from rifflemix.recipes import get_recipe
+    from rifflemix.reproduction import is_main_process, plan_reproduction
 
     chosen = get_recipe(recipe)
     with DataProgress(progress_console()) as progress:
@@ -95,8 +95,8 @@ def _tell(plan: ReproducePlan, results: dict[str, Any], as_json: bool) -> None:
 
 
 def _run(plan: ReproducePlan, budget: float | None) -> tuple[dict[str, Any], bool]:
-    from rifflemix.bench.reproduce import run_reproduction
     from rifflemix.report.live import live_progress
+    from rifflemix.reproduction import run_reproduction
 
     recipe = plan.recipe
     live = live_progress(progress_console(), {recipe.name: recipe.row}, (plan.seed,))
@@ -108,7 +108,7 @@ def _run(plan: ReproducePlan, budget: float | None) -> tuple[dict[str, Any], boo
 
 
 def _show(plan: ReproducePlan, results: dict[str, Any]) -> None:
-    from rifflemix.report.reproduction import summary_rows
+    from rifflemix.reproduction.tables import summary_rows
 
     show(plain_table((plan.recipe.name, plan.recipe.paper), summary_rows(results)))
     show(f"Written to {plan.out}/results.json")

@@ -15,7 +15,7 @@ from rifflemix.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rifflemix.bench.compare import CompareConfig
+    from rifflemix.comparison import CompareConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Settings:
         Raises:
             InputError: an unknown name, or a value out of range.
         """
-        from rifflemix.bench.compare import (
+        from rifflemix.comparison import (
             CompareConfig,
             default_budget,
             default_model,

@@ -14,7 +14,7 @@ from rifflemix.cli.output import plain_table, print_json, progress_console, show
 from rifflemix.cli.settings import Settings
 
 if TYPE_CHECKING:
-    from rifflemix.bench.compare import CompareConfig
+    from rifflemix.comparison import CompareConfig
 
 EPILOG = """Examples:
 
@@ -73,7 +73,7 @@ def train(
 
 
 def _run(config: CompareConfig, out: Path, data_dir: Path | None) -> dict[str, Any]:
-    from rifflemix.bench.compare import (
+    from rifflemix.comparison import (
         check_folder,
         check_model,
         single_run,

@@ -1,6 +1,8 @@
 """Token mixers: modules (B, N, C) -> (B, N, C), their cards and their registry."""
 
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.cross.sinkhorn import SinkhornCrossAttention
+from rifflemix.mixers.cross.softmax import SoftmaxCrossAttention
 from rifflemix.mixers.registry import (
     create_mixer,
     list_mixers,
@@ -8,8 +10,6 @@ from rifflemix.mixers.registry import (
     mixer_class,
     mixer_options,
 )
-from rifflemix.mixers.sinkhorn_cross import SinkhornCrossAttention
-from rifflemix.mixers.softmax_cross import SoftmaxCrossAttention
 
 __all__ = [
     "MixerCard",

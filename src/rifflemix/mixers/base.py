@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from rifflemix.errors import InputError, bad_argument
-from rifflemix.ops._checks import (
+from rifflemix.checks import (
     check_bool,
     check_divides,
     check_integer,
@@ -20,6 +19,7 @@ from rifflemix.ops._checks import (
     check_probability,
     check_tokens,
 )
+from rifflemix.errors import InputError, bad_argument
 
 
 @dataclass(frozen=True)

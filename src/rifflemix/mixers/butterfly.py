@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.softmax import Softmax
 from rifflemix.nn.butterfly import mix_groups
-from rifflemix.ops._checks import check_integer
 from rifflemix.ops.butterfly import butterfly_layout
 
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_bool, check_divides, check_integer, check_integers
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.value_maps import value_and_output_maps
-from rifflemix.ops._checks import check_bool, check_divides, check_integer, check_integers
 from rifflemix.ops.permutation import SHIFT_KINDS, SortSpec, unchecked
 from rifflemix.ops.permutation.schedules import scheduled_steps
 

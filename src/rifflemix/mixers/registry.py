@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from rifflemix.checks import check_bool
 from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.average import Average
@@ -39,7 +40,6 @@ from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.mixers.sliceformer import Sliceformer
 from rifflemix.mixers.token_parallel import TokenParallel
 from rifflemix.mixers.tssa import TSSA
-from rifflemix.ops._checks import check_bool
 
 _MIXERS: dict[str, type[TokenMixer]] = {
     mixer.card.name: mixer

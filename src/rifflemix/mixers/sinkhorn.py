@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import move_padding_back, move_padding_last
 from rifflemix.mixers.sorting_networks import BlockSorter, SortOptions
-from rifflemix.ops._checks import check_integer
 from rifflemix.ops.sinkhorn import COMBINE, unchecked
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer, check_positive
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import check_integer, check_positive
 from rifflemix.ops.sinkhorn import KERNELS, unchecked
 
 SORT_NETS = ("linear", "relu", "mlp", "relu_mlp")

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.checks import check_bool, check_divides
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers.attention import masked_attention
+from rifflemix.mixers._attention.masked import masked_attention
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.nn.butterfly import BlockLinear
-from rifflemix.ops._checks import check_bool, check_divides
 
 
 class TokenParallel(TokenMixer):

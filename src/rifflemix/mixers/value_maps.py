@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import check_integer
 
 
 def value_and_output_maps(

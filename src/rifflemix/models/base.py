@@ -13,7 +13,7 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.nn.batch_statistics import has_batch_norm, once_in_statistics
+from rifflemix.models.batch_statistics import has_batch_norm, once_in_statistics
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rifflemix.checks import shown
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import TokenMixer, create_mixer
 from rifflemix.mixers.registry import mixer_options
-from rifflemix.ops._checks import shown
 
 
 def block_mixer(

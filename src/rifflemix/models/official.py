@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rifflemix.checks import check_bool
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.ops._checks import check_bool
 
 # What distributed training and torch.compile put in front of every key.
 _WRAPPERS = ("module.", "_orig_mod.")

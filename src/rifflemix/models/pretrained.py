@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
 from rifflemix import __version__
+from rifflemix.checks import shown
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.files import (
     make_folder,

@@ -8,24 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
-from rifflemix.models import (
+from rifflemix.models.base import Model, ModelCard, Preset
+from rifflemix.models.graphs import graphormer
+from rifflemix.models.language import gpt_presets, seq2seq
+from rifflemix.models.sequence import encoder, imdb, lra, mega, point_cloud, s4
+from rifflemix.models.vision import (
     dimension_mixer,
-    encoder,
-    gpt_presets,
-    graphormer,
-    imdb,
-    lra,
-    mega,
     mlp_mixer,
     patch_only,
-    point_cloud,
     resnet_mixers,
-    s4,
-    seq2seq,
     tost_presets,
     vit,
 )
-from rifflemix.models.base import Model, ModelCard, Preset
 
 _PRESETS: dict[str, Preset] = {
     preset.card.name: preset

@@ -9,8 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer, check_integers, check_positive
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import check_integer, check_integers, check_positive
 from rifflemix.ops.butterfly import block_linear, butterfly_split, butterfly_strides, unchecked
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rifflemix.ops._checks import check_integer
+from rifflemix.checks import check_integer
 
 
 class ClassToken(nn.Module):

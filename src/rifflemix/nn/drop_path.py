@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rifflemix.ops._checks import check_probability
+from rifflemix.checks import check_probability
 
 
 class DropPath(nn.Module):

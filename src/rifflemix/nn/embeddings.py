@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer, check_positive, is_number, shown
 from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import check_integer, check_positive, is_number, shown
 
 
 class ValueEmbedding(nn.Module):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer, check_probability
 from rifflemix.nn.activations import activation_layer
-from rifflemix.ops._checks import check_integer, check_probability
 
 
 class FeedForward(nn.Module):

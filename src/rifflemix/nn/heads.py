@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer, check_integers, check_probability
 from rifflemix.errors import check_choice
 from rifflemix.nn.activations import activation_layer
-from rifflemix.ops._checks import check_integer, check_integers, check_probability
 
 PAIR_FEATURES = {"concat": 2, "concat_product_difference": 4}
 """How the vectors a, b of two sequences meet, [a, b] or [a, b, a * b, a - b], and how many

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_floating, check_integer, check_positive, is_number, shown
 from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import check_floating, check_integer, check_positive, is_number, shown
 
 
 class ISTA(nn.Module):

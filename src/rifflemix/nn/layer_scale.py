@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rifflemix.ops._checks import check_integer, check_positive
+from rifflemix.checks import check_integer, check_positive
 
 
 class LayerScale(nn.Module):

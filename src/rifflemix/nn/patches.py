@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import check_integer
 
 
 class PatchEmbedding(nn.Module):

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import check_integer
 
 
 class PositionEmbedding(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 
 from rifflemix.recipes import images, lra
 from rifflemix.recipes.base import Recipe
-from rifflemix.tasks.pathfinder import CURRICULUM
+from rifflemix.tasks.pathfinder.pathfinder import CURRICULUM
 from rifflemix.train import TrainConfig
 
 PAPER = "Sapkota and Bhattarai, Dimension Mixer"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rifflemix.report.reproduction import decimals
 from rifflemix.report.units import format_bytes, format_rate
+from rifflemix.reproduction.tables import decimals
 
 _WIDTH, _HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 26, 44

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rifflemix.report.table import comparison_rows
+from rifflemix.comparison.table import comparison_rows
 from rifflemix.report.units import metric_value
 
 _WIDTH, _HEIGHT = 240, 136

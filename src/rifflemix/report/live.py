@@ -13,11 +13,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rifflemix.report.table import MISSING
+from rifflemix.comparison.table import MISSING
 from rifflemix.report.units import format_duration, format_metric, format_rate
 
 if TYPE_CHECKING:
-    from rifflemix.bench.compare import RunStatus
+    from rifflemix.comparison import RunStatus
 
 _SECONDS_BETWEEN_LINES = 10.0
 

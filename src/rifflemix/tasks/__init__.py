@@ -1,6 +1,6 @@
 """Data: generate, fetch, verify, cache, collate. Knows nothing of models."""
 
-from rifflemix.tasks.base import Batch, Progress, Sample, Split, Task, TaskCard, TaskStatus
+from rifflemix.tasks.core.base import Batch, Progress, Sample, Split, Task, TaskCard, TaskStatus
 from rifflemix.tasks.registry import (
     list_tasks,
     load_task,

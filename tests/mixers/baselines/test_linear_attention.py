@@ -7,7 +7,7 @@ import torch
 from attention_checks import largest_tensor
 from torch import Tensor
 
-from rifflemix.mixers.linear_attention import linear_attention
+from rifflemix.mixers._attention.linear import linear_attention
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, epsilon: float | None, causal: bool) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.mixers._convolution.kernel_network import KernelNetwork
 from rifflemix.mixers.baselines.long_conv import LongConv
-from rifflemix.nn.kernel_network import KernelNetwork
 
 DIM, MOST = 5, 20
 

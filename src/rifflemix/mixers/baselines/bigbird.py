@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.ordered_attention import OrderedAttention, default_block_size
-from rifflemix.mixers.window_attention import (
+from rifflemix.checks import check_integer
+from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
+from rifflemix.mixers._attention.window import (
     from_blocks,
     see_something,
     to_blocks,
     valid_places,
     with_neighbours,
 )
-from rifflemix.ops._checks import check_integer
+from rifflemix.mixers.base import MixerCard
 
 _FEWEST_BLOCKS = 32
 _MASK = 2**32 - 1

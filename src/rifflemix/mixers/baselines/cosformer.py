@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rifflemix.checks import check_integer
+from rifflemix.mixers._attention.linear import LinearAttentionMixer
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.linear_attention import LinearAttentionMixer
 from rifflemix.mixers.padding import mix_valid_tokens
-from rifflemix.ops._checks import check_integer
 
 
 class CosFormer(LinearAttentionMixer):

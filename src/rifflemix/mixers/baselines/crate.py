@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rifflemix.mixers.attention import masked_attention
+from rifflemix.mixers._attention.masked import masked_attention
 from rifflemix.mixers.base import MixerCard, TokenMixer
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
+from rifflemix.mixers._attention.linear import LinearAttentionMixer, linear_attention
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.linear_attention import LinearAttentionMixer, linear_attention
 
 
 class Linear(LinearAttentionMixer):

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rifflemix.mixers.attention import masked_attention
+from rifflemix.checks import check_integer
+from rifflemix.mixers._attention.masked import masked_attention
+from rifflemix.mixers._attention.ordered import OrderedAttention
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.ordered_attention import OrderedAttention
-from rifflemix.ops._checks import check_integer
 
 _INIT_STD = 0.02
 

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.checks import check_integer
+from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
+from rifflemix.mixers._attention.window import block_attention
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.ordered_attention import OrderedAttention, default_block_size
-from rifflemix.mixers.window_attention import block_attention
-from rifflemix.ops._checks import check_integer
 
 
 class Local(OrderedAttention):

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_positive
+from rifflemix.mixers._convolution.fft_convolution import fft_convolution, wide
+from rifflemix.mixers._convolution.kernel_network import KernelNetwork
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import mix_valid_tokens
-from rifflemix.nn.fft_convolution import fft_convolution, wide
-from rifflemix.nn.kernel_network import KernelNetwork
-from rifflemix.ops._checks import check_positive
 
 _FIRST_WIDTH = 0.075
 # The mean of the window parameter of the network's first filters.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from rifflemix.checks import check_integer
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
-from rifflemix.ops._checks import check_integer
 
 _CHUNK = 128
 _FEWEST_CHUNKS = 8

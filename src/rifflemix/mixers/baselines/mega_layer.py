@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer, check_probability, check_tokens, shown
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers._convolution.ema import DampedEMA
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.baselines.s4 import both_directions
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.padding import mix_valid_tokens
-from rifflemix.nn.ema import DampedEMA
-from rifflemix.ops._checks import check_integer, check_probability, check_tokens, shown
 
 ATTENTION_FNS = ("softmax", "laplace")
 MIXINGS = ("attention", "csp")

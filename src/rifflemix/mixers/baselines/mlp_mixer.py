@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.ops._checks import check_integer
 
 
 class MLPMixer(TokenMixer):

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers.attention import masked_attention
+from rifflemix.mixers._attention.masked import masked_attention
+from rifflemix.mixers._attention.ordered import OrderedAttention
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.ordered_attention import OrderedAttention
-from rifflemix.ops._checks import check_integer
 from rifflemix.ops.precision import without_autocast
 
 PINV_INITS = ("per_matrix", "batch")

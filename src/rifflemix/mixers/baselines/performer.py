@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rifflemix.checks import check_integer, check_positive
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers._attention.linear import LinearAttentionMixer
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.linear_attention import LinearAttentionMixer
-from rifflemix.ops._checks import check_integer, check_positive
 from rifflemix.ops.precision import without_autocast
 
 KERNELS = ("softmax", "relu")

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer, check_integers
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers._attention.lsh import lsh_attention, lsh_buckets
+from rifflemix.mixers._attention.ordered import default_block_size
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.lsh_attention import lsh_attention, lsh_buckets
-from rifflemix.mixers.ordered_attention import default_block_size
-from rifflemix.ops._checks import check_integer, check_integers
 
 COMPAT = ("none", "hf")
 _DEFAULT_BUCKETS = 64

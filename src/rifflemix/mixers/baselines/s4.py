@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import bad_argument
+from rifflemix.mixers._convolution.complex_pair import ComplexPair
+from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
+from rifflemix.mixers._convolution.fft_convolution import fft_convolution, wide
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import mix_valid_tokens
-from rifflemix.nn.complex_pair import ComplexPair
-from rifflemix.nn.exponential_kernel import ExponentialKernel
-from rifflemix.nn.fft_convolution import fft_convolution, wide
-from rifflemix.ops._checks import check_bool, check_integer
 
 _SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
 

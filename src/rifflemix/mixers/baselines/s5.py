@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
+from rifflemix.mixers._convolution.complex_pair import ComplexPair
+from rifflemix.mixers._convolution.fft_convolution import wide
+from rifflemix.mixers._convolution.linear_scan import linear_scan
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.s4 import both_directions
 from rifflemix.mixers.padding import mix_valid_tokens
-from rifflemix.nn.complex_pair import ComplexPair
-from rifflemix.nn.fft_convolution import wide
-from rifflemix.nn.linear_scan import linear_scan
-from rifflemix.ops._checks import check_integer
 from rifflemix.ops.precision import without_autocast
 
 _SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.checks import check_integer, check_positive
+from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.multi_head import MultiHeadMixer
-from rifflemix.ops._checks import check_integer, check_positive
 
 
 class Sinkformer(MultiHeadMixer):

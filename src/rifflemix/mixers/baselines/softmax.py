@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.mixers.attention import masked_attention
+from rifflemix.checks import check_bool
+from rifflemix.mixers._attention.masked import masked_attention
+from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.multi_head import MultiHeadMixer
-from rifflemix.ops._checks import check_bool
 
 
 class Softmax(MultiHeadMixer):

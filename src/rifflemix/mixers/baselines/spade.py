@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer
+from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
+from rifflemix.mixers._attention.window import window_attention
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.s4 import S4
-from rifflemix.mixers.ordered_attention import OrderedAttention, default_block_size
-from rifflemix.mixers.window_attention import window_attention
-from rifflemix.ops._checks import check_integer
 
 
 class Spade(OrderedAttention):

@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers.attention import masked_attention
-from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.butterfly import default_block_size
-from rifflemix.mixers.ordered_attention import OrderedAttention
-from rifflemix.mixers.window_attention import (
+from rifflemix.mixers._attention.masked import masked_attention
+from rifflemix.mixers._attention.ordered import OrderedAttention
+from rifflemix.mixers._attention.window import (
     SharedKeys,
     band,
     block_attention,
@@ -24,7 +23,8 @@ from rifflemix.mixers.window_attention import (
     valid_places,
     with_neighbours,
 )
-from rifflemix.ops._checks import check_integer
+from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.butterfly import default_block_size
 
 PATTERNS = ("fixed", "strided")
 _SUMMARY = 4

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import mix_valid_tokens
-from rifflemix.ops._checks import check_bool, check_integer
 
 MODES = ("random", "factorized", "dense")
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.multi_head import MultiHeadMixer
 
 
 class XCA(MultiHeadMixer):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import (
+from rifflemix.checks import (
     check_divides,
     check_floating,
     check_integer,
     check_like,
 )
+from rifflemix.errors import bad_argument
 from rifflemix.ops.butterfly import unchecked
 
 

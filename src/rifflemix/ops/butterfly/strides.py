@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rifflemix.checks import check_divides, check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import check_divides, check_integer
 
 _CELLS = 2**24  # places times sources looked at together: 16 MiB
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import (
+from rifflemix.checks import (
     check_divides,
     check_integers,
     check_padding_mask,
     check_tokens,
 )
+from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.permutation.eager import KEY_DTYPES
 from rifflemix.ops.permutation.spec import SortSpec
 

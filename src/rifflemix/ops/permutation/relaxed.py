@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.ops._checks import check_integer, check_positive
+from rifflemix.checks import check_integer, check_positive
 from rifflemix.ops.dispatch import PLAIN, choose
 from rifflemix.ops.permutation import eager, reference
 from rifflemix.ops.permutation.arguments import check_groups, check_values

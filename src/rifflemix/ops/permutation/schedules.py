@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from rifflemix.checks import check_bool, check_divides, check_integer, check_layer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import check_bool, check_divides, check_integer, check_layer
 
 _MOST = 2**31 - 1  # of tokens and channels: products of two stay within int64
 SHIFT_KINDS = ("none", "linear", "power", "head", "code_linear", "code_exp")

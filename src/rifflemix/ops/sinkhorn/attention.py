@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import (
+from rifflemix.checks import (
     check_divides,
     check_floating,
     check_integer,
@@ -16,6 +15,7 @@ from rifflemix.ops._checks import (
     check_tokens,
     shown,
 )
+from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.sinkhorn import unchecked
 from rifflemix.ops.sinkhorn.blocks import PADDING_RULES
 

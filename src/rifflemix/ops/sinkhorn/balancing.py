@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import (
+from rifflemix.checks import (
     check_floating,
     check_integer,
     check_integers,
@@ -16,6 +15,7 @@ from rifflemix.ops._checks import (
     check_positive,
     shown,
 )
+from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.sinkhorn import unchecked
 from rifflemix.ops.sinkhorn.unchecked import KERNELS
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops._checks import (
+from rifflemix.checks import (
     check_divides,
     check_floating,
     check_integer,
@@ -13,6 +12,7 @@ from rifflemix.ops._checks import (
     check_padding_mask,
     check_tokens,
 )
+from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.sinkhorn import unchecked
 
 PADDING_RULES = ("majority", "argmax")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rifflemix.checks import check_positive, check_probability, check_tokens
 from rifflemix.errors import bad_argument
-from rifflemix.ops._checks import check_positive, check_probability, check_tokens
 from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
 
 

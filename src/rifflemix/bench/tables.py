@@ -1,0 +1,306 @@
+"""Results of a benchmark as tables, for the terminal and for Markdown, and what to say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rifflemix.bench import describe_hardware
+from rifflemix.bench.rows import PEER, Key
+from rifflemix.comparison.table import MISSING
+from rifflemix.report.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_percent,
+    format_rate,
+)
+
+PASS_TITLES = {
+    "forward": "forward",
+    "forward_backward": "forward and backward",
+    "training_step": "training step",
+}
+_SHORT = {"scaled_dot_product_attention": "attention", "two linear maps": "maps"}
+_SOFTMAX, _MAPS = "softmax", "two linear maps"
+
+AXES = {"tokens": "N", "channels": "C"}
+
+Row = Mapping[str, Any]
+Show = Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class BenchTable:
+    """One table: all cells are texts."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[str]]
+
+
+def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
+    """What a reader wants to see first: for scaling by N, else a table a shape and pass."""
+    rows = result["rows"]
+    if result["benchmark"] == "scaling":
+        axis = axis_of(result)
+        return [_growth_table(result["growth"], axis), *_tables_by_axis(rows, axis)]
+    if result["benchmark"] == "lra":
+        return _tables_beside_printed(rows, result["printed"])
+    tables = []
+    for shape in dict.fromkeys(_shape_text(row) for row in rows):
+        here = [row for row in rows if _shape_text(row) == shape]
+        tables += [_pass_table(shape, name, here) for name in _pass_names(here)]
+    return tables
+
+
+def bench_notes(result: Mapping[str, Any]) -> list[str]:
+    """Where, when and how it was measured, and everything that was not."""
+    notes = [_caption(result)]
+    if result["status"] != "complete":
+        notes.append("Partial: it was stopped before everything was measured.")
+    notes += [
+        f"{_label(row)} at {_shape_text(row)}: {row['status']}: {row['note']}"
+        for row in result["rows"]
+        if row["status"] != "measured"
+    ]
+    peers = (peer for peer in result.get("peers", ()) if not peer["takes_part"])
+    return notes + [f"{peer['name']}: {peer['detail']}" for peer in peers]
+
+
+def bench_markdown(result: Mapping[str, Any]) -> str:
+    """All tables and notes."""
+    parts = []
+    for table in bench_tables(result):
+        rule = ["---", *["---:"] * (len(table.headers) - 1)]
+        lines = [_markdown_row(cells) for cells in (table.headers, rule, *table.rows)]
+        parts.append("\n".join([f"**{table.title}**", "", *lines]))
+    parts.append("\n".join(f"- {note}" for note in bench_notes(result)))
+    return "\n\n".join(parts) + "\n"
+
+
+def axis_of(result: Mapping[str, Any]) -> str:
+    """What a scaling result was measured over, "tokens" or "channels"; older files say nothing."""
+    axis: str = result["settings"].get("axis", "tokens")
+    return axis
+
+
+def key_of(entry: Mapping[str, Any]) -> Key:
+    """Kind and name of a row or of an entry of its growth."""
+    return entry["kind"], entry["name"]
+
+
+def shown_name(entry: Mapping[str, Any]) -> str:
+    """The name, and that it is another package's where it is: some are named as our mixers are."""
+    return f"{entry['name']} (package)" if entry["kind"] == PEER else str(entry["name"])
+
+
+def crossover_text(crossover: Mapping[str, Any] | None) -> str:
+    """From which N on something is faster than softmax."""
+    if crossover is None:
+        return MISSING
+    if crossover["tokens"] is None:
+        return f"none up to {format_count(crossover['last_tokens'])}"
+    if crossover["always"]:
+        return f"{format_count(crossover['first_tokens'])} or less"
+    return format_count(round(crossover["tokens"]))
+
+
+def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
+    """One pass at one shape: time, spread, memory, ratios, and what else is known of the rows."""
+    columns: list[tuple[str, Show]] = [("Name", shown_name)]
+    if any(row["backend"] for row in rows):
+        columns.append(("Backend", lambda row: row["backend"] or MISSING))
+    columns += [
+        ("p50, ms", _timed(name, lambda t: _milliseconds(t["p50"]), lambda row: row["status"])),
+        ("p20 to p80", _timed(name, _spread)),
+        ("Memory", _timed(name, lambda t: format_bytes(t["peak_memory_bytes"]))),
+    ]
+    timed = [row["passes"][name] for row in rows if name in row["passes"]]
+    for peer in dict.fromkeys(peer for timing in timed for peer in timing["ratios"]):
+        columns.append((f"x {_SHORT.get(peer, peer)}", _timed(name, _ratio(peer))))
+    if name == "training_step":
+        known = {key for row in rows for key in row["extra"]}
+        columns += [(title, _extra(key, show)) for key, title, show in _EXTRA if key in known]
+    return _table(f"{shape}: {PASS_TITLES[name]}", columns, rows)
+
+
+def _growth_table(growth: Sequence[Mapping[str, Any]], axis: str) -> BenchTable:
+    """Exponents measured and claimed, and crossovers with softmax."""
+    passes = list(dict.fromkeys(entry["pass"] for entry in growth))
+    headers = ["Name", "Claimed exponent"]
+    for name in passes:
+        headers += [f"Exponent, {PASS_TITLES[name]}", f"faster than softmax from {AXES[axis]}"]
+    by_key: dict[Key, list[Mapping[str, Any]]] = {}
+    for entry in growth:
+        by_key.setdefault(key_of(entry), []).append(entry)
+    rows = []
+    for entries in by_key.values():
+        claimed = entries[0]["claimed_exponent"]
+        cells = [shown_name(entries[0]), MISSING if claimed is None else f"{claimed:g}"]
+        for entry in entries:
+            cells += [_exponent_text(entry), crossover_text(entry["crossover"])]
+        rows.append(cells)
+    return BenchTable(f"growth with {AXES[axis]}, and the crossover with softmax", headers, rows)
+
+
+def _exponent_text(entry: Mapping[str, Any]) -> str:
+    fit = entry["fit"]
+    if fit is None:
+        return MISSING
+    mark = " (above the claim)" if entry["contradicts_claim"] else ""
+    return f"{fit['exponent']:.2f} ± {fit['standard_error']:.2f}{mark}"
+
+
+def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
+    """A row a layer and a column an N (or C): times with their ratio to softmax, floor, memory."""
+    forward, both = "forward", "forward_backward"
+    columns: list[tuple[str, str, Show]] = [
+        ("forward, ms (x softmax)", forward, _time_and_ratio),
+        ("forward, peak memory", forward, _memory),
+        ("forward and backward, ms (x softmax)", both, _time_and_ratio),
+        ("forward and backward, x two linear maps", both, _ratio(_MAPS)),
+        ("forward and backward, peak memory", both, _memory),
+    ]
+    return [_by_axis(title, name, show, rows, axis) for title, name, show in columns]
+
+
+def _tables_beside_printed(
+    rows: Sequence[Row], printed: Mapping[str, Mapping[str, Any]]
+) -> list[BenchTable]:
+    """A row a model and a column an N: ours / the paper's."""
+    training, forward = "training_step", "forward"
+    measures: list[tuple[str, str, str, Show]] = [
+        ("training, steps/s", training, training, _per_second),
+        ("inference, steps/s", forward, forward, _per_second),
+        ("training, peak memory, GB", training, "memory", _gigabytes),
+    ]
+    lengths = sorted({row["shape"]["tokens"] for row in rows})
+    tables = []
+    for title, name, figure, show in measures:
+        cell = _timed(name, show, lambda row: row["status"])
+        lines = []
+        for model in dict.fromkeys(row["name"] for row in rows):
+            ours = {row["shape"]["tokens"]: cell(row) for row in rows if row["name"] == model}
+            theirs = printed[model][figure]
+            cells = [f"{ours.get(n, MISSING)} / {_printed(theirs, n)}" for n in lengths]
+            lines.append([model, str(printed[model]["title"]), *cells])
+        headers = ["Name", "Printed as", *(f"N={format_count(n)}" for n in lengths)]
+        tables.append(
+            BenchTable(f"{title}: ours / printed (other code, other machine)", headers, lines)
+        )
+    return tables
+
+
+def _printed(figures: Mapping[str, float | None], tokens: int) -> str:
+    if str(tokens) not in figures:
+        return MISSING
+    value = figures[str(tokens)]
+    return "OOM" if value is None else f"{value:.2f}"
+
+
+def _per_second(timing: Mapping[str, Any]) -> str:
+    return format_rate(1 / timing["p50"])
+
+
+def _gigabytes(timing: Mapping[str, Any]) -> str:
+    return f"{timing['peak_memory_bytes'] / 1e9:.2f}"
+
+
+def _memory(timing: Mapping[str, Any]) -> str:
+    return format_bytes(timing["peak_memory_bytes"])
+
+
+def _by_axis(title: str, name: str, show: Show, rows: Sequence[Row], axis: str) -> BenchTable:
+    points = sorted({row["shape"][axis] for row in rows})
+    places: dict[Key, dict[int, Row]] = {}
+    for row in rows:
+        places.setdefault(key_of(row), {})[row["shape"][axis]] = row
+    cell = _timed(name, show, lambda row: row["status"])
+    lines = [
+        [
+            shown_name(next(iter(at.values()))),
+            *(cell(at[n]) if n in at else MISSING for n in points),
+        ]
+        for at in places.values()
+    ]
+    return BenchTable(title, ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in points)], lines)
+
+
+def _table(title: str, columns: Sequence[tuple[str, Show]], rows: Sequence[Row]) -> BenchTable:
+    cells = [[show(row) for _, show in columns] for row in rows]
+    return BenchTable(title, [header for header, _ in columns], cells)
+
+
+def _timed(name: str, show: Show, otherwise: Show = lambda row: MISSING) -> Show:
+    """Show a pass of a row, or something else where it was not timed."""
+    return lambda row: show(row["passes"][name]) if name in row["passes"] else otherwise(row)
+
+
+def _spread(timing: Mapping[str, Any]) -> str:
+    return f"{_milliseconds(timing['p20'])} to {_milliseconds(timing['p80'])}"
+
+
+def _ratio(peer: str) -> Show:
+    return lambda t: format_rate(t["ratios"][peer]) if peer in t["ratios"] else MISSING
+
+
+def _time_and_ratio(timing: Mapping[str, Any]) -> str:
+    text = _milliseconds(timing["p50"])
+    return f"{text} ({_ratio(_SOFTMAX)(timing)})" if _SOFTMAX in timing["ratios"] else text
+
+
+def _extra(key: str, show: Show) -> Show:
+    return lambda row: show(row["extra"][key]) if key in row["extra"] else MISSING
+
+
+def _milliseconds(seconds: float) -> str:
+    return format_rate(1e3 * seconds)
+
+
+def _pass_names(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row["passes"]))
+
+
+def _label(row: Row) -> str:
+    name = shown_name(row)
+    return f"{name} ({row['backend']})" if row["backend"] else name
+
+
+def _shape_text(row: Row) -> str:
+    shape = row["shape"]
+    return f"({shape['batch']}, {shape['tokens']}, {shape['channels']}), {shape['heads']} heads"
+
+
+def machine(result: Mapping[str, Any]) -> str:
+    """What it was measured on: the GPU, or the CPU with cores and threads."""
+    place = result["environment"]
+    if result["settings"]["device"] == "cpu":
+        place = {**place, "hardware": {**place["hardware"], "gpu": None}}
+    return describe_hardware(place)
+
+
+def _caption(result: Mapping[str, Any]) -> str:
+    place = result["environment"]
+    commit = (place["git_commit"] or "unknown")[:12]
+    return (
+        f"{machine(result)}, {result['settings']['dtype']}, torch {place['libraries']['torch']}, "
+        f"{place['time'][:10]}, commit {commit}"
+        f"{' with changes' if place['git_dirty'] else ''}, "
+        f"{format_duration(result['wall_seconds'])}: `{place['command']}`"
+    )
+
+
+def _markdown_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+_EXTRA: tuple[tuple[str, str, Show], ...] = (
+    ("steps_per_second", "Steps/s", format_rate),
+    ("tokens_per_second", "Tokens/s", format_rate),
+    ("kernel_share", "In kernels, %", format_percent),
+    ("parameters", "Parameters", format_count),
+    ("printed_seconds", "Paper's, ms", lambda seconds: _milliseconds(seconds)),
+    ("printed_memory_bytes", "Paper's memory", format_bytes),
+)

@@ -1,0 +1,28 @@
+"""The main job: every mixer on the same backbone, data, budget and seeds."""
+
+from rifflemix.comparison.budgets import Budget, default_budget, train_config
+from rifflemix.comparison.config import CompareConfig, default_mixers, default_model
+from rifflemix.comparison.models import build_model, check_model, training_memory
+from rifflemix.comparison.plan import ComparePlan, check_folder, plan_comparison
+from rifflemix.comparison.results import single_run
+from rifflemix.comparison.run import RunStatus, run_comparison, train_mixer, using_threads
+
+__all__ = [
+    "Budget",
+    "CompareConfig",
+    "ComparePlan",
+    "RunStatus",
+    "build_model",
+    "check_folder",
+    "check_model",
+    "default_budget",
+    "default_mixers",
+    "default_model",
+    "plan_comparison",
+    "run_comparison",
+    "single_run",
+    "train_config",
+    "train_mixer",
+    "training_memory",
+    "using_threads",
+]

@@ -1,0 +1,165 @@
+"""The settings of a comparison."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.mixers import list_mixers, mixer_card
+from rifflemix.models import list_models
+from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
+from rifflemix.tasks import task_card
+from rifflemix.train.config import TrainConfig
+
+FORMAT = "rifflemix.compare/1"
+
+_BACKBONES = {
+    "classes": "encoder",
+    "next_token": "gpt",
+    "sequence": "seq2seq",
+    "number": "graphormer_pcqm4m",
+}
+# Beyond these a typing error is likelier than a wish.
+MOST_THREADS = 1_024
+MOST_SEEDS = 1_000
+_MOST = {"dim": 65_536, "num_layers": 1_000, "num_heads": 65_536, "threads": MOST_THREADS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """What to compare, on what, for how long.
+
+    Attributes:
+        task: registry name of the task.
+        mixers: registry names, in the order of the table.
+        seeds: every mixer is trained once with each.
+        dim, num_layers, num_heads: size of the backbone.
+        train: training settings; its own seed is replaced by those of `seeds`.
+        task_options: options of the task that differ from its card.
+        mixer_options: mixer name -> its options.
+        model: registry name of a backbone that takes any mixer.
+        device: "cpu", "cuda", "cuda:1" ...
+        threads: CPU threads.
+
+    Raises:
+        InputError: an unknown name, a repeated or missing mixer or seed, a mixer that looks ahead
+            where tokens are predicted, a device that is not
+            there.
+    """
+
+    task: str
+    mixers: tuple[str, ...]
+    seeds: tuple[int, ...]
+    dim: int
+    num_layers: int
+    num_heads: int
+    train: TrainConfig
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    mixer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    model: str = "encoder"
+    device: str = "cpu"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        """Check all that can be told without data."""
+        task_card(self.task)
+        _check_list("mixers", self.mixers)
+        _check_seeds(self.seeds)
+        _check_list("seeds", self.seeds)
+        for name in self.mixers:
+            if not mixer_card(name).causal and is_generative(self.task):
+                raise bad_argument(
+                    "mixers",
+                    f"causal ones, since task {self.task} predicts tokens from those before them",
+                    name,
+                    f"causal are {', '.join(default_mixers(self.task))}",
+                )
+        for name in self.mixer_options:
+            if name not in self.mixers:
+                raise bad_argument("mixer_options", f"one of {', '.join(self.mixers)}", name)
+        if self.model not in list_models():
+            raise unknown_name("model", self.model, list_models())
+        for name in ("dim", "num_layers", "num_heads", "threads"):
+            if not 1 <= getattr(self, name) <= _MOST[name]:
+                raise bad_argument(name, f"1 to {_MOST[name]:,}", getattr(self, name))
+        check_device(self.device)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "format": FORMAT,
+            "task": self.task,
+            "task_options": dict(self.task_options),
+            "model": self.model,
+            "dim": self.dim,
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "mixers": list(self.mixers),
+            "mixer_options": {name: dict(options) for name, options in self.mixer_options.items()},
+            "seeds": list(self.seeds),
+            "train": self.train.to_dict(),
+            "device": self.device,
+            "threads": self.threads,
+        }
+
+    def model_settings(self, mixer: str) -> dict[str, Any]:
+        """What the model with `mixer` is built from, as JSON values."""
+        return {
+            "model": self.model,
+            "mixer": mixer,
+            "mixer_options": dict(self.mixer_options.get(mixer, {})),
+            "dim": self.dim,
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+        }
+
+
+def is_generative(task: str) -> bool:
+    """Whether models of a task must not look ahead: they predict tokens."""
+    return task_card(task).output in ("next_token", "sequence")
+
+
+def default_mixers(task: str) -> tuple[str, ...]:
+    """All registered mixers that can be compared on a task."""
+    if task_card(task).output == "number":
+        return tuple(GRAPH_MIXERS)
+    can_all = not is_generative(task)
+    return tuple(name for name in list_mixers() if can_all or mixer_card(name).causal)
+
+
+def default_model(task: str) -> str:
+    """The backbone whose outputs are what a task asks for."""
+    return _BACKBONES[task_card(task).output]
+
+
+def _check_list(name: str, values: tuple[Any, ...]) -> None:
+    if not values:
+        raise bad_argument(name, "at least one", "none")
+    value, count = Counter(values).most_common(1)[0]
+    if count > 1:
+        raise bad_argument(name, "each only once", f"{value!r} twice")
+
+
+def _check_seeds(seeds: tuple[int, ...]) -> None:
+    if len(seeds) > MOST_SEEDS:
+        raise bad_argument("seeds", f"at most {MOST_SEEDS:,} of them", f"{len(seeds):,}")
+    for seed in seeds:
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise bad_argument("seed", "a whole number from 0 to 2**63 - 1", repr(seed))
+
+
+def check_device(device: str) -> None:
+    """Raise unless `device` names one that is there."""
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise bad_argument("device", "cpu, cuda or cuda:<number>", repr(device)) from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device: expected one that is there, got {device!r}; no GPU was found")
+    if kind not in ("cpu", "cuda"):
+        raise bad_argument("device", "cpu, cuda or cuda:<number>", repr(device))

@@ -1,0 +1,195 @@
+"""What a reader must know to judge the table: task, budget, protocol, and where softmax wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rifflemix.comparison.table import (
+    BASELINE,
+    Row,
+    baseline_row,
+    comparison_rows,
+    nothing_learned,
+)
+from rifflemix.report.units import format_count, format_duration, format_percent
+
+_ERRORS_OF_NUMBERS = ("rmse", "mae")
+"""The metrics of tasks that ask for a number instead of a class."""
+
+
+def comparison_notes(results: Mapping[str, Any]) -> list[str]:
+    """Plain sentences under the table, in the order a sceptical reader asks."""
+    notes = [_task(results), _budget(results), _seeds(results), bold_note(results)]
+    notes.append(_protocol(results))
+    notes += [_speed(results), *_mixed_places(results), _memory()]
+    notes += [*_failures(results), softmax_note(results)]
+    if results["status"] != "complete":
+        notes.insert(0, partial_note(results))
+    return notes
+
+
+def partial_note(results: Mapping[str, Any]) -> str:
+    """How much of the plan has been done."""
+    return (
+        f"Partial results: {results['runs_done']} of {results['runs_planned']} runs are done; "
+        "the same command goes on."
+    )
+
+
+def bold_note(results: Mapping[str, Any]) -> str:
+    """What bold means, or that nothing is bold because nothing was learned."""
+    rows = comparison_rows(results)
+    if not nothing_learned(rows) and len(results["seeds"]) == 1:
+        return "Bold: the least memory, the fewest parameters; with one seed no score and no speed."
+    if not nothing_learned(rows):
+        return (
+            "Bold: the best of its column by more than noise. Of scores that is two standard "
+            "errors, from the spread over seeds and the size of the split; of speeds, every seed "
+            "faster than every seed of the others."
+        )
+    best = max((row for row in rows if row.test), key=lambda row: row.test.mean if row.test else 0)
+    is_known = results["task"].get("majority_share") is not None
+    answer = "always giving the commonest answer" if is_known else "guessing"
+    return (
+        f"Nothing learned: the best test accuracy, {best.test} %, is within noise of {answer} "
+        f"({format_percent(best.chance or 0.0)} %). Nothing is bold."
+    )
+
+
+def softmax_note(results: Mapping[str, Any]) -> str:
+    """Against whom, and in what, softmax attention comes out ahead."""
+    rows = comparison_rows(results)
+    softmax = baseline_row(rows)
+    if softmax is None or softmax.test is None:
+        return f"{BASELINE} has no finished run here, so nothing is said relative to it."
+    metric = softmax.metric.replace("_", " ")
+    others = [row for row in rows if row is not softmax and row.test is not None]
+    wins = [
+        f"{what.format(metric=metric)} than {', '.join(beaten)}"
+        for what, better in _CONTESTS
+        if (beaten := [row.title for row in others if better(softmax, row)])
+    ]
+    sentence = (
+        f"Where softmax attention wins: {'; '.join(wins)}."
+        if wins
+        else "Softmax attention wins against no mixer in any column here."
+    )
+    if nothing_learned(rows):
+        return sentence
+    alike = [row.title for row in others if not _scores_differ(softmax, row)]
+    if len(results["seeds"]) == 1:
+        sentence += f" One seed shows no difference in test {metric}."
+    elif len(alike) == len(others):
+        sentence += f" No difference in test {metric} is larger than noise."
+    elif alike:
+        sentence += f" No difference in test {metric} is shown from {', '.join(alike)}."
+    return sentence
+
+
+def _scores_differ(softmax: Row, other: Row) -> bool:
+    return bool(softmax.test and other.test and softmax.test.differs(other.test))
+
+
+def _scores_better(softmax: Row, other: Row) -> bool:
+    if softmax.test is None or other.test is None or not _scores_differ(softmax, other):
+        return False
+    ahead = softmax.test.shown - other.test.shown
+    return ahead > 0 if softmax.higher_is_better else ahead < 0
+
+
+def _faster(softmax: Row, other: Row) -> bool:
+    return (softmax.steps_per_second or 0.0) > (other.steps_per_second or 0.0)
+
+
+def _smaller(softmax: Row, other: Row) -> bool:
+    return (softmax.peak_memory_bytes or 0) < (other.peak_memory_bytes or 0)
+
+
+def _fewer_parameters(softmax: Row, other: Row) -> bool:
+    return softmax.parameters < other.parameters
+
+
+_CONTESTS: tuple[tuple[str, Callable[[Row, Row], bool]], ...] = (
+    ("better mean test {metric}", _scores_better),
+    ("faster training", _faster),
+    ("less memory", _smaller),
+    ("fewer parameters", _fewer_parameters),
+)
+
+
+def _task(results: Mapping[str, Any]) -> str:
+    task = results["task"]
+    sizes = ", ".join(f"{format_count(n)} {name}" for name, n in task["sizes"].items())
+    options = ", ".join(f"{name}={value}" for name, value in task["options"].items())
+    name = f"{task['name']} ({options})" if options else task["name"]
+    is_number = results["protocol"].get("metric") in _ERRORS_OF_NUMBERS
+    asked = "one number" if is_number else f"{task['num_classes']} classes"
+    return (
+        f"Task {name}: {task['title']}; {asked}, up to "
+        f"{format_count(task['max_length'])} tokens; samples: {sizes}; data: "
+        f"{task['data_source']}."
+    )
+
+
+def _budget(results: Mapping[str, Any]) -> str:
+    config = results["config"]
+    train = config["train"]
+    return (
+        f"Every mixer: model {config['model']}, dim {config['dim']}, {config['num_layers']} "
+        f"layers, {config['num_heads']} heads, {format_count(train['max_steps'])} steps of "
+        f"{train['batch_size']} sequences, learning rate {train['lr']:g}, the same data order "
+        "and, outside the mixers, the same initial weights for each seed. No mixer was tuned."
+    )
+
+
+def _seeds(results: Mapping[str, Any]) -> str:
+    count = len(results["seeds"])
+    if count == 1:
+        return "One seed: the spread is unknown, and small differences mean nothing."
+    return f"Mean ± sample standard deviation over {count} seeds."
+
+
+def _protocol(results: Mapping[str, Any]) -> str:
+    protocol = results["protocol"]
+    metric = protocol.get("metric", "accuracy").replace("_", " ")
+    return (
+        f"The {protocol['model_chosen_on']} split chose the weights (best {metric} there); the "
+        f"test split chose nothing. Where it comes from: {protocol['split_note'].rstrip('.')}."
+    )
+
+
+def _speed(results: Mapping[str, Any]) -> str:
+    environment, config = results["environment"], results["config"]
+    hardware = environment["hardware"]
+    cpu = f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} threads"
+    precision = "bf16 autocast" if config["train"]["precision"] == "bf16" else "float32"
+    machine = hardware["gpu"] if config["device"].startswith("cuda") else cpu
+    return (
+        f"Steps/s: median over seeds, during the runs themselves, on {machine}, torch "
+        f"{environment['libraries']['torch']}, {precision}; all runs together took "
+        f"{format_duration(results['wall_seconds'])}."
+    )
+
+
+def _mixed_places(results: Mapping[str, Any]) -> list[str]:
+    """A warning where the runs do not all come from one machine and one version of the code."""
+    keys = ("hardware", "libraries", "git_commit", "git_dirty")
+    places = [{key: run["environment"][key] for key in keys} for run in results["runs"]]
+    if all(place == places[0] for place in places):
+        return []
+    return [
+        "The runs were not all made on one machine with one version of the code and its libraries "
+        "(results.json says which where): their speeds do not compare."
+    ]
+
+
+def _memory() -> str:
+    return (
+        "Peak memory: what torch's allocator holds at most in two training steps from nothing "
+        "(weights, gradients, optimiser state and activations), on the same real batch for all."
+    )
+
+
+def _failures(results: Mapping[str, Any]) -> list[str]:
+    return [f"{run['mixer']}, seed {run['seed']}: {run['error']}" for run in results["failed_runs"]]

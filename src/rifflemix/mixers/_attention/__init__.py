@@ -1,0 +1,1 @@
+"""What mixers that attend share."""

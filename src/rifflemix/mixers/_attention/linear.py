@@ -1,0 +1,161 @@
+"""Attention whose weights are dot products of features: linear in N, with a constant state."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.errors import bad_argument
+from rifflemix.mixers._attention.multi_head import MultiHeadMixer
+
+_STATE = ("sums", "norms", "position")
+
+
+class LinearAttentionMixer(MultiHeadMixer):
+    """Mixers that replace exp(q k) by a dot product of features; a subclass writes `features`.
+
+    With `causal=True` they also stream: the state holds, per head, the M x D sum of features
+    times values, the sum of features, and the position of the next token.
+    """
+
+    epsilon: ClassVar[float]
+
+    def features(
+        self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Features of queries and keys.
+
+        Args:
+            q: (B, H, N, D) queries.
+            k: (B, H, N, D) keys.
+            key_padding_mask: (B, N) bool, True = padding.
+            start: () int64, the position of the first token; None for 0.
+
+        Returns:
+            Twice (B, H, N, M), at least 0; of keys, zero at padded places. Where the type is
+            wider than that of `q`, the sums are taken in it.
+        """
+        raise NotImplementedError
+
+    def num_features_per_head(self) -> int:
+        """M, the width of `features`."""
+        raise NotImplementedError
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`."""
+        q, k = self.features(q, k, key_padding_mask, None)
+        y = linear_attention(q, k, v.to(k.dtype), epsilon=self.epsilon, causal=self.causal)
+        return y.to(v.dtype)
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """The sums before the first token, in float32 or float64; their size stays constant."""
+        weight = self.qkv.weight
+        device = device or weight.device
+        wide = torch.promote_types(dtype or weight.dtype, torch.float32)
+        shape = (batch_size, self.num_heads, self.num_features_per_head())
+        return {
+            "sums": torch.zeros(*shape, self.head_dim, device=device, dtype=wide),
+            "norms": torch.zeros(shape, device=device, dtype=wide),
+            "position": torch.zeros((), device=device, dtype=torch.int64),
+        }
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C): its features go into the sums, and out come its output and the sums.
+
+        Raises:
+            InputError: a state that is not this mixer's, or a token past `max_length`.
+        """
+        if not isinstance(state, dict) or set(state) != set(_STATE):
+            raise bad_argument("state", "what init_state or step returned", type(state).__name__)
+        self._check_position(state["position"])
+        q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
+        q, k = self.features(q, k, None, state["position"])
+        wide = state["sums"].dtype
+        q, k, values = (t.squeeze(2).to(wide) for t in (q, k, v))
+        sums = state["sums"] + k.unsqueeze(-1) * values.unsqueeze(-2)
+        norms = state["norms"] + k
+        y = (q.unsqueeze(-1) * sums).sum(-2)
+        y = y / ((q * norms).sum(-1, keepdim=True) + self.epsilon)
+        after = {"sums": sums, "norms": norms, "position": state["position"] + 1}
+        return self.proj(y.to(v.dtype).flatten(1)), after
+
+    def _check_position(self, position: Tensor) -> None:
+        """Raise if a stream is full; a graph that is being traced cannot read the position."""
+        if self.max_length is None or torch.compiler.is_compiling():
+            return
+        if int(position) >= self.max_length:
+            raise bad_argument(
+                "x_t",
+                f"at most max_length = {self.max_length} tokens in a stream",
+                f"token {int(position) + 1}",
+                "build the mixer with a larger max_length",
+            )
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    epsilon: float | None,
+    causal: bool = False,
+    chunk_size: int = 64,
+) -> Tensor:
+    """sum_s (q_n k_s) v_s / (sum_s q_n k_s + epsilon), without the N x N matrix of weights.
+
+    Args:
+        q: (B, H, N, M) features of the queries.
+        k: (B, H, N, M) features of the keys, zero at padded places.
+        v: (B, H, N, D) values.
+        epsilon: added to the sum of the weights; None leaves the result unnormalised.
+        causal: s runs over 0..n only. Tokens go in chunks: within one, the weights are a
+            matrix; earlier chunks come as one M x D sum, so that O(N M D / chunk_size) numbers
+            are kept.
+        chunk_size: tokens in a chunk.
+
+    Returns:
+        (B, H, N, D), the dtype of `v`.
+
+    Source: Katharopoulos et al. 2020, "Transformers are RNNs", equations (5), (6), (9)-(12).
+    """
+    if causal:
+        return _causal(q, k, v, epsilon, chunk_size)
+    y = q @ (k.mT @ v)
+    if epsilon is None:
+        return y
+    norms = k.sum(-2, keepdim=True, dtype=_wide(k))
+    return _divided(y, (q * norms).sum(-1, keepdim=True), epsilon)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, epsilon: float | None, chunk_size: int) -> Tensor:
+    length = q.shape[-2]
+    chunk = min(chunk_size, length)
+    # Zero features at the end reach only the outputs that are cut off again.
+    q, k, v = (F.pad(t, (0, 0, 0, -length % chunk)).unflatten(-2, (-1, chunk)) for t in (q, k, v))
+    weights = (q @ k.mT).tril()
+    y = q @ _sum_before(k.mT @ v).to(q.dtype) + weights @ v
+    if epsilon is not None:
+        norms = _sum_before(k.sum(-2, keepdim=True, dtype=_wide(k)))
+        total = (q * norms).sum(-1, keepdim=True)
+        y = _divided(y, total + weights.sum(-1, keepdim=True, dtype=_wide(k)), epsilon)
+    return y.flatten(2, 3)[..., :length, :]
+
+
+def _sum_before(chunks: Tensor) -> Tensor:
+    """(B, H, chunks, R, S) -> for each chunk the sum over the chunks before it, in float32."""
+    running = chunks.cumsum(2, dtype=_wide(chunks))
+    return F.pad(running[:, :, :-1], (0, 0, 0, 0, 1, 0))
+
+
+def _divided(y: Tensor, total: Tensor, epsilon: float) -> Tensor:
+    return y / (total + epsilon).to(y.dtype)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """The type sums over tokens are taken in: at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)

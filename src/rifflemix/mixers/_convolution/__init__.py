@@ -1,0 +1,1 @@
+"""What mixers with long convolutions and state spaces share."""

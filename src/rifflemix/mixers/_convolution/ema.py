@@ -1,0 +1,105 @@
+"""Damped exponential moving average in several dimensions per channel."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.checks import check_bool, check_integer, check_tokens
+from rifflemix.errors import bad_argument
+from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
+from rifflemix.mixers._convolution.fft_convolution import fft_convolution, wide
+
+
+class DampedEMA(nn.Module):
+    """SiLU(EMA(x) + omega x), every channel expanded into `ema_dim` damped moving averages.
+
+    h[n] = q h[n - 1] + p beta x[n] and EMA(x)[n] = gamma . h[n] / sqrt(ema_dim), with
+    p = sigmoid(delta) and q = 1 - p sigmoid(alpha). In both directions a second set of parameters
+    runs from the last token back, and both include the present token. Parameters have the names
+    and shapes of the released code at the commit of the paper; later commits swap the roles of
+    alpha and delta, and let the second direction start at the next token.
+
+    Args:
+        dim: channels C.
+        ema_dim: moving averages per channel.
+        bidirectional: average over later tokens too.
+
+    Raises:
+        InputError: a size under 1.
+
+    Source: Ma et al. 2023, "Mega: Moving Average Equipped Gated Attention", equations (3)-(5).
+    """
+
+    def __init__(self, dim: int, ema_dim: int = 16, *, bidirectional: bool = False) -> None:
+        super().__init__()
+        self.dim = check_integer("dim", dim, 1)
+        self.ema_dim = check_integer("ema_dim", ema_dim, 1)
+        self.bidirectional = check_bool("bidirectional", bidirectional)
+        rows = 2 * self.dim if bidirectional else self.dim
+        self.delta = nn.Parameter(torch.empty(rows, self.ema_dim, 1).normal_(std=0.2))
+        self.alpha = nn.Parameter(torch.empty(rows, self.ema_dim, 1).normal_(std=0.2))
+        signs = 1.0 - 2.0 * (torch.arange(self.ema_dim).unsqueeze(-1) % 2)
+        self.beta = nn.Parameter(signs + torch.empty(rows, self.ema_dim, 1).normal_(std=0.02))
+        self.gamma = nn.Parameter(torch.randn(rows, self.ema_dim))
+        self.omega = nn.Parameter(torch.randn(self.dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Averages over each sequence.
+
+        Args:
+            x: (B, N, C) tokens; padding stands last and is zero.
+
+        Returns:
+            (B, N, C).
+
+        Raises:
+            InputError: wrong shape or dtype.
+        """
+        check_tokens("x", x)
+        self._check_channels(x)
+        tokens = wide(x)
+        forward, backward = self._kernel().values(x.shape[1]), None
+        if self.bidirectional:
+            forward, backward = forward.split(self.dim)
+        y = fft_convolution(tokens, forward, backward, backward_from="present")
+        return F.silu(y + tokens * wide(self.omega)).to(x.dtype)
+
+    def init_state(self, batch_size: int) -> Tensor:
+        """(B, C, ema_dim) zeros: the averages before the first token."""
+        return self._kernel().init_state(batch_size)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One token (B, C) of each sequence: its output (B, C), and the next state.
+
+        Raises:
+            InputError: wrong shape or dtype, or averages in both directions.
+        """
+        if self.bidirectional:
+            raise bad_argument("bidirectional", "False to go step by step", True)
+        check_tokens("x_t", x_t, rank=2, layout="(B, C)")
+        self._check_channels(x_t)
+        y, state = self._kernel().step(x_t, state)
+        return F.silu(y + wide(x_t) * wide(self.omega)).to(x_t.dtype), state
+
+    def _kernel(self) -> ExponentialKernel:
+        """Of C channels, or of C to the right and C to the left."""
+        p = wide(self.delta).squeeze(-1).sigmoid()
+        q = 1.0 - p * wide(self.alpha).squeeze(-1).sigmoid()
+        readout = wide(self.gamma) / math.sqrt(self.ema_dim)
+        return ExponentialKernel(q.log(), p * wide(self.beta).squeeze(-1) * readout)
+
+    def _check_channels(self, x: Tensor) -> None:
+        if x.shape[-1] != self.dim:
+            raise bad_argument("x", f"{self.dim} channels", tuple(x.shape))
+
+    def no_weight_decay(self) -> set[str]:
+        """The averages' coefficients are not weights of a map."""
+        return {"delta", "alpha", "beta", "gamma", "omega"}
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"dim={self.dim}, ema_dim={self.ema_dim}, bidirectional={self.bidirectional}"

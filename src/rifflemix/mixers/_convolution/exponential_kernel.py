@@ -1,0 +1,73 @@
+"""Convolution kernels that are sums of exponentials, and the recurrence that equals them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rifflemix.mixers._convolution.fft_convolution import wide
+from rifflemix.ops.precision import without_autocast
+
+# An exponent is split into the start of a block and a place in it, so that a kernel of N values
+# takes memory for N / 64 + 64 powers of each ratio instead of N.
+_BLOCK = 64
+
+
+class ExponentialKernel(NamedTuple):
+    """k[c, l] = sum over s of Re(w[c, s] exp(l a[c, s])), C channels of S exponentials each.
+
+    Equal to the recurrence h[n] = exp(a) h[n - 1] + x[n], y[n] = sum over s of Re(w h[n]).
+    All in float32 or wider; imaginary parts are both given or both None.
+
+    Attributes:
+        log_ratio: (C, S) real parts of a, at most 0.
+        weight: (C, S) real parts of w.
+        phase: (C, S) imaginary parts of a, in radians.
+        weight_imag: (C, S) imaginary parts of w.
+    """
+
+    log_ratio: Tensor
+    weight: Tensor
+    phase: Tensor | None = None
+    weight_imag: Tensor | None = None
+
+    def values(self, length: int) -> Tensor:
+        """(C, length): the kernel at l = 0 .. length - 1."""
+        like = self.weight
+        size = min(length, _BLOCK)
+        places = torch.arange(size, device=like.device, dtype=like.dtype)
+        starts = torch.arange(-(-length // size), device=like.device, dtype=like.dtype) * size
+        left = torch.exp(starts.unsqueeze(-1) * self.log_ratio.unsqueeze(-2))
+        right = torch.exp(self.log_ratio.unsqueeze(-1) * places)
+        if self.phase is None or self.weight_imag is None:
+            left = left * like.unsqueeze(-2)
+        else:
+            angle = starts.unsqueeze(-1) * self.phase.unsqueeze(-2)
+            cos, sin = left * angle.cos(), left * angle.sin()
+            real, imag = like.unsqueeze(-2), self.weight_imag.unsqueeze(-2)
+            # Re(u v) = Re u Re v - Im u Im v, as one product of matrices.
+            left = torch.cat((cos * real - sin * imag, -cos * imag - sin * real), -1)
+            angle = self.phase.unsqueeze(-1) * places
+            right = torch.cat((right * angle.cos(), right * angle.sin()), -2)
+        with without_autocast(like):
+            return (left @ right).flatten(-2)[..., :length]
+
+    def init_state(self, batch_size: int) -> Tensor:
+        """(B, C, S), or (B, C, S, 2) where ratios are complex: h before the first token."""
+        shape = (batch_size, *self.weight.shape)
+        return self.weight.new_zeros(shape if self.phase is None else (*shape, 2))
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One token (B, C) of each sequence: its output (B, C), and the next state."""
+        token = wide(x_t).unsqueeze(-1)
+        ratio = self.log_ratio.exp()
+        if self.phase is None or self.weight_imag is None:
+            state = ratio * state + token
+            return (self.weight * state).sum(-1), state
+        cos, sin = ratio * self.phase.cos(), ratio * self.phase.sin()
+        real, imag = state.unbind(-1)
+        real, imag = cos * real - sin * imag + token, cos * imag + sin * real
+        y = (self.weight * real - self.weight_imag * imag).sum(-1)
+        return y, torch.stack((real, imag), -1)

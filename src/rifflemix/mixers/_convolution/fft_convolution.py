@@ -1,0 +1,140 @@
+"""Convolution along the tokens with kernels as long as the sequence, by fast Fourier transform.
+
+Complex numbers live only inside the two registered operators: torch.compile generates code for
+the real arithmetic around them. Transforms run in float32 or wider whatever the type of the tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.checks import check_tokens
+from rifflemix.errors import bad_argument, check_choice
+
+FIRST_LAGS = {"present": 0, "next": 1}
+
+_NUMBERS_IN_CACHE = 2**18
+
+
+def wide(x: Tensor) -> Tensor:
+    """`x` in float32, or as it is where it is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def fft_convolution(
+    x: Tensor, forward: Tensor, backward: Tensor | None = None, *, backward_from: str = "next"
+) -> Tensor:
+    """Each channel convolved with a kernel as long as the sequence, in O(N log N) per channel.
+
+    y[n] = sum over m <= n of forward[n - m] x[m], plus the sum over m >= n + s of
+    backward[m - n - s] x[m], where s is 0 if `backward` starts at the present token and 1 if at
+    the next. A transform mixes all places: by rounding, and only so, a later token reaches
+    an earlier output.
+
+    Args:
+        x: (B, N, C) tokens.
+        forward: (C, N) kernel over the present and the earlier tokens.
+        backward: (C, N) kernel over the later tokens.
+        backward_from: "present" or "next".
+
+    Returns:
+        (B, N, C) in the dtype of x.
+
+    Raises:
+        InputError: wrong shape or dtype, or an unknown `backward_from`.
+    """
+    check_tokens("x", x)
+    check_choice("backward_from", backward_from, FIRST_LAGS)
+    length, channels = x.shape[1:]
+    for name, kernel in (("forward", forward), ("backward", backward)):
+        if kernel is not None and kernel.shape != (channels, length):
+            raise bad_argument(name, f"shape (C, N) = {(channels, length)}", tuple(kernel.shape))
+    periodic = F.pad(forward, (0, length))
+    if backward is not None:
+        later = F.pad(backward.flip(-1), (length, 0))
+        periodic = periodic + (later if FIRST_LAGS[backward_from] else later.roll(1, -1))
+    tokens = wide(x)
+    dtype = torch.promote_types(tokens.dtype, periodic.dtype)
+    y: Tensor = circular_convolve(tokens.to(dtype), periodic.to(dtype))
+    return y.to(x.dtype)
+
+
+@torch.library.custom_op("rifflemix::circular_convolve", mutates_args=())
+def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
+    """First N places of the convolution of x (B, N, C) with a kernel (C, M) of period M >= N."""
+    period = kernel.shape[1]
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for channels in _channel_blocks(x):
+        spectrum = torch.fft.rfft(x[..., channels].mT, n=period) * torch.fft.rfft(kernel[channels])
+        y[..., channels] = torch.fft.irfft(spectrum, n=period)[..., : x.shape[1]].mT
+    return y
+
+
+@torch.library.custom_op("rifflemix::circular_correlate", mutates_args=())
+def circular_correlate(x: Tensor, y: Tensor, period: int) -> Tensor:
+    """(C, M): for each lag below the period M, the sum of y[n] x[n - lag] over samples and n."""
+    lags = x.new_empty((x.shape[2], period))
+    for channels in _channel_blocks(x):
+        # A lazy conjugate would be lost: inside an operator torch.compile lets nothing resolve it.
+        conjugate = torch.fft.rfft(x[..., channels].mT, n=period).conj_physical()
+        spectrum = conjugate * torch.fft.rfft(y[..., channels].mT, n=period)
+        lags[channels] = torch.fft.irfft(spectrum.sum(0), n=period)
+    return lags
+
+
+def _channel_blocks(x: Tensor) -> list[slice]:
+    """All channels of (B, N, C) at once, or on a CPU as many as its cache has room for."""
+    batch, length, channels = x.shape
+    size = channels
+    if x.device.type == "cpu":
+        size = min(channels, max(1, _NUMBERS_IN_CACHE // max(1, batch * length)))
+    return [slice(first, first + size) for first in range(0, channels, size)]
+
+
+@circular_convolve.register_fake
+def _(x: Tensor, kernel: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@circular_correlate.register_fake
+def _(x: Tensor, y: Tensor, period: int) -> Tensor:
+    return x.new_empty((x.shape[2], period))
+
+
+def _negated_lags(kernel: Tensor) -> Tensor:
+    return kernel.flip(1).roll(1, 1)
+
+
+def _save_convolution(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate_convolution(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    x, kernel = ctx.saved_tensors
+    needs_x, needs_kernel = ctx.needs_input_grad
+    return (
+        circular_convolve(grad, _negated_lags(kernel)) if needs_x else None,
+        circular_correlate(x, grad, kernel.shape[1]) if needs_kernel else None,
+    )
+
+
+def _save_correlation(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _differentiate_correlation(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    x, y = ctx.saved_tensors
+    needs_x, needs_y, _ = ctx.needs_input_grad
+    return (
+        circular_convolve(y, _negated_lags(grad)) if needs_x else None,
+        circular_convolve(x, grad) if needs_y else None,
+        None,
+    )
+
+
+circular_convolve.register_autograd(_differentiate_convolution, setup_context=_save_convolution)
+circular_correlate.register_autograd(_differentiate_correlation, setup_context=_save_correlation)

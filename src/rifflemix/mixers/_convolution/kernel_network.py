@@ -1,0 +1,96 @@
+"""A small network that turns a relative position into the values of a convolution kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.checks import check_integer, check_positive
+from rifflemix.mixers._convolution.fft_convolution import wide
+from rifflemix.ops.precision import without_autocast
+
+_GAMMA_SHAPE = 6.0
+
+
+class GaborFilter(nn.Module):
+    """exp(-(gamma (t - mu))^2 / 2) sin(omega t + phi) for each of several features.
+
+    Args:
+        features: filters.
+        frequency: angular frequencies start uniform within 2 pi frequency gamma of 0.
+        shape: of the Gamma distribution that gamma starts from.
+    """
+
+    def __init__(self, features: int, frequency: float, shape: float) -> None:
+        super().__init__()
+        # Unchecked: a check of the values needs values, which the meta device has not.
+        gamma = torch.distributions.Gamma(shape, 1.0, validate_args=False).sample((features,))
+        self.gamma = nn.Parameter(gamma)
+        self.mu = nn.Parameter(torch.empty(features).uniform_(-1.0, 1.0))
+        turns = torch.empty(features).uniform_(-1.0, 1.0)
+        self.omega = nn.Parameter(2.0 * math.pi * frequency * gamma * turns)
+        self.phi = nn.Parameter(torch.zeros(features))
+
+    def forward(self, t: Tensor) -> Tensor:
+        """(L, 1) positions -> (L, features)."""
+        window = torch.exp(-0.5 * (wide(self.gamma) * (t - wide(self.mu))).square())
+        return window * torch.sin(wide(self.omega) * t + wide(self.phi))
+
+
+class KernelNetwork(nn.Module):
+    """Multiplicative anisotropic Gabor network: h = filter_0(t), h = filter_i(t) (W_i h + b_i).
+
+    Args:
+        channels: kernels C.
+        features: width of the hidden layers.
+        num_layers: products with a filter.
+        frequency: see `GaborFilter`.
+        num_taps: positions the kernels will be sampled at, over which their energy is spread.
+
+    Raises:
+        InputError: a size out of range.
+
+    Source: Romero et al. 2022, "FlexConv: Continuous Kernel Convolutions with Differentiable
+    Kernel Sizes", section 3.2.
+    """
+
+    def __init__(
+        self, channels: int, *, features: int, num_layers: int, frequency: float, num_taps: int
+    ) -> None:
+        super().__init__()
+        channels = check_integer("channels", channels, 1)
+        features = check_integer("features", features, 1)
+        num_layers = check_integer("num_layers", num_layers, 1)
+        frequency = check_positive("frequency", frequency)
+        num_taps = check_integer("num_taps", num_taps, 1)
+        self.filters = nn.ModuleList(
+            GaborFilter(features, frequency, _GAMMA_SHAPE / (layer + 1))
+            for layer in range(num_layers + 1)
+        )
+        linears = [nn.Linear(features, features) for _ in range(num_layers)]
+        for linear in linears:
+            nn.init.kaiming_uniform_(linear.weight, nonlinearity="linear")
+            nn.init.ones_(linear.bias)
+        self.linears = nn.ModuleList(linears)
+        self.output_linear = nn.Linear(features, channels)
+        nn.init.kaiming_uniform_(self.output_linear.weight, nonlinearity="linear")
+        nn.init.zeros_(self.output_linear.bias)
+        with torch.no_grad():
+            self.output_linear.weight.mul_(1.0 / math.sqrt(num_taps))
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """(L,) positions in [-1, 1], float32 or wider -> (L, C)."""
+        t = positions.unsqueeze(-1)
+        with without_autocast(t):
+            h: Tensor = self.filters[0](t)
+            for gabor, linear in zip(self.filters[1:], self.linears, strict=True):
+                h = gabor(t) * _wide_linear(linear, h)
+            return _wide_linear(self.output_linear, h)
+
+
+def _wide_linear(linear: Any, x: Tensor) -> Tensor:
+    return F.linear(x, wide(linear.weight), wide(linear.bias))

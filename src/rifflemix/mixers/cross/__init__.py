@@ -1,0 +1,1 @@
+"""Mixers between two sequences, for decoders."""

@@ -1,0 +1,210 @@
+"""Sparse Sinkhorn attention from one sequence to another."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.checks import (
+    check_divides,
+    check_integer,
+    check_padding_mask,
+    check_probability,
+    check_tokens,
+)
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.padding import move_padding_last
+from rifflemix.mixers.sinkhorn import block_layout, pad_to_blocks
+from rifflemix.mixers.sorting_networks import SORT_NETS, BlockSorter, SortOptions
+from rifflemix.ops.sinkhorn import (
+    COMBINE,
+    block_attention,
+    sinkhorn_attention,
+    sort_blocks,
+    sorted_padding_mask,
+)
+
+
+class SinkhornCrossAttention(nn.Module):
+    """Queries of a decoder attend to the sorted blocks of a memory.
+
+    The paper uses its attention "for both encoding and decoding" and leaves cross-attention
+    open. Here the memory sorts itself: scores, balancing and sort matrix depend on the memory
+    alone. A decoder's later queries then cannot reach its earlier ones, and a query gets the
+    same answer however many follow it. Query block u attends to the memory block sorted into
+    place u and, as the local term, to memory block u itself; with more query blocks than memory
+    blocks, u counts round the memory's valid blocks. With SortCut all queries share the first m
+    sorted blocks.
+
+    Args:
+        dim: channels C of queries, memory and output.
+        num_heads: heads H; must divide `dim`.
+        max_length: most tokens of the memory; any number of queries is taken.
+        block_size: tokens b in a block; None takes the power of two next above
+            sqrt(max_length).
+        sort_net: "linear", "relu", "mlp" or "relu_mlp"; see `SortingNetwork`.
+        temperature: tau; lower sorts harder.
+        num_iterations: Sinkhorn iterations N_k.
+        gumbel: when Gumbel noise is added: "training", "always" or "never".
+        combine: "concat", "sum_logits" or "sum_out"; see `block_attention`.
+        sortcut: m > 0: the first m sorted blocks for all queries, no local term.
+        dropout: probability of dropping an attention weight.
+        bias: add a bias to the four maps.
+
+    Raises:
+        InputError: an argument out of range.
+
+    Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.2, 3.4 and 5.1.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int = 1,
+        max_length: int,
+        block_size: int | None = None,
+        sort_net: str = "linear",
+        temperature: float = 0.75,
+        num_iterations: int = 8,
+        gumbel: str = "training",
+        combine: str = "concat",
+        sortcut: int = 0,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.dim = dim = check_integer("dim", dim, 1)
+        self.num_heads = num_heads = check_divides("num_heads", num_heads, dim, "dim")
+        self.max_length = check_integer("max_length", max_length, 1)
+        self.dropout = check_probability("dropout", dropout)
+        self.sortcut = sortcut = check_integer("sortcut", sortcut)
+        check_choice("combine", combine, COMBINE)
+        # Queries must not take part in the sorting, so the attention network is no choice here.
+        check_choice("sort_net", sort_net, SORT_NETS)
+        self.block_size, num_blocks = block_layout(block_size, self.max_length)
+        if not 0 <= sortcut <= num_blocks:
+            raise bad_argument("sortcut", f"0 to {num_blocks} blocks", sortcut)
+        if sortcut and combine != "concat":
+            raise bad_argument("combine", '"concat" for SortCut', repr(combine))
+        self.combine = combine
+        options = SortOptions(sort_net, temperature, num_iterations, gumbel)
+        self.sorter = BlockSorter(options, dim, num_heads, self.block_size, num_blocks)
+        self.query = nn.Linear(dim, dim, bias=bias)
+        self.key_value = nn.Linear(dim, 2 * dim, bias=bias)
+        self.proj = nn.Linear(dim, dim, bias=bias)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, *, key_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """Attend from x to the memory.
+
+        Args:
+            x: (B, M, C) queries.
+            memory: (B, N, C) what is attended to.
+            key_padding_mask: (B, N) bool, True = padding of the memory, as in
+                torch.nn.MultiheadAttention.
+
+        Returns:
+            (B, M, C). A memory without a valid token is attended to as zeros: what comes out
+            is the bias of the output map.
+
+        Raises:
+            InputError: wrong shape, dtype or device, or N over `max_length`.
+        """
+        self._check_input(x, memory, key_padding_mask)
+        if key_padding_mask is not None:
+            memory = memory.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+            memory, key_padding_mask, _ = move_padding_last(memory, key_padding_mask)
+        memory, mask = pad_to_blocks(memory, key_padding_mask, self.block_size, masked=True)
+        q = self._heads(self.query(x))
+        k, v = (self._heads(part) for part in self.key_value(memory).chunk(2, -1))
+        sort = self.sorter(memory, k, k, mask)
+        y = self._attend(q, k, v, sort, mask)
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
+        return out
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, sort: Tensor, mask: Tensor | None) -> Tensor:
+        if not self.sortcut:
+            return self._attend_blocks(q, k, v, sort, mask)
+        return sinkhorn_attention(
+            q,
+            k,
+            v,
+            sort,
+            self.block_size,
+            sortcut=min(self.sortcut, sort.shape[2]),
+            key_padding_mask=mask,
+            dropout_p=self._dropout_now(),
+        )
+
+    def _attend_blocks(
+        self, q: Tensor, k: Tensor, v: Tensor, sort: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        length = q.shape[2]
+        q = F.pad(q, (0, 0, 0, -length % self.block_size))
+        q = torch.unflatten(q, 2, (-1, self.block_size))
+        place = self._memory_blocks(q.shape[2], sort, mask)
+        sort = sort.gather(
+            2, place[:, None, :, None].expand(-1, *sort.shape[1:2], -1, sort.shape[3])
+        )
+        hidden = sorted_hidden = None
+        if mask is not None:
+            k, v = (t.masked_fill(mask[:, None, :, None], 0.0) for t in (k, v))
+            blocks = torch.unflatten(mask, 1, (-1, self.block_size))
+            hidden = blocks.gather(1, place.unsqueeze(-1).expand(-1, -1, self.block_size))
+            hidden = hidden[:, None, :, None]
+            sorted_hidden = sorted_padding_mask(sort, self.block_size, mask).unsqueeze(-2)
+        k, v = (torch.unflatten(t, 2, (-1, self.block_size)) for t in (k, v))
+        index = place[:, None, :, None, None].expand(-1, k.shape[1], -1, *k.shape[3:])
+        y = block_attention(
+            q,
+            k.gather(2, index),
+            v.gather(2, index),
+            sort_blocks(k, sort),
+            sort_blocks(v, sort),
+            combine=self.combine,
+            hidden=hidden,
+            sorted_hidden=sorted_hidden,
+            dropout_p=self._dropout_now(),
+        )
+        return y.flatten(2, 3)[:, :, :length]
+
+    def _memory_blocks(self, num_blocks: int, sort: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, num_blocks): the memory block of each query block, counting round the valid ones."""
+        place = torch.arange(num_blocks, device=sort.device).expand(sort.shape[0], -1)
+        if mask is None:
+            return place % sort.shape[3]
+        dead = torch.unflatten(mask, 1, (-1, self.block_size)).all(-1)
+        return place % (~dead).sum(1, keepdim=True).clamp(min=1)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return torch.unflatten(x, -1, (self.num_heads, -1)).transpose(1, 2)
+
+    def _dropout_now(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def _check_input(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> None:
+        for name, tensor in (("x", x), ("memory", memory)):
+            check_tokens(name, tensor)
+            if tensor.shape[1] < 1 or tensor.shape[2] != self.dim:
+                expected = f"at least one token and {self.dim} channels in shape (B, N, C)"
+                raise bad_argument(name, expected, tuple(tensor.shape))
+        if memory.shape[0] != x.shape[0]:
+            raise bad_argument("memory", f"a batch of {x.shape[0]}, as x", memory.shape[0])
+        if memory.shape[1] > self.max_length:
+            raise bad_argument(
+                "memory",
+                f"at most max_length = {self.max_length} tokens",
+                memory.shape[1],
+                "build the layer with a larger max_length",
+            )
+        check_padding_mask(key_padding_mask, memory)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return (
+            f"dim={self.dim}, num_heads={self.num_heads}, block_size={self.block_size}, "
+            f"combine={self.combine}, sortcut={self.sortcut}"
+        )

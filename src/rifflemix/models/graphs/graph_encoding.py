@@ -1,0 +1,197 @@
+"""What attention is told of a graph: how far two nodes are apart, and the edges between them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.checks import check_divides, check_integer, check_probability, shown
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops import group_sort, max_exchange
+
+MIXINGS = ("attention", "sort")
+VARIANTS = ("ascending", "max_exchange")
+
+
+class GraphBias(nn.Module):
+    """A bias S + E for each head and pair of nodes, the graph token before them included.
+
+    S is learned for every distance. E averages, over the first `path_length` edges of a shortest
+    path, the features of the edge under a map of heads to heads for its place on the path. Pairs
+    `max_distance` or more apart, or in different components, do not see each other.
+
+    Args:
+        num_heads: heads H.
+        num_edge_tokens: ids of edge features; id 0 is no edge.
+        num_distances: rows of the table of distances; the last is for no path.
+        num_hops: places on a path that have a map.
+        path_length: edges of a path that count.
+        max_distance: from this distance on, nodes do not see each other.
+
+    Raises:
+        InputError: a size under 1, or more edges counted than there are maps.
+
+    Source: Ying et al. 2021, "Do Transformers Really Perform Bad for Graph Representation?",
+    equations (6) and (7), and the released code.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        num_edge_tokens: int,
+        num_distances: int,
+        num_hops: int,
+        path_length: int,
+        max_distance: int,
+    ) -> None:
+        super().__init__()
+        self.num_heads = check_integer("num_heads", num_heads, 1)
+        self.path_length = check_integer("path_length", path_length, 1)
+        num_hops = check_integer("num_hops", num_hops, self.path_length)
+        self.last = check_integer("num_distances", num_distances, 3) - 1
+        self.max_distance = check_integer("max_distance", max_distance, 1, self.last - 1)
+        self.edge = nn.Embedding(
+            check_integer("num_edge_tokens", num_edge_tokens, 1), num_heads, padding_idx=0
+        )
+        self.hop = nn.Parameter(torch.empty(num_hops, num_heads, num_heads))
+        self.distance = nn.Embedding(num_distances, num_heads, padding_idx=0)
+        self.token_distance = nn.Parameter(torch.empty(num_heads))
+        for table in (self.edge.weight, self.distance.weight):
+            nn.init.normal_(table[1:], std=0.02)
+        for parameter in (self.hop, self.token_distance):
+            nn.init.normal_(parameter, std=0.02)
+
+    def forward(
+        self, distances: Tensor, path_edges: Tensor, key_padding_mask: Tensor | None
+    ) -> Tensor:
+        """The bias of every pair.
+
+        Args:
+            distances: (B, N, N) integers: edges on a shortest path, -1 where there is none.
+            path_edges: (B, N, N, L, E) integers: ids of the E features of edge 1, 2, ... of the
+                path from the first node to the second, 0 behind its end.
+            key_padding_mask: (B, N) bool, True = padding.
+
+        Returns:
+            (B, H, N + 1, N + 1), minus infinity where a pair does not see each other.
+
+        Raises:
+            InputError: a shape that does not fit.
+        """
+        self._check(distances, path_edges)
+        near = (distances >= 0) & (distances < self.max_distance)
+        if key_padding_mask is not None:
+            near = near & ~key_padding_mask.unsqueeze(1)
+        places = torch.where(distances < 0, self.last, distances.clamp(max=self.last - 2) + 1)
+        bias = self.distance(places) + self._along_paths(distances, path_edges)
+        bias = bias.masked_fill(~near.unsqueeze(-1), -torch.inf).permute(0, 3, 1, 2)
+        return self._with_token(bias, key_padding_mask)
+
+    def _along_paths(self, distances: Tensor, path_edges: Tensor) -> Tensor:
+        length = min(self.path_length, path_edges.shape[3])
+        edges = self.edge(path_edges[:, :, :, :length]).mean(dim=-2)  # (B, N, N, L, H)
+        summed = torch.einsum("bijlh,lhk->bijk", edges, self.hop[:length].to(edges.dtype))
+        return summed / distances.clamp(1, self.path_length).unsqueeze(-1).to(summed.dtype)
+
+    def _with_token(self, bias: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The graph token sees every node and is seen by every node, at one learned distance."""
+        batch, heads, nodes, _ = bias.shape
+        token = self.token_distance.to(bias.dtype).view(1, heads, 1, 1)
+        full = torch.cat((token.expand(batch, -1, nodes, 1), bias), dim=3)
+        first = token.expand(batch, -1, 1, nodes + 1)
+        if key_padding_mask is not None:
+            padded = F.pad(key_padding_mask, (1, 0), value=False)[:, None, None]
+            first = first.masked_fill(padded, -torch.inf)
+        return torch.cat((first, full), dim=2)
+
+    def _check(self, distances: Tensor, path_edges: Tensor) -> None:
+        if distances.dim() != 3 or distances.shape[1] != distances.shape[2]:
+            raise bad_argument("distances", "shape (B, N, N)", tuple(distances.shape))
+        if path_edges.dim() != 5 or path_edges.shape[:3] != distances.shape:
+            expected = f"shape (B, N, N, L, E) with (B, N, N) = {tuple(distances.shape)}"
+            raise bad_argument("path_edges", expected, tuple(path_edges.shape))
+
+
+class GraphAttention(nn.Module):
+    """Attention with a bias on its scores, or without queries and keys, with a sort beside it.
+
+    "attention": softmax(q k^T / sqrt(D) + bias) v. "sort": softmax(bias) v + sort(v), each
+    channel by itself over the valid tokens, so that heads do not matter to it.
+
+    Args:
+        dim: channels C.
+        num_heads: heads H, a divisor of C.
+        mixing: "attention" or "sort".
+        dropout: probability of dropping an attention weight.
+        variant: of the sort: "ascending", or "max_exchange", where only the first token and the
+            largest change places; unset, "ascending". Only for "sort".
+
+    Raises:
+        InputError: an argument out of range, or a variant without a sort.
+
+    Source: Ying et al. 2021, equation (6); "sort": Yuan and Xu, "Sliceformer: Make Multi-head
+    Attention as Simple as Sorting in Discriminative Tasks", section 4.2.3, in the form of the
+    released code.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        mixing: str = "attention",
+        dropout: float = 0.0,
+        variant: str | None = None,
+    ) -> None:
+        super().__init__()
+        check_choice("mixing", mixing, MIXINGS)
+        if variant is not None:
+            _check_variant(variant, mixing)
+        self.num_heads = check_divides("num_heads", num_heads, dim, "dim")
+        self.dropout = check_probability("dropout", dropout)
+        self.is_sort = mixing == "sort"
+        self.exchanges = variant == "max_exchange"
+        self.maps = nn.Linear(dim, dim if self.is_sort else 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, bias: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) tokens and a bias (B, H, N, N) -> (B, N, C).
+
+        Args:
+            x: (B, N, C).
+            bias: added to the scores; minus infinity at padded keys.
+            key_padding_mask: (B, N) bool, True = padding, for the sort.
+        """
+        dropout = self.dropout if self.training else 0.0
+        maps = self.maps(x)
+        if self.is_sort:
+            weights = F.dropout(bias.softmax(dim=-1), dropout).to(maps.dtype)
+            y = (weights @ self._heads(maps)).transpose(1, 2).flatten(2)
+            y = y + self._permute(maps, key_padding_mask)
+        else:
+            q, k, v = (self._heads(part) for part in maps.chunk(3, dim=-1))
+            y = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=bias.to(q.dtype), dropout_p=dropout
+            )
+            y = y.transpose(1, 2).flatten(2)
+        out: Tensor = self.proj(y)
+        return out
+
+    def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, N, C) -> (B, N, C), every channel sorted as the variant says."""
+        if self.exchanges:
+            return max_exchange(v, key_padding_mask=mask)
+        return group_sort(v, order="ascending", key_padding_mask=mask)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, H, N, D)."""
+        heads: Tensor = x.unflatten(-1, (self.num_heads, -1))
+        return heads.transpose(1, 2)
+
+
+def _check_variant(variant: str, mixing: str) -> None:
+    if mixing != "sort":
+        raise bad_argument("variant", f"none, since mixing {mixing!r} has no sort", shown(variant))
+    check_choice("variant", variant, VARIANTS)

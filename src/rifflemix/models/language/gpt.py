@@ -1,0 +1,388 @@
+"""Causal language models: GPT-2's backbone with any causal mixer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.checks import (
+    check_bool,
+    check_integer,
+    check_padding_mask,
+    check_positive,
+    check_probability,
+)
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers import TokenMixer
+from rifflemix.models.base import Model, check_ids
+from rifflemix.models.language.generation import generate
+from rifflemix.models.mixing import block_mixer
+from rifflemix.models.official import OfficialTensor
+from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.layer_scale import LayerScale
+from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, valid_places
+
+POSITIONS = ("learned", "sinusoid")
+_EPS = 1e-5
+
+
+class GPTBlock(nn.Module):
+    """Pre-norm block: x += g1 * drop(mixer(LN(x))); x += g2 * mlp(LN(x)).
+
+    Args:
+        mixer: a module (B, N, C) -> (B, N, C) that takes `key_padding_mask`.
+        dim: channels C.
+        hidden_dim: channels inside the feed-forward branch.
+        layer_scale: g1 and g2 at the start, learned for each channel; None leaves them out.
+        activation: of the feed-forward branch.
+        bias: add biases to the norms and to the feed-forward branch.
+        dropout: probability, on both branches.
+        hidden_dropout: probability in the hidden layer of the feed-forward branch.
+
+    Source: Radford et al. 2019, section 2.3; with g1 and g2, the released language code of Wu et
+    al. 2024.
+    """
+
+    def __init__(
+        self,
+        mixer: TokenMixer,
+        dim: int,
+        hidden_dim: int,
+        *,
+        layer_scale: float | None = None,
+        activation: str = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=_EPS, bias=bias)
+        self.mixer = mixer
+        self.drop = nn.Dropout(dropout)
+        self.norm2 = nn.LayerNorm(dim, eps=_EPS, bias=bias)
+        self.mlp = FeedForward(
+            dim,
+            hidden_dim,
+            dropout=dropout,
+            hidden_dropout=hidden_dropout,
+            activation=activation,
+            bias=bias,
+        )
+        self.scale1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.scale2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); key_padding_mask (B, N) bool, True = padding."""
+        mixed = self.mixer(self.norm1(x), key_padding_mask=key_padding_mask)
+        return self._add_branches(x, mixed)
+
+    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """(B, C) -> (B, C), one token after those in the mixer's state; also the next state."""
+        mixed, state = self.mixer.step(self.norm1(x_t), state)
+        return self._add_branches(x_t, mixed), state
+
+    def _add_branches(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + self.scale1(self.drop(mixed))
+        y: Tensor = x + self.scale2(self.mlp(self.norm2(x)))
+        return y
+
+
+class GPTState(NamedTuple):
+    """What a streaming model remembers between tokens.
+
+    Attributes:
+        position: tokens so far.
+        layers: the state of each layer's mixer.
+    """
+
+    position: int
+    layers: tuple[dict[str, Tensor], ...]
+
+
+class GPT(Model):
+    """Causal language model: embedding, positions, blocks, LayerNorm, logits of the next token.
+
+    With a mask, the result at valid places is that of the valid tokens standing alone, wherever
+    padding is: positions count valid tokens only.
+
+    Args:
+        mixer: registry name of a token mixer that can be causal.
+        mixer_options: the mixer's own options.
+        dim: channels C.
+        num_layers: blocks.
+        num_heads: heads, for mixers that have them.
+        mlp_ratio: hidden channels of the feed-forward branch over C.
+        vocab_size: number of token ids.
+        max_length: most tokens.
+        layer_scale: learned factor of every branch at the start; None leaves it out. The
+            released language code of ToST has 1e-5 in all sizes, GPT-2 none.
+        positions: "learned", or "sinusoid" as in Tensor2Tensor.
+        activation: of the feed-forward branch.
+        tie_embeddings: the embedding also gives the logits.
+        scale_embeddings: embeddings of deviation 1 / sqrt(C), multiplied by sqrt(C), as in
+            Tensor2Tensor; else of deviation 0.02.
+        bias: add biases to all linear maps (but the last) and norms.
+        dropout: probability, on the embedding, in the mixers and on both branches.
+        hidden_dropout: probability in the hidden layer of the feed-forward branch, which GPT-2
+            does not have; Tensor2Tensor calls it relu dropout.
+
+    Raises:
+        InputError: a size out of range, or a mixer that cannot be causal.
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section
+    2.3, in nanoGPT's form; with mixer "tssa" Wu et al. 2024, appendix C.2.
+    """
+
+    def __init__(
+        self,
+        *,
+        mixer: str = "softmax",
+        mixer_options: dict[str, Any] | None = None,
+        dim: int = 64,
+        num_layers: int = 2,
+        num_heads: int = 4,
+        mlp_ratio: float = 4.0,
+        vocab_size: int = 256,
+        max_length: int = 1024,
+        layer_scale: float | None = None,
+        positions: str = "learned",
+        activation: str = "gelu",
+        tie_embeddings: bool = True,
+        scale_embeddings: bool = False,
+        bias: bool = True,
+        dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
+        vocab_size = check_integer("vocab_size", vocab_size, 1)
+        check_choice("positions", positions, POSITIONS)
+        bias = check_bool("bias", bias)
+        if layer_scale is not None:
+            layer_scale = check_positive("layer_scale", layer_scale)
+        hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
+        self.max_length, self.mixer = check_integer("max_length", max_length, 1), mixer
+        self.embedding_factor = dim**0.5 if check_bool("scale_embeddings", scale_embeddings) else 1
+        self.embed = nn.Embedding(vocab_size, dim)
+        self.positions: PositionEmbedding | SinusoidalPositions
+        if positions == "learned":
+            self.positions = PositionEmbedding(max_length, dim)
+        else:
+            self.positions = SinusoidalPositions(max_length, dim)
+        self.drop = nn.Dropout(check_probability("dropout", dropout))
+        self.blocks = nn.ModuleList(
+            GPTBlock(
+                block_mixer(
+                    mixer,
+                    mixer_options,
+                    dim,
+                    of_host={"bias": bias, "out_bias": bias},
+                    num_heads=num_heads,
+                    max_length=max_length,
+                    layer_index=index,
+                    num_layers=num_layers,
+                    causal=True,
+                    dropout=dropout,
+                ),
+                dim,
+                hidden_dim,
+                layer_scale=layer_scale,
+                activation=activation,
+                bias=bias,
+                dropout=dropout,
+                hidden_dropout=hidden_dropout,
+            )
+            for index in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(dim, eps=_EPS, bias=bias)
+        tied = check_bool("tie_embeddings", tie_embeddings)
+        self.head = None if tied else nn.Linear(dim, vocab_size, bias=False)
+        initialise_gpt2(self, dim**-0.5 if scale_embeddings else 0.02)
+
+    def forward(self, tokens: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Logits of the token after each.
+
+        Args:
+            tokens: (B, N) int64 token ids.
+            key_padding_mask: (B, N) bool, True = padding.
+
+        Returns:
+            (B, N, vocab_size); padded places hold nothing of use.
+
+        Raises:
+            InputError: more than `max_length` tokens, or another shape.
+        """
+        check_ids("tokens", tokens, "(B, N)", below=self.embed.num_embeddings)
+        check_padding_mask(key_padding_mask, tokens)
+        places = None if key_padding_mask is None else valid_places(key_padding_mask)
+        x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor, places))
+        for block in self.blocks:
+            x = self.run_block(block, x, key_padding_mask=key_padding_mask)
+        return self._logits(x)
+
+    @property
+    def streams(self) -> bool:
+        """Whether `init_state` and `step` are there: the mixer can go token by token."""
+        return all(block.mixer.card.streaming for block in self._layers())
+
+    def init_state(self, batch_size: int) -> GPTState:
+        """The state before the first token of `batch_size` sequences.
+
+        Raises:
+            InputError: the mixer does not stream.
+        """
+        weight = self.embed.weight
+        return GPTState(
+            0,
+            tuple(
+                block.mixer.init_state(batch_size, device=weight.device, dtype=weight.dtype)
+                for block in self._layers()
+            ),
+        )
+
+    def step(self, tokens: Tensor, state: GPTState) -> tuple[Tensor, GPTState]:
+        """One more token of each sequence; with the mixer "tssa" in constant memory.
+
+        Args:
+            tokens: (B,) int64 token ids.
+            state: what `init_state` or the last `step` returned; it is not changed.
+
+        Returns:
+            (B, vocab_size) logits, equal to those of `forward` at this place, and the next state.
+
+        Raises:
+            InputError: a token past `max_length`.
+        """
+        if state.position >= self.max_length:
+            raise bad_argument(
+                "tokens",
+                f"at most max_length = {self.max_length} tokens in a stream",
+                f"token {state.position + 1}",
+                "build the model with a larger max_length",
+            )
+        check_ids("tokens", tokens, "(B,)", below=self.embed.num_embeddings, rank=1)
+        embedded = self.embed(tokens).unsqueeze(1) * self.embedding_factor
+        place = torch.full((len(tokens), 1), state.position, device=tokens.device)
+        x = self.drop(self.positions(embedded, place)).squeeze(1)
+        layers = []
+        for block, before in zip(self._layers(), state.layers, strict=True):
+            x, after = block.step(x, before)
+            layers.append(after)
+        return self._logits(x), GPTState(state.position + 1, tuple(layers))
+
+    def generate(
+        self,
+        tokens: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continue prompts; see `rifflemix.models.language.generation.generate`."""
+        return generate(
+            self,
+            tokens,
+            max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            generator=generator,
+        )
+
+    def official_tensors(self) -> dict[str, OfficialTensor]:
+        """The key in nanoGPT and in ToST's released language code of every tensor of this model.
+
+        Raises:
+            InputError: a mixer or setting that this code does not have.
+        """
+        if self.mixer not in _OFFICIAL_MIXERS:
+            raise bad_argument("mixer", "tssa or softmax for official weights", self.mixer)
+        if self.head is not None or not isinstance(self.positions, PositionEmbedding):
+            raise bad_argument(
+                "model", "tied embeddings and learned positions for official weights", "others"
+            )
+        layout = {}
+        for name, tensor in self.state_dict().items():
+            # The temperatures are (H, 1) there, the biases per position (H, max_length, 1).
+            deeper = name.endswith(("temperature", "denominator_bias"))
+            shape = (*tensor.shape, 1) if deeper else None
+            layout[_official_name(name, self.mixer)] = OfficialTensor(name, shape)
+        layout["lm_head.weight"] = OfficialTensor("embed.weight", required=False)
+        if self.mixer == "softmax":
+            for index in range(len(self.blocks)):
+                # The causal mask, which the code keeps as a buffer where it has no fused attention.
+                layout[f"transformer.h.{index}.attn.bias"] = OfficialTensor(None, required=False)
+        return layout
+
+    def _layers(self) -> Iterable[GPTBlock]:
+        return cast(Iterable[GPTBlock], self.blocks)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        weight = self.embed.weight if self.head is None else self.head.weight
+        return F.linear(self.norm(x), weight)
+
+
+_OFFICIAL_PARTS = (
+    ("embed.", "transformer.wte."),
+    ("positions.table", "transformer.wpe.weight"),
+    ("blocks.", "transformer.h."),
+    (".norm1.", ".ln_1."),
+    (".norm2.", ".ln_2."),
+    (".mixer.", ".attn."),
+    (".mlp.fc1.", ".mlp.c_fc."),
+    (".mlp.fc2.", ".mlp.c_proj."),
+    (".scale1.scale", ".gamma1"),
+    (".scale2.scale", ".gamma2"),
+)
+_OFFICIAL_MIXERS: dict[str, tuple[tuple[str, str], ...]] = {
+    "tssa": (
+        (".attn.in_proj.", ".attn.c_attn."),
+        (".attn.out_proj.", ".attn.c_proj."),
+        (".attn.temperature", ".attn.temp"),
+        (".attn.denominator_bias", ".attn.denom_bias"),
+    ),
+    "softmax": ((".attn.qkv.", ".attn.c_attn."), (".attn.proj.", ".attn.c_proj.")),
+}
+
+
+def _official_name(name: str, mixer: str) -> str:
+    if name.startswith("norm."):
+        return name.replace("norm.", "transformer.ln_f.", 1)
+    for ours, theirs in (*_OFFICIAL_PARTS, *_OFFICIAL_MIXERS[mixer]):
+        name = name.replace(ours, theirs)
+    return name
+
+
+def initialise_gpt2(model: nn.Module, embedding_std: float = 0.02) -> None:
+    """Normal weights of deviation 0.02, zero biases; smaller output maps the more blocks there are.
+
+    The maps that end a residual branch, of the mixers and of the feed-forward branches, have
+    deviation 0.02 / sqrt(2 L). What is no linear map (sorting networks, temperatures) keeps the
+    start its own layer gave it.
+
+    Args:
+        model: its `GPTBlock`s are counted for L.
+        embedding_std: deviation of the embeddings.
+
+    Source: Radford et al. 2019, section 2.3, in nanoGPT's form.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=embedding_std)
+    blocks = [module for module in model.modules() if isinstance(module, GPTBlock)]
+    for block in blocks:
+        ends = [block.mlp.fc2, *(getattr(block.mixer, name, None) for name in ("proj", "out_proj"))]
+        for end in ends:
+            if isinstance(end, nn.Linear):
+                nn.init.normal_(end.weight, std=0.02 / math.sqrt(2 * len(blocks)))

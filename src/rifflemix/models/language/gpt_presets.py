@@ -1,0 +1,146 @@
+"""Named causal language models: GPT-2, ToST and the Sinkhorn Transformer's decoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rifflemix.models.base import ModelCard, Preset
+from rifflemix.models.language.gpt import GPT
+
+_GPT2 = "Radford et al. 2019, Language Models are Unsupervised Multitask Learners"
+_TOST = (
+    "Wu et al. 2024, Token Statistics Transformer: Linear-Time Attention via Variational Rate "
+    "Reduction"
+)
+_SINKHORN = "Tay et al. 2020, Sparse Sinkhorn Attention"
+
+# GPT-2's 50,257 token ids, rounded up to a multiple of 64 as in nanoGPT.
+_GPT2_TEXT = {"vocab_size": 50304, "max_length": 1024}
+_TENSOR2TENSOR = {
+    "mixer": "sinkhorn",
+    "num_heads": 8,
+    "num_layers": 6,
+    "positions": "sinusoid",
+    "activation": "relu",
+    "tie_embeddings": False,
+    "scale_embeddings": True,
+    "dropout": 0.1,
+    "hidden_dropout": 0.1,
+}
+_BASE = {"dim": 512, "mlp_ratio": 4.0}
+_BIG = {"dim": 2048, "mlp_ratio": 4.0}
+_SUBWORDS = {"vocab_size": 32768, "max_length": 256}
+_CHARACTERS = {"vocab_size": 256, "max_length": 1024}
+
+
+def _tost(size: str, reported: str, num_layers: int, num_heads: int, dim: int) -> Preset:
+    card = ModelCard(
+        name=f"tost_lm_{size}",
+        title=f"ToST language model, {size}: causal token statistics in GPT-2's host",
+        paper=_TOST,
+        inputs="tokens",
+        reported=reported,
+        reported_in="Table 4",
+        note="The printed count is nanoGPT's, without positions, of the released configurations, "
+        "which have bias=False.",
+    )
+    return Preset(
+        card,
+        GPT,
+        _GPT2_TEXT
+        | {
+            "mixer": "tssa",
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "dim": dim,
+            "layer_scale": 1e-5,
+        },
+    )
+
+
+def _sinkhorn(
+    name: str,
+    title: str,
+    settings: dict[str, Any],
+    block_size: int,
+    *,
+    reported: str = "",
+    reported_in: str = "",
+    note: str = "",
+) -> Preset:
+    card = ModelCard(
+        name=name,
+        title=title,
+        paper=_SINKHORN,
+        inputs="tokens",
+        reported=reported,
+        reported_in=reported_in,
+        note=note,
+    )
+    options = {"block_size": block_size, "bias": False}
+    return Preset(card, GPT, _TENSOR2TENSOR | {"mixer_options": options} | settings)
+
+
+PRESETS = (
+    Preset(
+        ModelCard(
+            name="gpt",
+            title="Causal language model, the backbone of `compare` on text",
+            paper=_GPT2,
+            inputs="tokens",
+        ),
+        GPT,
+    ),
+    Preset(
+        ModelCard(
+            name="gpt2_base",
+            title="GPT-2 base, softmax attention",
+            paper=_GPT2,
+            inputs="tokens",
+            reported="124 M",
+            reported_in="Wu et al. 2024, Table 4",
+        ),
+        GPT,
+        _GPT2_TEXT | {"mixer": "softmax", "num_layers": 12, "num_heads": 12, "dim": 768},
+    ),
+    _tost("base", "110 M", 12, 12, 768),
+    _tost("medium", "304 M", 24, 16, 1024),
+    _tost("large", "655 M", 36, 20, 1280),
+    _sinkhorn(
+        "sinkhorn_lm_base",
+        "Sinkhorn Transformer on LM1B subwords, base",
+        _BASE | _SUBWORDS,
+        32,
+        reported="50 M",
+        reported_in="Table 2",
+        note="The paper rounds; 2^15 subwords, block size 32.",
+    ),
+    _sinkhorn(
+        "sinkhorn_lm_big",
+        "Sinkhorn Transformer on LM1B subwords, big",
+        _BIG | _SUBWORDS,
+        32,
+        reported="430 M",
+        reported_in="Table 2",
+        note="The paper rounds, and says 450 M in Table 3; 2^15 subwords, block size 32.",
+    ),
+    _sinkhorn(
+        "sinkhorn_char_base",
+        "Sinkhorn Transformer on LM1B characters (bytes), base",
+        _BASE | _CHARACTERS,
+        128,
+    ),
+    _sinkhorn(
+        "sinkhorn_char_big",
+        "Sinkhorn Transformer on LM1B characters (bytes), big",
+        _BIG | _CHARACTERS,
+        128,
+    ),
+    _sinkhorn(
+        "sinkhorn_pixel_cifar10",
+        "Sinkhorn Transformer on the 3,072 numbers of a CIFAR-10 image",
+        _BASE | {"vocab_size": 256, "max_length": 3072},
+        256,
+        note="The paper's text says 3,076; a CIFAR-10 image has 32 x 32 x 3 numbers.",
+    ),
+)

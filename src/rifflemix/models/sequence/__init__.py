@@ -1,0 +1,1 @@
+"""Classifiers of sequences: the encoder of `compare`, the Long Range Arena, MEGA, S4."""

@@ -1,0 +1,84 @@
+"""The hosts of the Long Range Arena: one encoder for every task, with any mixer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rifflemix.models.base import ModelCard, Preset
+from rifflemix.models.sequence.encoder import Encoder
+
+PAPER = "Tay et al. 2021, Long Range Arena: A Benchmark for Efficient Transformers"
+
+# What the JAX code of the Long Range Arena does in every task.
+_HOST: dict[str, Any] = {
+    "activation": "gelu_tanh",
+    "norm_eps": 1e-6,
+    "init": "xavier",
+    "dropout": 0.1,
+    "pool": "cls",
+    "positions": "sinusoid",
+}
+# Bytes with padding as token 0, gray levels, and the symbols of list operations.
+_BYTES, _LEVELS, _LISTOPS = 257, 256, 16
+
+
+def _host(
+    dim: int, mlp_dim: int, num_layers: int, num_heads: int, **settings: Any
+) -> dict[str, Any]:
+    sizes = {"dim": dim, "num_layers": num_layers, "num_heads": num_heads}
+    return {**_HOST, **sizes, "mlp_ratio": mlp_dim / dim, "head_hidden": [mlp_dim], **settings}
+
+
+_PATHFINDER = _host(32, 32, 4, 4, vocab_size=_LEVELS, num_classes=2, dropout=0.2) | {
+    "pool": "mean",
+    "positions": "learned",
+}
+
+HOSTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "listops": (
+        "nested lists of up to 2,000 symbols",
+        _host(512, 1024, 4, 8, vocab_size=_LISTOPS, num_classes=10, max_length=2000),
+    ),
+    "text": (
+        "film reviews of up to 4,096 bytes",
+        _host(256, 1024, 4, 4, vocab_size=_BYTES, num_classes=2, max_length=4096),
+    ),
+    "retrieval": (
+        "pairs of documents of up to 4,000 bytes",
+        _host(128, 512, 4, 4, vocab_size=_BYTES, num_classes=2, max_length=4000)
+        | {"num_sequences": 2, "head_hidden": [512, 256]},
+    ),
+    "image": (
+        "32 x 32 gray pixels, 10 classes",
+        _host(128, 128, 1, 8, vocab_size=_LEVELS, num_classes=10, max_length=1024)
+        | {"positions": "learned", "dropout": 0.3, "attention_dropout": 0.2},
+    ),
+    "pathfinder": ("32 x 32 pixels of dashed lines", {**_PATHFINDER, "max_length": 1024}),
+    "pathx": ("128 x 128 pixels of dashed lines", {**_PATHFINDER, "max_length": 16384}),
+}
+"""Each task's inputs in words, and the sizes of the Transformer's row for it."""
+
+_WIDTH_NOTE = (
+    "sizes of the Transformer's row; its attention is {inner} wide inside, which mixers with "
+    "that option take as mixer_options inner_dim={inner}"
+)
+_NOTES = {
+    "image": _WIDTH_NOTE.format(inner=64),
+    "pathfinder": _WIDTH_NOTE.format(inner=16),
+    "pathx": _WIDTH_NOTE.format(inner=16),
+}
+
+PRESETS = tuple(
+    Preset(
+        ModelCard(
+            name=f"lra_{task}",
+            title=f"Long Range Arena encoder for {inputs}, any mixer",
+            paper=PAPER,
+            inputs="pairs of token sequences" if task == "retrieval" else "tokens",
+            note=_NOTES.get(task, "sizes of the Transformer's row"),
+        ),
+        Encoder,
+        settings,
+    )
+    for task, (inputs, settings) in HOSTS.items()
+)

@@ -1,0 +1,265 @@
+"""MEGA for the Long Range Arena, with attention, attention in chunks, or CSP in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from rifflemix.checks import check_integer, check_positive, check_probability
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.baselines.mega_layer import MegaLayer
+from rifflemix.mixers.registry import mixer_class
+from rifflemix.models.base import ModelCard, Preset
+from rifflemix.models.mixing import block_mixer
+from rifflemix.models.sequence.classifier import SequenceClassifier
+from rifflemix.models.sequence.encoder import NORM_PLACES
+from rifflemix.models.sequence.lra import HOSTS
+from rifflemix.models.sequence.norms import TokenNorm
+from rifflemix.nn.embeddings import input_embedding
+from rifflemix.nn.feed_forward import FeedForward
+
+
+class MegaBlock(nn.Module):
+    """MEGA's layer, whose gate holds the residual connection, and a feed-forward branch.
+
+    "pre": x = mega(norm(x), x); x += mlp(norm(x)). "post": x = norm(mega(x, x));
+    x = norm(x + mlp(x)).
+
+    Args:
+        mixer: a `MegaLayer`.
+        mlp: the feed-forward branch.
+        dim: channels C.
+        norm: "pre" or "post".
+        norm_kind: see `TokenNorm`.
+    """
+
+    def __init__(
+        self, mixer: MegaLayer, mlp: nn.Module, dim: int, *, norm: str, norm_kind: str
+    ) -> None:
+        super().__init__()
+        self.norm1 = TokenNorm(norm_kind, dim)
+        self.mixer = mixer
+        self.norm2 = TokenNorm(norm_kind, dim)
+        self.mlp = mlp
+        self.is_post_norm = norm == "post"
+
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); key_padding_mask (B, N) bool, True = padding."""
+        mask = key_padding_mask
+        if self.is_post_norm:
+            x = self.norm1(self.mixer.gated_residual(x, x, key_padding_mask=mask), mask)
+            x = self.norm2(x + self.mlp(x), mask)
+        else:
+            x = self.mixer.gated_residual(self.norm1(x, mask), x, key_padding_mask=mask)
+            x = x + self.mlp(self.norm2(x, mask))
+        return x
+
+
+class MegaClassifier(SequenceClassifier):
+    """Sequence classifier of MEGA blocks: no positions, mean over tokens, a hidden layer.
+
+    Args:
+        mixer: "mega" or "mega_chunk".
+        mixer_options: the mixer's own options, for instance chunk_size, or mixing="csp" with
+            csp_options.
+        dim: channels C.
+        num_layers: blocks.
+        z_dim: channels of queries and keys.
+        hidden_dim: channels of the values.
+        mlp_ratio: hidden channels of the feed-forward branch over C.
+        attention_fn: "softmax" or "laplace".
+        norm: "pre", with one more norm behind the last block, or "post".
+        norm_kind: "layer", "scale" or "batch", see `TokenNorm`.
+        num_classes: outputs.
+        vocab_size: number of token ids; exactly one of this and `in_channels` is given.
+        in_channels: features per input vector.
+        level_scale: mean and deviation; token ids are then read as levels from 0 to 1.
+        max_length: most tokens.
+        dropout: probability, on the embedding, in the layer and at the end of the branch.
+        attention_dropout: probability of dropping an attention weight.
+        hidden_dropout: probability in the hidden layers: of the branch and on the values.
+        num_sequences: 1, or 2 for pairs.
+        pair_mix: how the two of a pair meet.
+        head_hidden: channels of the hidden layers of the head.
+
+    Raises:
+        InputError: a size out of range, or a mixer without a gated residual.
+
+    Source: Ma et al. 2023, "Mega: Moving Average Equipped Gated Attention", section 4.1 and the
+    released code.
+    """
+
+    def __init__(
+        self,
+        *,
+        mixer: str = "mega",
+        mixer_options: dict[str, Any] | None = None,
+        dim: int = 128,
+        num_layers: int = 4,
+        z_dim: int = 64,
+        hidden_dim: int = 256,
+        mlp_ratio: float = 2.0,
+        attention_fn: str = "softmax",
+        norm: str = "pre",
+        norm_kind: str = "layer",
+        num_classes: int = 10,
+        vocab_size: int | None = None,
+        in_channels: int | None = None,
+        level_scale: Sequence[float] | None = None,
+        max_length: int = 1024,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        hidden_dropout: float = 0.0,
+        num_sequences: int = 1,
+        pair_mix: str = "concat",
+        head_hidden: Sequence[int] = (256,),
+    ) -> None:
+        dim = check_integer("dim", dim, 1)
+        num_layers = check_integer("num_layers", num_layers, 1)
+        ffn_dim = max(1, round(dim * check_positive("mlp_ratio", mlp_ratio)))
+        check_choice("norm", norm, NORM_PLACES)
+        options: dict[str, Any] = {
+            "z_dim": z_dim,
+            "hidden_dim": hidden_dim,
+            "attention_fn": attention_fn,
+            "layer_dropout": dropout,
+            "hidden_dropout": hidden_dropout,
+        }
+        dropout = check_probability("dropout", dropout)
+        attention_dropout = check_probability("attention_dropout", attention_dropout)
+        if not issubclass(mixer_class(mixer), MegaLayer):
+            raise bad_argument("mixer", "mega or mega_chunk", repr(mixer))
+
+        def make_block(index: int) -> MegaBlock:
+            layer = block_mixer(
+                mixer,
+                mixer_options,
+                dim,
+                of_host=options,
+                max_length=max_length,
+                layer_index=index,
+                num_layers=num_layers,
+                dropout=attention_dropout,
+            )
+            branch = FeedForward(
+                dim, ffn_dim, dropout=dropout, hidden_dropout=hidden_dropout, activation="silu"
+            )
+            return MegaBlock(
+                cast(MegaLayer, layer), _small(branch), dim, norm=norm, norm_kind=norm_kind
+            )
+
+        super().__init__(
+            input_embedding(vocab_size, in_channels, dim, std=dim**-0.5, level_scale=level_scale),
+            make_block,
+            TokenNorm(norm_kind, dim) if norm == "pre" else nn.Identity(),
+            dim=dim,
+            num_layers=num_layers,
+            num_classes=num_classes,
+            max_length=max_length,
+            positions="none",
+            pool="mean",
+            num_sequences=num_sequences,
+            pair_mix=pair_mix,
+            head_hidden=head_hidden,
+            head_activation="gelu",
+            head_bias=False,
+            head_dropout=dropout,
+            embedding_dropout=dropout,
+        )
+
+    def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The last norm, which also leaves padding out of account."""
+        y: Tensor = (
+            self.norm(x, key_padding_mask) if isinstance(self.norm, TokenNorm) else self.norm(x)
+        )
+        return y
+
+
+def _small(branch: FeedForward) -> FeedForward:
+    """Weights normal with deviation 0.02, biases zero, as everywhere in MEGA."""
+    for linear in (branch.fc1, branch.fc2):
+        nn.init.normal_(linear.weight, std=0.02)
+        nn.init.zeros_(linear.bias)
+    return branch
+
+
+# dim, layers, z, norm, kind of norm and attention of each task; values are 2 dim wide, as is the
+# feed-forward branch. Text is normed after the sums, images before: released commands.
+_SIZES: dict[str, tuple[int, int, int, str, str, str]] = {
+    "listops": (80, 6, 64, "post", "layer", "softmax"),
+    "text": (128, 4, 64, "post", "scale", "softmax"),
+    "retrieval": (128, 6, 64, "post", "scale", "softmax"),
+    "image": (160, 8, 96, "pre", "batch", "laplace"),
+    "pathfinder": (128, 6, 64, "pre", "batch", "laplace"),
+    "pathx": (64, 4, 32, "pre", "batch", "laplace"),
+}
+# The released commands of MEGA, and those of CSP where they are others; 0.1 elsewhere.
+_DROPOUT = {"image": 0.0, "pathfinder": 0.0, "pathx": 0.0}
+_CSP_DROPOUT = {"image": 0.0, "pathx": 0.5}
+_LEVEL_SCALES = {"image": [0.48, 0.24], "pathfinder": [0.5, 0.5], "pathx": [0.5, 0.5]}
+_CHUNKS = {"pathx": 4096}
+_SORT: dict[str, Any] = {"num_groups": 1, "shift": "none"}
+# Groups of 2 are the paper's K = 512 of 1,024 tokens and K = 8,192 of 16,384.
+_CSP: dict[str, dict[str, Any]] = {
+    "image": {"group_size": 1, "shift": "linear"},
+    "pathfinder": {"group_size": 2, "shift": "linear"},
+    "pathx": {"group_size": 2, "shift": "power"},
+}
+
+
+def _settings(task: str) -> dict[str, Any]:
+    dim, num_layers, z_dim, norm, norm_kind, attention_fn = _SIZES[task]
+    host = HOSTS[task][1]
+    shared = ("vocab_size", "num_classes", "max_length", "num_sequences")
+    return {
+        "dim": dim,
+        "num_layers": num_layers,
+        "z_dim": z_dim,
+        "hidden_dim": 2 * dim,
+        "norm": norm,
+        "norm_kind": norm_kind,
+        "attention_fn": attention_fn,
+        "head_hidden": [2 * dim],
+        "dropout": _DROPOUT.get(task, 0.1),
+        **{key: host[key] for key in shared if key in host},
+        **({"level_scale": _LEVEL_SCALES[task]} if task in _LEVEL_SCALES else {}),
+    }
+
+
+def _variants(task: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Prefix of the name, words for the title, and settings of each way to mix."""
+    csp = {"mixing": "csp", "csp_options": _CSP.get(task, _SORT)}
+    chunks = {"chunk_size": _CHUNKS.get(task, 128)}
+    return {
+        "mega": ("MEGA", {"mixer": "mega"}),
+        "mega_chunk": ("MEGA-chunk", {"mixer": "mega_chunk", "mixer_options": chunks}),
+        "mega_csp": (
+            "MEGA with CSP",
+            {"mixer": "mega", "mixer_options": csp, "dropout": _CSP_DROPOUT.get(task, 0.1)},
+        ),
+    }
+
+
+_PAPERS = {
+    "mega": "Ma et al. 2023, Mega: Moving Average Equipped Gated Attention",
+    "mega_chunk": "Ma et al. 2023, Mega: Moving Average Equipped Gated Attention",
+    "mega_csp": "Yuan and Xu, Towards Better Multi-head Attention via Channel-wise Sample "
+    "Permutation",
+}
+
+PRESETS = tuple(
+    Preset(
+        ModelCard(
+            name=f"{prefix}_lra_{task}",
+            title=f"{words} for {HOSTS[task][0]}",
+            paper=_PAPERS[prefix],
+            inputs="pairs of token sequences" if task == "retrieval" else "tokens",
+        ),
+        MegaClassifier,
+        {**_settings(task), **variant},
+    )
+    for task in _SIZES
+    for prefix, (words, variant) in _variants(task).items()
+)

@@ -1,0 +1,197 @@
+"""The host of S4, S5, CCNN and ETSMLP: blocks of a norm, a mixer and a residual, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from rifflemix.checks import check_integer, check_probability
+from rifflemix.errors import check_choice
+from rifflemix.models.base import ModelCard, Preset
+from rifflemix.models.mixing import block_mixer
+from rifflemix.models.sequence.classifier import SequenceClassifier
+from rifflemix.models.sequence.encoder import NORM_PLACES
+from rifflemix.models.sequence.lra import HOSTS
+from rifflemix.models.sequence.norms import TokenNorm
+from rifflemix.nn.embeddings import input_embedding
+
+
+class MixerBlock(nn.Module):
+    """A mixer, a norm and a residual connection, without a feed-forward branch.
+
+    "pre": x += drop(mixer(norm(x))). "post": x = norm(x + drop(mixer(x))).
+
+    Args:
+        mixer: a module (B, N, C) -> (B, N, C) that takes `key_padding_mask`.
+        dim: channels C.
+        dropout: probability behind the mixer.
+        norm: "pre" or "post".
+        norm_kind: see `TokenNorm`.
+    """
+
+    def __init__(
+        self, mixer: nn.Module, dim: int, dropout: float, *, norm: str, norm_kind: str
+    ) -> None:
+        super().__init__()
+        self.norm = TokenNorm(norm_kind, dim)
+        self.mixer = mixer
+        self.drop = nn.Dropout(dropout)
+        self.is_post_norm = norm == "post"
+
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); key_padding_mask (B, N) bool, True = padding."""
+        mask = key_padding_mask
+        normed = x if self.is_post_norm else self.norm(x, mask)
+        y: Tensor = x + self.drop(self.mixer(normed, key_padding_mask=mask))
+        return self.norm(y, mask) if self.is_post_norm else y
+
+
+class MixerClassifier(SequenceClassifier):
+    """Sequence classifier of mixers alone: no positions, no feed-forward branches, mean of tokens.
+
+    Args:
+        mixer: registry name of the token mixer.
+        mixer_options: the mixer's own options.
+        dim: channels C.
+        num_layers: blocks.
+        num_heads: heads, for mixers that have them.
+        causal: let no token read a later one, in mixers that can do so.
+        norm: "pre", with one more norm behind the last block, or "post".
+        norm_kind: "layer", "scale" or "batch", see `TokenNorm`.
+        num_classes: outputs.
+        vocab_size: number of token ids; exactly one of this and `in_channels` is given.
+        in_channels: features per input vector.
+        level_scale: mean and deviation; token ids are then read as levels from 0 to 1.
+        max_length: most tokens.
+        dropout: probability, in the mixer and behind it.
+        num_sequences: 1, or 2 for pairs.
+        pair_mix: how the two of a pair meet.
+        head_hidden: channels of the hidden layers of the head.
+        head_activation: between the layers of the head.
+
+    Raises:
+        InputError: a size out of range.
+
+    Source: Gu et al. 2022, "Efficiently Modeling Long Sequences with Structured State Spaces",
+    appendix D, and the released configurations.
+    """
+
+    def __init__(
+        self,
+        *,
+        mixer: str = "s4",
+        mixer_options: dict[str, Any] | None = None,
+        dim: int = 128,
+        num_layers: int = 6,
+        num_heads: int = 1,
+        causal: bool = False,
+        norm: str = "pre",
+        norm_kind: str = "batch",
+        num_classes: int = 10,
+        vocab_size: int | None = None,
+        in_channels: int | None = None,
+        level_scale: Sequence[float] | None = None,
+        max_length: int = 1024,
+        dropout: float = 0.0,
+        num_sequences: int = 1,
+        pair_mix: str = "concat",
+        head_hidden: Sequence[int] = (),
+        head_activation: str = "relu",
+    ) -> None:
+        dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
+        dropout = check_probability("dropout", dropout)
+        check_choice("norm", norm, NORM_PLACES)
+
+        def make_block(index: int) -> MixerBlock:
+            mixing = block_mixer(
+                mixer,
+                mixer_options,
+                dim,
+                num_heads=num_heads,
+                max_length=max_length,
+                layer_index=index,
+                num_layers=num_layers,
+                causal=causal,
+                dropout=dropout,
+            )
+            return MixerBlock(mixing, dim, dropout, norm=norm, norm_kind=norm_kind)
+
+        super().__init__(
+            input_embedding(vocab_size, in_channels, dim, level_scale=level_scale),
+            make_block,
+            TokenNorm(norm_kind, dim) if norm == "pre" else nn.Identity(),
+            dim=dim,
+            num_layers=num_layers,
+            num_classes=num_classes,
+            max_length=max_length,
+            positions="none",
+            pool="mean",
+            num_sequences=num_sequences,
+            pair_mix=pair_mix,
+            head_hidden=head_hidden,
+            head_activation=head_activation,
+        )
+
+    def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The last norm, which leaves padding out of account."""
+        return self.norm(x, key_padding_mask) if isinstance(self.norm, TokenNorm) else x
+
+
+# dim, layers, norm, kind of norm, dropout of each task: the released configurations (s4-lra-*).
+_SIZES: dict[str, tuple[int, int, str, str, float]] = {
+    "listops": (128, 8, "post", "batch", 0.0),
+    "text": (256, 6, "pre", "batch", 0.0),
+    "retrieval": (256, 6, "pre", "batch", 0.0),
+    "image": (512, 6, "post", "layer", 0.1),
+    "pathfinder": (256, 6, "pre", "batch", 0.0),
+}
+_LEVEL_SCALES = {"image": [0.48, 0.24], "pathfinder": [0.5, 0.5]}
+_PAIRS: dict[str, Any] = {"pair_mix": "concat_product_difference", "head_hidden": [256]}
+
+
+def _settings(task: str) -> dict[str, Any]:
+    dim, num_layers, norm, norm_kind, dropout = _SIZES[task]
+    shared = ("vocab_size", "num_classes", "max_length", "num_sequences")
+    return {
+        "dim": dim,
+        "num_layers": num_layers,
+        "norm": norm,
+        "norm_kind": norm_kind,
+        "dropout": dropout,
+        **{key: HOSTS[task][1][key] for key in shared if key in HOSTS[task][1]},
+        **({"level_scale": _LEVEL_SCALES[task]} if task in _LEVEL_SCALES else {}),
+        **(_PAIRS if task == "retrieval" else {}),
+    }
+
+
+_PAPER = "Gu et al. 2022, Efficiently Modeling Long Sequences with Structured State Spaces"
+
+_STACK = Preset(
+    ModelCard(
+        name="mixer_stack",
+        title="Residual blocks of any mixer alone, without feed-forward branches",
+        paper=_PAPER,
+        inputs="tokens or vectors",
+    ),
+    MixerClassifier,
+)
+
+PRESETS = (
+    _STACK,
+    *(
+        Preset(
+            ModelCard(
+                name=f"s4_lra_{task}",
+                title=f"S4's host for {HOSTS[task][0]}, any mixer",
+                paper=_PAPER,
+                inputs="pairs of token sequences" if task == "retrieval" else "tokens",
+                note="sizes of the released configurations; the mixer is S4 in its diagonal form",
+            ),
+            MixerClassifier,
+            _settings(task),
+        )
+        for task in _SIZES
+    ),
+)

@@ -1,0 +1,99 @@
+"""Class attention: the class token gathers what the patch tokens hold."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.checks import check_divides, check_probability
+from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.layer_scale import LayerScale
+
+
+class ClassAttention(nn.Module):
+    """Softmax attention in which the first token alone asks, and all tokens answer.
+
+    Args:
+        dim: channels C.
+        num_heads: heads H, a divisor of `dim`.
+        bias: add a bias to the query, key and value maps.
+        dropout: probability of dropping an attention weight.
+
+    Source: Touvron et al. 2021, "Going Deeper with Image Transformers", class attention.
+    """
+
+    def __init__(
+        self, dim: int, num_heads: int, *, bias: bool = True, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.num_heads = check_divides("num_heads", num_heads, dim, "dim")
+        self.dropout = check_probability("dropout", dropout)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (B, N, C) -> what the first of them gathers, (B, 1, C)."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        gathered = F.scaled_dot_product_attention(
+            q[:, :, :1], k, v, dropout_p=self.dropout if self.training else 0.0
+        )
+        y: Tensor = self.proj(gathered.transpose(1, 2).flatten(2))
+        return y
+
+
+class ClassAttentionBlock(nn.Module):
+    """Class attention and a feed-forward layer for the first token, as XCiT has them.
+
+    The published models depend on three details: the norm's output, scaled, is added to the other
+    tokens too; the second norm replaces the stream instead of feeding a branch; and after it the
+    other tokens are doubled.
+
+    Args:
+        dim: channels C.
+        num_heads: heads H, a divisor of `dim`.
+        hidden_dim: channels inside the feed-forward branch.
+        layer_scale: factor of both branches at the start.
+        tokens_norm: apply the second norm to all tokens, not to the first alone.
+        bias: add a bias to the query, key and value maps.
+        dropout: probability, on attention weights and both branches.
+        eps: of the norms.
+
+    Source: El-Nouby et al. 2021 (XCiT) and their released code.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        hidden_dim: int,
+        *,
+        layer_scale: float = 1.0,
+        tokens_norm: bool = True,
+        bias: bool = True,
+        dropout: float = 0.0,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=eps)
+        self.attention = ClassAttention(dim, num_heads, bias=bias, dropout=dropout)
+        self.drop = nn.Dropout(dropout)
+        self.scale1 = LayerScale(dim, layer_scale)
+        self.norm2 = nn.LayerNorm(dim, eps=eps)
+        self.mlp = FeedForward(dim, hidden_dim, dropout=dropout)
+        self.scale2 = LayerScale(dim, layer_scale)
+        self.tokens_norm = tokens_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, N, C); the first token is the class token."""
+        normed = self.norm1(x)
+        gathered = self.drop(self.attention(normed))
+        x = x + self.scale1(torch.cat((gathered, normed[:, 1:]), dim=1))
+        if self.tokens_norm:
+            x = self.norm2(x)
+            first = x[:, :1]
+        else:
+            first = self.norm2(x[:, :1])
+        rest = x[:, 1:]
+        return torch.cat((first + self.scale2(self.mlp(first)), rest + rest), dim=1)

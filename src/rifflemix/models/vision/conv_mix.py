@@ -1,0 +1,198 @@
+"""Residual blocks of grouped convolutions whose groups meet by a permutation of channels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.checks import check_divides, check_integer, check_tokens
+from rifflemix.errors import bad_argument
+from rifflemix.ops.butterfly import butterfly_merge, butterfly_split, butterfly_strides
+
+
+class _GroupedResidual(nn.Module):
+    """3x3 conv, BN, ReLU, permutation, 3x3 conv, BN, + shortcut, ReLU."""
+
+    def __init__(
+        self, in_planes: int, planes: int, stride: int, groups: tuple[int, int], shortcut: int
+    ) -> None:
+        super().__init__()
+        self.in_planes = in_planes
+        self.conv1 = nn.Conv2d(
+            in_planes, planes, 3, stride=stride, padding=1, groups=groups[0], bias=False
+        )
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, padding=1, groups=groups[1], bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_planes != planes:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_planes, planes, 1, stride=stride, groups=shortcut, bias=False),
+                nn.BatchNorm2d(planes),
+            )
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def permute(self, x: Tensor) -> Tensor:
+        """The permutation of channels between the convolutions."""
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, in_planes, H, W) -> (B, planes, H / stride, W / stride), rounded up."""
+        check_tokens("x", x, rank=4, layout="(B, C, H, W)")
+        if x.shape[1] != self.in_planes:
+            expected = f"{self.in_planes} channels in shape (B, C, H, W)"
+            raise bad_argument("x", expected, tuple(x.shape))
+        y = self.permute(torch.relu(self.bn1(self.conv1(x))))
+        y = self.bn2(self.conv2(y))
+        return torch.relu(y + self.shortcut(x))
+
+
+class ConvMixBlock(_GroupedResidual):
+    """Residual block that mixes all channels: grouped conv, channel shuffle, grouped conv.
+
+    The first convolution has g groups, the second planes / g; the shuffle between them gives
+    each group of the second one channel of every group of the first. The 1x1 convolution of the
+    shortcut, there when the shape changes, is dense.
+
+    Args:
+        in_planes: channels in.
+        planes: channels out.
+        groups: g, a divisor of `planes`; None for dense convolutions without shuffle (-1 in the
+            released code). In a block that changes the shape it is limited to `in_planes`.
+        stride: of the first convolution and of the shortcut.
+
+    Raises:
+        InputError: groups that do not divide the channels.
+
+    Source: Dimension Mixer, appendix D.2 (conv-mix, Figure 6 left).
+    """
+
+    def __init__(
+        self, in_planes: int, planes: int, *, groups: int | None = None, stride: int = 1
+    ) -> None:
+        in_planes, planes, stride = _check_planes(in_planes, planes, stride)
+        if groups is None:
+            pair = (1, 1)
+        else:
+            groups = check_divides("groups", groups, planes, "planes")
+            changes = stride != 1 or in_planes != planes
+            first = min(groups, in_planes) if changes else groups
+            if in_planes % first or planes % first:
+                raise bad_argument("groups", f"a divisor of in_planes = {in_planes}", groups)
+            pair = (first, planes // first)
+        super().__init__(in_planes, planes, stride, pair, shortcut=1)
+        self.groups = pair
+
+    def permute(self, x: Tensor) -> Tensor:
+        """Channel shuffle: channels as a (C / g2, g2) matrix, transposed."""
+        y: Tensor = x.unflatten(1, (-1, self.groups[1])).transpose(1, 2).flatten(1, 2)
+        return y
+
+
+class BlockMixBlock(_GroupedResidual):
+    """Parallel residual blocks: all convolutions have the same groups, which do not meet inside.
+
+    Args:
+        in_planes: channels in.
+        planes: channels out.
+        groups: a divisor of both; 1 for a dense block.
+        stride: of the first convolution and of the shortcut.
+
+    Raises:
+        InputError: groups that do not divide the channels.
+
+    Source: Dimension Mixer, appendix D.2 (block-mix, Figure 6 right).
+    """
+
+    def __init__(self, in_planes: int, planes: int, *, groups: int = 1, stride: int = 1) -> None:
+        in_planes, planes, stride = _check_planes(in_planes, planes, stride)
+        groups = check_integer("groups", groups, 1)
+        if in_planes % groups or planes % groups:
+            expected = f"a divisor of in_planes = {in_planes} and planes = {planes}"
+            raise bad_argument("groups", expected, groups)
+        super().__init__(in_planes, planes, stride, (groups, groups), shortcut=groups)
+
+
+class ButterflyChannels(nn.Module):
+    """A host block with its channels in the order of a butterfly stride, put back afterwards.
+
+    Args:
+        host: module (B, C, H, W) -> (B, C', H', W').
+        radix: channels per butterfly group; radix * stride divides C and C'.
+        stride: distance between the channels of a group; 1 changes nothing.
+    """
+
+    def __init__(self, host: nn.Module, radix: int, stride: int) -> None:
+        super().__init__()
+        self.host = host
+        self.radix = radix
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C', H', W')."""
+        y = self.host(butterfly_split(x, self.radix, self.stride).flatten(1, 2))
+        return butterfly_merge(y.unflatten(1, (-1, self.radix)), self.stride)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"radix={self.radix}, stride={self.stride}"
+
+
+class BlockMixStage(nn.Sequential):
+    """Grouped residual blocks, each wrapped in a butterfly permutation of the channels.
+
+    Block k uses the stride number k modulo the number of strides that mix `planes` channels in
+    groups of `group_size`; the first block, which may change the shape, has stride 1.
+
+    As in the released code, the number of groups is that of the channels coming in,
+    in_planes / group_size. In a stage that doubles the channels the groups are therefore
+    2 * group_size wide, while the permutation keeps `group_size`.
+
+    Args:
+        in_planes: channels in.
+        planes: channels out.
+        num_blocks: residual blocks.
+        group_size: channels per group, at least 2, a divisor of both; None for dense blocks
+            without permutation.
+        stride: of the first block.
+
+    Raises:
+        InputError: a group size that does not divide the channels.
+
+    Source: Dimension Mixer, appendix D.2 (block-mix, Figure 6 right).
+    """
+
+    def __init__(
+        self,
+        in_planes: int,
+        planes: int,
+        num_blocks: int,
+        *,
+        group_size: int | None = None,
+        stride: int = 1,
+    ) -> None:
+        in_planes, planes, stride = _check_planes(in_planes, planes, stride)
+        num_blocks = check_integer("num_blocks", num_blocks, 1)
+        groups, strides, radix = 1, [1], planes
+        if group_size is not None:
+            group_size = check_integer("group_size", group_size)
+            if group_size < 2 or in_planes % group_size or planes % group_size:
+                expected = f"a divisor from 2 of in_planes = {in_planes} and planes = {planes}"
+                raise bad_argument("group_size", expected, group_size)
+            groups, radix = in_planes // group_size, group_size
+            strides = butterfly_strides(planes, group_size)
+        blocks: list[nn.Module] = [BlockMixBlock(in_planes, planes, groups=groups, stride=stride)]
+        for k in range(1, num_blocks):
+            block = BlockMixBlock(planes, planes, groups=groups)
+            blocks.append(ButterflyChannels(block, radix, strides[k % len(strides)]))
+        super().__init__(*blocks)
+
+
+def _check_planes(in_planes: int, planes: int, stride: int) -> tuple[int, int, int]:
+    return (
+        check_integer("in_planes", in_planes, 1),
+        check_integer("planes", planes, 1),
+        check_integer("stride", stride, 1),
+    )

@@ -1,0 +1,275 @@
+"""The vision transformer of Dimension Mixer: butterfly, dense or token-parallel attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from rifflemix.checks import check_integer, check_positive, check_probability
+from rifflemix.errors import bad_argument
+from rifflemix.mixers.butterfly import Butterfly
+from rifflemix.mixers.token_parallel import TokenParallel
+from rifflemix.models.base import ModelCard, Preset
+from rifflemix.models.mixing import block_mixer
+from rifflemix.models.official import OfficialTensor
+from rifflemix.models.vision.dimension_mixer_official import official_layer
+from rifflemix.models.vision.images import ImageModel, Size
+from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.patches import PatchEmbedding
+
+
+class PostNormBlock(nn.Module):
+    """Post-norm block: x = drop(LN(mixer(x) + x)); x = drop(LN(mlp(x) + x)).
+
+    Args:
+        mixer: a module (B, N, C) -> (B, N, C).
+        dim: channels C.
+        hidden_dim: channels inside the feed-forward branch.
+        dropout: probability in [0, 1), behind both norms.
+
+    Source: Dimension Mixer, section 3.1; the places of dropout are those of its code.
+    """
+
+    def __init__(self, mixer: nn.Module, dim: int, hidden_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.norm1 = nn.LayerNorm(dim)
+        self.mlp = FeedForward(dim, hidden_dim)
+        self.norm2 = nn.LayerNorm(dim)
+        self.drop = nn.Dropout(check_probability("dropout", dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        x = self.drop(self.norm1(self.mixer(x) + x))
+        y: Tensor = self.drop(self.norm2(self.mlp(x) + x))
+        return y
+
+
+class DimensionMixerViT(ImageModel):
+    """Patches, post-norm blocks, one linear map of all tokens; no positions, no pooling.
+
+    With `mixer="butterfly"` a layer attends within the groups of one stride, and layers go
+    through the strides in turn: two of them are one complete butterfly where the block is the
+    square root of the number of patches. All else in a block works token by token, so that the
+    groups may be formed around the attention alone.
+
+    Args:
+        mixer: registry name of the token mixer.
+        mixer_options: the mixer's own options.
+        dim: channels C.
+        num_layers: blocks.
+        num_heads: heads H, for mixers that have them.
+        mlp_ratio: hidden channels of the feed-forward branch over C, rounded down.
+        num_classes: outputs.
+        image_size: height and width, one number where they are equal.
+        patch_size: of each patch, likewise; must divide the image.
+        in_channels: channels of the image.
+        bias: add a bias to the mixer's maps, where it has the option.
+        dropout: probability, behind the norms.
+
+    Raises:
+        InputError: a size out of range, or patches that do not fill the image.
+
+    Source: Dimension Mixer, sections 3.1 and 4 (Butterfly Attention), appendix D.1.
+    """
+
+    def __init__(
+        self,
+        *,
+        mixer: str = "butterfly",
+        mixer_options: dict[str, Any] | None = None,
+        dim: int = 128,
+        num_layers: int = 8,
+        num_heads: int = 8,
+        mlp_ratio: float = 2.0,
+        num_classes: int = 10,
+        image_size: Size = 32,
+        patch_size: Size = 4,
+        in_channels: int = 3,
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__("dimmixer_vit", image_size, patch_size, in_channels)
+        dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
+        hidden_dim = int(dim * check_positive("mlp_ratio", mlp_ratio))
+        self.patch_embed = PatchEmbedding(self.in_channels, dim, self.patch_size, order="chw")
+        self.blocks = nn.ModuleList(
+            PostNormBlock(
+                block_mixer(
+                    mixer,
+                    mixer_options,
+                    dim,
+                    of_host={"bias": bias},
+                    num_heads=num_heads,
+                    max_length=self.num_patches,
+                    layer_index=index,
+                    num_layers=num_layers,
+                ),
+                dim,
+                hidden_dim,
+                dropout,
+            )
+            for index in range(num_layers)
+        )
+        num_classes = check_integer("num_classes", num_classes, 1)
+        self.head = nn.Linear(self.num_patches * dim, num_classes)
+
+    def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Logits of each image.
+
+        Args:
+            images: (B, in_channels, height, width).
+            key_padding_mask: None; images have no padding.
+
+        Returns:
+            (B, num_classes).
+        """
+        self.check_images(images, key_padding_mask)
+        x = self.patch_embed(images)
+        for block in self.blocks:
+            x = self.run_block(block, x)
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+    def official_tensors(self) -> dict[str, OfficialTensor]:
+        """The released code's key of every tensor of this model.
+
+        There the blocks come in encoders: one encoder is one complete butterfly.
+
+        Raises:
+            InputError: a mixer that the released code does not have, or a random order of tokens,
+                which it does not save.
+        """
+        layout = official_layer(self.patch_embed.proj, "patch_embed.proj", "channel_change")
+        per_encoder = self._blocks_per_encoder()
+        for index, block in enumerate(self.blocks):
+            encoder, place = divmod(index, per_encoder)
+            theirs = f"transformer_blocks.{encoder}.sparse_transformers.{place}"
+            for our, their in _OFFICIAL_PARTS:
+                part = block.get_submodule(our)
+                layout |= official_layer(part, f"blocks.{index}.{our}", f"{theirs}.{their}")
+        return layout | official_layer(self.head, "head", "linear")
+
+    def _blocks_per_encoder(self) -> int:
+        mixer = self.blocks[0].mixer
+        if isinstance(mixer, Butterfly):
+            if mixer.token_rank is not None:
+                raise bad_argument(
+                    "model", "the natural order of tokens in official weights", "a random one"
+                )
+            return len(mixer.strides(self.num_patches))
+        if isinstance(mixer, TokenParallel):
+            return _layers_to_cover(mixer.dim, mixer.dim // mixer.num_groups)
+        return 1
+
+
+_OFFICIAL_PARTS = (
+    ("mixer", "attention"),
+    ("norm1", "norm1"),
+    ("mlp", "feed_forward"),
+    ("norm2", "norm2"),
+)
+
+
+def _layers_to_cover(length: int, block: int) -> int:
+    """The least k with block^k >= length."""
+    layers, covered = 1, block
+    while covered < length and block > 1:
+        layers, covered = layers + 1, covered * block
+    return layers
+
+
+_PAPER = "Sapkota and Bhattarai 2025, Dimension Mixer"
+_CLASSES = {"cifar10": 10, "cifar100": 100}
+_DIMS = {4: 128, 2: 64, 1: 64}
+_PRINTED = {
+    ("cifar10", 4, 8): "1.148 M",
+    ("cifar10", 4, 4): "0.618 M",
+    ("cifar10", 2, 4): "0.299 M",
+    ("cifar10", 1, 4): "0.79 M",
+    ("cifar100", 4, 4): "1.355 M",
+    ("cifar100", 2, 4): "1.773 M",
+}
+_AS_RUN = (
+    "as the paper's code ran: the output map is there for one head per group and missing for "
+    "two, the reverse of the text, and weights sum to one over the queries"
+)
+# Table 9: title, options of the token-parallel mixer, note, and the printed counts by size.
+_VARIANTS: dict[str, tuple[str, dict[str, Any], str, dict[tuple[int, int], str]]] = {
+    "no_wout": (
+        "dense attention without an output map",
+        {"num_groups": 1, "use_wout": False},
+        "",
+        {(4, 8): "1.06 M", (4, 4): "0.552 M", (2, 4): "0.282 M"},
+    ),
+    "tp2": (
+        "token-parallel attention, 2 heads in each of 4 groups",
+        {"num_groups": 4, "use_wout": False, "softmax_over": "queries"},
+        _AS_RUN,
+        {(4, 8): "0.721 M", (4, 4): "0.405 M", (2, 4): "0.245 M"},
+    ),
+    "tp1": (
+        "token-parallel attention, 1 head in each of 8 groups",
+        {"num_groups": 8, "use_wout": True, "softmax_over": "queries"},
+        _AS_RUN,
+        {(4, 8): "0.689 M", (4, 4): "0.389 M", (2, 4): "0.241 M"},
+    ),
+}
+_MISPRINT = (
+    "8 output maps of 16,512 parameters less than the baseline's 1,148,042 are 1,015,946; "
+    "the paper prints 1.06 M"
+)
+
+
+def _preset(data: str, patch: int, layers: int) -> Preset:
+    printed = _PRINTED.get((data, patch, layers), "")
+    return Preset(
+        ModelCard(
+            name=f"dimmixer_vit_{data}_p{patch}_l{layers}",
+            title=f"Vision transformer with butterfly attention, {layers} layers, patch {patch}",
+            paper=_PAPER,
+            inputs="images",
+            reported=printed,
+            reported_in="Table 4" if printed else "",
+            note="dense and butterfly attention have the same parameters",
+        ),
+        DimensionMixerViT,
+        _settings(data, patch, layers),
+    )
+
+
+def _settings(data: str, patch: int, layers: int) -> dict[str, Any]:
+    return {
+        "num_classes": _CLASSES[data],
+        "patch_size": patch,
+        "dim": _DIMS[patch],
+        "num_layers": layers,
+    }
+
+
+def _variants(name: str) -> list[Preset]:
+    title, options, note, printed = _VARIANTS[name]
+    return [
+        Preset(
+            ModelCard(
+                name=f"dimmixer_vit_cifar10_p{patch}_l{layers}_{name}",
+                title=f"Vision transformer with {title}, {layers} layers, patch {patch}",
+                paper=_PAPER,
+                inputs="images",
+                reported=count,
+                reported_in="Table 9",
+                note=_MISPRINT if count == "1.06 M" else note,
+            ),
+            DimensionMixerViT,
+            _settings("cifar10", patch, layers)
+            | {"mixer": "token_parallel", "mixer_options": options},
+        )
+        for (patch, layers), count in printed.items()
+    ]
+
+
+PRESETS = (
+    *(_preset(d, p, n) for d in _CLASSES for p in _DIMS for n in (8, 4)),
+    *(preset for name in _VARIANTS for preset in _variants(name)),
+)

@@ -1,0 +1,208 @@
+"""MLP-Mixer with dense, butterfly-linear or butterfly MLPs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from rifflemix.checks import check_integer, check_positive
+from rifflemix.errors import bad_argument, check_choice
+from rifflemix.models.base import ModelCard, Preset
+from rifflemix.models.official import OfficialTensor
+from rifflemix.models.vision.dimension_mixer_official import official_layer
+from rifflemix.models.vision.images import ImageModel, Size, size_pair
+from rifflemix.nn.butterfly import ButterflyLinearMLP, ButterflyMLP
+from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.nn.patches import PatchEmbedding
+from rifflemix.nn.resize import Resize
+
+MLPS = ("dense", "butterfly_linear", "butterfly_mlp")
+
+
+class MLPMixerBlock(nn.Module):
+    """Pre-norm block: x += token_mlp(LN(x)^T)^T; x += channel_mlp(LN(x)).
+
+    Args:
+        token_mlp: an MLP over the N tokens, (..., N) -> (..., N).
+        channel_mlp: an MLP over the C channels, (..., C) -> (..., C).
+        dim: channels C; both norms are over them.
+
+    Source: Tolstikhin et al. 2021, "MLP-Mixer", equation (1).
+    """
+
+    def __init__(self, token_mlp: nn.Module, channel_mlp: nn.Module, dim: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim)
+        self.token_mlp = token_mlp
+        self.norm2 = nn.LayerNorm(dim)
+        self.channel_mlp = channel_mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, C) -> (B, N, C)."""
+        x = x + self.token_mlp(self.norm1(x).mT).mT
+        y: Tensor = x + self.channel_mlp(self.norm2(x))
+        return y
+
+
+class MLPMixer(ImageModel):
+    """Patches, mixer blocks, one linear map of all tokens; no last norm, no pooling.
+
+    Args:
+        mlp: what both MLPs of a block are: "dense"; "butterfly_linear", two maps that are
+            products of two block-diagonal ones each, with ELU between; or "butterfly_mlp", block
+            MLPs along a complete butterfly. All but the second have GELU. For the last two, N and
+            C are square numbers and the blocks their roots.
+        dim: channels C.
+        num_layers: blocks.
+        mlp_ratio: hidden features of an MLP over those that come in, rounded down; an integer
+            for "butterfly_linear".
+        num_classes: outputs.
+        image_size: height and width, one number where they are equal.
+        resize: height and width that images are brought to before they are cut into patches, see
+            `rifflemix.nn.resize.Resize`; None leaves them as they are.
+        patch_size: of each patch; must divide the image, as it then is, into N patches.
+        in_channels: channels of the image.
+
+    Raises:
+        InputError: a size out of range, or one that the MLPs cannot have.
+
+    Source: Dimension Mixer, section 4 (Butterfly MLP, Vision MLP Mixers).
+    """
+
+    def __init__(
+        self,
+        *,
+        mlp: str = "dense",
+        dim: int = 121,
+        num_layers: int = 7,
+        mlp_ratio: float = 2,
+        num_classes: int = 10,
+        image_size: Size = 32,
+        resize: Size | None = None,
+        patch_size: Size = 4,
+        in_channels: int = 3,
+    ) -> None:
+        cut = image_size if resize is None else size_pair("resize", resize)
+        super().__init__("mlp_mixer", cut, patch_size, in_channels)
+        self.resize = nn.Identity() if resize is None else Resize(self.image_size)
+        self.image_size = size_pair("image_size", image_size)  # what comes in, not what is cut
+        dim = check_integer("dim", dim, 1)
+        tokens = self.num_patches
+        self.patch_embed = PatchEmbedding(self.in_channels, dim, self.patch_size, order="chw")
+        self.blocks = nn.ModuleList(
+            MLPMixerBlock(
+                _mlp(mlp, "number of patches", tokens, mlp_ratio),
+                _mlp(mlp, "dim", dim, mlp_ratio),
+                dim,
+            )
+            for _ in range(check_integer("num_layers", num_layers, 1))
+        )
+        self.head = nn.Linear(tokens * dim, check_integer("num_classes", num_classes, 1))
+
+    def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Logits of each image.
+
+        Args:
+            images: (B, in_channels, height, width).
+            key_padding_mask: None; images have no padding.
+
+        Returns:
+            (B, num_classes).
+        """
+        self.check_images(images, key_padding_mask)
+        x = self.patch_embed(self.resize(images))
+        for block in self.blocks:
+            x = self.run_block(block, x)
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+    def official_tensors(self) -> dict[str, OfficialTensor]:
+        """The released code's key of every tensor of this model."""
+        layout = official_layer(self.patch_embed.proj, "patch_embed.proj", "channel_change")
+        for index, block in enumerate(self.blocks):
+            for our, their in _OFFICIAL_PARTS:
+                layer = block.get_submodule(our)
+                layout |= official_layer(
+                    layer, f"blocks.{index}.{our}", f"mixer_blocks.{index}.{their}"
+                )
+        return layout | official_layer(self.head, "head", "linear")
+
+
+_OFFICIAL_PARTS = (
+    ("norm1", "ln0"),
+    ("token_mlp", "mlp_patch"),
+    ("norm2", "ln1"),
+    ("channel_mlp", "mlp_channel"),
+)
+
+
+def _mlp(kind: str, name: str, features: int, ratio: float) -> nn.Module:
+    """An MLP over `features`, which are the `name` of the model."""
+    check_choice("mlp", kind, MLPS)
+    ratio = check_positive("mlp_ratio", ratio)
+    if kind == "dense":
+        return FeedForward(features, int(ratio * features))
+    block = math.isqrt(features)
+    if block**2 != features:
+        raise bad_argument(name, f"a square number for mlp={kind!r}", features)
+    if kind == "butterfly_mlp":
+        return ButterflyMLP(features, block, ratio)
+    if ratio != int(ratio):
+        raise bad_argument("mlp_ratio", f"an integer for mlp={kind!r}", ratio)
+    return ButterflyLinearMLP(features, block, int(ratio))
+
+
+_PAPER = "Sapkota and Bhattarai 2025, Dimension Mixer"
+_KINDS = {"dense": "dense", "butterfly_linear": "butterfly-linear", "butterfly_mlp": "butterfly"}
+_PRINTED = {
+    ("dense", 1): "0.35168 M",
+    ("butterfly_linear", 1): "0.14096 M",
+    ("butterfly_mlp", 1): "0.14355 M",
+    ("dense", 2): "0.61529 M",
+    ("butterfly_linear", 2): "0.19386 M",
+    ("butterfly_mlp", 2): "0.19775 M",
+}
+# The mixers that the patch-only one is compared with: settings and printed counts by layers.
+_COMPARED: dict[str, tuple[dict[str, Any], dict[int, str]]] = {
+    "c1": ({"dim": 144, "resize": 36}, {7: "0.90 M", 10: "1.23 M"}),
+    "c2": ({"dim": 153}, {7: "0.88 M", 10: "1.22 M"}),
+}
+
+
+def _sparse(kind: str, expansion: int) -> Preset:
+    return Preset(
+        ModelCard(
+            name=f"mlp_mixer_{kind}_e{expansion}",
+            title=f"MLP-Mixer with {_KINDS[kind]} MLPs of expansion {expansion}",
+            paper=_PAPER,
+            inputs="images",
+            reported=_PRINTED[kind, expansion],
+            reported_in="Table 3",
+        ),
+        MLPMixer,
+        {"mlp": kind, "mlp_ratio": expansion},
+    )
+
+
+def _compared(name: str, layers: int) -> Preset:
+    settings, printed = _COMPARED[name]
+    return Preset(
+        ModelCard(
+            name=f"mlp_mixer_{name}_l{layers}",
+            title=f"MLP-Mixer, configuration {name} with {layers} layers",
+            paper=_PAPER,
+            inputs="images",
+            reported=printed[layers],
+            reported_in="Table 7",
+        ),
+        MLPMixer,
+        settings | {"num_layers": layers},
+    )
+
+
+PRESETS = (
+    *(_sparse(kind, expansion) for expansion in (1, 2) for kind in _KINDS),
+    *(_compared(name, layers) for layers in (7, 10) for name in _COMPARED),
+)

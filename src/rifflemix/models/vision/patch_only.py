@@ -1,0 +1,127 @@
+"""The patch-only MLP-Mixer: patches of coprime sizes in the place of channel mixing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from rifflemix.checks import check_floating, check_integer, check_integers, check_positive
+from rifflemix.errors import bad_argument
+from rifflemix.models.base import Model, ModelCard, Preset, check_size
+from rifflemix.models.official import OfficialTensor
+from rifflemix.models.vision.dimension_mixer_official import official_layer
+from rifflemix.models.vision.images import Size, size_pair
+from rifflemix.models.vision.patch_only_block import PatchOnlyBlock
+from rifflemix.nn.resize import Resize
+
+
+class PatchOnlyMixer(Model):
+    """Image brought to P x P, patch-only blocks, one linear map of all pixels; no last norm.
+
+    Args:
+        patch_sizes: sizes of the patches that a block mixes one after the other, best pairwise
+            coprime; P is their product. A warning tells when they leave parts of the image apart.
+        hidden_channels: channels that the blocks work on, reached by a 1x1 convolution; there is
+            none where they are the image's own, nor where this is None.
+        num_layers: blocks.
+        mlp_ratio: hidden features of an MLP over those of a patch, rounded down.
+        num_classes: outputs.
+        image_size: height and width, one number where they are equal.
+        in_channels: channels of the image.
+
+    Raises:
+        InputError: a size out of range.
+
+    Source: Dimension Mixer, section 3.2 and 4 (Vision MLP Mixers).
+    """
+
+    def __init__(
+        self,
+        *,
+        patch_sizes: Sequence[int] = (5, 7),
+        hidden_channels: int | None = None,
+        num_layers: int = 7,
+        mlp_ratio: float = 2,
+        num_classes: int = 10,
+        image_size: Size = 32,
+        in_channels: int = 3,
+    ) -> None:
+        super().__init__()
+        sizes = check_integers("patch_sizes", patch_sizes, 1)
+        self.image_size = size_pair("image_size", image_size)
+        self.in_channels = check_integer("in_channels", in_channels, 1)
+        channels = self.in_channels
+        if hidden_channels is not None:
+            channels = check_integer("hidden_channels", hidden_channels, 1)
+        side = math.prod(sizes)
+        self.resize = Resize((side, side))
+        self.expand: nn.Module = nn.Identity()
+        if channels != self.in_channels:
+            self.expand = nn.Conv2d(self.in_channels, channels, 1)
+        ratio = check_positive("mlp_ratio", mlp_ratio)
+        self.blocks = nn.ModuleList(
+            PatchOnlyBlock(channels, side, sizes, expansion=ratio)
+            for _ in range(check_integer("num_layers", num_layers, 1))
+        )
+        self.head = nn.Linear(channels * side**2, check_integer("num_classes", num_classes, 1))
+
+    def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Logits of each image.
+
+        Args:
+            images: (B, in_channels, height, width).
+            key_padding_mask: None; images have no padding.
+
+        Returns:
+            (B, num_classes).
+        """
+        check_floating("images", images, "(B, channels, height, width)")
+        check_size("patch_only", images, (self.in_channels, *self.image_size))
+        if key_padding_mask is not None:
+            raise bad_argument("key_padding_mask", "None: images have no padding", "a mask")
+        x = self.expand(self.resize(images))
+        for block in self.blocks:
+            x = self.run_block(block, x)
+        logits: Tensor = self.head(x.flatten(1))
+        return logits
+
+    def official_tensors(self) -> dict[str, OfficialTensor]:
+        """The released code's key of every tensor of this model; it has one block per size."""
+        layout = official_layer(self.head, "head", "linear")
+        if isinstance(self.expand, nn.Conv2d):
+            layout |= official_layer(self.expand, "expand", "conv1x1")
+        for index, block in enumerate(self.blocks):
+            layers = list(block.children())
+            for place, layer in enumerate(layers):
+                theirs = f"mixer_blocks.{index * len(layers) + place}"
+                layout |= official_layer(layer, f"blocks.{index}.{place}", theirs)
+        return layout
+
+
+_CLASSES = {"cifar10": 10, "cifar100": 100}
+_PRINTED = {
+    ("cifar10", 7): "0.81 M",
+    ("cifar10", 10): "1.14 M",
+    ("cifar100", 7): "1.14 M",
+    ("cifar100", 10): "1.47 M",
+}
+
+
+def _preset(data: str, layers: int) -> Preset:
+    return Preset(
+        ModelCard(
+            name=f"patch_only_{data}_l{layers}",
+            title=f"Patch-only MLP-Mixer, {layers} layers",
+            paper="Sapkota and Bhattarai 2025, Dimension Mixer",
+            inputs="images",
+            reported=_PRINTED[data, layers],
+            reported_in="Table 7",
+        ),
+        PatchOnlyMixer,
+        {"num_classes": _CLASSES[data], "num_layers": layers},
+    )
+
+
+PRESETS = tuple(_preset(data, layers) for data in _CLASSES for layers in (7, 10))

@@ -1,0 +1,18 @@
+"""Run a recipe: train the row of a table and put the paper's number beside ours."""
+
+from rifflemix.reproduction.results import FORMAT, load_results
+from rifflemix.reproduction.run import (
+    ReproducePlan,
+    is_main_process,
+    plan_reproduction,
+    run_reproduction,
+)
+
+__all__ = [
+    "FORMAT",
+    "ReproducePlan",
+    "is_main_process",
+    "load_results",
+    "plan_reproduction",
+    "run_reproduction",
+]

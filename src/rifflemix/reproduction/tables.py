@@ -1,0 +1,245 @@
+"""Reproductions put together: one run's summary, and all runs as the papers' tables."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rifflemix.comparison.table import MISSING
+from rifflemix.recipes import Recipe, get_recipe, list_recipes
+from rifflemix.recipes.averages import Average, printed_averages
+from rifflemix.report.units import format_duration, format_rate
+
+Result = Mapping[str, Any]
+Found = Sequence[tuple[Path, Result]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recipe with the runs that share one reduction of it; no runs: not run yet."""
+
+    recipe: Recipe
+    runs: tuple[tuple[Path, Result], ...] = ()
+
+    @property
+    def values(self) -> list[float]:
+        """Ours of the finished runs."""
+        return [run["ours"] for _, run in self.runs if run["ours"] is not None]
+
+    def median(self, key: str) -> float | None:
+        """The median of a number of the runs."""
+        numbers = [run[key] for _, run in self.runs if run[key] is not None]
+        return statistics.median(numbers) if numbers else None
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Samples per update, and those of the recipe."""
+        first = self.runs[0][1]
+        planned = first.get("batch_size_planned", self.recipe.train.batch_size)
+        return first["recipe"]["train"]["batch_size"], planned
+
+    @property
+    def started_from(self) -> str | None:
+        """Whose weights the runs started from; None where they were their own."""
+        origin = self.runs[0][1].get("started_from")
+        return None if origin is None else _origin(origin)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Narrower than the paper's model, trained for fewer updates or on smaller batches."""
+        return self.runs[0][1]["recipe"]["width"] != 1 or min(self.share) < 1
+
+    @property
+    def share(self) -> tuple[float, float, float]:
+        """How much of the paper's run this is: of its width, of its updates, of its batch."""
+        first, (batch, planned) = self.runs[0][1], self.batch
+        steps = first["steps"] / first["steps_planned"]
+        return first["recipe"]["width"], steps, min(1.0, batch / planned)
+
+    def ours(self) -> str:
+        """Mean and deviation over the seeds; of a stopped run the best validation value."""
+        values = self.values
+        if not values:
+            best = self.median("validation")
+            return "" if best is None else f"{best:{decimals(self.recipe.unit, best)}} (val.)"
+        digits = decimals(self.recipe.unit, values[0])
+        text = f"{statistics.fmean(values):{digits}}"
+        if len(values) > 1:
+            text += f" ± {statistics.stdev(values):{digits}}"
+        return text
+
+    def printed(self) -> str:
+        """The paper's number."""
+        value = self.recipe.printed
+        return MISSING if value is None else f"{value:{decimals(self.recipe.unit, value)}}"
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of a paper as far as there are recipes of it.
+
+    Attributes:
+        title: paper and table.
+        entries: all recipes, each with its runs, one entry for each reduction.
+    """
+
+    title: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def rows(self) -> list[str]:
+        """What stands at the left."""
+        return list(dict.fromkeys(entry.recipe.row for entry in self.entries))
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """What stands above, with its unit."""
+        recipes = (entry.recipe for entry in self.entries)
+        return list(dict.fromkeys((recipe.column, recipe.unit) for recipe in recipes))
+
+    @property
+    def averages(self) -> dict[str, tuple[str, str]]:
+        """By row the printed average and ours, "" where not all of the row has finished runs."""
+        first = self.entries[0].recipe
+        averages = printed_averages(first.paper, first.table)
+        return {
+            row: (f"{averages[row].printed:.2f}", self._average(row, averages[row]))
+            for row in self.rows
+            if row in averages
+        }
+
+    def _average(self, row: str, average: Average) -> str:
+        places = [self.at(row, column) for column, _ in self.columns]
+        entries = [entry for entry in places if entry is not None]
+        if not all(entry.runs and entry.values for entry in entries):
+            return ""
+        ours = average.of([statistics.fmean(entry.values) for entry in entries])
+        return f"{ours:.2f}{'*' if any(entry.is_reduced for entry in entries) else ''}"
+
+    @property
+    def runs(self) -> list[Entry]:
+        """The entries that were run."""
+        return [entry for entry in self.entries if entry.runs]
+
+    def at(self, row: str, column: str) -> Entry | None:
+        """The entry at a place; of several the one that is most of the paper's run.
+
+        A finished run comes before a stopped one, then one from its own weights before one that
+        started from another's.
+        """
+        here = [e for e in self.entries if (e.recipe.row, e.recipe.column) == (row, column)]
+        was_run = [entry for entry in here if entry.runs]
+        if was_run:
+            return max(was_run, key=lambda e: (bool(e.values), e.started_from is None, *e.share))
+        return here[0] if here else None
+
+    def counts(self) -> tuple[int, int, int]:
+        """Numbers in the table, those that were run, and those run in full."""
+        names = {entry.recipe.name for entry in self.entries}
+        full = {e.recipe.name for e in self.runs if not e.is_reduced and e.values}
+        return len(names), len({entry.recipe.name for entry in self.runs}), len(full)
+
+
+def paper_tables(found: Found) -> list[PaperTable]:
+    """All tables, in the order of the recipes."""
+    tables: dict[str, list[Entry]] = {}
+    for entry in _entries(found):
+        tables.setdefault(f"{entry.recipe.paper}: {entry.recipe.table}", []).append(entry)
+    return [PaperTable(title, tuple(entries)) for title, entries in tables.items()]
+
+
+def summary_rows(results: Result) -> list[tuple[str, str]]:
+    """What the terminal shows of one run: labels and texts."""
+    unit = results["unit"]
+    rows = [
+        ("printed", _number(results["printed"], unit)),
+        ("ours (test)", _number(results["ours"], unit)),
+        ("difference", _difference(results)),
+        ("best on validation", _number(results["validation"], unit)),
+        ("steps", f"{results['steps']:,} of the paper's {results['steps_planned']:,}"),
+    ]
+    if results["recipe"]["width"] != 1:
+        rows.append(("width", f"{results['recipe']['width']:g} of the paper's"))
+    batch = results["recipe"]["train"]["batch_size"]
+    planned = results.get("batch_size_planned", batch)
+    if batch != planned:
+        rows.append(("batch", f"{batch:,} of the recipe's {planned:,}"))
+    if results["is_reduced"]:
+        rows.append(("reduced run", "its number is no reproduction of the printed one"))
+    if results.get("started_from"):
+        rows.append(("started from", _origin(results["started_from"])))
+    if results["steps_per_second"] is not None:
+        rows.append(("steps/s", format_rate(results["steps_per_second"])))
+    if results["utilisation"] is not None:
+        rows.append(("model FLOP utilisation", f"{100 * results['utilisation']['share']:.1f} %"))
+    seconds = results.get("seconds", {})
+    working = seconds.get("train", 0.0) + seconds.get("data", 0.0)
+    if working:
+        rows.append(("waiting for batches", f"{100 * seconds['data'] / working:.1f} % of training"))
+    rows += [
+        ("parameters", f"{results['parameters']:,}"),
+        ("wall time", format_duration(results["wall_seconds"])),
+    ]
+    return rows + [("note", note) for note in results["recipe"]["notes"]]
+
+
+def decimals(unit: str, value: float) -> str:
+    """Two decimals of shares and of numbers over 10, four of smaller ones."""
+    return ".2f" if unit == "%" or abs(value) >= 10 else ".4f"
+
+
+def report_entries(found: Found) -> list[dict[str, Any]]:
+    """The report as JSON values: an entry for each recipe and reduction of it."""
+    return [
+        {
+            "name": entry.recipe.name,
+            "table": entry.recipe.table,
+            "row": entry.recipe.row,
+            "column": entry.recipe.column,
+            "printed": entry.recipe.printed,
+            "unit": entry.recipe.unit,
+            "ours": entry.values,
+            "files": [str(path) for path, _ in entry.runs],
+        }
+        for entry in _entries(found)
+    ]
+
+
+def _entries(found: Found) -> list[Entry]:
+    """In the order of the recipes; runs of names that are no recipe any more come last."""
+    groups: dict[str, dict[tuple[Any, ...], list[tuple[Path, Result]]]] = {}
+    for path, run in found:
+        recipe = run["recipe"]
+        train = recipe["train"]
+        start = (run.get("started_from") or {}).get("blake2b", "")
+        reduction = (train["max_steps"], run["steps"], recipe["width"], train["batch_size"], start)
+        groups.setdefault(recipe["name"], {}).setdefault(reduction, []).append((path, run))
+    entries = []
+    for name in list_recipes():
+        runs = groups.pop(name, {})
+        entries += [Entry(get_recipe(name), tuple(same)) for _, same in sorted(runs.items())] or [
+            Entry(get_recipe(name))
+        ]
+    for others in groups.values():
+        for _, same in sorted(others.items()):
+            entries.append(Entry(Recipe.from_dict(same[0][1]["recipe"]), tuple(same)))
+    return entries
+
+
+def _difference(results: Result) -> str:
+    """Ours minus the printed, with as many decimals as that has."""
+    if results["difference"] is None:
+        return MISSING
+    return f"{results['difference']:+{decimals(results['unit'], results['printed'])}}"
+
+
+def _origin(started_from: Mapping[str, Any]) -> str:
+    step = started_from["step"]
+    return f"{started_from['recipe']} at step {step:,}" if step else str(started_from["recipe"])
+
+
+def _number(value: float | None, unit: str) -> str:
+    return MISSING if value is None else f"{value:.4g} {unit}" if unit != "%" else f"{value:.2f} %"

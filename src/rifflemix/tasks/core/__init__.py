@@ -1,0 +1,1 @@
+"""What every task is, and what tasks share whatever their data."""

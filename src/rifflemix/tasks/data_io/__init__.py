@@ -1,0 +1,1 @@
+"""Files of data: find, fetch, read within bounds, decode once, keep."""

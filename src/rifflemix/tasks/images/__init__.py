@@ -1,0 +1,1 @@
+"""Tasks on images: as pixels, patches, numbers or whole."""

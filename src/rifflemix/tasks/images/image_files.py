@@ -1,0 +1,130 @@
+"""Decoding image files with Pillow: one size, checked before anything large is unpacked."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rifflemix.errors import InputError
+from rifflemix.tasks.data_io.files import damaged, reading
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")
+"""What is read, by Pillow's names; a file's content decides, not its name."""
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+"""Endings, in any case, of files that are taken for images."""
+
+# The largest image of ImageNet has 61 million pixels.
+MOST_PIXELS = 1 << 26
+_MOST_BYTES = 1 << 28
+_EIGHT_BIT = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr")
+
+
+@dataclass(frozen=True)
+class FileMaker:
+    """Decodes the images of a list; see `ImageMaker`.
+
+    Attributes:
+        root: folder of all paths.
+        paths: of the images, below `root`.
+        labels: of each.
+        size: height and width of what is made.
+        share: of the shorter side that is kept.
+        color: "rgb" or "gray".
+    """
+
+    root: Path
+    paths: Sequence[str]
+    labels: Sequence[int]
+    size: int
+    share: float
+    color: str
+
+    def __call__(self, first: int, count: int) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
+        """Images (count, size, size[, 3]) and labels (count,) from number `first` on."""
+        chosen = slice(first, first + count)
+        images = [
+            read_image(self.root / path, self.size, self.share, self.color)
+            for path in self.paths[chosen]
+        ]
+        return np.stack(images), np.array(self.labels[chosen], dtype=np.uint16)
+
+
+def read_image(path: Path, size: int, share: float, color: str) -> NDArray[np.uint8]:
+    """The middle square of an image, resized (bicubic, antialiased).
+
+    Args:
+        path: the file; its orientation tag is not applied, transparency is dropped.
+        size: height and width of the result.
+        share: how much of the shorter side the square has, over 0 and at most 1.
+        color: "rgb" or "gray" (ITU-R 601 luma).
+
+    Returns:
+        (size, size, 3), or (size, size) gray, uint8.
+
+    Raises:
+        InputError: the file is missing, damaged, no image of `FORMATS`, has over `MOST_PIXELS`
+            pixels or not 8 bits a channel, or Pillow is not there.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise InputError(
+            "to read image files, install Pillow: pip install 'rifflemix[images]'"
+        ) from None
+    with reading(path), warnings.catch_warnings():
+        # Of pictures that are large or have odd metadata: what matters is checked here.
+        warnings.simplefilter("ignore")
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"{path}: expected an image file of at most {_MOST_BYTES:,} bytes")
+        try:
+            with Image.open(io.BytesIO(path.read_bytes()), formats=FORMATS) as image:
+                _check(path, image)
+                return _square(image, size, share, color)
+        except Image.DecompressionBombError:
+            raise _too_large(path, "more") from None
+        except SyntaxError as error:  # Pillow's word for a broken chunk
+            raise damaged(path, str(error)) from None
+        except UnidentifiedImageError:
+            raise damaged(path, f"no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from None
+
+
+def _check(path: Path, image: Image.Image) -> None:
+    width, height = image.size
+    if width * height > MOST_PIXELS:
+        raise _too_large(path, f"{width} x {height}")
+    if image.mode not in _EIGHT_BIT:
+        raise InputError(
+            f"{path}: expected 8 bits a channel, got pixels of kind {image.mode}; convert it first"
+        )
+
+
+def _too_large(path: Path, got: str) -> InputError:
+    return InputError(
+        f"{path}: expected an image of at most {MOST_PIXELS:,} pixels, got {got}; make it smaller, "
+        "or take it away"
+    )
+
+
+def _square(image: Image.Image, size: int, share: float, color: str) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    width, height = image.size
+    side = share * min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    # Palettes and bits cannot be resized, and transparent colors would be mixed by their weight.
+    pixels = image if image.mode in ("L", "RGB") else image.convert("RGBA").convert("RGB")
+    square = pixels.resize(
+        (size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side)
+    )
+    return np.asarray(square.convert("RGB" if color == "rgb" else "L"), dtype=np.uint8)

@@ -1,0 +1,277 @@
+"""Folders of labelled images: any classification folder, ImageNet, Tiny-ImageNet, Dogs vs. Cats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.tasks.core.base import (
+    SPLITS,
+    Request,
+    Task,
+    TaskCard,
+    TaskStatus,
+    check_integer,
+    check_number,
+)
+from rifflemix.tasks.data_io.files import Array, absent, cache_root, missing_data
+from rifflemix.tasks.data_io.shards import check_room, prepare_stack
+from rifflemix.tasks.images.image_files import FileMaker
+from rifflemix.tasks.images.image_listing import Entry, Listing, folder_is_there, folder_listing
+from rifflemix.tasks.images.imagenet_layouts import (
+    ANNOTATIONS,
+    SOLUTION,
+    TINY_LABELS,
+    dogs_are_there,
+    dogs_listing,
+    imagenet_is_there,
+    imagenet_listing,
+    tiny_is_there,
+    tiny_listing,
+)
+from rifflemix.tasks.images.pixels import ImageStack, PixelScale, check_layout, pixel_task
+
+# Mean and standard deviation of ImageNet's training images, as everyone has them; of gray, the
+# mean of the three.
+_SCALES = {
+    "rgb": PixelScale(top=255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+    "gray": PixelScale(top=255, mean=(0.449,), std=(0.226,)),
+}
+_CHANNELS = {"rgb": 3, "gray": 1}
+_SHARD_BYTES = 1 << 26
+_MOST_CLASSES = 1 << 16
+_PREPROCESSING = (
+    "The middle square of each image is resized to size x size (bicubic); of validation and test "
+    "images crop_share of it. Whole images with layout image, else patches of patch_size as "
+    "vectors; color gray with patch_size 1: pixels as tokens."
+)
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A task whose images lie in folders.
+
+    Attributes:
+        card: what it is.
+        find: lists the images in a data folder; None where they are not there.
+        is_there: whether the data folder holds them, without listing them.
+        looked_for: what the data folder may hold.
+        get_it: where the data comes from.
+        patch_size: of sequences, where it is unset.
+    """
+
+    card: TaskCard
+    find: Callable[[Path], Listing | None]
+    is_there: Callable[[Path], bool]
+    looked_for: Sequence[str]
+    get_it: str
+    patch_size: int
+
+    def load(self, request: Request) -> Task:
+        """The task; images are decoded to the cache when first read."""
+        options = self._options(request)
+        listing = self._listing(request.data_dir)
+        entries, note = listing.splits()
+        if request.max_samples is not None:
+            entries = {name: part[: request.max_samples] for name, part in entries.items()}
+        folder = self._folder(listing, options)
+        count = sum(map(len, entries.values()))
+        check_room(folder, count * int(options["size"]) ** 2 * _CHANNELS[str(options["color"])])
+        splits = {
+            name: self._stack(listing, folder, name, entries[name], request, options)
+            for name in reversed(SPLITS)
+        }
+        return pixel_task(
+            self.card,
+            options,
+            {name: splits[name] for name in SPLITS},
+            scale=_SCALES[str(options["color"])],
+            split_note=note,
+            data_source=(
+                f"{sum(map(len, listing.parts.values())):,} images of {len(listing.classes):,} "
+                "classes in folders"
+            ),
+            num_classes=len(listing.classes),
+        )
+
+    def status(self, data_dir: Path | None) -> TaskStatus:
+        """Whether `data_dir` looks like it; the images are not listed."""
+        if data_dir is None or not self.is_there(data_dir):
+            return absent(self.card, data_dir)
+        return TaskStatus(self.card.name, True, f"{self.card.title} in {data_dir}")
+
+    def prepared(self, request: Request) -> Path | None:
+        """The folder of decoded images."""
+        return self._folder(self._listing(request.data_dir), self._options(request))
+
+    def _options(self, request: Request) -> dict[str, Any]:
+        """Checked, with the patch size filled in."""
+        options = dict(request.options)
+        size = check_integer(options, "size", 8, 4096)
+        check_choice("color", options["color"], _SCALES)
+        check_layout(options)
+        if not check_number(options, "crop_share") <= 1:
+            raise bad_argument("crop_share", "over 0, at most 1", options["crop_share"])
+        if options["patch_size"] is None:
+            options["patch_size"] = 1 if options["layout"] == "image" else self.patch_size
+        if size % check_integer(options, "patch_size", 1):
+            raise bad_argument("patch_size", f"a divisor of size {size}", options["patch_size"])
+        return options
+
+    def _listing(self, data_dir: Path | None) -> Listing:
+        listing = None if data_dir is None else self.find(data_dir)
+        if listing is None:
+            raise missing_data(
+                self.card, data_dir, self.looked_for, self.get_it, _why_not(data_dir)
+            )
+        if len(listing.classes) > _MOST_CLASSES:
+            raise InputError(
+                f"{listing.root}: expected at most {_MOST_CLASSES:,} classes, got "
+                f"{len(listing.classes):,}"
+            )
+        return listing
+
+    def _folder(self, listing: Listing, options: dict[str, Any]) -> Path:
+        kept = f"{listing.key()}-{options['size']}-{options['color']}-{options['crop_share']:g}"
+        return cache_root() / self.card.name / kept
+
+    def _stack(
+        self,
+        listing: Listing,
+        folder: Path,
+        name: str,
+        entries: Sequence[Entry],
+        request: Request,
+        options: dict[str, Any],
+    ) -> tuple[ImageStack, Array, NDArray[np.int64]]:
+        if not entries:
+            raise InputError(
+                f"task {self.card.name}: {listing.root} has no images for the {name} split; it is "
+                "carved from classes of ten images or more"
+            )
+        size, color = int(options["size"]), str(options["color"])
+        labels = [entry.label for entry in entries]
+        images = prepare_stack(
+            folder / name,
+            FileMaker(
+                listing.root,
+                [entry.path for entry in entries],
+                labels,
+                size,
+                1.0 if name == "train" else float(options["crop_share"]),
+                color,
+            ),
+            len(entries),
+            request.progress,
+            f"decoding {self.card.title}, {name}",
+            max(1, min(1000, _SHARD_BYTES // (size * size * _CHANNELS[color]))),
+        )
+        return images, Array(np.array(labels, dtype=np.uint16)), np.arange(len(entries))
+
+
+def _why_not(data_dir: Path | None) -> str:
+    if data_dir is None:
+        return ""
+    packed = sorted(
+        path.name
+        for path in data_dir.iterdir()
+        if path.name.lower().endswith((".zip", ".tar", ".tar.gz", ".tgz"))
+    )
+    return f"{packed[0]} there is packed; unpack it" if packed else ""
+
+
+def _card(name: str, title: str, about: str, source: str, licence: str, **options: Any) -> TaskCard:
+    return TaskCard(
+        name=name,
+        title=title,
+        source=source,
+        licence=licence,
+        description=f"{about} {_PREPROCESSING}",
+        needs_data=True,
+        options={
+            "size": 224,
+            "patch_size": None,
+            "color": "rgb",
+            "layout": "sequence",
+            "augment": "none",
+            "crop_share": 1.0,
+            **options,
+        },
+    )
+
+
+IMAGE_FOLDER = ImageFolder(
+    _card(
+        "image_folder",
+        "Image folder",
+        "Any images in folders of their classes: train/CLASS/*, val/CLASS/*, test/CLASS/*; without "
+        "test, val is the test split; without both, a tenth of each class is for each.",
+        "your own images",
+        "your own",
+    ),
+    folder_listing,
+    folder_is_there,
+    ("train/CLASS/", "val/CLASS/", "test/CLASS/", "or only CLASS/"),
+    "images, sorted into a folder for each class",
+    patch_size=16,
+)
+
+IMAGENET = ImageFolder(
+    _card(
+        "imagenet",
+        "ImageNet-1k",
+        "1.28 million images of 1,000 classes; test is the published validation set of 50,000.",
+        "Deng et al. (2009), Russakovsky et al. (2015), ILSVRC 2012",
+        "non-commercial research, see image-net.org",
+        crop_share=0.875,
+    ),
+    imagenet_listing,
+    imagenet_is_there,
+    (
+        "train/nXXXXXXXX/",
+        "val/nXXXXXXXX/",
+        f"or a flat val/ with {SOLUTION} or {ANNOTATIONS}/",
+        "or all this in ILSVRC/Data/CLS-LOC/",
+    ),
+    "ILSVRC 2012 from https://image-net.org",
+    patch_size=16,
+)
+
+TINY_IMAGENET = ImageFolder(
+    _card(
+        "tiny_imagenet",
+        "Tiny-ImageNet",
+        "110,000 images of 64x64 pixels, 200 classes; test is the published validation set of "
+        "10,000.",
+        "Le and Yang (2015)",
+        "non-commercial research, see image-net.org",
+        size=64,
+    ),
+    tiny_listing,
+    tiny_is_there,
+    ("tiny-imagenet-200/train/", f"tiny-imagenet-200/val/{TINY_LABELS}"),
+    "tiny-imagenet-200.zip from http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked",
+    patch_size=4,
+)
+
+DOGS_VS_CATS = ImageFolder(
+    _card(
+        "dogs_vs_cats",
+        "Dogs vs. Cats",
+        "25,000 photographs, label 0 cat and 1 dog; a tenth of each class is for validation and "
+        "a tenth for test, because the published test images have no labels.",
+        "Elson et al. (2007), Asirra; the Kaggle competition of 2013",
+        "see https://www.kaggle.com/c/dogs-vs-cats",
+    ),
+    dogs_listing,
+    dogs_are_there,
+    ("train/cat.0.jpg", "train/dog.0.jpg", "..."),
+    "train.zip from https://www.kaggle.com/c/dogs-vs-cats/data, unpacked",
+    patch_size=16,
+)

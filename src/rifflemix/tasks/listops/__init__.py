@@ -1,0 +1,1 @@
+"""Nested list operations, generated or read."""

@@ -1,0 +1,1 @@
+"""Dashed contours, drawn by a generator of our own or read."""

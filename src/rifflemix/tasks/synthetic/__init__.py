@@ -1,0 +1,1 @@
+"""Tasks whose data is generated: sorting, points on bodies."""

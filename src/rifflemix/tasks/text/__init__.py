@@ -1,0 +1,1 @@
+"""Tasks on text: reviews, sentences, pairs of documents, language modelling."""

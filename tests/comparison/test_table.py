@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fake_comparison import comparison, mixer, run, unfinished, with_perplexity
+
+from rifflemix.comparison.notes import bold_note, comparison_notes, softmax_note
+from rifflemix.comparison.results import summarise
+from rifflemix.comparison.table import (
+    comparison_rows,
+    markdown_table,
+    table_cells,
+    table_headers,
+    terminal_table,
+)
+from rifflemix.report.scores import Score, pooled_spread
+
+
+def results_of(**runs: list[tuple[float, float]]) -> dict[str, Any]:
+    """Results with given (validation accuracy, speed) for each seed of each mixer.
+
+    The test accuracy is 0.01 below that of validation; both splits have 300 samples.
+    """
+    results = comparison(mixers=1, seeds=max(len(values) for values in runs.values()))
+    results["runs"] = [
+        run(name, seed, accuracy=accuracy, speed=speed)
+        for name, values in runs.items()
+        for seed, (accuracy, speed) in enumerate(values)
+    ]
+    results["mixers"] = [mixer(name, results["runs"], 2**20) for name in runs]
+    return results
+
+
+def test_rows_keep_the_order_of_the_registry() -> None:
+    names = [row.name for row in comparison_rows(comparison())]
+    assert names == ["softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn"]
+
+
+def test_markdown_is_one_well_formed_table() -> None:
+    rows = comparison_rows(comparison())
+    lines = markdown_table(comparison(), ["a note"]).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + 6
+    assert {line.count("|") for line in table} == {len(table_headers(rows)) + 1}
+    assert lines[-1] == "- a note"
+
+
+def test_a_title_with_a_bar_does_not_break_the_table() -> None:
+    results = comparison(mixers=1)
+    results["mixers"][0]["title"] = "a|b"
+    assert "| a\\|b |" in markdown_table(results, [])
+
+
+def test_cells_show_mean_spread_and_ratio() -> None:
+    results = results_of(softmax=[(0.87, 10.0), (0.89, 10.0)], csp=[(0.98, 25.0), (0.98, 25.0)])
+    softmax, csp = table_cells(comparison_rows(results))
+    assert [cell.text for cell in softmax[1:5]] == [
+        "2", "87.00 ± 1.41", "88.00 ± 1.41", "10.0 (1.00x)",
+    ]  # fmt: skip
+    assert csp[4].text == "25.0 (2.50x)"
+    assert csp[5].text == "1.00 MiB (1.00x)"
+    assert [cell.best for cell in csp] == [False, False, True, True, True, True, True, False]
+    assert softmax[5].best  # equal memory: both are best
+
+
+def test_one_seed_has_no_spread() -> None:
+    cells = table_cells(comparison_rows(results_of(softmax=[(0.91, 10.0)])))
+    assert cells[0][2].text == "90.00"
+    assert not any(cell.best for cell in cells[0])
+
+
+def bold(results: dict[str, Any], column: int) -> list[bool]:
+    return [row[column].best for row in table_cells(comparison_rows(results))]
+
+
+def test_one_seed_makes_no_score_and_no_speed_bold() -> None:
+    results = results_of(softmax=[(0.50, 10.0)], csp=[(0.99, 90.0)])
+    assert [any(bold(results, column)) for column in (2, 3, 4)] == [False] * 3
+    assert bold(results, 6) == [False, True]  # parameters are counted
+    assert "with one seed no score and no speed" in bold_note(results)
+    assert softmax_note(results).endswith("One seed shows no difference in test accuracy.")
+
+
+@pytest.mark.parametrize(
+    ("best", "is_bold"),
+    [((0.955, 0.965), True), ((0.915, 0.925), False), ((0.91, 0.93), False), ((0.90, 0.90), False)],
+)
+def test_a_score_is_bold_where_it_is_ahead_by_more_than_noise(
+    best: tuple[float, float], is_bold: bool
+) -> None:
+    """300 samples at 0.9 alone make a standard error of 1.7 %."""
+    results = results_of(
+        softmax=[(0.895, 1.0), (0.905, 1.0)],
+        tssa=[(0.85, 1.0), (0.86, 1.0)],
+        csp=[(best[0], 1.0), (best[1], 1.0)],
+    )
+    assert bold(results, 2) == [False, False, is_bold]
+
+
+def test_a_mixer_with_two_equal_seeds_is_not_taken_for_exact() -> None:
+    """Its own spread is 0 by luck; that of the table counts."""
+    results = results_of(
+        softmax=[(0.90, 1.0), (0.90, 1.0)],
+        tssa=[(0.70, 1.0), (0.90, 1.0)],
+        csp=[(0.96, 1.0), (0.96, 1.0)],
+    )
+    results["task"]["sizes"] = dict.fromkeys(("train", "validation", "test"), 10**9)
+    assert bold(results, 2) == [False] * 3
+    results["mixers"][1]["test"] = summarise([0.79, 0.79])
+    assert bold(results, 2) == [False, False, True]
+
+
+def test_a_speed_is_bold_where_every_seed_is_faster() -> None:
+    apart = results_of(softmax=[(0.9, 10.0), (0.9, 12.0)], csp=[(0.9, 13.0), (0.9, 20.0)])
+    assert bold(apart, 4) == [False, True]
+    mixed = results_of(softmax=[(0.9, 10.0), (0.9, 14.0)], csp=[(0.9, 20.0), (0.9, 13.0)])
+    assert bold(mixed, 4) == [False, False]
+
+
+def test_pooled_spread() -> None:
+    assert pooled_spread([]) is None
+    assert pooled_spread([(None, 1)]) is None
+    assert pooled_spread([(3.0, 2), (None, 1), (1.0, 5)]) == pytest.approx((13 / 5) ** 0.5)
+
+
+def test_standard_error_of_a_score() -> None:
+    assert Score(0.8, 0.1, 4, samples=400).error is None
+    shares = Score(0.8, 0.1, 4, "accuracy", spread=0.05, samples=400)
+    assert shares.error == pytest.approx((0.1**2 / 4 + 0.8 * 0.2 / 400) ** 0.5)
+    assert Score(8.0, 0.1, 4, "perplexity", spread=0.2, samples=400).error == pytest.approx(0.1)
+
+
+def at_chance(**changes: Any) -> dict[str, Any]:
+    """300 test samples, the best 2.3 % above the commonest answer, everything else far ahead."""
+    results = results_of(
+        softmax=[(0.26, 10.0), (0.26, 10.0)], csp=[(0.283, 99.0), (0.283, 99.0)]
+    )  # of the validation split; the test split has 0.01 less
+    results["task"]["majority_share"] = {"validation": 0.2, "test": 0.25}
+    results["task"].update(changes)
+    return results
+
+
+def test_at_chance_nothing_is_bold_and_a_sentence_says_so() -> None:
+    cells = table_cells(comparison_rows(at_chance()))
+    assert not any(cell.best for row in cells for cell in row)
+    assert "**" not in markdown_table(at_chance(), [])
+    assert bold_note(at_chance()) == (
+        "Nothing learned: the best test accuracy, 27.30 ± 0.00 %, is within noise of always giving "
+        "the commonest answer (25.00 %). Nothing is bold."
+    )
+    assert any(note.startswith("Nothing learned") for note in comparison_notes(at_chance()))
+    assert "test accuracy" not in softmax_note(at_chance())
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+def test_without_the_commonest_answer_guessing_is_the_least_it_can_be(is_old: bool) -> None:
+    results = at_chance(num_classes=4, majority_share=None)
+    if is_old:
+        del results["task"]["majority_share"]
+    assert "within noise of guessing (25.00 %)" in bold_note(results)
+    results["task"]["num_classes"] = 10
+    assert bold_note(results).startswith("Bold")
+
+
+def test_what_is_above_chance_is_ranked() -> None:
+    sizes = {"train": 1000, "validation": 300, "test": 30_000}
+    assert bold(at_chance(sizes=sizes), 2) == [False, True]
+    assert bold_note(at_chance(sizes=sizes)).startswith("Bold")
+
+
+def test_without_softmax_nothing_is_relative() -> None:
+    cells = table_cells(comparison_rows(results_of(csp=[(0.9, 10.0)])))
+    assert cells[0][4].text == "10.0"
+    assert "softmax has no finished run" in softmax_note(results_of(csp=[(0.9, 10.0)]))
+
+
+def test_mixers_without_a_run_are_shown_as_missing() -> None:
+    cells = table_cells(comparison_rows(unfinished()))
+    assert [cell.text for cell in cells[0][1:6]] == ["0", "-", "-", "-", "-"]
+    assert terminal_table(unfinished()).row_count == 2
+
+
+def test_unmeasured_speed_is_missing() -> None:
+    results = comparison(mixers=1, seeds=1)
+    results["mixers"][0]["steps_per_second"] = None
+    assert table_cells(comparison_rows(results))[0][4].text == "-"
+
+
+def test_softmax_note_names_whom_it_beats_and_in_what() -> None:
+    results = results_of(
+        softmax=[(0.95, 10.0), (0.95, 10.0)],
+        csp=[(0.90, 20.0), (0.90, 20.0)],
+        tssa=[(0.99, 5.0), (0.99, 5.0)],
+    )
+    note = softmax_note(results)
+    assert "better mean test accuracy than Csp;" in note
+    assert "faster training than Tssa" in note
+
+
+def test_softmax_note_says_so_where_it_wins_nothing() -> None:
+    results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
+    results["mixers"][0]["parameters"] = results["mixers"][1]["parameters"] + 1
+    results["mixers"][0]["peak_memory_bytes"] = 2**21
+    assert "wins against no mixer" in softmax_note(results)
+
+
+def test_softmax_note_warns_of_differences_within_noise() -> None:
+    near, far = [(0.92, 1.0), (0.93, 1.0)], [(0.30, 1.0), (0.31, 1.0)]
+    softmax = [(0.90, 1.0), (0.96, 1.0)]
+    note = softmax_note(results_of(softmax=softmax, csp=near, tssa=far))
+    assert "better mean test accuracy than Tssa" in note
+    assert note.endswith("No difference in test accuracy is shown from Csp.")
+    note = softmax_note(results_of(softmax=softmax, csp=near))
+    assert note.endswith("No difference in test accuracy is larger than noise.")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Task digits (patch_size=1)",
+        "1,000 train, 300 validation, 300 test",
+        "100 steps of 8 sequences",
+        "sample standard deviation over 3 seeds",
+        "validation split chose the weights",
+        "a fixed fifth",
+        "a processor, 2 cores, 1 threads",
+        "Peak memory",
+        "softmax attention wins",
+    ],
+)
+def test_notes_say_what_a_reader_must_know(words: str) -> None:
+    assert any(words in note for note in comparison_notes(comparison()))
+
+
+def test_notes_own_up() -> None:
+    results = comparison(seeds=1)
+    results |= {"status": "partial", "runs_planned": 12}
+    results["failed_runs"] = [{"mixer": "csp", "seed": 1, "error": "training diverged"}]
+    results["runs"][1] = results["runs"][1] | {
+        "environment": results["environment"] | {"git_commit": "1" * 40}
+    }
+    notes = comparison_notes(results)
+    assert notes[0] == "Partial results: 6 of 12 runs are done; the same command goes on."
+    assert any("One seed" in note for note in notes)
+    assert any("csp, seed 1: training diverged" in note for note in notes)
+    assert any("speeds do not compare" in note for note in notes)
+
+
+def test_no_warning_for_one_machine() -> None:
+    assert not any("do not compare" in note for note in comparison_notes(comparison()))
+
+
+def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
+    results = comparison(mixers=2, seeds=2)
+    for entry, values in zip(results["mixers"], ((41.5, 42.5), (39.0, 39.5)), strict=True):
+        scores = summarise(list(values))
+        entry["metric"] = {
+            "name": "perplexity",
+            "higher_is_better": False,
+            "test": scores,
+            "validation": scores,
+        }
+    rows = comparison_rows(results)
+    assert table_headers(rows)[2:5] == [
+        "Test perplexity",
+        "Validation perplexity",
+        "Test accuracy, %",
+    ]
+    first, second = table_cells(rows)
+    assert (first[2].text, first[2].best) == ("42 ± 0.7071", False)
+    assert (second[2].text, second[2].best) == ("39.25 ± 0.3536", True)
+    assert [row.chance for row in rows] == [None, None]
+
+
+def test_without_accuracy_there_is_no_column_of_it() -> None:
+    headers = table_headers(comparison_rows(with_perplexity(comparison(), accuracy=False)))
+    assert headers[2:4] == ["Test perplexity", "Validation perplexity"]
+    assert not any("accuracy" in header for header in headers)
+
+
+def test_softmax_note_knows_which_way_is_better() -> None:
+    results = results_of(
+        softmax=[(0.95, 10.0), (0.95, 10.0)],
+        csp=[(0.90, 20.0), (0.90, 20.0)],
+        tssa=[(0.99, 5.0), (0.99, 5.0)],
+    )
+    note = softmax_note(with_perplexity(results))
+    assert "better mean test perplexity than Csp;" in note

@@ -1,0 +1,165 @@
+"""The checks that every family shares: what counts as an integer, a number, a list of integers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rifflemix.checks import (
+    check_bool,
+    check_divides,
+    check_integer,
+    check_integers,
+    check_layer,
+    check_like,
+    check_positive,
+    check_probability,
+)
+from rifflemix.errors import InputError
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.array(3)], ids=repr)
+def test_integers_come_back_as_int(value: Any) -> None:
+    number = check_integer("n", value, 3, 3)
+    assert type(number) is int
+    assert number == 3
+
+
+NO_INTEGERS = {
+    "float": (2.0, "2.0"),
+    "numpy float": (np.float32(2), "np.float32(2.0)"),
+    "text": ("2", "'2'"),
+    "nothing": (None, "None"),
+    "bool": (True, "True"),
+    "numpy bool": (np.True_, "np.True_"),
+    "tensor": (torch.tensor(2), "a tensor of shape ()"),
+    "array": (np.array([2]), "array([2])"),
+    "list": ([2], "[2]"),
+}
+
+
+@pytest.mark.parametrize(("value", "got"), NO_INTEGERS.values(), ids=NO_INTEGERS)
+def test_what_is_no_integer(value: Any, got: str) -> None:
+    with pytest.raises(InputError) as error:
+        check_integer("n", value)
+    assert str(error.value) == f"n: expected an integer, got {got}"
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "message"),
+    [
+        (0, (1,), "n: expected an integer of at least 1, got 0"),
+        (np.int8(-1), (1,), "n: expected an integer of at least 1, got -1"),
+        (4, (1, 3), "n: expected an integer from 1 to 3, got 4"),
+        (0.5, (1, 3), "n: expected an integer from 1 to 3, got 0.5"),
+    ],
+)
+def test_bounds_of_integers(value: Any, bounds: tuple[int, ...], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        check_integer("n", value, *bounds)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, 2],
+        (np.int64(1), 2),
+        range(1, 3),
+        np.array([1, 2], dtype=np.uint16),
+        np.array([2, 1])[::-1],
+        torch.tensor([1, 2], dtype=torch.int8),
+        torch.Size([1, 2]),
+    ],
+    ids=repr,
+)
+def test_lists_of_integers(values: Any) -> None:
+    integers = check_integers("n", values, 1)
+    assert integers == (1, 2)
+    assert all(type(number) is int for number in integers)
+
+
+NO_LISTS = {
+    "text": ("12", "a sequence of integers"),
+    "number": (3, "a sequence of integers"),
+    "nothing": (None, "a sequence of integers"),
+    "tensor without axes": (torch.tensor(3), "a sequence of integers"),
+    "without values": (torch.zeros(2, dtype=torch.int64, device="meta"), "a sequence of integers"),
+    "matrix": (torch.zeros(2, 2, dtype=torch.int64), "an integer"),
+    "array of rows": (np.zeros((2, 1), dtype=int), "an integer"),
+    "ragged": ([[1], [2, 3]], "an integer"),
+    "floats": (torch.ones(2), "an integer"),
+    "bools": (torch.ones(2, dtype=torch.bool), "an integer"),
+    "too large": ([2**63], "integers that int64 holds"),
+}
+
+
+@pytest.mark.parametrize(("values", "expected"), NO_LISTS.values(), ids=NO_LISTS)
+def test_what_is_no_list_of_integers(values: Any, expected: str) -> None:
+    with pytest.raises(InputError, match=f"^n: expected {expected}, got"):
+        check_integers("n", values)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), np.int64(1), Fraction(1, 2)], ids=repr)
+def test_positive_numbers(value: Any) -> None:
+    number = check_positive("t", value)
+    assert isinstance(number, int | float)
+    assert number == value
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1.0, float("nan"), float("inf"), "1", None, True, torch.ones(()), 1j], ids=repr
+)
+def test_what_is_no_positive_number(value: Any) -> None:
+    with pytest.raises(InputError, match=r"^t: expected a finite number above 0, got"):
+        check_positive("t", value)
+
+
+@pytest.mark.parametrize("value", [1, 1.0, -0.1, float("nan"), "0", None, False], ids=repr)
+def test_what_is_no_probability(value: Any) -> None:
+    with pytest.raises(InputError, match=r"^p: expected a probability in \[0, 1\), got"):
+        check_probability("p", value)
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", None, np.True_], ids=repr)
+def test_what_is_no_bool(value: Any) -> None:
+    with pytest.raises(InputError, match=r"^flag: expected True or False, got"):
+        check_bool("flag", value)
+
+
+def test_divisors_and_layers_come_back_as_int() -> None:
+    assert type(check_divides("d", np.int64(2), 6, "N")) is int
+    assert [type(n) for n in check_layer(np.int64(0), np.int32(2))] == [int, int]
+
+
+def test_symbolic_sizes_stay_symbolic() -> None:
+    """No check may fix a size: one graph serves every length."""
+    graphs = 0
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        length = check_integer("n", x.shape[0], 1)
+        return x * check_divides("d", length // 2, length, "N") + sum(check_integers("s", x.shape))
+
+    compiled = torch.compile(run, backend=count, fullgraph=True, dynamic=True)
+    for length in (8, 10, 12, 30):
+        torch.testing.assert_close(compiled(torch.ones(length)), run(torch.ones(length)))
+    assert graphs == 1
+
+
+def test_dtypes_may_differ_under_autocast_only() -> None:
+    x, y = torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)
+    with pytest.raises(InputError, match=r"^y: expected dtype torch.float32 of x"):
+        check_like("y", y, x, "x")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_like("y", y, x, "x")
+    with pytest.raises(InputError, match=r"^y: expected dtype"):
+        check_like("y", y.to("meta"), x.to("meta"), "x")
