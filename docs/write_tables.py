@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from rifflemix.report.mixers import mixers_markdown
-from rifflemix.report.models import models_markdown
+from rifflemix.mixers.catalogue import mixers_markdown
+from rifflemix.models.catalogue import models_markdown
 
 FOLDER = Path(__file__).resolve().parent
 TABLES: dict[str, Callable[[], str]] = {"mixers": mixers_markdown, "models": models_markdown}

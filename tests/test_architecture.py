@@ -1,16 +1,19 @@
-"""The house's arrows: which room may import which (docs/design.md)."""
+"""The plan of the house (docs/design.md), held against the sources."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "rifflemix"
 EXTRAS = (
     "accelerate",
     "datasets",
+    "jinja2",
+    "matplotlib",
     "timm",
     "transformers",
     "triton",
@@ -20,77 +23,156 @@ EXTRAS = (
     "tokenizers",
 )
 
-# A room may import itself, `errors`, `files`, and the rooms named here. Nothing imports `cli`.
+# What any room may import; these see each other in this order only.
+GROUND = ("errors", "files", "checks")
+_LAYERS = {"ops", "nn", "mixers", "models"}
+_DATA = {"tasks", "train"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "files": set(),
     "ops": set(),
     "nn": {"ops"},
     "mixers": {"ops", "nn"},
-    "testing": {"mixers", "nn", "ops"},
     "models": {"mixers", "nn", "ops"},
-    "surgery": {"models", "mixers", "nn", "ops"},
+    "testing": {"mixers", "ops"},
+    "surgery": _LAYERS,
     "tasks": set(),
     "train": set(),
-    "recipes": {"ops", "mixers", "nn", "models", "surgery", "tasks", "train"},
-    "bench": {"ops", "mixers", "nn", "models", "surgery", "tasks", "train", "recipes"},
-    "analysis": {"ops", "mixers", "nn", "models", "surgery", "tasks", "train", "recipes"},
-    "report": {"mixers", "models", "recipes", "bench", "analysis"},
+    "recipes": _LAYERS | _DATA,
+    "report": set(),
+    "runs": _LAYERS | _DATA,
+    "comparison": _LAYERS | _DATA | {"runs", "report"},
+    "reproduction": _LAYERS | _DATA | {"runs", "report", "recipes"},
+    "bench": _LAYERS | _DATA | {"runs", "report", "recipes"},
+    "analysis": _LAYERS | _DATA | {"runs", "report", "recipes"},
 }
+_TOP = {"__init__", "__main__", "cli"}
 
 
-def room_of(path: Path) -> str:
-    first = path.relative_to(SOURCE).parts[0]
-    return first.removesuffix(".py")
+def name_of(path: Path) -> str:
+    """rifflemix.ops.permutation.api"""
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(path: Path) -> set[str]:
-    """Every module a file imports anywhere in it, except under TYPE_CHECKING."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    found: set[str] = set()
-    for node in ast.walk(tree):
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+MODULES = {name_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def _is_for_types_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imported(path: Path) -> set[tuple[str, str]]:
+    """(module, name) pairs a file imports anywhere in it, but for types; name "" is the module."""
+    found: set[tuple[str, str]] = set()
+    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while todo:
+        node = todo.pop()
+        if _is_for_types_only(node):
+            continue
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import; write the full name"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-            found.add(node.module or "")
-    return found
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                is_module = whole in MODULES
+                found.add((whole, "") if is_module else (str(node.module), alias.name))
+        todo.extend(ast.iter_child_nodes(node))
+    return {pair for pair in found if pair[0].split(".")[0] == "rifflemix"}
 
 
-FILES = sorted(SOURCE.rglob("*.py"))
+IMPORTS = {name: imported(path) for name, path in MODULES.items()}
 
 
 def test_arrows_between_rooms() -> None:
-    wrong = {}
-    for path in FILES:
-        room = room_of(path)
-        if room in MAY_IMPORT:
-            allowed = MAY_IMPORT[room] | {room, "errors", "files", "__version__"}
-            modules = [m for m in imported_modules(path) if m.startswith("rifflemix.")]
-            if not_allowed := {module.split(".")[1] for module in modules} - allowed:
-                wrong[str(path.relative_to(SOURCE))] = not_allowed
-    assert not wrong, "these must not import those rooms"
+    wrong = []
+    for module, pairs in IMPORTS.items():
+        room = room_of(module)
+        if room in _TOP or room in GROUND:
+            continue
+        allowed = MAY_IMPORT[room] | {room, "__init__", *GROUND}
+        wrong += [f"{module} -> {target}" for target, _ in pairs if room_of(target) not in allowed]
+    assert not wrong
+
+
+def test_the_ground_floor_imports_only_what_stands_before_it() -> None:
+    for position, module in enumerate(GROUND):
+        targets = {room_of(target) for target, _ in IMPORTS[f"rifflemix.{module}"]}
+        assert targets <= set(GROUND[:position]) | {"__init__"}, module
 
 
 def test_every_room_is_known() -> None:
-    rooms = {room_of(p) for p in SOURCE.rglob("*.py")}
-    assert rooms <= set(MAY_IMPORT) | {"__init__", "__main__", "cli"}
+    assert {room_of(module) for module in MODULES} <= set(MAY_IMPORT) | _TOP | set(GROUND)
+
+
+def test_no_circle_of_modules() -> None:
+    """Imports within functions count: what needs them in a circle stands in the wrong place."""
+    graph = {m: {t for t, _ in pairs if t in MODULES and t != m} for m, pairs in IMPORTS.items()}
+    # A package's face hands names on; whoever imports from it waits for all of its modules.
+    state: dict[str, int] = {}
+
+    def walk(module: str, way: tuple[str, ...]) -> None:
+        state[module] = 1
+        for target in sorted(graph[module]):
+            assert state.get(target) != 1, " -> ".join((*way, module, target))
+            if target not in state:
+                walk(target, (*way, module))
+        state[module] = 2
+
+    for module in sorted(graph):
+        if module not in state:
+            walk(module, ())
+
+
+def test_no_private_name_crosses_rooms() -> None:
+    def is_private(name: str) -> bool:
+        return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
+
+    wrong = [
+        f"{module} imports {target}.{name}"
+        for module, pairs in IMPORTS.items()
+        for target, name in pairs
+        if room_of(target) != room_of(module) and is_private(f"{target}.{name}")
+    ]
+    assert not wrong
+
+
+def test_nothing_stands_in_a_room_that_one_module_elsewhere_alone_uses() -> None:
+    """A layer with one user stands beside it; what a command alone uses may stand below it."""
+    users: dict[str, set[str]] = defaultdict(set)
+    for module, pairs in IMPORTS.items():
+        for target, _ in pairs:
+            users[target].add(module)
+    wrong = {
+        target: modules
+        for target, modules in users.items()
+        if target in MODULES
+        and MODULES[target].name != "__init__.py"
+        and len(modules) == 1
+        and room_of(*modules) not in {room_of(target), *_TOP}
+    }
+    assert not wrong
 
 
 def test_files_stay_readable() -> None:
-    lines = {str(p.relative_to(SOURCE)): p.read_text(encoding="utf-8").count("\n") for p in FILES}
-    assert not {file: count for file, count in lines.items() if count > 500}
+    long = {m: len(path.read_text(encoding="utf-8").splitlines()) for m, path in MODULES.items()}
+    assert not {module: lines for module, lines in long.items() if lines > 500}
 
 
 def test_no_assert_guards_an_argument() -> None:
+    """`raise InputError` instead; the contract in `testing` raises AssertionError by promise."""
     found = [
-        f"{path.relative_to(SOURCE)}:{node.lineno}"
-        for path in FILES
+        f"{module}:{node.lineno}"
+        for module, path in MODULES.items()
+        if room_of(module) != "testing"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Assert)
     ]
-    assert not found, "raise InputError instead of assert"
+    assert not found
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -106,11 +188,6 @@ def test_import_is_light() -> None:
     assert not loaded_by("import rifflemix") & {"torch", *EXTRAS}
 
 
-def test_mixers_and_models_need_no_extras() -> None:
+def test_mixers_models_and_tasks_need_no_extras() -> None:
     everything = "import rifflemix as rm; rm.create_model; rm.create_mixer; rm.ops; rm.models"
-    assert not loaded_by(everything) & set(EXTRAS)
-
-
-def test_tasks_know_nothing_of_models() -> None:
-    loaded = loaded_by("import rifflemix.tasks")
-    assert not loaded & set(EXTRAS)
+    assert not loaded_by(f"{everything}; import rifflemix.tasks") & set(EXTRAS)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rifflemix.bench.compare import (
+from rifflemix.comparison import (
     CompareConfig,
     default_budget,
     plan_comparison,

@@ -11,9 +11,7 @@ import torch
 
 from rifflemix.comparison import (
     CompareConfig,
-    RunStatus,
     build_model,
-    check_folder,
     default_budget,
     plan_comparison,
     run_comparison,
@@ -24,6 +22,8 @@ from rifflemix.comparison.plan import first_difference
 from rifflemix.comparison.results import summarise
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
+from rifflemix.runs.folder import check_folder
+from rifflemix.runs.status import RunStatus
 from rifflemix.tasks import list_tasks, load_task
 
 

@@ -22,10 +22,10 @@ from rifflemix.comparison import (
     run_comparison,
     train_config,
 )
+from rifflemix.comparison.files import comparison_files
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer, list_mixers, mixer_card
 from rifflemix.models import GPT, Seq2Seq
-from rifflemix.report import comparison_files
 from rifflemix.tasks import load_task
 
 TEXT = "the cat sat on the mat\nthe dog sat on the cat\n"

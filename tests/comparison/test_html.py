@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from fake_comparison import comparison, unfinished, with_perplexity
 
-from rifflemix.report import REPORT_FILES, comparison_files, page
-from rifflemix.report.html import html_report
+from rifflemix.comparison.files import REPORT_FILES, comparison_files
+from rifflemix.comparison.page import html_report
+from rifflemix.report import page
 
 PLOT = b"\x89PNG not really"
 VOID = {"meta", "img", "polyline", "path"}

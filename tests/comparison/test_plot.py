@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from rifflemix.comparison.labels import Box, Disk, place_labels
 from rifflemix.comparison.plot import _area_per_byte, _points, _round_sizes, comparison_plot
-from rifflemix.report.labels import Box, Disk, place_labels
 
 
 def size_of(png: bytes) -> tuple[int, int]:

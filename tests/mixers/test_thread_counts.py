@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.bench.compare import using_threads
+from rifflemix.comparison import using_threads
 from rifflemix.mixers import create_mixer, list_mixers, mixer_card
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rifflemix as rm
-from rifflemix.nn.heads import pair_features
+from rifflemix.models.sequence.heads import pair_features
 from rifflemix.nn.positions import sinusoids
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder", "pathx")

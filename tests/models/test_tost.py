@@ -11,8 +11,8 @@ import torch
 
 import rifflemix as rm
 from rifflemix.models import ToST, ToSTBlock
+from rifflemix.models.vision.ista import ISTA
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.ista import ISTA
 
 Golden = Callable[[str], dict[str, np.ndarray]]
 

@@ -12,6 +12,7 @@ import torch
 
 import rifflemix as rm
 from rifflemix.models.vision.conv_mix import BlockMixBlock, BlockMixStage, ConvMixBlock
+from rifflemix.models.vision.ista import ISTA
 from rifflemix.models.vision.patch_only_block import PatchMix, PatchOnlyBlock
 from rifflemix.nn.butterfly import (
     BlockLinear,
@@ -21,7 +22,6 @@ from rifflemix.nn.butterfly import (
     ButterflyMLP,
 )
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.ista import ISTA
 from rifflemix.nn.positions import PositionEmbedding
 
 BAD: dict[str, tuple[str, Callable[[], Any]]] = {

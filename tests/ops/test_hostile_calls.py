@@ -12,7 +12,7 @@ from torch import Tensor
 import rifflemix as rm
 from rifflemix import ops
 from rifflemix.errors import InputError
-from rifflemix.models.generation import generate
+from rifflemix.models.language.generation import generate
 from rifflemix.models.official import load_official
 
 STEPS = ops.shift_steps("linear", 8, 4)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rifflemix.comparison import RunStatus
 from rifflemix.report.live import LiveTable, PlainLines, live_progress, remaining
+from rifflemix.runs.status import RunStatus
 
 TITLES = {"softmax": "Softmax attention", "csp": "[bold]CSP"}
 

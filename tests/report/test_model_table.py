@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rifflemix.models import list_models
-from rifflemix.report.models import count_parameters, difference_to, model_entries
+from rifflemix.models.catalogue import count_parameters, difference_to, model_entries
 
 
 @pytest.mark.parametrize(

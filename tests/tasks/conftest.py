@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rifflemix.tasks.download import Remote
+from rifflemix.tasks.data_io.download import Remote
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def put_on_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Any], list[str
             assert all(Path(path).read_bytes() == b"content" for path in data_files.values())
             return {name: splits[name] for name in data_files}
 
-        monkeypatch.setattr("rifflemix.tasks.hub.download", download)
+        monkeypatch.setattr("rifflemix.tasks.data_io.hub.download", download)
         monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
         return fetched
 

@@ -25,15 +25,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rifflemix.tasks.data_io.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz_xz
+from rifflemix.tasks.data_io.scratch import scratch_folder
 
 from rifflemix.errors import InputError
-from rifflemix.tasks import bounded, download, load_task
-from rifflemix.tasks.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz_xz
-from rifflemix.tasks.download import Remote
-from rifflemix.tasks.files import check_ids, load_arrays, store_arrays
-from rifflemix.tasks.pathfinder_files import read_gray_png
-from rifflemix.tasks.scratch import scratch_folder
-from rifflemix.tasks.smiles import decode_molecules, read_csv
+from rifflemix.tasks import load_task
+from rifflemix.tasks.data_io import bounded, download
+from rifflemix.tasks.data_io.download import Remote
+from rifflemix.tasks.data_io.files import check_ids, load_arrays, store_arrays
+from rifflemix.tasks.graphs.smiles import decode_molecules, read_csv
+from rifflemix.tasks.pathfinder.files import read_gray_png
 
 # CSV.
 
@@ -365,7 +366,7 @@ def test_ids_below_zero(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_left_is_cleared(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from rifflemix.tasks.scratch import *\n"
+        "import os, sys; from pathlib import Path; from rifflemix.tasks.data_io.scratch import *\n"
         "with scratch_folder(Path(sys.argv[1])) as part:\n"
         "    (part / 'x').write_text('half'); os.kill(os.getpid(), 9)\n"
     )

@@ -13,7 +13,9 @@ import pytest
 from PIL import Image
 
 from rifflemix.errors import InputError
-from rifflemix.tasks import archives, bounded, load_task, prepare_task, task_status
+from rifflemix.tasks import load_task, prepare_task, task_status
+from rifflemix.tasks.data_io import bounded
+from rifflemix.tasks.pathfinder import archives
 
 PRESET = "curv_contour_length_14"
 COUNT = 30

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rifflemix.errors import InputError
-from rifflemix.tasks import bounded, files
+from rifflemix.tasks.data_io import bounded, files
 
 
 def _make(counter: list[int], value: int = 7) -> dict[str, np.ndarray]:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.tasks import load_task, prepare_task, task_status
-from rifflemix.tasks.download import Remote, download
-from rifflemix.tasks.files import Array
-from rifflemix.tasks.language import Shakespeare, WikiText
-from rifflemix.tasks.next_token import UNCOUNTED, NextTokenTask, WindowSplit
-from rifflemix.tasks.vocabulary import Vocabulary, build_vocabulary
+from rifflemix.tasks.data_io.download import Remote, download
+from rifflemix.tasks.data_io.files import Array
+from rifflemix.tasks.text.language import Shakespeare, WikiText
+from rifflemix.tasks.text.next_token import UNCOUNTED, NextTokenTask, WindowSplit
+from rifflemix.tasks.text.vocabulary import Vocabulary, build_vocabulary
 
 TRAIN = "the cat sat\nthe dog sat on the cat\n" * 30
 OTHER = "the café\nsat\n"

@@ -128,7 +128,7 @@ def test_fetching_fails_in_one_sentence(monkeypatch: pytest.MonkeyPatch, cache: 
             InputError, match=r"fetching .*train-.*parquet failed: no route to host.*--data-dir"
         ):
             load_task("mnist")
-    monkeypatch.setattr("rifflemix.tasks.hub.download", lambda *_: b"")
+    monkeypatch.setattr("rifflemix.tasks.data_io.hub.download", lambda *_: b"")
     with pytest.raises(InputError, match=r"reading ylecun/mnist failed: no Parquet") as raised:
         load_task("mnist")
     assert "\n" not in str(raised.value)

@@ -25,8 +25,8 @@ from rifflemix.bench.rows import (
     assemble,
     timing,
 )
-from rifflemix.comparison.config import check_device
 from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.runs.device import check_device
 from rifflemix.runs.measure import Call, Probe, median_seconds, probe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}

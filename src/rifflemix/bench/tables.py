@@ -8,8 +8,8 @@ from typing import Any
 
 from rifflemix.bench import describe_hardware
 from rifflemix.bench.rows import PEER, Key
-from rifflemix.comparison.table import MISSING
 from rifflemix.report.units import (
+    MISSING,
     format_bytes,
     format_count,
     format_duration,

@@ -223,8 +223,8 @@ def lra(
 
 
 def _write_plot(result: dict[str, Any], file: Path) -> Path:
+    from rifflemix.bench.scaling_plot import scaling_plot
     from rifflemix.files import write_atomically
-    from rifflemix.report.scaling import scaling_plot
 
     image, plot = scaling_plot(result), file.with_suffix(".png")
     write_atomically(plot, lambda path: _write(path, image))
@@ -250,8 +250,8 @@ class _Common:
 
     def measure(self, run: Callable[[Settings, Hooks], dict[str, Any]]) -> None:
         """Run, keep, print; exit with 130 after Ctrl-C."""
-        from rifflemix.bench.compare import using_threads
         from rifflemix.bench.runner import Hooks, Settings
+        from rifflemix.runs.device import using_threads
 
         threads = parse_threads(self.threads)
         settings = Settings(self.dtype, parse_device(self.device), self.repeats, self.max_seconds)
@@ -282,8 +282,8 @@ class _File:
     """
 
     def __init__(self, out: Path | None) -> None:
-        from rifflemix.bench.compare import check_folder
         from rifflemix.files import check_new_path
+        from rifflemix.runs.folder import check_folder
 
         self._out = out
         self._path: Path | None = None
@@ -380,7 +380,7 @@ def _numbers(text: str, option: str, wanted: str, *, count: int | None = None) -
 
 
 def _show(result: dict[str, Any], written: list[Path]) -> None:
-    from rifflemix.report.bench import bench_notes, bench_tables
+    from rifflemix.bench.tables import bench_notes, bench_tables
 
     for table in bench_tables(result):
         show(table.title)

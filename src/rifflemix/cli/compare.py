@@ -128,8 +128,8 @@ def _run(plan: ComparePlan) -> dict[str, Any]:
 
 
 def _write_report(out: Path, results: dict[str, Any]) -> None:
+    from rifflemix.comparison.files import comparison_files
     from rifflemix.files import write_atomically
-    from rifflemix.report import comparison_files
 
     for name, content in comparison_files(results).items():
         write_atomically(out / name, partial(_write, content))

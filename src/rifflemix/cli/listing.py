@@ -17,7 +17,7 @@ app = typer.Typer(help="List mixers, models, tasks and recipes.")
 )
 def mixers(json: Json = False) -> None:
     """Mixers: paper, complexity, what each can do, parameters of one layer at C = 256."""
-    from rifflemix.report.mixers import mixer_entries
+    from rifflemix.mixers.catalogue import mixer_entries
 
     entries = mixer_entries()
     if json:
@@ -31,7 +31,7 @@ def mixers(json: Json = False) -> None:
 @app.command(epilog="Examples:  rifflemix list models   |   rifflemix list models --json")
 def models(json: Json = False) -> None:
     """Models: named presets, their parameters, and what the paper prints."""
-    from rifflemix.report.models import model_entries
+    from rifflemix.models.catalogue import model_entries
 
     entries = model_entries()
     if json:

@@ -88,7 +88,7 @@ def parse_threads(count: int | None) -> int:
     """The number of CPU threads, torch's own choice by default."""
     import torch
 
-    from rifflemix.bench.compare import MOST_THREADS
+    from rifflemix.runs.device import MOST_THREADS
 
     threads = torch.get_num_threads() if count is None else count
     if not 1 <= threads <= MOST_THREADS:
@@ -98,7 +98,7 @@ def parse_threads(count: int | None) -> int:
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """`3` -> (0, 1, 2); `7,11` -> (7, 11)."""
-    from rifflemix.bench.compare import MOST_SEEDS
+    from rifflemix.comparison import MOST_SEEDS
 
     numbers = [_parse(part, "--seeds", "a whole number", int) for part in text.split(",")]
     if len(numbers) > 1:

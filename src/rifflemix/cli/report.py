@@ -34,11 +34,11 @@ def report(
     json: options.Json = False,
 ) -> None:
     """Show all results of `rifflemix reproduce`: the papers' tables, their numbers and ours."""
-    from rifflemix.comparison import check_folder
     from rifflemix.files import make_folder, write_atomically
     from rifflemix.reproduction import load_results
     from rifflemix.reproduction.page import report_files
     from rifflemix.reproduction.tables import report_entries
+    from rifflemix.runs.folder import check_folder
 
     check_folder(out)
     found = load_results(places)

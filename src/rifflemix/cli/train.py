@@ -74,15 +74,15 @@ def train(
 
 def _run(config: CompareConfig, out: Path, data_dir: Path | None) -> dict[str, Any]:
     from rifflemix.comparison import (
-        check_folder,
         check_model,
         single_run,
         train_mixer,
-        using_threads,
     )
     from rifflemix.files import write_json
     from rifflemix.mixers import mixer_card
     from rifflemix.report.live import live_progress
+    from rifflemix.runs.device import using_threads
+    from rifflemix.runs.folder import check_folder
     from rifflemix.tasks import load_task
 
     mixer, seed = config.mixers[0], config.seeds[0]

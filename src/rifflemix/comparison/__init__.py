@@ -1,19 +1,18 @@
 """The main job: every mixer on the same backbone, data, budget and seeds."""
 
 from rifflemix.comparison.budgets import Budget, default_budget, train_config
-from rifflemix.comparison.config import CompareConfig, default_mixers, default_model
+from rifflemix.comparison.config import MOST_SEEDS, CompareConfig, default_mixers, default_model
 from rifflemix.comparison.models import build_model, check_model, training_memory
-from rifflemix.comparison.plan import ComparePlan, check_folder, plan_comparison
+from rifflemix.comparison.plan import ComparePlan, plan_comparison
 from rifflemix.comparison.results import single_run
-from rifflemix.comparison.run import RunStatus, run_comparison, train_mixer, using_threads
+from rifflemix.comparison.run import run_comparison, train_mixer
 
 __all__ = [
+    "MOST_SEEDS",
     "Budget",
     "CompareConfig",
     "ComparePlan",
-    "RunStatus",
     "build_model",
-    "check_folder",
     "check_model",
     "default_budget",
     "default_mixers",
@@ -24,5 +23,4 @@ __all__ = [
     "train_config",
     "train_mixer",
     "training_memory",
-    "using_threads",
 ]

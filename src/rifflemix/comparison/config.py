@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.mixers import list_mixers, mixer_card
 from rifflemix.models import list_models
 from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
+from rifflemix.runs.device import MOST_THREADS, check_device
 from rifflemix.tasks import task_card
 from rifflemix.train.config import TrainConfig
 
@@ -25,7 +24,6 @@ _BACKBONES = {
     "number": "graphormer_pcqm4m",
 }
 # Beyond these a typing error is likelier than a wish.
-MOST_THREADS = 1_024
 MOST_SEEDS = 1_000
 _MOST = {"dim": 65_536, "num_layers": 1_000, "num_heads": 65_536, "threads": MOST_THREADS}
 
@@ -151,15 +149,3 @@ def _check_seeds(seeds: tuple[int, ...]) -> None:
     for seed in seeds:
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise bad_argument("seed", "a whole number from 0 to 2**63 - 1", repr(seed))
-
-
-def check_device(device: str) -> None:
-    """Raise unless `device` names one that is there."""
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise bad_argument("device", "cpu, cuda or cuda:<number>", repr(device)) from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device: expected one that is there, got {device!r}; no GPU was found")
-    if kind not in ("cpu", "cuda"):
-        raise bad_argument("device", "cpu, cuda or cuda:<number>", repr(device))

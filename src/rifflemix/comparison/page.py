@@ -7,11 +7,17 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rifflemix.report.curves import loss_curves, score_curves
-from rifflemix.report.notes import partial_note
+from rifflemix.comparison.curves import loss_curves, score_curves
+from rifflemix.comparison.notes import partial_note
+from rifflemix.comparison.table import comparison_rows, table_cells, table_headers
 from rifflemix.report.page import render
-from rifflemix.report.table import MISSING, comparison_rows, table_cells, table_headers
-from rifflemix.report.units import format_duration, format_metric, format_rate, metric_title
+from rifflemix.report.units import (
+    MISSING,
+    format_duration,
+    format_metric,
+    format_rate,
+    metric_title,
+)
 
 _HOW_TO_READ = (
     "In the plot, further right is faster and further {up} is better; a smaller disk needs less "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,13 +13,13 @@ from rifflemix.comparison.config import FORMAT, CompareConfig
 from rifflemix.comparison.models import check_model
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import (
-    check_new_path,
     locked,
     make_folder,
     read_json,
     remove_leftovers,
     write_json,
 )
+from rifflemix.runs.folder import check_folder
 from rifflemix.tasks import Task, load_task, task_card
 
 CONFIG_FILE, RESULTS_FILE = "config.json", "results.json"
@@ -112,24 +111,6 @@ def claimed_folder(plan: ComparePlan) -> Iterator[None]:
                 _remove_folder(plan.out)
             raise
         yield
-
-
-def check_folder(out: Path) -> None:
-    """Raise unless a folder is, or can be made, at `out`; leaves nothing behind."""
-    try:
-        str(out).encode()
-        check_new_path(out)
-        if out.exists() and not out.is_dir():
-            raise bad_argument("out", "a folder", f"the file {out}")
-        nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
-    except UnicodeEncodeError:
-        raise bad_argument("out", "a folder with a name in UTF-8", ascii(str(out))) from None
-    except OSError as error:
-        raise bad_argument(
-            "out", "a folder that can be written", f"{str(out)[:200]} ({error.strerror})"
-        ) from None
 
 
 def _check_same_settings(out: Path, settings: Mapping[str, Any]) -> None:

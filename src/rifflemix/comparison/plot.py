@@ -15,8 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from rifflemix.comparison.labels import Box, Disk, place_labels
 from rifflemix.comparison.table import BASELINE, Row, comparison_rows
-from rifflemix.report.labels import Box, Disk, place_labels
 from rifflemix.report.units import SHARES, metric_title, metric_value
 
 # Okabe and Ito's palette without its yellow, which is too light for outlines; safe for all

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rifflemix.bench.compare.config import FORMAT, CompareConfig
-from rifflemix.bench.compare.models import training_memory
-from rifflemix.bench.compare.plan import ComparePlan
-from rifflemix.bench.environment import environment
+from rifflemix.comparison.config import FORMAT, CompareConfig
+from rifflemix.comparison.models import training_memory
+from rifflemix.comparison.plan import ComparePlan
 from rifflemix.mixers import mixer_card
+from rifflemix.runs.environment import environment
+from rifflemix.runs.results import protocol
 from rifflemix.tasks import Task, task_card
 from rifflemix.train import TrainResult
 from rifflemix.train.run_folder import read_log
@@ -102,15 +103,6 @@ def assemble(
         ],
         "runs": list(runs),
         "failed_runs": list(failed),
-    }
-
-
-def protocol(task: Task) -> dict[str, str]:
-    return {
-        "model_chosen_on": "validation",
-        "metric": task.metric,
-        "test_used_for": "reporting only, once, with the chosen weights",
-        "split_note": task.split_note,
     }
 
 

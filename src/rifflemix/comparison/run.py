@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from rifflemix.bench.compare.config import CompareConfig
-from rifflemix.bench.compare.models import build_model, training_memory
-from rifflemix.bench.compare.plan import RESULTS_FILE, ComparePlan, claimed_folder
-from rifflemix.bench.compare.results import Run, assemble, failed_run, finished_run
-from rifflemix.bench.compare.stored import check_stored
+from rifflemix.comparison.config import CompareConfig
+from rifflemix.comparison.models import build_model, training_memory
+from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan, claimed_folder
+from rifflemix.comparison.results import Run, assemble, failed_run, finished_run
+from rifflemix.comparison.stored import check_stored
 from rifflemix.errors import InputError
 from rifflemix.files import read_json, write_json
+from rifflemix.runs.device import using_threads
+from rifflemix.runs.status import OnStatus, RunStatus, ShouldStop, StatusFeed, never, silent
 from rifflemix.tasks import Task
-from rifflemix.train import TrainEvent, TrainingDiverged, TrainResult, train
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """Where one run stands.
-
-    Attributes:
-        mixer, seed: which run.
-        state: measuring (memory), training, done, diverged or stopped.
-        step, max_steps: optimiser updates made and to make.
-        loss: mean training loss lately.
-        metric, score: what chooses the weights, and its newest value on the validation split.
-        steps_per_second: training speed so far.
-    """
-
-    mixer: str
-    seed: int
-    state: str
-    step: int
-    max_steps: int
-    loss: float | None = None
-    metric: str = "accuracy"
-    score: float | None = None
-    steps_per_second: float | None = None
-
-
-OnStatus = Callable[[RunStatus], None]
-ShouldStop = Callable[[], bool]
+from rifflemix.train import TrainingDiverged, TrainResult, train
 
 
 @dataclass
@@ -82,8 +52,8 @@ def run_comparison(
     Raises:
         InputError: the folder cannot be written or is in use, or the data holds a NaN.
     """
-    say = on_status or _silent
-    stop = should_stop or _never
+    say = on_status or silent
+    stop = should_stop or never
     with claimed_folder(plan), using_threads(plan.config.threads):
         progress, complete = _load(plan)
         if complete is not None:
@@ -157,32 +127,6 @@ def _run(
     return result.finished
 
 
-class StatusFeed:
-    """Turns the training loop's events into statuses."""
-
-    def __init__(
-        self, mixer: str, seed: int, max_steps: int, say: OnStatus | None, metric: str
-    ) -> None:
-        self._status = RunStatus(mixer, seed, "training", 0, max_steps, metric=metric)
-        self._say = say or _silent
-
-    def show(self, **changes: Any) -> None:
-        """Change the status and tell it."""
-        self._status = replace(self._status, **changes)
-        self._say(self._status)
-
-    def on_event(self, event: TrainEvent) -> None:
-        """What the training loop calls."""
-        changes: dict[str, Any] = {"step": event.step}
-        if event.loss is not None:
-            changes["loss"] = event.loss
-        if event.steps_per_second is not None:
-            changes["steps_per_second"] = event.steps_per_second
-        if event.kind == "eval" and event.split == "validation":
-            changes["score"] = event.metrics.get(self._status.metric)
-        self.show(**changes)
-
-
 def _load(plan: ComparePlan) -> tuple[_Progress, dict[str, Any] | None]:
     """What earlier processes left, and their results if they are complete."""
     path = plan.out / RESULTS_FILE
@@ -213,22 +157,3 @@ def _save(plan: ComparePlan, progress: _Progress) -> dict[str, Any]:
     results = assemble(plan, progress.runs, progress.failed, progress.peak_memory)
     write_json(plan.out / RESULTS_FILE, results)
     return results
-
-
-@contextmanager
-def using_threads(count: int) -> Iterator[None]:
-    """Let torch compute with `count` CPU threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _silent(status: RunStatus) -> None:
-    pass
-
-
-def _never() -> bool:
-    return False

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, TypedDict
 
-from rifflemix.bench.compare.plan import ComparePlan
-from rifflemix.bench.environment import Environment
+from rifflemix.comparison.plan import ComparePlan
 from rifflemix.files import check_json
+from rifflemix.runs.environment import Environment
 
 
 def check_stored(results: Any, plan: ComparePlan) -> None:

@@ -11,10 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rifflemix.report.scores import Score, pooled_spread
-from rifflemix.report.units import format_bytes, format_count, format_rate, metric_title
+from rifflemix.report.units import MISSING, format_bytes, format_count, format_rate, metric_title
 
 BASELINE = "softmax"
-MISSING = "-"
 
 
 @dataclass(frozen=True)

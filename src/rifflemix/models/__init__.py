@@ -1,10 +1,11 @@
 """Backbones and named presets, and their registry."""
 
-from rifflemix.models.base import Model, ModelCard
+from rifflemix.models.base import Model
 from rifflemix.models.language.generation import generate
 from rifflemix.models.language.gpt import GPT
 from rifflemix.models.language.seq2seq import Seq2Seq
 from rifflemix.models.official import OfficialTensor, load_official
+from rifflemix.models.presets import ModelCard
 from rifflemix.models.pretrained import from_pretrained
 from rifflemix.models.registry import create_model, list_models, model_card, model_settings
 from rifflemix.models.sequence.encoder import Encoder, EncoderBlock

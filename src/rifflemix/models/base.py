@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -13,31 +11,8 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.models import pretrained
 from rifflemix.models.batch_statistics import has_batch_norm, once_in_statistics
-
-
-@dataclass(frozen=True)
-class ModelCard:
-    """What a named model is; `rifflemix list models` and docs/models.md read it.
-
-    Attributes:
-        name: registry name.
-        title: one line of what it is.
-        paper: where it was published.
-        inputs: what `forward` takes: "images", "tokens", "vectors", ...
-        reported: the parameter count as the paper prints it, "9.52 M" or "1148042"; empty where
-            it prints none.
-        reported_in: the table or section that prints it.
-        note: why our count differs from the printed one, or what else a reader should know.
-    """
-
-    name: str
-    title: str
-    paper: str
-    inputs: str
-    reported: str = ""
-    reported_in: str = ""
-    note: str = ""
 
 
 class Model(nn.Module):
@@ -82,9 +57,7 @@ class Model(nn.Module):
         Raises:
             InputError: the model was not built by `create_model`, or the folder is unwritable.
         """
-        from rifflemix.models.pretrained import save_pretrained
-
-        save_pretrained(self, folder)
+        pretrained.save_pretrained(self, folder)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
@@ -93,24 +66,13 @@ class Model(nn.Module):
         Raises:
             InputError: no such folder, a damaged file, or a model of another class.
         """
-        from rifflemix.models.pretrained import from_pretrained
-
-        model = from_pretrained(folder)
+        model = pretrained.from_pretrained(folder)
         if not isinstance(model, cls):
             raise InputError(
                 f"{folder} holds a {type(model).__name__} ({model.name}), not a {cls.__name__}; "
                 "use rifflemix.models.from_pretrained"
             )
         return model
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A named model: the class (or function) that builds it, and the settings of this name."""
-
-    card: ModelCard
-    build: Callable[..., Model]
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_ids(name: str, ids: Tensor, layout: str, *, below: int, rank: int = 2) -> None:

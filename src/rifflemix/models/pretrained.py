@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
 from rifflemix import __version__
-from rifflemix.checks import shown
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.files import (
     make_folder,
@@ -22,7 +21,10 @@ from rifflemix.files import (
     write_atomically,
     write_json,
 )
-from rifflemix.models.base import Model
+from rifflemix.models.presets import build_model
+
+if TYPE_CHECKING:
+    from rifflemix.models.base import Model
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORMAT = "rifflemix.model/1"
@@ -67,8 +69,6 @@ def from_pretrained(folder: str | Path) -> Model:
     Raises:
         InputError: no such folder, or one of its files is missing, damaged or of another model.
     """
-    from rifflemix.models.registry import build_model
-
     folder = user_path("folder", folder)
     config = _read_config(folder)
     model = build_model(config["name"], config["settings"])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
-from rifflemix.errors import bad_argument, unknown_name
-from rifflemix.models.base import Model, ModelCard, Preset
+from rifflemix.models.base import Model
 from rifflemix.models.graphs import graphormer
 from rifflemix.models.language import gpt_presets, seq2seq
+from rifflemix.models.presets import ModelCard, add_presets, build_model, find_preset, preset_names
 from rifflemix.models.sequence import encoder, imdb, lra, mega, point_cloud, s4
 from rifflemix.models.vision import (
     dimension_mixer,
@@ -21,42 +20,39 @@ from rifflemix.models.vision import (
     vit,
 )
 
-_PRESETS: dict[str, Preset] = {
-    preset.card.name: preset
-    for family in (
-        encoder,
-        vit,
-        tost_presets,
-        lra,
-        mega,
-        s4,
-        gpt_presets,
-        seq2seq,
-        dimension_mixer,
-        mlp_mixer,
-        patch_only,
-        resnet_mixers,
-        imdb,
-        point_cloud,
-        graphormer,
-    )
-    for preset in family.PRESETS
-}
+for _family in (
+    encoder,
+    vit,
+    tost_presets,
+    lra,
+    mega,
+    s4,
+    gpt_presets,
+    seq2seq,
+    dimension_mixer,
+    mlp_mixer,
+    patch_only,
+    resnet_mixers,
+    imdb,
+    point_cloud,
+    graphormer,
+):
+    add_presets(_family.PRESETS)
 
 
 def list_models() -> list[str]:
     """Names of all registered models."""
-    return list(_PRESETS)
+    return preset_names()
 
 
 def model_card(name: str) -> ModelCard:
     """The card of a registered model; an unknown name suggests the nearest."""
-    return _preset(name).card
+    return find_preset(name).card
 
 
 def model_settings(name: str) -> dict[str, Any]:
     """Names of the settings of a model that can be overridden, and their values."""
-    preset = _preset(name)
+    preset = find_preset(name)
     parameters = inspect.signature(preset.build).parameters.values()
     settings = {p.name: p.default for p in parameters} | dict(preset.settings)
     return copy.deepcopy(settings)
@@ -72,23 +68,4 @@ def create_model(name: str, **overrides: Any) -> Model:
     Raises:
         InputError: unknown name or setting, or a value out of range.
     """
-    return build_model(name, {**_preset(name).settings, **overrides})
-
-
-def build_model(name: str, settings: Mapping[str, Any]) -> Model:
-    """Build a model by name from all of its settings, those of its preset included."""
-    preset = _preset(name)
-    known = inspect.signature(preset.build).parameters
-    for setting in settings:
-        if setting not in known:
-            raise bad_argument(f"settings of {name}", ", ".join(known), repr(setting))
-    model = preset.build(**settings)
-    # A copy: what the caller, or the preset, does with its dicts later is no setting of the model.
-    model.name, model.settings = name, copy.deepcopy(dict(settings))
-    return model
-
-
-def _preset(name: str) -> Preset:
-    if not isinstance(name, str) or name not in _PRESETS:
-        raise unknown_name("model", name, _PRESETS)
-    return _PRESETS[name]
+    return build_model(name, {**find_preset(name).settings, **overrides})

@@ -1,5 +1,1 @@
-"""Show results: tables, plots, pages, live progress."""
-
-from rifflemix.comparison.files import REPORT_FILES, comparison_files
-
-__all__ = ["REPORT_FILES", "comparison_files"]
+"""The parts that pages, tables and pictures are made of."""

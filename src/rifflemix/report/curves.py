@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from rifflemix.comparison.table import comparison_rows
-from rifflemix.report.units import metric_value
 
 _WIDTH, _HEIGHT = 240, 136
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 8, 10, 22
 
 Curve = Sequence[tuple[float, float]]
+"""Step and value of each point."""
 
 
 @dataclass(frozen=True)
@@ -39,28 +36,6 @@ class Panels:
     top: int = _TOP
     right: int = _WIDTH - _RIGHT
     bottom: int = _HEIGHT - _BOTTOM
-
-
-def score_curves(results: Mapping[str, Any], metric: str) -> Panels:
-    """The panels of a metric on the validation split, shares in percent, by step."""
-
-    def curve(run: Mapping[str, Any]) -> Curve:
-        return [(at["step"], metric_value(metric, at[metric])) for at in run["validation_curve"]]
-
-    return _panels(results, curve)
-
-
-def loss_curves(results: Mapping[str, Any]) -> Panels:
-    """The panels of training loss against the step."""
-    return _panels(results, lambda run: [(at["step"], at["loss"]) for at in run["train_curve"]])
-
-
-def _panels(results: Mapping[str, Any], curve: Callable[[Mapping[str, Any]], Curve]) -> Panels:
-    curves: dict[str, list[Curve]] = {}
-    for run in results["runs"]:
-        curves.setdefault(run["mixer"], []).append(curve(run))
-    titles = {row.name: row.title for row in comparison_rows(results) if row.name in curves}
-    return panels(titles, curves)
 
 
 def panels(titles: Mapping[str, str], curves: Mapping[str, Sequence[Curve]]) -> Panels:

@@ -13,11 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rifflemix.comparison.table import MISSING
-from rifflemix.report.units import format_duration, format_metric, format_rate
+from rifflemix.report.units import MISSING, format_duration, format_metric, format_rate
 
 if TYPE_CHECKING:
-    from rifflemix.comparison import RunStatus
+    from rifflemix.runs.status import RunStatus
 
 _SECONDS_BETWEEN_LINES = 10.0
 

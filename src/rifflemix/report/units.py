@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MISSING = "-"
+"""What stands in a table where there is no value."""
+
 SHARES = ("accuracy", "exact_match")
 """Metrics between 0 and 1 that are shown in percent."""
 

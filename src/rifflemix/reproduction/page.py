@@ -10,11 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from rifflemix.recipes import Recipe
-from rifflemix.report.bubbles import Bubble, bubble_chart
 from rifflemix.report.curves import panels
 from rifflemix.report.page import render
-from rifflemix.report.reproduction import Entry, Found, PaperTable, Result, paper_tables
 from rifflemix.report.units import format_bytes, format_percent, format_rate
+from rifflemix.reproduction.tables import Entry, Found, PaperTable, Result, paper_tables
 
 _TITLE = "rifflemix: the papers' tables"
 _EXPLAINED = (
@@ -170,7 +169,7 @@ def _shown(of_paper: PaperTable, out: Path) -> dict[str, Any]:
 
 
 def _pictures(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Learning curves of every column that was run, and disks where there are several rows."""
+    """Learning curves of every column that was run."""
     columns: dict[str, list[Entry]] = {}
     for entry in entries:
         columns.setdefault(entry.recipe.column, []).append(entry)
@@ -185,11 +184,9 @@ def _picture(name: str, entries: Sequence[Entry]) -> dict[str, Any]:
     }
     recipe = entries[0].recipe
     drawn = {key: lines for key, lines in curves.items() if any(lines)}
-    bubbles = [bubble for bubble in map(_bubble, names, entries) if bubble is not None]
     return {
         "heading": f"{name}: validation {recipe.metric}, {recipe.unit}",
         "curves": panels({key: key for key in drawn}, drawn) if drawn else None,
-        "chart": bubble_chart(name, recipe.unit, bubbles) if len(bubbles) > 1 else None,
     }
 
 
@@ -213,10 +210,3 @@ def _validation_curve(recipe: Recipe, run: Result) -> list[tuple[float, float]]:
     """Step and value of every evaluation; none where the metric is the test split's only."""
     history = run["result"]["validation"]
     return [(at["step"], recipe.shown(at[recipe.metric])) for at in history if recipe.metric in at]
-
-
-def _bubble(name: str, entry: Entry) -> Bubble | None:
-    speed, memory = entry.median("steps_per_second"), entry.median("peak_memory_bytes")
-    if not entry.values or speed is None or memory is None:
-        return None
-    return Bubble(name, speed, statistics.fmean(entry.values), memory)

@@ -7,13 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rifflemix.bench.compare.results import protocol
-from rifflemix.bench.environment import environment
-from rifflemix.bench.reproduce.checks import check_results
-from rifflemix.bench.reproduce.utilisation import Utilisation
 from rifflemix.errors import InputError
 from rifflemix.files import parse_json
 from rifflemix.recipes import Recipe
+from rifflemix.reproduction.checks import check_results
+from rifflemix.reproduction.utilisation import Utilisation
+from rifflemix.runs.environment import environment
+from rifflemix.runs.results import protocol
 from rifflemix.tasks import Task
 from rifflemix.train import TrainResult
 from rifflemix.train.run_folder import read_log

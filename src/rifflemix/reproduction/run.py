@@ -12,18 +12,18 @@ from typing import Any, TypedDict
 
 import torch
 
-from rifflemix.bench.compare.config import MOST_THREADS, check_device
-from rifflemix.bench.compare.plan import check_folder
-from rifflemix.bench.compare.run import OnStatus, ShouldStop, StatusFeed, using_threads
-from rifflemix.bench.reproduce.checks import check_results
-from rifflemix.bench.reproduce.results import results_of
-from rifflemix.bench.reproduce.start import Start, read_start, start_model
-from rifflemix.bench.reproduce.utilisation import Utilisation, utilisation
+from rifflemix.checks import check_integer
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import check_json, read_json, write_json
 from rifflemix.models import Model, create_model, model_settings
-from rifflemix.ops._checks import check_integer
 from rifflemix.recipes import Recipe
+from rifflemix.reproduction.checks import check_results
+from rifflemix.reproduction.results import results_of
+from rifflemix.reproduction.start import Start, read_start, start_model
+from rifflemix.reproduction.utilisation import Utilisation, utilisation
+from rifflemix.runs.device import MOST_THREADS, check_device, using_threads
+from rifflemix.runs.folder import check_folder
+from rifflemix.runs.status import OnStatus, ShouldStop, StatusFeed
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train
 from rifflemix.train.evaluate import run_model

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rifflemix.comparison.table import MISSING
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.recipes.averages import Average, printed_averages
-from rifflemix.report.units import format_duration, format_rate
+from rifflemix.report.units import MISSING, format_duration, format_rate
 
 Result = Mapping[str, Any]
 Found = Sequence[tuple[Path, Result]]

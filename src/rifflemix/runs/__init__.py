@@ -1,1 +1,1 @@
-"""What every long command shares: folder, status, environment, threads, fitting a model to a task."""
+"""What every long command shares: folder, status, environment, device, measures of cost."""

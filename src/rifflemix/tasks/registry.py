@@ -8,7 +8,7 @@ from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.files import make_folder, user_path
-from rifflemix.tasks.base import (
+from rifflemix.tasks.core.base import (
     FirstSamples,
     Progress,
     Request,
@@ -18,24 +18,24 @@ from rifflemix.tasks.base import (
     TaskStatus,
     check_integer,
 )
-from rifflemix.tasks.cifar100 import Cifar100
-from rifflemix.tasks.digits import Digits
-from rifflemix.tasks.image import Image
-from rifflemix.tasks.image_bytes import ImageBytes
-from rifflemix.tasks.image_folder import DOGS_VS_CATS, IMAGE_FOLDER, IMAGENET, TINY_IMAGENET
-from rifflemix.tasks.language import PennTreebank, Shakespeare, WikiText
-from rifflemix.tasks.listops import ListOps
-from rifflemix.tasks.lm1b import LM1B
-from rifflemix.tasks.mnist import Mnist
-from rifflemix.tasks.molecules import ESOL, FREESOLV, PCQM4M
-from rifflemix.tasks.nli import SNLI, MultiNLI
-from rifflemix.tasks.pathfinder import Pathfinder
-from rifflemix.tasks.point_clouds import PointClouds
-from rifflemix.tasks.retrieval import Retrieval
-from rifflemix.tasks.sick import Sick
-from rifflemix.tasks.sorting import Sorting
-from rifflemix.tasks.sst import SST
-from rifflemix.tasks.text import Text
+from rifflemix.tasks.graphs.molecules import ESOL, FREESOLV, PCQM4M
+from rifflemix.tasks.images.cifar100 import Cifar100
+from rifflemix.tasks.images.digits import Digits
+from rifflemix.tasks.images.image import Image
+from rifflemix.tasks.images.image_bytes import ImageBytes
+from rifflemix.tasks.images.image_folder import DOGS_VS_CATS, IMAGE_FOLDER, IMAGENET, TINY_IMAGENET
+from rifflemix.tasks.images.mnist import Mnist
+from rifflemix.tasks.listops.listops import ListOps
+from rifflemix.tasks.pathfinder.pathfinder import Pathfinder
+from rifflemix.tasks.synthetic.point_clouds import PointClouds
+from rifflemix.tasks.synthetic.sorting import Sorting
+from rifflemix.tasks.text.language import PennTreebank, Shakespeare, WikiText
+from rifflemix.tasks.text.lm1b import LM1B
+from rifflemix.tasks.text.nli import SNLI, MultiNLI
+from rifflemix.tasks.text.retrieval import Retrieval
+from rifflemix.tasks.text.sick import Sick
+from rifflemix.tasks.text.sst import SST
+from rifflemix.tasks.text.text import Text
 
 _TASKS: dict[str, TaskBuilder] = {
     task.card.name: task

@@ -17,7 +17,7 @@ class Crate(TokenMixer):
 
     `in_proj` holds the bases U_1 ... U_H of the heads' subspaces, transposed. A head attends
     among the tokens' coordinates in its subspace, and the same bases lift the result back.
-    The sparse coding half of a CRATE layer is `rifflemix.nn.ista.ISTA`, in the block around it.
+    The sparse coding half of a CRATE layer, ISTA, stands in the block around it.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive, check_probability, shown
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.models.base import Model, ModelCard, Preset
+from rifflemix.models.base import Model
 from rifflemix.models.graphs.graph_encoding import GraphAttention, GraphBias
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.nn.feed_forward import FeedForward
 
 MIXERS: Mapping[str, str] = {"softmax": "attention", "sliceformer": "sort"}

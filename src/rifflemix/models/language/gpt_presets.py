@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rifflemix.models.base import ModelCard, Preset
 from rifflemix.models.language.gpt import GPT
+from rifflemix.models.presets import ModelCard, Preset
 
 _GPT2 = "Radford et al. 2019, Language Models are Unsupervised Multitask Learners"
 _TOST = (

@@ -21,8 +21,9 @@ from rifflemix.mixers import (
     SoftmaxCrossAttention,
     TokenMixer,
 )
-from rifflemix.models.base import Model, ModelCard, Preset, check_ids
+from rifflemix.models.base import Model, check_ids
 from rifflemix.models.mixing import block_mixer
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.encoder import Encoder, EncoderBlock
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.positions import SinusoidalPositions, valid_places

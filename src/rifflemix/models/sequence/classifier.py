@@ -19,8 +19,8 @@ from rifflemix.checks import (
 )
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.models.base import Model, check_ids
+from rifflemix.models.sequence.heads import PAIR_FEATURES, classifier_head, pair_features
 from rifflemix.nn.activations import ACTIVATIONS
-from rifflemix.nn.heads import PAIR_FEATURES, classifier_head, pair_features
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
 
@@ -47,7 +47,7 @@ class SequenceClassifier(Model):
         pool: see `rifflemix.nn.pooling.Pooling`; "cls" puts a learned token before the others.
         cls_std: deviation of that token at the start.
         num_sequences: 1, or 2 for a pair that goes through the same blocks.
-        pair_mix: how the two meet, one of `rifflemix.nn.heads.PAIR_FEATURES`.
+        pair_mix: how the two meet, one of `rifflemix.models.sequence.heads.PAIR_FEATURES`.
         head_hidden: channels of the hidden layers of the head.
         head_activation: between the layers of the head.
         head_bias: give the last map a bias.

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import check_choice
-from rifflemix.models.base import ModelCard, Preset
 from rifflemix.models.mixing import block_mixer
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier, places
+from rifflemix.models.sequence.normal import BERT_STD, bert_normal
+from rifflemix.models.sequence.xavier import xavier_uniform
 from rifflemix.nn.embeddings import input_embedding
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.normal import BERT_STD, bert_normal
-from rifflemix.nn.xavier import xavier_uniform
 
 NORM_PLACES = ("pre", "post")
 INITS = ("torch", "xavier", "bert")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rifflemix.models.base import ModelCard, Preset
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.encoder import Encoder
 
 PRESETS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rifflemix.models.base import ModelCard, Preset
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.encoder import Encoder
 
 PAPER = "Tay et al. 2021, Long Range Arena: A Benchmark for Efficient Transformers"

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_probability
 from rifflemix.errors import check_choice
-from rifflemix.models.base import ModelCard, Preset
 from rifflemix.models.mixing import block_mixer
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
 from rifflemix.models.sequence.encoder import NORM_PLACES
 from rifflemix.models.sequence.lra import HOSTS

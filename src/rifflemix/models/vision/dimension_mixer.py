@@ -10,9 +10,9 @@ from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.butterfly import Butterfly
 from rifflemix.mixers.token_parallel import TokenParallel
-from rifflemix.models.base import ModelCard, Preset
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.dimension_mixer_official import official_layer
 from rifflemix.models.vision.images import ImageModel, Size
 from rifflemix.nn.feed_forward import FeedForward

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.models.base import ModelCard, Preset
 from rifflemix.models.official import OfficialTensor
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.dimension_mixer_official import official_layer
 from rifflemix.models.vision.images import ImageModel, Size, size_pair
 from rifflemix.nn.butterfly import ButterflyLinearMLP, ButterflyMLP

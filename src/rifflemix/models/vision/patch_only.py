@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_floating, check_integer, check_integers, check_positive
 from rifflemix.errors import bad_argument
-from rifflemix.models.base import Model, ModelCard, Preset, check_size
+from rifflemix.models.base import Model, check_size
 from rifflemix.models.official import OfficialTensor
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.dimension_mixer_official import official_layer
 from rifflemix.models.vision.images import Size, size_pair
 from rifflemix.models.vision.patch_only_block import PatchOnlyBlock

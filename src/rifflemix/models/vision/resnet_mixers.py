@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_floating, check_integer, check_integers
 from rifflemix.errors import bad_argument
-from rifflemix.models.base import Model, ModelCard, Preset
+from rifflemix.models.base import Model
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.conv_mix import BlockMixStage, ConvMixBlock
 
 _STAGES = 3

@@ -13,10 +13,10 @@ from rifflemix.models.official import OfficialTensor
 from rifflemix.models.vision.class_attention import ClassAttentionBlock
 from rifflemix.models.vision.fourier_positions import FourierPositions
 from rifflemix.models.vision.images import ImageModel, Size, size_pair
+from rifflemix.models.vision.ista import ISTA
 from rifflemix.nn.class_token import ClassToken
 from rifflemix.nn.drop_path import DropPath
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.ista import ISTA
 from rifflemix.nn.layer_scale import LayerScale
 from rifflemix.nn.patches import ConvPatchEmbedding
 from rifflemix.nn.resize import Resize

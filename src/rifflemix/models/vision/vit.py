@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import check_choice
 from rifflemix.mixers.registry import list_mixers, mixer_card
-from rifflemix.models.base import ModelCard, Preset
 from rifflemix.models.mixing import block_mixer
+from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.encoder import EncoderBlock
 from rifflemix.models.vision.images import ImageModel, Size
 from rifflemix.nn.class_token import ClassToken

@@ -6,7 +6,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from rifflemix.ops._checks import check_bool, check_padding_mask
+from rifflemix.checks import check_bool, check_padding_mask
 from rifflemix.ops.statistics import unchecked
 from rifflemix.ops.statistics.arguments import (
     check_bias,

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
 from rifflemix.files import check_json, parse_json, user_path
-from rifflemix.tasks.base import Progress, TaskCard, TaskStatus
-from rifflemix.tasks.scratch import scratch_folder
+from rifflemix.tasks.core.base import Progress, TaskCard, TaskStatus
+from rifflemix.tasks.data_io.scratch import scratch_folder
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError
-from rifflemix.tasks.base import Progress
-from rifflemix.tasks.download import Remote, download
-from rifflemix.tasks.files import Arrays, Source
+from rifflemix.tasks.core.base import Progress
+from rifflemix.tasks.data_io.download import Remote, download
+from rifflemix.tasks.data_io.files import Arrays, Source
 
 _HUB = "https://huggingface.co/datasets"
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from rifflemix.errors import InputError
-from rifflemix.tasks.base import Progress
-from rifflemix.tasks.bounded import read_bytes
-from rifflemix.tasks.files import Arrays, damaged, reading
+from rifflemix.tasks.core.base import Progress
+from rifflemix.tasks.data_io.bounded import read_bytes
+from rifflemix.tasks.data_io.files import Arrays, damaged, reading
 
 ATOM_FEATURES = 9
 BOND_FEATURES = 3

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.tasks.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
-from rifflemix.tasks.bounded import read_npz_xz, read_tar_members
-from rifflemix.tasks.files import (
+from rifflemix.tasks.core.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
+from rifflemix.tasks.data_io.bounded import read_npz_xz, read_tar_members
+from rifflemix.tasks.data_io.files import (
     Arrays,
     Source,
     damaged,
@@ -24,8 +24,8 @@ from rifflemix.tasks.files import (
     source_status,
     stat_key,
 )
-from rifflemix.tasks.hub import HubData, hub_source
-from rifflemix.tasks.pixels import (
+from rifflemix.tasks.data_io.hub import HubData, hub_source
+from rifflemix.tasks.images.pixels import (
     PARTS,
     PixelScale,
     binary_records,

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rifflemix.errors import InputError
-from rifflemix.tasks.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
-from rifflemix.tasks.bounded import read_idx
-from rifflemix.tasks.files import (
+from rifflemix.tasks.core.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
+from rifflemix.tasks.data_io.bounded import read_idx
+from rifflemix.tasks.data_io.files import (
     Arrays,
     Source,
     load_source,
@@ -21,8 +21,8 @@ from rifflemix.tasks.files import (
     source_status,
     stat_key,
 )
-from rifflemix.tasks.hub import HubData, hub_source
-from rifflemix.tasks.pixels import (
+from rifflemix.tasks.data_io.hub import HubData, hub_source
+from rifflemix.tasks.images.pixels import (
     PARTS,
     PixelScale,
     carved_task,

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rifflemix.errors import InputError, bad_argument, check_choice
-from rifflemix.tasks.base import Batch, Sample, Task, TaskCard
-from rifflemix.tasks.bounded import read_npz_xz
-from rifflemix.tasks.files import Array, Arrays, check_ids, damaged
+from rifflemix.tasks.core.base import Batch, Sample, Task, TaskCard
+from rifflemix.tasks.data_io.bounded import read_npz_xz
+from rifflemix.tasks.data_io.files import Array, Arrays, check_ids, damaged
 from rifflemix.tasks.rand_augment import rand_augment
 
 LAYOUTS = ("sequence", "image")

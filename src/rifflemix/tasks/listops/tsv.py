@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from rifflemix.errors import InputError
-from rifflemix.tasks.base import Progress, Task
-from rifflemix.tasks.bounded import read_lines
-from rifflemix.tasks.files import Arrays, Source, damaged, stat_key
-from rifflemix.tasks.grammar import evaluate, from_source, to_source
-from rifflemix.tasks.packed import pack_parts
+from rifflemix.tasks.core.base import Progress, Task
+from rifflemix.tasks.data_io.bounded import read_lines
+from rifflemix.tasks.data_io.files import Arrays, Source, damaged, stat_key
+from rifflemix.tasks.data_io.packed import pack_parts
+from rifflemix.tasks.listops.grammar import evaluate, from_source, to_source
 
 FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
 """File of each split."""

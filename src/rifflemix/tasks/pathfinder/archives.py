@@ -6,10 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
-from rifflemix.tasks.base import Progress
-from rifflemix.tasks.bounded import tar_members
-from rifflemix.tasks.files import cannot_keep, damaged, reading
-from rifflemix.tasks.scratch import scratch_folder
+from rifflemix.tasks.core.base import Progress
+from rifflemix.tasks.data_io.bounded import tar_members
+from rifflemix.tasks.data_io.files import cannot_keep, damaged, reading
+from rifflemix.tasks.data_io.scratch import scratch_folder
 
 _LARGEST_FILE = 1 << 24
 

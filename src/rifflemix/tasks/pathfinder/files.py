@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.tasks.archives import unpack
-from rifflemix.tasks.base import SPLITS, Request, TaskCard
-from rifflemix.tasks.bounded import read_bytes, read_npy
-from rifflemix.tasks.files import cache_root, damaged, reading, stat_key
-from rifflemix.tasks.shards import ShardedImages, prepare_shards, waiting_for
+from rifflemix.tasks.core.base import SPLITS, Request, TaskCard
+from rifflemix.tasks.data_io.bounded import read_bytes, read_npy
+from rifflemix.tasks.data_io.files import cache_root, damaged, reading, stat_key
+from rifflemix.tasks.data_io.shards import ShardedImages, prepare_shards, waiting_for
+from rifflemix.tasks.pathfinder.archives import unpack
 
 DAMAGED = frozenset({"pathfinder32/curv_baseline/imgs/0/sample_172.png"})
 """Files of the published archive that are empty; they are left out."""

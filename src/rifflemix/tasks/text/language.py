@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.tasks.base import (
+from rifflemix.tasks.core.base import (
     SPLITS,
     Progress,
     Request,
@@ -18,9 +18,9 @@ from rifflemix.tasks.base import (
     TaskStatus,
     check_integer,
 )
-from rifflemix.tasks.bounded import read_bytes
-from rifflemix.tasks.download import Remote, download
-from rifflemix.tasks.files import (
+from rifflemix.tasks.data_io.bounded import read_bytes
+from rifflemix.tasks.data_io.download import Remote, download
+from rifflemix.tasks.data_io.files import (
     Array,
     Arrays,
     Source,
@@ -32,9 +32,9 @@ from rifflemix.tasks.files import (
     source_status,
     stat_key,
 )
-from rifflemix.tasks.hub import HubData, hub_source
-from rifflemix.tasks.next_token import NextTokenTask, WindowSplit
-from rifflemix.tasks.vocabulary import Vocabulary, build_vocabulary
+from rifflemix.tasks.data_io.hub import HubData, hub_source
+from rifflemix.tasks.text.next_token import NextTokenTask, WindowSplit
+from rifflemix.tasks.text.vocabulary import Vocabulary, build_vocabulary
 
 _OPTIONS = {"max_length": 256, "stride": None, "bpe_size": 4096, "tokenizer": ""}
 _CUTS = (

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from rifflemix.errors import InputError, check_choice
 from rifflemix.files import parse_json
-from rifflemix.tasks.base import (
+from rifflemix.tasks.core.base import (
     Progress,
     Request,
     Task,
@@ -18,7 +18,7 @@ from rifflemix.tasks.base import (
     check_integer,
     content_order,
 )
-from rifflemix.tasks.files import (
+from rifflemix.tasks.data_io.files import (
     Arrays,
     Source,
     damaged,
@@ -29,7 +29,7 @@ from rifflemix.tasks.files import (
     source_status,
     stat_key,
 )
-from rifflemix.tasks.words import (
+from rifflemix.tasks.text.words import (
     JOINED,
     RESERVED,
     Row,

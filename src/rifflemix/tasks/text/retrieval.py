@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.files import parse_json
-from rifflemix.tasks.base import (
+from rifflemix.tasks.core.base import (
     SPLITS,
     Progress,
     Request,
@@ -26,8 +26,8 @@ from rifflemix.tasks.base import (
     check_integer,
     content_order,
 )
-from rifflemix.tasks.bounded import read_lines
-from rifflemix.tasks.files import (
+from rifflemix.tasks.data_io.bounded import read_lines
+from rifflemix.tasks.data_io.files import (
     Array,
     Arrays,
     Source,
@@ -40,7 +40,7 @@ from rifflemix.tasks.files import (
     source_status,
     stat_key,
 )
-from rifflemix.tasks.packed import PackedRows, pack, packed_rows
+from rifflemix.tasks.data_io.packed import PackedRows, pack, packed_rows
 
 _TSV = {
     "train": "new_aan_pairs.train.tsv",

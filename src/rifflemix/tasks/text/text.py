@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, check_choice
 from rifflemix.files import parse_json
-from rifflemix.tasks.base import (
+from rifflemix.tasks.core.base import (
     Progress,
     Request,
     Task,
@@ -23,8 +23,8 @@ from rifflemix.tasks.base import (
     check_integer,
     content_order,
 )
-from rifflemix.tasks.bounded import read_lines, read_tar_members
-from rifflemix.tasks.files import (
+from rifflemix.tasks.data_io.bounded import read_lines, read_tar_members
+from rifflemix.tasks.data_io.files import (
     Arrays,
     Source,
     check_ids,
@@ -36,10 +36,10 @@ from rifflemix.tasks.files import (
     source_status,
     stat_key,
 )
-from rifflemix.tasks.hub import HubData, hub_source
-from rifflemix.tasks.packed import PackedRows, PackedSplit, pack_parts, packed_rows
-from rifflemix.tasks.reviews import count_ids, encode_reviews
-from rifflemix.tasks.words import LEVELS, RESERVED
+from rifflemix.tasks.data_io.hub import HubData, hub_source
+from rifflemix.tasks.data_io.packed import PackedRows, PackedSplit, pack_parts, packed_rows
+from rifflemix.tasks.text.reviews import count_ids, encode_reviews
+from rifflemix.tasks.text.words import LEVELS, RESERVED
 
 _FOLDER = "aclImdb"
 _TAR = "aclImdb_v1.tar.gz"

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.tasks import bounded
-from rifflemix.tasks.base import SPLITS, Request, Task, TaskCard, check_integer
-from rifflemix.tasks.files import Array, Arrays, damaged, reading
+from rifflemix.tasks.core.base import SPLITS, Request, Task, TaskCard, check_integer
+from rifflemix.tasks.data_io import bounded
+from rifflemix.tasks.data_io.files import Array, Arrays, damaged, reading
 
 LEVELS = ("word", "byte")
 RESERVED = 2

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from rifflemix.tasks.files import Arrays, damaged, reading
+from rifflemix.tasks.data_io.files import Arrays, damaged, reading
 
 MOST_BYTES = 1 << 30
 """Of a text or an array: the largest that a task reads is WikiText-103 with half of this."""

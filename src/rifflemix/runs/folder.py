@@ -1,0 +1,27 @@
+"""The folder that a command writes to."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from rifflemix.errors import bad_argument
+from rifflemix.files import check_new_path
+
+
+def check_folder(out: Path) -> None:
+    """Raise unless a folder is, or can be made, at `out`; leaves nothing behind."""
+    try:
+        str(out).encode()
+        check_new_path(out)
+        if out.exists() and not out.is_dir():
+            raise bad_argument("out", "a folder", f"the file {out}")
+        nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except UnicodeEncodeError:
+        raise bad_argument("out", "a folder with a name in UTF-8", ascii(str(out))) from None
+    except OSError as error:
+        raise bad_argument(
+            "out", "a folder that can be written", f"{str(out)[:200]} ({error.strerror})"
+        ) from None

@@ -1,0 +1,72 @@
+"""Where a training run stands, told to whoever shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rifflemix.train import TrainEvent
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Where one run stands.
+
+    Attributes:
+        mixer, seed: which run.
+        state: measuring (memory), training, done, diverged or stopped.
+        step, max_steps: optimiser updates made and to make.
+        loss: mean training loss lately.
+        metric, score: what chooses the weights, and its newest value on the validation split.
+        steps_per_second: training speed so far.
+    """
+
+    mixer: str
+    seed: int
+    state: str
+    step: int
+    max_steps: int
+    loss: float | None = None
+    metric: str = "accuracy"
+    score: float | None = None
+    steps_per_second: float | None = None
+
+
+OnStatus = Callable[[RunStatus], None]
+ShouldStop = Callable[[], bool]
+
+
+class StatusFeed:
+    """Turns the training loop's events into statuses."""
+
+    def __init__(
+        self, mixer: str, seed: int, max_steps: int, say: OnStatus | None, metric: str
+    ) -> None:
+        self._status = RunStatus(mixer, seed, "training", 0, max_steps, metric=metric)
+        self._say = say or silent
+
+    def show(self, **changes: Any) -> None:
+        """Change the status and tell it."""
+        self._status = replace(self._status, **changes)
+        self._say(self._status)
+
+    def on_event(self, event: TrainEvent) -> None:
+        """What the training loop calls."""
+        changes: dict[str, Any] = {"step": event.step}
+        if event.loss is not None:
+            changes["loss"] = event.loss
+        if event.steps_per_second is not None:
+            changes["steps_per_second"] = event.steps_per_second
+        if event.kind == "eval" and event.split == "validation":
+            changes["score"] = event.metrics.get(self._status.metric)
+        self.show(**changes)
+
+
+def silent(status: RunStatus) -> None:
+    """Tell nobody."""
+
+
+def never() -> bool:
+    """Do not stop."""
+    return False
