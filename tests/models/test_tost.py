@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import rifflemix as rm
-from rifflemix.models import ToST, ToSTBlock
+from rifflemix.models import ToST
 from rifflemix.models.vision.ista import ISTA
+from rifflemix.nn.block import Block
 from rifflemix.nn.feed_forward import FeedForward
 
 Golden = Callable[[str], dict[str, np.ndarray]]
@@ -78,7 +79,13 @@ BLOCK_NAMES = {
 
 def test_block_and_its_gradients_are_the_published_ones(golden: Golden) -> None:
     arrays = golden("tost_block")
-    block = ToSTBlock(rm.create_mixer("tssa", 12, num_heads=3), 12, 48)
+    block = Block(
+        rm.create_mixer("tssa", 12, num_heads=3),
+        FeedForward(12, 48),
+        12,
+        norm_eps=1e-6,
+        layer_scale=1.0,
+    )
     with torch.no_grad():
         for name, parameter in block.named_parameters():
             values = torch.from_numpy(arrays[f"p.{BLOCK_NAMES.get(name, name)}"])

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.models import GPT, Encoder, Model, create_model
-from rifflemix.models.language.gpt import GPTBlock
+from rifflemix.nn.block import Block
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.train.schedules import learning_rate
 
@@ -39,7 +39,7 @@ def test_language_models_train_as_tensor2tensors(name: str) -> None:
     assert tokens == 16 * 4096
     model = tiny(recipe, vocab_size=11, max_length=64)
     assert isinstance(model, GPT)
-    blocks = [block for block in model.modules() if isinstance(block, GPTBlock)]
+    blocks = [block for block in model.modules() if isinstance(block, Block)]
     assert {block.mlp.hidden_drop.p for block in blocks} == {0.1}
     assert {block.drop.p for block in blocks} == {0.1}
 
@@ -47,7 +47,7 @@ def test_language_models_train_as_tensor2tensors(name: str) -> None:
 def test_relu_dropout_is_a_setting() -> None:
     for value in (0.0, 0.25):
         model = create_model("gpt", dropout=0.1, hidden_dropout=value)
-        drops = {b.mlp.hidden_drop.p for b in model.modules() if isinstance(b, GPTBlock)}
+        drops = {b.mlp.hidden_drop.p for b in model.modules() if isinstance(b, Block)}
         assert drops == {value}
         model = create_model("seq2seq", dropout=0.1, hidden_dropout=value)
         drops = {m.p for n, m in model.named_modules() if n.endswith("hidden_drop")}

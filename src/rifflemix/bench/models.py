@@ -16,7 +16,8 @@ from rifflemix.bench.rows import FORWARD, MODEL, TRAINING_STEP, Row, Shape
 from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import list_mixers, mixer_card
-from rifflemix.models import EncoderBlock, create_model
+from rifflemix.models import create_model
+from rifflemix.nn.block import Block
 from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.runs.measure import kernel_share
 
@@ -168,7 +169,7 @@ def _model(name: str, layers: int, shape: Shape) -> nn.Module:
     )
     if name == NO_MIXER:
         for block in model.modules():
-            if isinstance(block, EncoderBlock):
+            if isinstance(block, Block):
                 block.mixer = NoMixer()
     return model
 

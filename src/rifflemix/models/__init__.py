@@ -8,19 +8,18 @@ from rifflemix.models.official import OfficialTensor, load_official
 from rifflemix.models.presets import ModelCard
 from rifflemix.models.pretrained import from_pretrained
 from rifflemix.models.registry import create_model, list_models, model_card, model_settings
-from rifflemix.models.sequence.encoder import Encoder, EncoderBlock
+from rifflemix.models.sequence.encoder import Encoder
 from rifflemix.models.vision.dimension_mixer import DimensionMixerViT, PostNormBlock
 from rifflemix.models.vision.mlp_mixer import MLPMixer, MLPMixerBlock
 from rifflemix.models.vision.patch_only import PatchOnlyMixer
 from rifflemix.models.vision.resnet_mixers import ResNetMixer
-from rifflemix.models.vision.tost import ToST, ToSTBlock
+from rifflemix.models.vision.tost import ToST
 from rifflemix.models.vision.vit import ViT
 
 __all__ = [
     "GPT",
     "DimensionMixerViT",
     "Encoder",
-    "EncoderBlock",
     "MLPMixer",
     "MLPMixerBlock",
     "Model",
@@ -31,7 +30,6 @@ __all__ = [
     "ResNetMixer",
     "Seq2Seq",
     "ToST",
-    "ToSTBlock",
     "ViT",
     "create_model",
     "from_pretrained",

@@ -18,78 +18,16 @@ from rifflemix.checks import (
     check_probability,
 )
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers import TokenMixer
 from rifflemix.models.base import Model, check_ids
 from rifflemix.models.language.generation import generate
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
+from rifflemix.nn.block import Block
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.layer_scale import LayerScale
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, valid_places
 
 POSITIONS = ("learned", "sinusoid")
 _EPS = 1e-5
-
-
-class GPTBlock(nn.Module):
-    """Pre-norm block: x += g1 * drop(mixer(LN(x))); x += g2 * mlp(LN(x)).
-
-    Args:
-        mixer: a module (B, N, C) -> (B, N, C) that takes `key_padding_mask`.
-        dim: channels C.
-        hidden_dim: channels inside the feed-forward branch.
-        layer_scale: g1 and g2 at the start, learned for each channel; None leaves them out.
-        activation: of the feed-forward branch.
-        bias: add biases to the norms and to the feed-forward branch.
-        dropout: probability, on both branches.
-        hidden_dropout: probability in the hidden layer of the feed-forward branch.
-
-    Source: Radford et al. 2019, section 2.3; with g1 and g2, the released language code of Wu et
-    al. 2024.
-    """
-
-    def __init__(
-        self,
-        mixer: TokenMixer,
-        dim: int,
-        hidden_dim: int,
-        *,
-        layer_scale: float | None = None,
-        activation: str = "gelu",
-        bias: bool = True,
-        dropout: float = 0.0,
-        hidden_dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=_EPS, bias=bias)
-        self.mixer = mixer
-        self.drop = nn.Dropout(dropout)
-        self.norm2 = nn.LayerNorm(dim, eps=_EPS, bias=bias)
-        self.mlp = FeedForward(
-            dim,
-            hidden_dim,
-            dropout=dropout,
-            hidden_dropout=hidden_dropout,
-            activation=activation,
-            bias=bias,
-        )
-        self.scale1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        self.scale2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); key_padding_mask (B, N) bool, True = padding."""
-        mixed = self.mixer(self.norm1(x), key_padding_mask=key_padding_mask)
-        return self._add_branches(x, mixed)
-
-    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """(B, C) -> (B, C), one token after those in the mixer's state; also the next state."""
-        mixed, state = self.mixer.step(self.norm1(x_t), state)
-        return self._add_branches(x_t, mixed), state
-
-    def _add_branches(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + self.scale1(self.drop(mixed))
-        y: Tensor = x + self.scale2(self.mlp(self.norm2(x)))
-        return y
 
 
 class GPTState(NamedTuple):
@@ -176,7 +114,7 @@ class GPT(Model):
             self.positions = SinusoidalPositions(max_length, dim)
         self.drop = nn.Dropout(check_probability("dropout", dropout))
         self.blocks = nn.ModuleList(
-            GPTBlock(
+            Block(
                 block_mixer(
                     mixer,
                     mixer_options,
@@ -189,13 +127,19 @@ class GPT(Model):
                     causal=True,
                     dropout=dropout,
                 ),
+                FeedForward(
+                    dim,
+                    hidden_dim,
+                    dropout=dropout,
+                    hidden_dropout=hidden_dropout,
+                    activation=activation,
+                    bias=bias,
+                ),
                 dim,
-                hidden_dim,
-                layer_scale=layer_scale,
-                activation=activation,
-                bias=bias,
                 dropout=dropout,
-                hidden_dropout=hidden_dropout,
+                norm_eps=_EPS,
+                norm_bias=bias,
+                layer_scale=layer_scale,
             )
             for index in range(num_layers)
         )
@@ -321,8 +265,8 @@ class GPT(Model):
                 layout[f"transformer.h.{index}.attn.bias"] = OfficialTensor(None, required=False)
         return layout
 
-    def _layers(self) -> Iterable[GPTBlock]:
-        return cast(Iterable[GPTBlock], self.blocks)
+    def _layers(self) -> Iterable[Block]:
+        return cast(Iterable[Block], self.blocks)
 
     def _logits(self, x: Tensor) -> Tensor:
         weight = self.embed.weight if self.head is None else self.head.weight
@@ -368,7 +312,7 @@ def initialise_gpt2(model: nn.Module, embedding_std: float = 0.02) -> None:
     start its own layer gave it.
 
     Args:
-        model: its `GPTBlock`s are counted for L.
+        model: its `Block`s are counted for L.
         embedding_std: deviation of the embeddings.
 
     Source: Radford et al. 2019, section 2.3, in nanoGPT's form.
@@ -380,7 +324,7 @@ def initialise_gpt2(model: nn.Module, embedding_std: float = 0.02) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=embedding_std)
-    blocks = [module for module in model.modules() if isinstance(module, GPTBlock)]
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
     for block in blocks:
         ends = [block.mlp.fc2, *(getattr(block.mixer, name, None) for name in ("proj", "out_proj"))]
         for end in ends:

@@ -24,7 +24,8 @@ from rifflemix.mixers import (
 from rifflemix.models.base import Model, check_ids
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
-from rifflemix.models.sequence.encoder import Encoder, EncoderBlock
+from rifflemix.models.sequence.encoder import Encoder
+from rifflemix.nn.block import Block
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.positions import SinusoidalPositions, valid_places
 
@@ -160,11 +161,11 @@ class Seq2Seq(Model):
             )
 
         self.encoder = nn.ModuleList(
-            EncoderBlock(
+            Block(
                 make_mixer(mixer, mixer_options, index, False),
                 make_mlp(),
                 dim,
-                dropout,
+                dropout=dropout,
                 norm_eps=_EPS,
             )
             for index in range(num_layers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import check_choice
@@ -14,55 +14,11 @@ from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier, places
 from rifflemix.models.sequence.normal import BERT_STD, bert_normal
 from rifflemix.models.sequence.xavier import xavier_uniform
+from rifflemix.nn.block import NORMS, Block
 from rifflemix.nn.embeddings import input_embedding
 from rifflemix.nn.feed_forward import FeedForward
 
-NORM_PLACES = ("pre", "post")
 INITS = ("torch", "xavier", "bert")
-
-
-class EncoderBlock(nn.Module):
-    """Residual block of a mixer and a feed-forward branch.
-
-    "pre": x += drop(mixer(LN(x))); x += mlp(LN(x)). "post": x = LN(x + drop(mixer(x)));
-    x = LN(x + mlp(x)).
-
-    Args:
-        mixer: a module (B, N, C) -> (B, N, C) that takes `key_padding_mask`.
-        mlp: the feed-forward branch.
-        dim: channels C.
-        dropout: probability in [0, 1) behind the mixer.
-        norm: "pre" or "post".
-        norm_eps: what the norms add to a variance.
-    """
-
-    def __init__(
-        self,
-        mixer: nn.Module,
-        mlp: nn.Module,
-        dim: int,
-        dropout: float,
-        *,
-        norm: str = "pre",
-        norm_eps: float = 1e-5,
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
-        self.mixer = mixer
-        self.drop = nn.Dropout(dropout)
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
-        self.mlp = mlp
-        self.is_post_norm = norm == "post"
-
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); key_padding_mask (B, N) bool, True = padding."""
-        if self.is_post_norm:
-            x = self.norm1(x + self.drop(self.mixer(x, key_padding_mask=key_padding_mask)))
-        else:
-            x = x + self.drop(self.mixer(self.norm1(x), key_padding_mask=key_padding_mask))
-        branch = self.mlp(x if self.is_post_norm else self.norm2(x))
-        y: Tensor = self.norm2(x + branch) if self.is_post_norm else x + branch
-        return y
 
 
 class Encoder(SequenceClassifier):
@@ -145,14 +101,14 @@ class Encoder(SequenceClassifier):
         num_layers = check_integer("num_layers", num_layers, 1)
         max_length = check_integer("max_length", max_length, 1)
         norm_eps = check_positive("norm_eps", norm_eps)
-        check_choice("norm", norm, NORM_PLACES)
+        check_choice("norm", norm, NORMS)
         check_choice("init", init, INITS)
         dropout = check_probability("dropout", dropout)
         residual = _own("residual_dropout", residual_dropout, dropout)
         embedding_std = BERT_STD if init == "bert" else embedding_std
         hidden_dim = max(1, round(dim * check_positive("mlp_ratio", mlp_ratio)))
 
-        def make_block(index: int) -> EncoderBlock:
+        def make_block(index: int) -> Block:
             mixing = block_mixer(
                 mixer,
                 mixer_options,
@@ -170,7 +126,7 @@ class Encoder(SequenceClassifier):
                 hidden_dropout=_own("hidden_dropout", hidden_dropout, dropout),
                 activation=activation,
             )
-            return EncoderBlock(mixing, branch, dim, residual, norm=norm, norm_eps=norm_eps)
+            return Block(mixing, branch, dim, dropout=residual, norm=norm, norm_eps=norm_eps)
 
         super().__init__(
             input_embedding(

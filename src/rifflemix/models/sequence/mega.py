@@ -14,9 +14,9 @@ from rifflemix.mixers.registry import mixer_class
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
-from rifflemix.models.sequence.encoder import NORM_PLACES
 from rifflemix.models.sequence.lra import HOSTS
 from rifflemix.models.sequence.norms import TokenNorm
+from rifflemix.nn.block import NORMS
 from rifflemix.nn.embeddings import input_embedding
 from rifflemix.nn.feed_forward import FeedForward
 
@@ -119,7 +119,7 @@ class MegaClassifier(SequenceClassifier):
         dim = check_integer("dim", dim, 1)
         num_layers = check_integer("num_layers", num_layers, 1)
         ffn_dim = max(1, round(dim * check_positive("mlp_ratio", mlp_ratio)))
-        check_choice("norm", norm, NORM_PLACES)
+        check_choice("norm", norm, NORMS)
         options: dict[str, Any] = {
             "z_dim": z_dim,
             "hidden_dim": hidden_dim,

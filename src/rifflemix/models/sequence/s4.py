@@ -12,9 +12,9 @@ from rifflemix.errors import check_choice
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
-from rifflemix.models.sequence.encoder import NORM_PLACES
 from rifflemix.models.sequence.lra import HOSTS
 from rifflemix.models.sequence.norms import TokenNorm
+from rifflemix.nn.block import NORMS
 from rifflemix.nn.embeddings import input_embedding
 
 
@@ -102,7 +102,7 @@ class MixerClassifier(SequenceClassifier):
     ) -> None:
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
         dropout = check_probability("dropout", dropout)
-        check_choice("norm", norm, NORM_PLACES)
+        check_choice("norm", norm, NORMS)
 
         def make_block(index: int) -> MixerBlock:
             mixing = block_mixer(

@@ -14,10 +14,9 @@ from rifflemix.models.vision.class_attention import ClassAttentionBlock
 from rifflemix.models.vision.fourier_positions import FourierPositions
 from rifflemix.models.vision.images import ImageModel, Size, size_pair
 from rifflemix.models.vision.ista import ISTA
+from rifflemix.nn.block import Block
 from rifflemix.nn.class_token import ClassToken
-from rifflemix.nn.drop_path import DropPath
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.layer_scale import LayerScale
 from rifflemix.nn.patches import ConvPatchEmbedding
 from rifflemix.nn.resize import Resize
 
@@ -25,52 +24,21 @@ FEED_FORWARDS = ("mlp", "ista")
 _EPS = 1e-6
 
 
-class ToSTBlock(nn.Module):
-    """Pre-norm block: x += drop_path(g1 * mixer(LN(x))); x += drop_path(g2 * mlp(LN(x))).
+class IstaBlock(Block):
+    """A pre-norm block with one ISTA step for the feed-forward branch: x = ista(LN(x)).
 
-    Args:
-        mixer: a module (B, N, C) -> (B, N, C).
-        dim: channels C.
-        hidden_dim: channels inside the feed-forward branch; None puts one ISTA step in its
-            place, x = ista(LN(x)), as CRATE has it.
-        layer_scale: g1 and g2 at the start, learned for each channel.
-        drop_path: probability of dropping a branch, per sample.
-        dropout: probability, on both branches.
-
-    Source: Wu et al. 2024 (ToST), appendix C.2; with ISTA, the ablation of Table 8.
+    Source: Wu et al. 2024 (ToST), the ablation of Table 8, after CRATE.
     """
 
-    def __init__(
-        self,
-        mixer: nn.Module,
-        dim: int,
-        hidden_dim: int | None,
-        *,
-        layer_scale: float = 1.0,
-        drop_path: float = 0.0,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=_EPS)
-        self.mixer = mixer
-        self.drop = nn.Dropout(dropout)
-        self.scale1 = LayerScale(dim, layer_scale)
-        self.norm2 = nn.LayerNorm(dim, eps=_EPS)
-        self.drop_path = DropPath(drop_path)
-        self.mlp: FeedForward | ISTA
-        self.scale2: LayerScale | None
-        if hidden_dim is None:
-            self.mlp, self.scale2 = ISTA(dim), None
-        else:
-            self.mlp = FeedForward(dim, hidden_dim, dropout=dropout)
-            self.scale2 = LayerScale(dim, layer_scale)
+    def __init__(self, mixer: nn.Module, dim: int, **options: Any) -> None:
+        super().__init__(mixer, ISTA(dim), dim, **options)
+        self.scale2 = nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, C) -> (B, N, C)."""
-        x = x + self.drop_path(self.scale1(self.drop(self.mixer(self.norm1(x)))))
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); the step holds its input already: it is no branch."""
+        x = x + self._mixed(self.norm1(x), key_padding_mask)
         y: Tensor = self.mlp(self.norm2(x))
-        # The ISTA step holds its input already: it is no branch.
-        return y if self.scale2 is None else x + self.drop_path(self.scale2(y))
+        return y
 
 
 class ToST(ImageModel):
@@ -144,27 +112,31 @@ class ToST(ImageModel):
         self.patch_embed = ConvPatchEmbedding(self.in_channels, dim, patch_size)
         self.positions = FourierPositions(dim)
         self.drop = nn.Dropout(check_probability("dropout", dropout))
-        self.blocks = nn.ModuleList(
-            ToSTBlock(
-                block_mixer(
-                    mixer,
-                    mixer_options,
-                    dim,
-                    of_host={"bias": bias, "out_bias": True},
-                    num_heads=num_heads,
-                    max_length=self.num_patches,
-                    layer_index=index,
-                    num_layers=num_layers,
-                    dropout=dropout,
-                ),
+
+        def make_block(index: int) -> Block:
+            mixing = block_mixer(
+                mixer,
+                mixer_options,
                 dim,
-                hidden_dim if feed_forward == "mlp" else None,
-                layer_scale=layer_scale,
-                drop_path=drop_path,
+                of_host={"bias": bias, "out_bias": True},
+                num_heads=num_heads,
+                max_length=self.num_patches,
+                layer_index=index,
+                num_layers=num_layers,
                 dropout=dropout,
             )
-            for index in range(num_layers)
-        )
+            options: dict[str, Any] = {
+                "dropout": dropout,
+                "norm_eps": _EPS,
+                "layer_scale": layer_scale,
+                "drop_path": drop_path,
+            }
+            if feed_forward == "ista":
+                return IstaBlock(mixing, dim, **options)
+            branch = FeedForward(dim, hidden_dim, dropout=dropout)
+            return Block(mixing, branch, dim, **options)
+
+        self.blocks = nn.ModuleList(make_block(index) for index in range(num_layers))
         self.cls_token = ClassToken(dim, std=0.02)
         self.class_blocks = nn.ModuleList(
             ClassAttentionBlock(

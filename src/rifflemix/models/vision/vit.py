@@ -12,8 +12,8 @@ from rifflemix.errors import check_choice
 from rifflemix.mixers.registry import list_mixers, mixer_card
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
-from rifflemix.models.sequence.encoder import EncoderBlock
 from rifflemix.models.vision.images import ImageModel, Size
+from rifflemix.nn.block import Block
 from rifflemix.nn.class_token import ClassToken
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.patches import PatchEmbedding
@@ -89,7 +89,7 @@ class ViT(ImageModel):
         }
         hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
         self.blocks = nn.ModuleList(
-            EncoderBlock(
+            Block(
                 block_mixer(
                     mixer,
                     mixer_options,
@@ -103,7 +103,7 @@ class ViT(ImageModel):
                 ),
                 FeedForward(dim, hidden_dim, dropout=dropout),
                 dim,
-                dropout,
+                dropout=dropout,
             )
             for index in range(num_layers)
         )
