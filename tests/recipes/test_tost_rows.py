@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rifflemix.mixers.baselines.s4 import S4
-from rifflemix.mixers.baselines.softmax import Softmax
+from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 from rifflemix.mixers.tssa import TSSA
 from rifflemix.models import create_model
 from rifflemix.nn.positions import SinusoidalPositions
@@ -47,7 +47,7 @@ REGISTERED = TABLE7 | {
     [
         ("tssa", TABLE7, TSSA),
         ("tssa-as_printed", TABLE7, TSSA),
-        ("softmax", REGISTERED, Softmax),
+        ("softmax", REGISTERED, SoftmaxAttention),
     ],
 )
 def test_sizes_of_the_long_range_rows(

@@ -11,7 +11,7 @@ from torch import Tensor
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.baselines.softmax import Softmax
+from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 from rifflemix.nn.butterfly import mix_groups
 from rifflemix.ops.butterfly import butterfly_layout
 
@@ -70,7 +70,7 @@ class Butterfly(TokenMixer):
             block_size = default_block_size(self.max_length)
         self.block_size = block_size
         self.reverse = reverse
-        self.attention = Softmax(
+        self.attention = SoftmaxAttention(
             self.dim, num_heads=self.num_heads, dropout=self.dropout, bias=bias
         )
         rank = None

@@ -8,28 +8,28 @@ from typing import Any
 from rifflemix.checks import check_bool
 from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.baselines.average import Average
+from rifflemix.mixers.baselines.average import AveragePooling
 from rifflemix.mixers.baselines.bigbird import BigBird
 from rifflemix.mixers.baselines.cosformer import CosFormer
 from rifflemix.mixers.baselines.crate import Crate
 from rifflemix.mixers.baselines.exp_smoothing import ExpSmoothing
 from rifflemix.mixers.baselines.fnet import FNet
 from rifflemix.mixers.baselines.identity import Identity
-from rifflemix.mixers.baselines.linear import Linear
+from rifflemix.mixers.baselines.linear import LinearAttention
 from rifflemix.mixers.baselines.linformer import Linformer
-from rifflemix.mixers.baselines.local import Local
+from rifflemix.mixers.baselines.local import LocalAttention
 from rifflemix.mixers.baselines.long_conv import LongConv
 from rifflemix.mixers.baselines.longformer import Longformer
 from rifflemix.mixers.baselines.mega import Mega
 from rifflemix.mixers.baselines.mega_chunk import MegaChunk
-from rifflemix.mixers.baselines.mlp_mixer import MLPMixer
+from rifflemix.mixers.baselines.mlp_mixer import TokenMLP
 from rifflemix.mixers.baselines.nystromformer import Nystromformer
 from rifflemix.mixers.baselines.performer import Performer
 from rifflemix.mixers.baselines.reformer import Reformer
 from rifflemix.mixers.baselines.s4 import S4
 from rifflemix.mixers.baselines.s5 import S5
 from rifflemix.mixers.baselines.sinkformer import Sinkformer
-from rifflemix.mixers.baselines.softmax import Softmax
+from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 from rifflemix.mixers.baselines.spade import Spade
 from rifflemix.mixers.baselines.sparse_transformer import SparseTransformer
 from rifflemix.mixers.baselines.synthesizer import Synthesizer
@@ -44,15 +44,15 @@ from rifflemix.mixers.tssa import TSSA
 _MIXERS: dict[str, type[TokenMixer]] = {
     mixer.card.name: mixer
     for mixer in (
-        Softmax,
+        SoftmaxAttention,
         CSP,
         Sliceformer,
         TSSA,
         Butterfly,
         TokenParallel,
         Sinkhorn,
-        Local,
-        Linear,
+        LocalAttention,
+        LinearAttention,
         Sinkformer,
         Linformer,
         Performer,
@@ -66,8 +66,8 @@ _MIXERS: dict[str, type[TokenMixer]] = {
         Reformer,
         BigBird,
         FNet,
-        MLPMixer,
-        Average,
+        TokenMLP,
+        AveragePooling,
         Identity,
         Mega,
         MegaChunk,

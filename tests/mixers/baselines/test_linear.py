@@ -20,7 +20,7 @@ from attention_checks import (
 from torch import Tensor
 
 import rifflemix as rm
-from rifflemix.mixers.baselines.linear import Linear
+from rifflemix.mixers.baselines.linear import LinearAttention
 
 Golden = Callable[[str], dict[str, np.ndarray]]
 
@@ -33,7 +33,7 @@ def feature(x: Tensor) -> Tensor:
     return torch.where(x > 0, x + 1, x.exp())
 
 
-def literal(mixer: Linear, x: Tensor) -> Tensor:
+def literal(mixer: LinearAttention, x: Tensor) -> Tensor:
     """One sequence (N, C), token by token."""
     q, k, v = mixer.qkv(x).chunk(3, -1)
     width = mixer.dim // mixer.num_heads

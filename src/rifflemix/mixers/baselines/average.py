@@ -10,7 +10,7 @@ from torch import Tensor
 from rifflemix.mixers.base import MixerCard, TokenMixer
 
 
-class Average(TokenMixer):
+class AveragePooling(TokenMixer):
     """The mean of the valid (if causal, of the earlier and own) tokens, without parameters.
 
     It is attention whose scores are all equal. Sums are kept in float32, or float64 for float64.

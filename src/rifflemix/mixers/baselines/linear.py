@@ -13,7 +13,7 @@ from rifflemix.mixers._attention.linear import LinearAttentionMixer, linear_atte
 from rifflemix.mixers.base import MixerCard
 
 
-class Linear(LinearAttentionMixer):
+class LinearAttention(LinearAttentionMixer):
     """Linear attention with features elu(x) + 1, not scaled by 1 / sqrt(D).
 
     With `causal=True` a token sees the sums over the tokens so far, and `init_state` and `step`

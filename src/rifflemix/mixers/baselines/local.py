@@ -14,7 +14,7 @@ from rifflemix.mixers._attention.window import block_attention
 from rifflemix.mixers.base import MixerCard
 
 
-class Local(OrderedAttention):
+class LocalAttention(OrderedAttention):
     """Every block of `block_size` valid tokens attends to itself, and blocks never meet.
 
     The Long Range Arena code pads by a whole block where none is needed and cuts blocks by a

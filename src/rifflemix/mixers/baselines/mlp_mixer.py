@@ -11,7 +11,7 @@ from rifflemix.checks import check_integer
 from rifflemix.mixers.base import MixerCard, TokenMixer
 
 
-class MLPMixer(TokenMixer):
+class TokenMLP(TokenMixer):
     """y[:, c] = W_2 gelu(W_1 x[:, c]) over tokens, the same two maps for every channel c.
 
     Each place has its own weights: shorter inputs use those of the first N places, and a padded

@@ -14,7 +14,7 @@ from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
 
 
-class Softmax(MultiHeadMixer):
+class SoftmaxAttention(MultiHeadMixer):
     """Multi-head softmax attention through torch's scaled_dot_product_attention.
 
     Args:

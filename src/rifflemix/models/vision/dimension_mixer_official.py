@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
-from rifflemix.mixers.baselines.softmax import Softmax
+from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 from rifflemix.mixers.butterfly import Butterfly
 from rifflemix.mixers.token_parallel import TokenParallel
 from rifflemix.models.official import OfficialTensor
@@ -58,7 +58,7 @@ def official_layer(layer: nn.Module, ours: str, theirs: str) -> Layout:
             return _parts(layer, ours, theirs, names)
         case Butterfly():
             return official_layer(layer.attention, f"{ours}.attention", theirs)
-        case Softmax():
+        case SoftmaxAttention():
             return _dense_attention(layer, ours, theirs)
         case TokenParallel():
             return _token_parallel(layer, ours, theirs)
@@ -77,7 +77,7 @@ def _parts(layer: nn.Module, ours: str, theirs: str, names: tuple[tuple[str, str
     return layout
 
 
-def _dense_attention(layer: Softmax, ours: str, theirs: str) -> Layout:
+def _dense_attention(layer: SoftmaxAttention, ours: str, theirs: str) -> Layout:
     """Three linear maps there, one here."""
     layout = official_layer(layer.proj, f"{ours}.proj", f"{theirs}.fc_out")
     for index, their in enumerate(_ATTENTION_MAPS):
