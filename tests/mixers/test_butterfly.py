@@ -37,8 +37,8 @@ def dense(mixer: Butterfly, x: Tensor, may_attend: Tensor) -> Tensor:
 
 
 def same_group(length: int, block: int, stride: int) -> Tensor:
-    place = torch.arange(length)
-    key = place // (block * stride) * stride + place % stride
+    position = torch.arange(length)
+    key = position // (block * stride) * stride + position % stride
     return key[:, None] == key[None, :]
 
 
@@ -77,8 +77,8 @@ def test_equals_dense_attention_within_the_groups(data: st.DataObject) -> None:
     size = min(block or default_block_size(40), length)
     groups = same_group(length, size, strides[layer % len(strides)])
     if order == "random":
-        place = mixer.token_rank[:length].argsort().argsort()
-        groups = groups[place][:, place]
+        position = mixer.token_rank[:length].argsort().argsort()
+        groups = groups[position][:, position]
     expected = dense(mixer, x, groups & ~mask[:, None, :]).masked_fill(mask.unsqueeze(-1), 0.0)
     y = mixer(x, key_padding_mask=mask)
     torch.testing.assert_close(y, expected, atol=1e-10, rtol=1e-10)
@@ -117,7 +117,7 @@ def test_all_layers_mix_all_tokens_and_fewer_do_not(
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("block", [None, 2, 3, 4, 6, 8])
 def test_one_pass_through_the_strides_cuts_no_token_off(block: int | None, reverse: bool) -> None:
-    """Tokens meet over tokens only: a padded place passes nothing on."""
+    """Tokens meet over tokens only: a padded position passes nothing on."""
     mixer = build(block_size=block, reverse=reverse)
     for length in range(1, 131):
         size = min(block or default_block_size(length), length)

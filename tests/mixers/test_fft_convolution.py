@@ -106,8 +106,8 @@ def some_kernel(complex_ratios: bool) -> tuple[ExponentialKernel, Tensor, Tensor
 @pytest.mark.parametrize("length", [1, 7, 64, 65, 400])
 def test_kernel_is_the_sum_of_exponentials(length: int, complex_ratios: bool) -> None:
     kernel, a, w = some_kernel(complex_ratios)
-    places = torch.arange(length, dtype=torch.float64)
-    expected = (w.unsqueeze(-1) * torch.exp(a.unsqueeze(-1) * places)).sum(1)
+    positions = torch.arange(length, dtype=torch.float64)
+    expected = (w.unsqueeze(-1) * torch.exp(a.unsqueeze(-1) * positions)).sum(1)
     expected = expected.real if complex_ratios else expected
     torch.testing.assert_close(kernel.values(length), expected, atol=1e-11, rtol=1e-11)
 

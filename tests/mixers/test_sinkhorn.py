@@ -96,7 +96,7 @@ def test_any_length_is_taken(causal: bool, options: Options) -> None:
 def test_masked_equals_the_valid_tokens_alone(
     causal: bool, options: Options, data: st.DataObject
 ) -> None:
-    """Any pattern of padding, any content: as if the padded places had been cut out."""
+    """Any pattern of padding, any content: as if the padded positions had been cut out."""
     length = data.draw(st.integers(1, MAX))
     bits = st.lists(st.booleans(), min_size=3 * length, max_size=3 * length)
     mask = torch.tensor(data.draw(bits)).view(3, length)

@@ -47,8 +47,8 @@ def test_window_is_a_band(length: int, window: tuple[int, int], padded: bool) ->
 @pytest.mark.parametrize("length", [1, 8, 17, 24])
 def test_blocks_are_contiguous(length: int, block: int, padded: bool, causal: bool) -> None:
     q, k, v = random_qkv(length)
-    place = torch.arange(length)
-    sees = (place // block == place.unsqueeze(1) // block).expand(2, -1, -1)
+    position = torch.arange(length)
+    sees = (position // block == position.unsqueeze(1) // block).expand(2, -1, -1)
     if causal:
         sees = sees.tril()
     mask = torch.rand(2, length) < 0.3 if padded else None
@@ -64,13 +64,13 @@ def test_shared_keys_join_the_softmax(kind: str) -> None:
     shared = SharedKeys(
         *(torch.randn(2, 3, 5, 4).double() for _ in "kv"), torch.rand(2, 21, 5) < 0.5
     )
-    place = torch.arange(21)
+    position = torch.arange(21)
     if kind == "block":
         y = block_attention(q, k, v, block_size=6, shared=shared)
-        sees = place // 6 == place.unsqueeze(1) // 6
+        sees = position // 6 == position.unsqueeze(1) // 6
     else:
         y = window_attention(q, k, v, before=4, after=1, shared=shared)
-        offset = place - place.unsqueeze(1)
+        offset = position - position.unsqueeze(1)
         sees = (offset >= -4) & (offset <= 1)
     sees = torch.cat((sees.expand(2, -1, -1), shared.visible), 2)
     keys, values = torch.cat((k, shared.keys), 2), torch.cat((v, shared.values), 2)

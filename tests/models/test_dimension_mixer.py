@@ -123,14 +123,14 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("mixer", "options"), MIXERS.values(), ids=MIXERS)
-def test_every_tensor_has_one_place_in_the_released_code(
+def test_every_tensor_has_one_position_in_the_released_code(
     mixer: str, options: dict[str, Any]
 ) -> None:
     """Loaded tensors fill the whole model, each number once."""
     model = tiny(mixer=mixer, mixer_options=options)
     own, layout = model.state_dict(), model.official_tensors()
     shapes = {
-        key: entry.shape or tuple(entry.place(own[str(entry.name)]).shape)
+        key: entry.shape or tuple(entry.position(own[str(entry.name)]).shape)
         for key, entry in layout.items()
     }
     assert sum(np.prod(shape) for shape in shapes.values()) == model.num_parameters()
@@ -165,8 +165,8 @@ def test_token_parallel_weights_are_put_where_they_belong(golden: Golden) -> Non
     with torch.no_grad():
         for key, tensor in official(vectors).items():
             entry = layout[f"transformer_blocks.0.sparse_transformers.0.attention.{key}"]
-            place = entry.place(own[str(entry.name)])
-            place.copy_(tensor.reshape(place.shape))
+            position = entry.position(own[str(entry.name)])
+            position.copy_(tensor.reshape(position.shape))
     y = model.blocks[0].mixer(torch.from_numpy(vectors["x"]))
     torch.testing.assert_close(y, torch.from_numpy(vectors["y"]), atol=1e-5, rtol=1e-4)
 

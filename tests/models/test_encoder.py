@@ -53,10 +53,10 @@ def test_parameter_count() -> None:
     assert sum(p.numel() for p in model.parameters()) == expected
 
 
-def test_layers_know_their_place() -> None:
+def test_layers_know_their_position() -> None:
     model = rm.create_model("encoder", num_layers=3, **TOKENS)
-    places = [(b.mixer.layer_index, b.mixer.num_layers) for b in model.blocks]
-    assert places == [(0, 3), (1, 3), (2, 3)]
+    positions = [(b.mixer.layer_index, b.mixer.num_layers) for b in model.blocks]
+    assert positions == [(0, 3), (1, 3), (2, 3)]
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -116,10 +116,10 @@ def test_no_logit_sees_a_later_token(mixer: str) -> None:
     model = shaken(small(mixer=mixer))
     tokens = torch.randint(13, (2, 11))
     before = model(tokens)
-    for place in range(1, 11):
+    for position in range(1, 11):
         other = tokens.clone()
-        other[:, place:] = torch.randint(13, (2, 11 - place))
-        torch.testing.assert_close(model(other)[:, :place], before[:, :place])
+        other[:, position:] = torch.randint(13, (2, 11 - position))
+        torch.testing.assert_close(model(other)[:, :position], before[:, :position])
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "tssa", "sinkhorn"])

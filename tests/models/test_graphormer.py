@@ -67,8 +67,8 @@ def test_ascending_is_the_default() -> None:
 
 def graph(nodes: int = 5, batch: int = 2, edges: int = 3) -> dict[str, Tensor]:
     """A chain with one node apart, features of a path's edges at random but 0 behind its end."""
-    places = torch.arange(nodes)
-    distances = (places - places.unsqueeze(1)).abs()
+    positions = torch.arange(nodes)
+    distances = (positions - positions.unsqueeze(1)).abs()
     distances[-1, :-1] = distances[:-1, -1] = -1
     path = torch.randint(1, 7, (nodes, nodes, edges, 2))
     path = path * (torch.arange(edges) < distances.unsqueeze(-1)).unsqueeze(-1)
@@ -129,10 +129,10 @@ def test_attention_is_the_literal_formula(mixing: str) -> None:
 
 
 def literal_exchange(v: Tensor, mask: Tensor) -> Tensor:
-    """Channel by channel, the first valid token and the largest valid one change places."""
+    """Channel by channel, the first valid token and the largest valid one change positions."""
     out = v.clone()
     for sample in range(len(v)):
-        valid = [place for place in range(v.shape[1]) if not mask[sample, place]]
+        valid = [position for position in range(v.shape[1]) if not mask[sample, position]]
         for channel in range(v.shape[2]):
             largest = max(valid, key=lambda at: v[sample, at, channel].item())
             out[sample, valid[0], channel] = v[sample, largest, channel]
@@ -153,7 +153,7 @@ def test_max_exchange_is_the_literal_definition() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_nodes_changes_nothing_in_attention(name: str) -> None:
-    """The sort gives its values to places: there the order of the nodes counts."""
+    """The sort gives its values to positions: there the order of the nodes counts."""
     model = rm.create_model(name, **SMALL).double().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -172,7 +172,7 @@ def test_the_order_of_nodes_changes_nothing_in_attention(name: str) -> None:
 def test_padding_and_the_batch_change_nothing(name: str, options: dict[str, Any]) -> None:
     model = rm.create_model(name, **SMALL, **options).double().eval()
     g = graph(nodes=5)
-    g["inputs"][1, 3:] = 10  # what stands in padded places is not seen
+    g["inputs"][1, 3:] = 10  # what stands in padded positions is not seen
     mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
     short = {
         "inputs": g["inputs"][1:, :3],

@@ -35,11 +35,11 @@ def official_shapes(mixer: str, patch_size: int) -> dict[str, tuple[int, ...]]:
 
     widths = {8: [3, 6, 12, 24], 16: [3, 3, 6, 12, 24]}[patch_size]
     for stage in range(len(widths) - 1):
-        place, out = f"patch_embed.proj.{2 * stage}", widths[stage + 1]
-        shapes[f"{place}.0.weight"] = (out, widths[stage], 3, 3)
-        affine(f"{place}.1", out)
-        shapes[f"{place}.1.running_mean"] = shapes[f"{place}.1.running_var"] = (out,)
-        shapes[f"{place}.1.num_batches_tracked"] = ()
+        position, out = f"patch_embed.proj.{2 * stage}", widths[stage + 1]
+        shapes[f"{position}.0.weight"] = (out, widths[stage], 3, 3)
+        affine(f"{position}.1", out)
+        shapes[f"{position}.1.running_mean"] = shapes[f"{position}.1.running_var"] = (out,)
+        shapes[f"{position}.1.num_batches_tracked"] = ()
     affine("pos_embeder.token_projection", DIM, 64, 1, 1)
     for kind, count in (("blocks", LAYERS), ("cls_attn_blocks", 2)):
         for index in range(count):
@@ -111,24 +111,24 @@ def official_logits(state: Mapping[str, Tensor], mixer: str, images: Tensor) -> 
 
     x, stage = images, 0
     while f"patch_embed.proj.{stage}.0.weight" in state:
-        place = f"patch_embed.proj.{stage}"
+        position = f"patch_embed.proj.{stage}"
         x = F.gelu(x) if stage else x
-        x = F.conv2d(x, state[f"{place}.0.weight"], stride=2, padding=1)
+        x = F.conv2d(x, state[f"{position}.0.weight"], stride=2, padding=1)
         names = ("running_mean", "running_var", "weight", "bias")
-        x = F.batch_norm(x, *(state[f"{place}.1.{name}"] for name in names))
+        x = F.batch_norm(x, *(state[f"{position}.1.{name}"] for name in names))
         stage += 2
     rows, columns = x.shape[2:]
     features = torch.zeros(64, rows, columns, dtype=torch.float64)
     for k in range(16):
         slow = 10000 ** (2 * k / 32)
         for axis, length in ((0, rows), (1, columns)):
-            places = torch.arange(1, length + 1, dtype=torch.float64)
-            angles = places / (length + 1e-6) * 2 * torch.pi / slow
+            positions = torch.arange(1, length + 1, dtype=torch.float64)
+            angles = positions / (length + 1e-6) * 2 * torch.pi / slow
             angles = angles[:, None] if axis == 0 else angles[None]
             features[32 * axis + 2 * k] = angles.sin()
             features[32 * axis + 2 * k + 1] = angles.cos()
-    place = "pos_embeder.token_projection"
-    x = x + F.conv2d(features[None], state[f"{place}.weight"], state[f"{place}.bias"])
+    position = "pos_embeder.token_projection"
+    x = x + F.conv2d(features[None], state[f"{position}.weight"], state[f"{position}.bias"])
     x = x.flatten(2).mT
     for index in range(LAYERS):
         b = f"blocks.{index}"

@@ -39,7 +39,7 @@ def transformer_count(
     mlp: int,
     layers: int,
     vocab: int,
-    places: int,
+    positions: int,
     head: list[int],
     vectors: int,
 ) -> int:
@@ -47,7 +47,7 @@ def transformer_count(
     block = 4 * dim * inner + 2 * dim * mlp + mlp + dim + 4 * dim
     widths = [vectors * dim, *head]
     heads = sum(a * b + b for a, b in itertools.pairwise(widths))
-    return vocab * dim + places * dim + layers * block + 2 * dim + heads
+    return vocab * dim + positions * dim + layers * block + 2 * dim + heads
 
 
 # (layers, dim, inner, mlp, heads, pool, learned): SPEC 7.1 and Sliceformer's table, by row.
@@ -86,14 +86,14 @@ def test_sizes_of_every_row(row: str) -> None:
     settings = model.settings
     learned = settings["positions"] == "learned"
     extra = dim if pool == "cls" else 0
-    places = (settings["max_length"] + (pool == "cls")) if learned else 0
+    positions = (settings["max_length"] + (pool == "cls")) if learned else 0
     expected = extra + transformer_count(
         dim,
         inner,
         mlp,
         layers,
         settings["vocab_size"],
-        places,
+        positions,
         [*head, settings["num_classes"]],
         2 if task == "retrieval" else 1,
     )
@@ -110,7 +110,7 @@ def test_sliceformer_is_the_transformer_without_queries_and_keys(layers: int) ->
 
 
 def test_nystromformer_and_skyformer_host() -> None:
-    """SPEC 7.2 by overrides alone: 2 layers, 64 wide, 2 heads, learned, mean over all places."""
+    """SPEC 7.2 by overrides alone: 2 layers, 64 wide, 2 heads, learned, mean over all positions."""
     settings: dict[str, Any] = {
         "dim": 64,
         "num_layers": 2,
@@ -234,7 +234,7 @@ def test_a_padding_id_is_a_mask() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_filled_to_the_longest_length(masked: bool) -> None:
-    """Mixers see `max_length` places whatever the batch, vectors too."""
+    """Mixers see `max_length` positions whatever the batch, vectors too."""
     model = rm.create_model(
         "encoder", mixer="butterfly", in_channels=3, max_length=16, padding="max_length"
     ).eval()
@@ -262,11 +262,11 @@ def test_tied_layers_are_one_layer_used_again() -> None:
 
 def test_sinusoids_are_those_of_tensor2tensor() -> None:
     table = sinusoids(50, 8)
-    for place in (0, 1, 49):
+    for position in (0, 1, 49):
         for channel in range(4):
-            angle = place / 10_000 ** (channel / 3)
-            assert table[place, channel].item() == pytest.approx(math.sin(angle), abs=1e-5)
-            assert table[place, channel + 4].item() == pytest.approx(math.cos(angle), abs=1e-5)
+            angle = position / 10_000 ** (channel / 3)
+            assert table[position, channel].item() == pytest.approx(math.sin(angle), abs=1e-5)
+            assert table[position, channel + 4].item() == pytest.approx(math.cos(angle), abs=1e-5)
     assert torch.equal(sinusoids(5, 7)[:, -1], torch.zeros(5))
 
 
@@ -287,7 +287,7 @@ def test_level_embedding_reads_ids_as_numbers() -> None:
     torch.testing.assert_close(high, 2 * weight + bias)
 
 
-def test_each_place_of_dropout_is_set_alone() -> None:
+def test_each_position_of_dropout_is_set_alone() -> None:
     model = host(
         dropout=0.1, embedding_dropout=0.2, attention_dropout=0.3, hidden_dropout=0.4
     ).train()

@@ -54,8 +54,8 @@ def test_sizes_of_every_task(task: str, prefix: str) -> None:
     assert (s["num_layers"], s["dim"], s["hidden_dim"], s["z_dim"]) == (layers, dim, hidden, z)
     assert (s["norm_kind"], s["attention_fn"]) == (norm, attention)
     queries = 0 if prefix == "mega_csp" else z
-    places = {"mega": s["max_length"], "mega_chunk": 4096 if task == "pathx" else 128}
-    attention_count = 4 * z + 2 * places.get(prefix, 0) - 1 if prefix != "mega_csp" else 0
+    positions = {"mega": s["max_length"], "mega_chunk": 4096 if task == "pathx" else 128}
+    attention_count = 4 * z + 2 * positions.get(prefix, 0) - 1 if prefix != "mega_csp" else 0
     ema = 2 * dim * 16 * 4 + dim
     mixer = (
         ema

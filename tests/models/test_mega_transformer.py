@@ -44,10 +44,12 @@ def wave(position: int) -> Tensor:
     return torch.tensor(waves, dtype=torch.float64)
 
 
-def attention(x: Tensor, p: dict[str, Tensor], place: str, valid: list[int]) -> Tensor:
+def attention(x: Tensor, p: dict[str, Tensor], position: str, valid: list[int]) -> Tensor:
     """(N, C): every token over the valid ones, head by head."""
     q, k, v = (
-        (x @ p[f"{place}.{name}.weight"].T + p[f"{place}.{name}.bias"]).unflatten(1, (HEADS, -1))
+        (x @ p[f"{position}.{name}.weight"].T + p[f"{position}.{name}.bias"]).unflatten(
+            1, (HEADS, -1)
+        )
         for name in ("q_proj", "k_proj", "v_proj")
     )
     y = torch.zeros_like(v)
@@ -56,13 +58,13 @@ def attention(x: Tensor, p: dict[str, Tensor], place: str, valid: list[int]) -> 
             scores = torch.stack([q[n, head] @ k[m, head] for m in valid]) / (DIM / HEADS) ** 0.5
             weights = scores.exp() / scores.exp().sum()
             y[n, head] = sum(w * v[m, head] for w, m in zip(weights, valid, strict=True))
-    return y.flatten(1) @ p[f"{place}.proj.weight"].T + p[f"{place}.proj.bias"]
+    return y.flatten(1) @ p[f"{position}.proj.weight"].T + p[f"{position}.proj.bias"]
 
 
-def norm(x: Tensor, p: dict[str, Tensor], place: str) -> Tensor:
+def norm(x: Tensor, p: dict[str, Tensor], position: str) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)
     scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    return scaled * p[f"{place}.weight"] + p[f"{place}.bias"]
+    return scaled * p[f"{position}.weight"] + p[f"{position}.bias"]
 
 
 def gelu(x: Tensor) -> Tensor:

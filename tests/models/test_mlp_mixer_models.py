@@ -147,11 +147,11 @@ def test_activations_as_the_runs_had_them(mlp: str, activation: str) -> None:
 
 
 @pytest.mark.parametrize("mlp", ["dense", "butterfly_linear", "butterfly_mlp"])
-def test_every_tensor_has_one_place_in_the_released_code(mlp: str) -> None:
+def test_every_tensor_has_one_position_in_the_released_code(mlp: str) -> None:
     model = MLPMixer(mlp=mlp, image_size=12, dim=16, num_layers=2)
     own, layout = model.state_dict(), model.official_tensors()
     shapes = {
-        key: entry.shape or tuple(entry.place(own[str(entry.name)]).shape)
+        key: entry.shape or tuple(entry.position(own[str(entry.name)]).shape)
         for key, entry in layout.items()
     }
     assert sum(np.prod(shape) for shape in shapes.values()) == model.num_parameters()
@@ -177,8 +177,8 @@ def test_released_mlps_are_put_where_they_belong(golden: Golden, name: str) -> N
     with torch.no_grad():
         for key in (k.removeprefix("p.") for k in vectors if k.startswith("p.")):
             entry = layout[f"mixer_blocks.0.{part}.{key}"]
-            place = entry.place(own[str(entry.name)])
-            place.copy_(torch.from_numpy(vectors[f"p.{key}"]).reshape(place.shape))
+            position = entry.position(own[str(entry.name)])
+            position.copy_(torch.from_numpy(vectors[f"p.{key}"]).reshape(position.shape))
     block = model.blocks[0]
     layer = block.token_mlp if part == "mlp_patch" else block.channel_mlp
     if mlp == "butterfly_linear":

@@ -43,11 +43,11 @@ def test_the_decoder_does_not_look_ahead(kind: dict[str, Any]) -> None:
     model = small(**kind)
     inputs, written = torch.randint(13, (2, 9)), torch.randint(13, (2, 11))
     before = model(inputs, written)
-    for place in range(1, 11):
+    for position in range(1, 11):
         other = written.clone()
-        other[:, place:] = torch.randint(13, (2, 11 - place))
-        torch.testing.assert_close(model(inputs, other)[:, :place], before[:, :place])
-        torch.testing.assert_close(model(inputs, written[:, :place]), before[:, :place])
+        other[:, position:] = torch.randint(13, (2, 11 - position))
+        torch.testing.assert_close(model(inputs, other)[:, :position], before[:, :position])
+        torch.testing.assert_close(model(inputs, written[:, :position]), before[:, :position])
 
 
 @pytest.mark.parametrize("kind", ["softmax", "tssa", "sinkhorn"])

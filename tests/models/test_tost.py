@@ -148,7 +148,7 @@ def test_what_weight_decay_leaves_alone() -> None:
     assert model.no_weight_decay() == names
 
 
-def test_ista_variant_takes_a_step_in_place_of_the_branch() -> None:
+def test_ista_variant_takes_a_step_in_position_of_the_branch() -> None:
     model = rm.create_model("tost_ista_tiny_16", **SMALL).eval()
     block = model.blocks[0]
     assert isinstance(block.mlp, ISTA)

@@ -64,8 +64,8 @@ def graphs(features: int, nodes: int) -> Callable[[int], Inputs]:
 
     def make(batch: int) -> Inputs:
         _, options = tokens(2, nodes)(batch)
-        places = torch.arange(nodes)
-        distances = (places - places.unsqueeze(1)).abs().expand(batch, -1, -1)
+        positions = torch.arange(nodes)
+        distances = (positions - positions.unsqueeze(1)).abs().expand(batch, -1, -1)
         edges = torch.randint(1, 9, (batch, nodes, nodes, 3, 2))
         edges *= (torch.arange(3) < distances.unsqueeze(-1)).unsqueeze(-1)
         inputs = torch.randint(1, 9, (batch, nodes, features))

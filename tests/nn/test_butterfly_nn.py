@@ -128,7 +128,7 @@ def test_host_blocks_ignore_padding() -> None:
     for other in results[1:]:
         torch.testing.assert_close(other, results[0], atol=1e-12, rtol=1e-12)
     # What a group gives is what the host gives on its valid tokens alone.
-    valid = [place for place in (0, 3, 6, 9) if not mask[1, place]]
+    valid = [position for position in (0, 3, 6, 9) if not mask[1, position]]
     torch.testing.assert_close(results[0][0][1, valid], layer.host(x[1:, valid])[0])
 
 

@@ -78,8 +78,8 @@ def test_fourier_features_one_by_one() -> None:
     for row in range(height):
         for column in range(width):
             expected = []
-            for place, length in ((row, height), (column, width)):
-                angle = (place + 1) / (length + 1e-6) * 2 * math.pi
+            for position, length in ((row, height), (column, width)):
+                angle = (position + 1) / (length + 1e-6) * 2 * math.pi
                 for k in range(features // 2):
                     slowed = angle / 10000 ** (2 * k / features)
                     expected += [math.sin(slowed), math.cos(slowed)]

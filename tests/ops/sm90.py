@@ -38,20 +38,20 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
     signature, constants, aligned = {}, {}, {}
     for parameter in kernel.params:
         name, value = parameter.name, given[parameter.name]
-        place = (parameter.num,)
+        position = (parameter.num,)
         if value is None or parameter.is_constexpr:
-            signature[name], constants[place] = "constexpr", value
+            signature[name], constants[position] = "constexpr", value
         elif isinstance(value, Tensor):
             signature[name] = "*" + TYPES[value.dtype]
-            aligned[place] = [["tt.divisibility", 16]]
+            aligned[position] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             signature[name] = "fp32"
         elif value == 1 and not parameter.do_not_specialize:
-            signature[name], constants[place] = "constexpr", value
+            signature[name], constants[position] = "constexpr", value
         else:
             signature[name] = "i32" if abs(value) < 2**31 else "i64"
             if value % 16 == 0 and not parameter.do_not_specialize:
-                aligned[place] = [["tt.divisibility", 16]]
+                aligned[position] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=backend)
 

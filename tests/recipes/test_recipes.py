@@ -46,9 +46,9 @@ def test_a_recipe_is_complete(name: str) -> None:
     check_model(recipe.model, json.dumps(recipe.to_dict()["model_settings"]))
 
 
-def test_no_two_rows_have_one_place() -> None:
-    places = [(r.paper, r.table, r.row, r.column, r.metric) for r in map(get_recipe, NAMES)]
-    assert len(places) == len(set(places))
+def test_no_two_rows_have_one_position() -> None:
+    positions = [(r.paper, r.table, r.row, r.column, r.metric) for r in map(get_recipe, NAMES)]
+    assert len(positions) == len(set(positions))
 
 
 def test_unknown_names_suggest_the_nearest() -> None:

@@ -52,7 +52,7 @@ def test_padding_is_marked_and_filled() -> None:
     for row, mask, (tokens, _) in zip(
         batch["inputs"], batch["key_padding_mask"], samples, strict=True
     ):
-        assert mask.tolist() == [place >= len(tokens) for place in range(len(row))]
+        assert mask.tolist() == [position >= len(tokens) for position in range(len(row))]
         assert torch.equal(row[: len(tokens)], tokens)
         assert (row[len(tokens) :] == task.pad_id).all()
         assert (tokens != task.pad_id).all()

@@ -56,10 +56,10 @@ def test_patches_hold_the_same_pixels(patch_size: int) -> None:
     image = tokens[7][0].reshape(8, 8) / 16
     patches = task.split("train")[7][0] * digits._SCALE.std[0] + digits._SCALE.mean[0]
     across = 8 // patch_size
-    for place in range(task.max_length):
-        top, left = place // across * patch_size, place % across * patch_size
+    for position in range(task.max_length):
+        top, left = position // across * patch_size, position % across * patch_size
         expected = image[top : top + patch_size, left : left + patch_size]
-        torch.testing.assert_close(patches[place], expected.reshape(-1), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(patches[position], expected.reshape(-1), atol=1e-6, rtol=1e-6)
 
 
 def test_vectors_are_normalised() -> None:

@@ -37,11 +37,11 @@ def tree_of(tokens: bytes) -> Tree:
         if words[start].isdigit():
             return int(words[start]), start + 1
         arguments: list[Tree] = []
-        place = start + 1
-        while words[place] != "]":
-            argument, place = parse(place)
+        position = start + 1
+        while words[position] != "]":
+            argument, position = parse(position)
             arguments.append(argument)
-        return (words[start], arguments), place + 1
+        return (words[start], arguments), position + 1
 
     tree, end = parse(0)
     assert end == len(words)

@@ -72,14 +72,14 @@ def test_pairs_are_all_there(task: Task) -> None:
         assert sorted(rows(task, split)) == sorted(expected)
 
 
-@pytest.mark.parametrize("place", ["tsv_data", "lra_release/lra_release/tsv_data", "documents"])
-def test_same_splits_from_everywhere(task: Task, tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("position", ["tsv_data", "lra_release/lra_release/tsv_data", "documents"])
+def test_same_splits_from_everywhere(task: Task, tmp_path: Path, position: str) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    if place == "documents":
+    if position == "documents":
         write_documents(other)
     else:
-        write_tsv(other / place)
+        write_tsv(other / position)
     assert load_task("retrieval", data_dir=other).fingerprint() == task.fingerprint()
 
 
@@ -95,7 +95,7 @@ def test_batch_of_pairs(task: Task) -> None:
     ):
         for tokens, padding, part in zip(row, mask, pair, strict=True):
             assert torch.equal(tokens[: len(part)], part)
-            assert padding.tolist() == [place >= len(part) for place in range(longest)]
+            assert padding.tolist() == [position >= len(part) for position in range(longest)]
             assert (tokens[len(part) :] == task.pad_id).all()
 
 

@@ -85,7 +85,7 @@ def test_a_batch() -> None:
     assert (inputs[~mask] != PAD).all()
     counted = labels != -100
     assert torch.equal(counted, ~mask)
-    # What the decoder reads is what it has to write, one place later.
+    # What the decoder reads is what it has to write, one position later.
     decoder = batch["decoder_inputs"]
     assert (decoder[:, 0] == PAD).all()
     later = counted[:, 1:]

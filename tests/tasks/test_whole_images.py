@@ -83,7 +83,8 @@ def test_bad_options(options: dict[str, Any], words: str, task: Callable[..., Ta
 def test_top5_counts_labels_among_the_five_largest(task: Callable[..., Task]) -> None:
     made = task(layout="image")
     labels = torch.arange(10)
-    # Row r has its largest logit at place 2 r, then they fall: label r is as far behind as it is.
+    # Row r has its largest logit at position 2 r, then they fall: label r is as far behind as it
+    # is.
     outputs = torch.stack([(-torch.arange(10.0)).roll(2 * row) for row in range(10)])
     ranks = [(row > row[label]).sum().item() for label, row in enumerate(outputs)]
     found = made.metrics(outputs, {"labels": labels})

@@ -128,13 +128,15 @@ def test_count_tokens(inputs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_places_name_every_sample_of_the_run_once(processes: int) -> None:
+def test_positions_name_every_sample_of_the_run_once(processes: int) -> None:
     config = make_config(max_steps=3, batch_size=8, accumulation=2)
     orders = [TrainOrder(20, config, 0, rank, processes) for rank in range(processes)]
     for step in range(3):
         found: dict[int, int] = {}
         for order in orders:
-            for places, indices in zip(order.places(step), order.micro_batches(step), strict=True):
-                found |= dict(zip(places, indices, strict=True))
+            for positions, indices in zip(
+                order.positions(step), order.micro_batches(step), strict=True
+            ):
+                found |= dict(zip(positions, indices, strict=True))
         assert sorted(found) == list(range(8 * step, 8 * step + 8))
-        assert [found[place] for place in sorted(found)] == batch_indices(20, config, step)
+        assert [found[position] for position in sorted(found)] == batch_indices(20, config, step)

@@ -68,7 +68,7 @@ class TokenMixer(nn.Module):
         dim: channels C.
         num_heads: heads H; must divide `dim`.
         max_length: most tokens the layer will see; None where the mixer does not need it.
-        layer_index: 0-based place of this layer in the stack (schedules over depth use it).
+        layer_index: 0-based position of this layer in the stack (schedules over depth use it).
         num_layers: layers in the stack.
         causal: output n may depend on tokens 0..n only.
         dropout: probability in [0, 1) of dropping a mixing weight, in mixers that have such
@@ -113,7 +113,7 @@ class TokenMixer(nn.Module):
             key_padding_mask: (B, N) bool, True = padding, as in torch.nn.MultiheadAttention.
 
         Returns:
-            (B, N, C), zero at padded places.
+            (B, N, C), zero at padded positions.
 
         Raises:
             InputError: wrong shape, dtype or device, or N over `max_length`.
@@ -124,12 +124,12 @@ class TokenMixer(nn.Module):
             return self.mix(F.pad(x, (0, 0, 0, 0, 0, 1)), None)[:0]
         if key_padding_mask is None:
             return self.mix(x, None)
-        # Zeroed before as well as after: even NaN in a padded place must reach nothing.
+        # Zeroed before as well as after: even NaN in a padded position must reach nothing.
         padded = key_padding_mask.unsqueeze(-1)
         return self.mix(x.masked_fill(padded, 0.0), key_padding_mask).masked_fill(padded, 0.0)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The mixing itself, on checked arguments with zeros at padded places.
+        """The mixing itself, on checked arguments with zeros at padded positions.
 
         Padded outputs may hold anything finite: `forward` zeroes them.
         """
@@ -168,7 +168,7 @@ class TokenMixer(nn.Module):
         check_tokens("x_t", x_t, rank=2, layout="(B, C)")
         if x_t.shape[1] != self.dim:
             raise bad_argument("x_t", f"{self.dim} channels in shape (B, C)", tuple(x_t.shape))
-        self._check_place("x_t", x_t)
+        self._check_like_parameters("x_t", x_t)
         return self.advance_stream(x_t, state)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
@@ -200,13 +200,13 @@ class TokenMixer(nn.Module):
                 x.shape[1],
                 "build the mixer with a larger max_length",
             )
-        self._check_place("x", x)
+        self._check_like_parameters("x", x)
         check_padding_mask(key_padding_mask, x)
         if key_padding_mask is not None and not self.card.padding:
             title = self.card.title
             raise bad_argument("key_padding_mask", f"None: {title} takes no padding", "a mask")
 
-    def _check_place(self, name: str, x: Tensor) -> None:
+    def _check_like_parameters(self, name: str, x: Tensor) -> None:
         """Raise unless `x` has the dtype (autocast aside) and device of the parameters."""
         parameter = next(self.parameters(), None)
         if parameter is None:

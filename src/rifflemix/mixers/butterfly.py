@@ -47,7 +47,7 @@ class Butterfly(TokenMixer):
         equations="Algorithm 1",
         complexity="O(N sqrt(N) C)",
         cost_exponent=1.5,
-        layout_over_length="groups are laid out over all N places, padded ones included",
+        layout_over_length="groups are laid out over all N positions, padded ones included",
     )
     token_rank: Tensor | None
 
@@ -79,7 +79,7 @@ class Butterfly(TokenMixer):
         self.register_buffer("token_rank", rank)
 
     def _random_rank(self, seed: int) -> Tensor:
-        """(max_length,) place of each token in the random order."""
+        """(max_length,) position of each token in the random order."""
         if self.max_length is None:
             raise bad_argument("max_length", "a length to draw the random token_order for", None)
         seed = check_integer("token_order_seed", seed, 0, 2**64 - 1)

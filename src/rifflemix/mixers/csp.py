@@ -1,4 +1,4 @@
-"""CSP: channel-wise sample permutation in place of attention maps."""
+"""CSP: channel-wise sample permutation instead of attention maps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CSP(TokenMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` and `num_layers`
-            place the layer in the schedules "power" and "code_exp"; `dropout` has no use here.
+            position the layer in the schedules "power" and "code_exp"; `dropout` has no use here.
         num_groups: groups K of ceil(N / K) tokens each; 1 sorts the whole sequence.
         group_size: tokens G in a group; 1 only shifts. 2 when neither is given.
         shift: a kind of `rifflemix.ops.shift_steps`, or C integers (a sequence, array or tensor).
@@ -114,7 +114,7 @@ class CSP(TokenMixer):
         steps = self._shift_steps(length, size, v.device)
         missing = -length % size
         if missing:
-            # The places that fill the last group are padding, which every operator leaves alone.
+            # The positions that fill the last group are padding, which every operator leaves alone.
             mask = v.new_zeros(v.shape[:2], dtype=torch.bool) if mask is None else mask
             v, mask = F.pad(v, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=True)
         spec = SortSpec(v.shape[1] // size, self.order == "reference", self.heads)

@@ -1,4 +1,4 @@
-"""Padding for mixers to which the places of tokens matter: valid tokens go first, in order."""
+"""Padding for mixers to which the positions of tokens matter: valid tokens go first, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Valid tokens first, in order; also their mask and where each place came from, (B, N)."""
+    """Valid tokens first, in order; also their mask and where each position came from, (B, N)."""
     order = key_padding_mask.to(torch.uint8).argsort(dim=1, stable=True)
     moved = x.gather(1, order.unsqueeze(-1).expand_as(x))
     return moved, key_padding_mask.gather(1, order), order
@@ -31,7 +31,7 @@ def mix_valid_tokens(
         key_padding_mask: (B, N) bool, True = padding, any pattern.
 
     Returns:
-        (B, N, C), the outputs at the places that the tokens came from.
+        (B, N, C), the outputs at the positions that the tokens came from.
     """
     if key_padding_mask is None:
         return mix(x, None)

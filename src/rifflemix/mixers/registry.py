@@ -116,7 +116,7 @@ def create_mixer(
         dim: channels C.
         num_heads: heads H, a divisor of `dim`.
         max_length: most tokens the layer will see.
-        layer_index: 0-based place of the layer in its stack.
+        layer_index: 0-based position of the layer in its stack.
         num_layers: layers in the stack.
         causal: output n depends on tokens 0..n only.
         dropout: probability in [0, 1).
@@ -148,9 +148,9 @@ def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
     """Of the class and of those between it and `TokenMixer`, whose options it passes on."""
     shared = inspect.signature(TokenMixer.__init__).parameters
     options: dict[str, Any] = {}
-    for place in cls.__mro__[: cls.__mro__.index(TokenMixer)]:
-        if "__init__" in vars(place):
-            for name, parameter in inspect.signature(vars(place)["__init__"]).parameters.items():
+    for position in cls.__mro__[: cls.__mro__.index(TokenMixer)]:
+        if "__init__" in vars(position):
+            for name, parameter in inspect.signature(vars(position)["__init__"]).parameters.items():
                 if name not in shared and parameter.kind is inspect.Parameter.KEYWORD_ONLY:
                     options.setdefault(name, parameter.default)
     return {name: value for name, value in options.items() if name not in cls.fixed_options}

@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention: attention to the own block and to a block sorted into its place."""
+"""Sparse Sinkhorn attention: attention to the own block and to a block sorted into its position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sinkhorn(TokenMixer):
 
     Tokens are cut into blocks. A sorting network scores blocks against each other, Sinkhorn
     balancing turns the scores into a soft permutation, and each block of queries attends to the
-    block of keys and values sorted into its place beside its own. Lengths that are no multiple
+    block of keys and values sorted into its position beside its own. Lengths that are no multiple
     of the block are padded inside; with a mask, valid tokens are moved together first, so that
     the result is that of the valid tokens alone.
 

@@ -1,4 +1,4 @@
-"""Sliceformer: sorting each channel over the tokens in place of attention maps."""
+"""Sliceformer: sorting each channel over the tokens instead of attention maps."""
 
 from __future__ import annotations
 

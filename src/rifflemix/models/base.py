@@ -45,8 +45,8 @@ class Model(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay should leave alone, as its mixers say."""
         return {
-            f"{place}.{name}" if place else name
-            for place, module in self.named_modules()
+            f"{position}.{name}" if position else name
+            for position, module in self.named_modules()
             if module is not self and hasattr(module, "no_weight_decay")
             for name in module.no_weight_decay()
         }

@@ -38,7 +38,7 @@ class OfficialTensor:
     required: bool = True
     part: Callable[[Tensor], Tensor] | None = None
 
-    def place(self, tensor: Tensor) -> Tensor:
+    def position(self, tensor: Tensor) -> Tensor:
         """The view of our tensor that theirs fills."""
         return tensor if self.part is None else self.part(tensor)
 
@@ -85,8 +85,8 @@ def load_official(model: M, state_dict: Mapping[str, Tensor], *, head: bool = Tr
         for key, tensor in given.items():
             entry = layout[key]
             if entry.name is not None:
-                place = entry.place(own[entry.name])
-                place.copy_(tensor.reshape(place.shape))
+                position = entry.position(own[entry.name])
+                position.copy_(tensor.reshape(position.shape))
     return model
 
 
@@ -161,7 +161,7 @@ def _check_shapes(
         entry = layout[key]
         if entry.name is None:
             continue
-        expected = entry.shape or tuple(entry.place(own[entry.name]).shape)
+        expected = entry.shape or tuple(entry.position(own[entry.name]).shape)
         if tuple(tensor.shape) != expected:
             faults.append(f"{key} of shape {tuple(tensor.shape)} instead of {expected}")
             only_head = only_head and entry.name.startswith(_HEAD)

@@ -32,7 +32,7 @@ def mix_groups(
         key_padding_mask: (B, N) bool, True = padding; goes through the same permutation.
 
     Returns:
-        (B, N, C) in the order of x, zero at padded places.
+        (B, N, C) in the order of x, zero at padded positions.
 
     Raises:
         InputError: block * stride does not divide N.
@@ -72,7 +72,7 @@ class ButterflyBlocks(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C), zero at padded places; block * stride must divide N."""
+        """(B, N, C) -> (B, N, C), zero at padded positions; block * stride must divide N."""
         return mix_groups(self.host, x, self.block, self.stride, key_padding_mask)
 
     def extra_repr(self) -> str:

@@ -28,9 +28,9 @@ class PositionEmbedding(nn.Module):
         shape = check_integer("max_length", max_length, 1), check_integer("dim", dim, 1)
         self.table = nn.Parameter(torch.empty(shape).normal_(std=std))
 
-    def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); `places` (B, N) int64 are the positions if not 0 to N - 1."""
-        return _add_positions(x, self.table, places)
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); `positions` (B, N) int64 are the positions if not 0 to N - 1."""
+        return _add_positions(x, self.table, positions)
 
     def no_weight_decay(self) -> set[str]:
         """Positions are not weights of a map: they are not decayed."""
@@ -65,9 +65,9 @@ class SinusoidalPositions(nn.Module):
         table = sinusoids(first + max_length, dim)[first:]
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, x: Tensor, places: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); `places` (B, N) int64 are the positions if not 0 to N - 1."""
-        return _add_positions(x, self.table, places)
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); `positions` (B, N) int64 are the positions if not 0 to N - 1."""
+        return _add_positions(x, self.table, positions)
 
 
 def sinusoids(length: int, dim: int) -> Tensor:
@@ -79,16 +79,16 @@ def sinusoids(length: int, dim: int) -> Tensor:
     return torch.nn.functional.pad(waves, (0, dim - 2 * half))
 
 
-def valid_places(key_padding_mask: Tensor) -> Tensor:
+def valid_positions(key_padding_mask: Tensor) -> Tensor:
     """(B, N) int64: how many valid tokens stand before each, whatever padding is among them.
 
     Args:
-        key_padding_mask: (B, N) bool, True = padding; padded places get a position in range.
+        key_padding_mask: (B, N) bool, True = padding; padded positions get a position in range.
     """
     return ((~key_padding_mask).cumsum(1) - 1).clamp(min=0)
 
 
-def _add_positions(x: Tensor, table: Tensor, places: Tensor | None) -> Tensor:
+def _add_positions(x: Tensor, table: Tensor, positions: Tensor | None) -> Tensor:
     max_length = table.shape[0]
     if x.shape[1] > max_length:
         raise bad_argument(
@@ -97,4 +97,4 @@ def _add_positions(x: Tensor, table: Tensor, places: Tensor | None) -> Tensor:
             x.shape[1],
             "build the model with a larger max_length",
         )
-    return x + (table[: x.shape[1]] if places is None else table[places]).to(x.dtype)
+    return x + (table[: x.shape[1]] if positions is None else table[positions]).to(x.dtype)

@@ -31,29 +31,29 @@ class Resize(nn.Module):
         return f"size={self.size}"
 
 
-def enlarge_grid(table: Tensor, places: int) -> Tensor:
-    """A table of the places of a square image for a larger one, each taken from the nearest.
+def enlarge_grid(table: Tensor, positions: int) -> Tensor:
+    """A table of the positions of a square image for a larger one, each taken from the nearest.
 
     Args:
         table: (N, C), N = S^2, rows of the image first; or N = S^2 + 1, where the first row is
             that of a class token and stays as it is.
-        places: the new N, (k S)^2 or (k S)^2 + 1.
+        positions: the new N, (k S)^2 or (k S)^2 + 1.
 
     Returns:
-        (places, C).
+        (positions, C).
 
     Raises:
-        InputError: N or `places` is another number.
+        InputError: N or `positions` is another number.
 
     Source: Sapkota and Bhattarai, Dimension Mixer, the way to Path-X.
     """
     for first in (0, 1):
-        before, after = (math.isqrt(max(rows - first, 0)) for rows in (len(table), places))
-        is_square = before**2 + first == len(table) and after**2 + first == places
+        before, after = (math.isqrt(max(rows - first, 0)) for rows in (len(table), positions))
+        is_square = before**2 + first == len(table) and after**2 + first == positions
         if is_square and 0 < before <= after and after % before == 0:
             return torch.cat((table[:first], _enlarged(table[first:], before, after // before)))
     expected = "(k S)^2 rows for a table of S^2 rows, or one more in both"
-    raise bad_argument("places", expected, f"{places} for {len(table)}")
+    raise bad_argument("positions", expected, f"{positions} for {len(table)}")
 
 
 def _enlarged(table: Tensor, side: int, times: int) -> Tensor:

@@ -135,12 +135,12 @@ def _image_row(
     *,
     settings: dict[str, Any],
     notes: tuple[str, ...] = (),
-    **place: Any,
+    **position: Any,
 ) -> Recipe:
     """A row of Table 1 or 3; Top-5 is another metric of the run that gives Top-1."""
     if metric == "top5_accuracy":
         notes = (*notes, f"the same run as {name}")
-        place |= {"column": f"{DATA[column].title}, Top-5"}
+        position |= {"column": f"{DATA[column].title}, Top-5"}
         name += "-top5"
     return vit_row(
         column,
@@ -149,7 +149,7 @@ def _image_row(
         name=name,
         paper=PAPER,
         metric=metric,
-        **place,
+        **position,
     )
 
 

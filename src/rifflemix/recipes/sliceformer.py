@@ -158,11 +158,11 @@ def table4(column: str, row: str, patch: int | None = None) -> Recipe:
     """A row of Table IV: the ViT of that data with MHA or a sort; CIFAR-10 in patches of 4 or 2."""
     words, settings, printed = _IMAGE_ROWS[row]
     notes = () if row == "vit" else (_GUESSED,)
-    place: dict[str, Any] = {"name": f"sliceformer/table4-{column}-{row}"}
+    position: dict[str, Any] = {"name": f"sliceformer/table4-{column}-{row}"}
     if patch is not None:
         settings, notes = {**settings, "patch_size": patch}, (_CIFAR10_PATCHES[patch], *notes)
     if patch == 2:
-        place = {
+        position = {
             "name": f"sliceformer/table4-{column}-p2-{row}",
             "column": "CIFAR-10, patches of 2",
         }
@@ -174,7 +174,7 @@ def table4(column: str, row: str, patch: int | None = None) -> Recipe:
         table="Table IV",
         row=words,
         printed=printed[_IMAGE_COLUMNS.index(column)],
-        **place,
+        **position,
     )
 
 

@@ -34,8 +34,8 @@ def batch_indices(length: int, config: TrainConfig, step: int) -> list[int]:
     """
     first = step * config.batch_size
     return [
-        int(epoch_order(length, config.seed, place // length)[place % length])
-        for place in range(first, first + config.batch_size)
+        int(epoch_order(length, config.seed, position // length)[position % length])
+        for position in range(first, first + config.batch_size)
     ]
 
 
@@ -65,7 +65,7 @@ class TrainOrder(Sampler[list[int]]):
         parts = [indices[start : start + size] for start in range(0, len(indices), size)]
         return parts[self.rank :: self.processes]
 
-    def places(self, step: int) -> list[range]:
+    def positions(self, step: int) -> list[range]:
         """For each micro-batch, where its samples stand in the whole run's order of samples."""
         size = micro_batch_size(self.config, self.processes)
         first = step * self.config.batch_size

@@ -247,8 +247,8 @@ class _Run:
         set_rates(self.optimizer, rate, momentum(config, progress.step))
         is_first = progress.step == self.first_step
         loss = torch.zeros((), device=self.engine.device)
-        places = self.order.places(progress.step)
-        for indices, at in zip(self.order.micro_batches(progress.step), places, strict=True):
+        positions = self.order.positions(progress.step)
+        for indices, at in zip(self.order.micro_batches(progress.step), positions, strict=True):
             with progress.clock("data"):
                 batch = self._next_batch(indices, at)
             with self._working(is_timed=not is_first):
@@ -263,10 +263,10 @@ class _Run:
             self._log_losses(rate)
         self._tell("step", lr=rate)
 
-    def _next_batch(self, indices: list[int], places: range) -> Batch:
+    def _next_batch(self, indices: list[int], positions: range) -> Batch:
         batch = next(self.batches)
         if isinstance(self.task, Augments):
-            seeds = [derive_seed(self.config.seed, _AUGMENT, place) for place in places]
+            seeds = [derive_seed(self.config.seed, _AUGMENT, position) for position in positions]
             batch = self.task.augment(batch, seeds)
         check_finite(batch, indices, "train")
         self.unread_tokens += count_tokens(batch)

@@ -56,10 +56,10 @@ def masked_attention_layer(
     return on_valid_tokens(one, x, key_padding_mask)
 
 
-def masked_in_place(
+def masked_in_position(
     mixer, x: Tensor, sees: Tensor, key_padding_mask: Tensor | None = None
 ) -> Tensor:
-    """A layer with maps `qkv` and `proj`: a pattern over all places, padding unseen.
+    """A layer with maps `qkv` and `proj`: a pattern over all positions, padding unseen.
 
     `sees` is (N, N) or (H, N, N), row = query.
     """

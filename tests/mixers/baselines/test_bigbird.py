@@ -50,10 +50,10 @@ def test_equals_a_dense_mask(length, block, num_random, padding) -> None:
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
 
 
-def test_kept_places_hold_the_blocks() -> None:
-    """Blocks count all places; the last block with a valid token is the last."""
+def test_kept_positions_hold_the_blocks() -> None:
+    """Blocks count all positions; the last block with a valid token is the last."""
     mixer = rm.create_mixer(
-        "bigbird", 8, num_heads=2, block_size=4, num_random=1, keep_places=True
+        "bigbird", 8, num_heads=2, block_size=4, num_random=1, keep_positions=True
     ).double()
     x, mask = torch.randn(3, 37, 8, dtype=torch.float64), torch.rand(3, 37) < 0.4
     mask[1, 12:20] = True  # whole blocks between valid ones
@@ -70,7 +70,7 @@ def test_kept_places_hold_the_blocks() -> None:
             ]
         )
         one = slice(row, row + 1)
-        expected = reference.masked_in_place(mixer, x[one], sees, mask[one])
+        expected = reference.masked_in_position(mixer, x[one], sees, mask[one])
         found = mixer(x[one], key_padding_mask=mask[one])
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-9)
 

@@ -21,8 +21,8 @@ def build(dim: int = 6, num_heads: int = 2, max_length: int = 80, **options) -> 
 def quadratic(mixer: CosFormer, x: Tensor) -> Tensor:
     """One sequence (N, C): relu(q_i) relu(k_j) cos(pi (i - j) / 2M), rows normalised."""
     q, k, v = mixer.qkv(x).chunk(3, -1)
-    place = torch.arange(len(x), dtype=torch.float64)
-    fade = torch.cos(math.pi / 2 * (place[:, None] - place[None, :]) / mixer.max_length)
+    position = torch.arange(len(x), dtype=torch.float64)
+    fade = torch.cos(math.pi / 2 * (position[:, None] - position[None, :]) / mixer.max_length)
     if mixer.causal:
         fade = fade.tril()
     y = []

@@ -1,4 +1,4 @@
-"""The identity changes nothing but padded places."""
+"""The identity changes nothing but padded positions."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from rifflemix.mixers.baselines.linear import LinearAttention
 Golden = Callable[[str], dict[str, np.ndarray]]
 
 
-def build(dim: int = 6, num_heads: int = 2, **options) -> Linear:
+def build(dim: int = 6, num_heads: int = 2, **options) -> LinearAttention:
     return rm.create_mixer("linear", dim, num_heads=num_heads, **options).double().eval()
 
 
@@ -117,7 +117,7 @@ def test_golden_unnormalised(golden: Golden) -> None:
     q, k, v = queries_keys_values(arrays)
     expected = torch.from_numpy(arrays["y_nomask"])
     torch.testing.assert_close(mixer.attend(q, k, v, None), expected, **TOLERANCE)
-    # The vectors divide by the root of all 16 places, here it is that of the valid ones.
+    # The vectors divide by the root of all 16 positions, here it is that of the valid ones.
     mask = padding_mask(arrays)
     valid = (~mask).sum(1).float()[:, None, None, None]
     y = mixer.attend(q, k, v, mask) * (valid / 16).sqrt()

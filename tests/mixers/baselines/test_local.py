@@ -28,15 +28,15 @@ def test_equals_a_block_diagonal_mask(length: int, block: int, padding: str, cau
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padding", ["none", "leading", "scattered"])
-def test_kept_places_hold_the_blocks(padding: str, causal: bool) -> None:
-    """Blocks count all places: a token sees the valid ones of its own."""
+def test_kept_positions_hold_the_blocks(padding: str, causal: bool) -> None:
+    """Blocks count all positions: a token sees the valid ones of its own."""
     mixer = rm.create_mixer(
-        "local", 8, num_heads=2, block_size=4, causal=causal, keep_places=True
+        "local", 8, num_heads=2, block_size=4, causal=causal, keep_positions=True
     ).double()
     x = torch.randn(3, 13, 8, dtype=torch.float64)
     mask = reference.masks(3, 13)[padding]
     sees = reference.pattern(13, lambda i, j: i // 4 == j // 4 and not (causal and j > i))
-    expected = reference.masked_in_place(mixer, x, sees, mask)
+    expected = reference.masked_in_position(mixer, x, sees, mask)
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
 
 

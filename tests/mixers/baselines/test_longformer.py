@@ -50,14 +50,14 @@ def test_equals_dense_attention(length, window, num_global, padding, causal) -> 
 
 
 @pytest.mark.parametrize("padding", ["none", "leading", "scattered"])
-def test_kept_places_hold_the_windows(padding: str) -> None:
+def test_kept_positions_hold_the_windows(padding: str) -> None:
     mixer = rm.create_mixer(
-        "longformer", 8, num_heads=2, window=5, num_global=0, keep_places=True
+        "longformer", 8, num_heads=2, window=5, num_global=0, keep_positions=True
     ).double()
     x = torch.randn(3, 21, 8, dtype=torch.float64)
     mask = reference.masks(3, 21)[padding]
     pattern = reference.pattern(21, lambda i, j: sees(mixer, i, j))
-    expected = reference.masked_in_place(mixer, x, pattern, mask)
+    expected = reference.masked_in_position(mixer, x, pattern, mask)
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
 
 

@@ -145,7 +145,7 @@ CSP_OPTIONS = {
 
 
 @pytest.mark.parametrize("options", CSP_OPTIONS.values(), ids=CSP_OPTIONS)
-def test_csp_takes_the_place_of_attention(options: dict[str, Any] | None) -> None:
+def test_csp_takes_the_position_of_attention(options: dict[str, Any] | None) -> None:
     mixer = made(mixing="csp", csp_options=options, layer_index=1, num_layers=3)
     names = {name for name, _ in mixer.named_parameters()}
     assert not names & {"gamma", "beta", "rel_pos_bias.rel_pos_bias"}

@@ -19,7 +19,7 @@ def test_each_channel_passes_the_same_maps(length: int, bias: bool) -> None:
     y = mixer(x, key_padding_mask=mask)
     for b in range(2):
         for c in range(6):
-            column = torch.zeros(9, dtype=torch.float64)  # all places; those not there hold zero
+            column = torch.zeros(9, dtype=torch.float64)  # all positions; those not there hold zero
             column[:length] = x[b, :, c].masked_fill(mask[b], 0.0)
             out = mixer.fc2(F.gelu(mixer.fc1(column)))[:length].masked_fill(mask[b], 0.0)
             torch.testing.assert_close(y[b, :, c], out, atol=1e-12, rtol=1e-9)

@@ -1,4 +1,4 @@
-"""Reformer against loops over sets of places, and against recorded outputs of known code."""
+"""Reformer against loops over sets of positions, and against recorded outputs of known code."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def literal_bucket(vector: Tensor, rotation: Tensor, factors: tuple[int, ...]) -
 
 
 def seen_by(i: int, buckets: list[int], chunk: int, causal: bool) -> set[int]:
-    """The places that query i sees in one round, itself aside."""
+    """The positions that query i sees in one round, itself aside."""
     order = sorted(range(len(buckets)), key=lambda j: (buckets[j], j))
-    place = order.index(i)
+    position = order.index(i)
     if causal:
-        near = order[max(0, place - chunk) : place]
+        near = order[max(0, position - chunk) : position]
         return {j for j in near if buckets[j] == buckets[i]}
-    own = place // chunk
+    own = position // chunk
     return set(order[max(0, own - 1) * chunk : (own + 1) * chunk]) - {i}
 
 
@@ -62,7 +62,7 @@ def literal(mixer: Reformer, x: Tensor, mask: Tensor | None) -> Tensor:
     ("length", "chunk", "hashes", "buckets"),
     [(1, 4, 2, 4), (4, 4, 3, 2), (16, 4, 1, 4), (23, 4, 2, (2, 4)), (23, 3, 3, 6), (20, 1, 2, 2)],
 )
-def test_equals_sets_of_places(length, chunk, hashes, buckets, padding, causal) -> None:
+def test_equals_sets_of_positions(length, chunk, hashes, buckets, padding, causal) -> None:
     mixer = rm.create_mixer(
         "reformer", 8, num_heads=2, chunk_size=chunk, num_hashes=hashes, num_buckets=buckets,
         causal=causal, bias=True, out_bias=True,

@@ -31,8 +31,8 @@ def tokens(length: int = 13, batch: int = 2) -> Tensor:
 
 def literal(mixer: Spade, x: Tensor) -> Tensor:
     """Attention with a dense band, one sequence (N, C); S4 has a test of its own."""
-    places = torch.arange(len(x))
-    offset = places - places.unsqueeze(1)
+    positions = torch.arange(len(x))
+    offset = positions - positions.unsqueeze(1)
     sees = (offset.abs() <= mixer.radius) & ((offset <= 0) | (not mixer.causal))
     q, k, v = mixer.qkv(x).chunk(3, -1)
     heads = []

@@ -54,14 +54,14 @@ def test_equals_a_dense_mask(length, pattern, stride, num_summary, padding, opti
 
 @pytest.mark.parametrize("options", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize(("pattern", "stride"), [("fixed", 4), ("strided", 5)])
-def test_kept_places_hold_the_pattern(pattern: str, stride: int, options: dict) -> None:
+def test_kept_positions_hold_the_pattern(pattern: str, stride: int, options: dict) -> None:
     mixer = rm.create_mixer(
-        "sparse_transformer", 8, num_heads=2, pattern=pattern, stride=stride, keep_places=True,
+        "sparse_transformer", 8, num_heads=2, pattern=pattern, stride=stride, keep_positions=True,
         **options,
     ).double()  # fmt: skip
     x, mask = torch.randn(3, 23, 8, dtype=torch.float64), reference.masks(3, 23)["scattered"]
     mask[:2, 0] = False  # a class token
-    expected = reference.masked_in_place(mixer, x, mask_of(mixer, 23), mask)
+    expected = reference.masked_in_position(mixer, x, mask_of(mixer, 23), mask)
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Split and merge: the groups are those of the definition, and every place comes back."""
+"""Split and merge: the groups are those of the definition, and every position comes back."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def literal_groups(n: int, a: int, s: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("n", "a", "s"), CASES)
-def test_groups_hold_places_one_stride_apart(n: int, a: int, s: int, backend: str) -> None:
-    places = torch.arange(n).view(1, n, 1)
-    groups = butterfly_split(places, a, s, backend=backend)
+def test_groups_hold_positions_one_stride_apart(n: int, a: int, s: int, backend: str) -> None:
+    positions = torch.arange(n).view(1, n, 1)
+    groups = butterfly_split(positions, a, s, backend=backend)
     assert groups.shape == (1, n // a, a, 1)
     assert groups[0, :, :, 0].tolist() == literal_groups(n, a, s)
-    assert torch.equal(butterfly_merge(groups, s, backend=backend), places)
+    assert torch.equal(butterfly_merge(groups, s, backend=backend), positions)
 
 
 @settings(max_examples=40, deadline=None)
@@ -67,7 +67,7 @@ def test_backends_agree_on_any_axis(data: st.DataObject) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("n", [8, 12, 24, 36])
 def test_samples_do_not_meet(n: int, backend: str) -> None:
-    """Whatever the length, no group holds places of two samples."""
+    """Whatever the length, no group holds positions of two samples."""
     sample = torch.arange(5).view(5, 1, 1).expand(5, n, 2)
     for stride in rm.ops.butterfly_strides(n, 4):
         groups = butterfly_split(sample, 4, stride, backend=backend)

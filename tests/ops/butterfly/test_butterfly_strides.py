@@ -12,16 +12,16 @@ import rifflemix as rm
 
 
 def reached(length: int, block: int, strides: list[int]) -> list[set[int]]:
-    """Index sets propagated one place at a time, from the definition of a group."""
-    sets = [{place} for place in range(length)]
+    """Index sets propagated one position at a time, from the definition of a group."""
+    sets = [{position} for position in range(length)]
     for stride in strides:
         merged: list[set[int]] = [set() for _ in range(length)]
         for start in range(0, length, block * stride):
             for base in range(start, start + stride):
                 group = [base + j * stride for j in range(block)]
-                union = set().union(*(sets[place] for place in group))
-                for place in group:
-                    merged[place] = union
+                union = set().union(*(sets[position] for position in group))
+                for position in group:
+                    merged[position] = union
         sets = merged
     return sets
 
@@ -32,7 +32,7 @@ def is_valid(length: int, block: int, strides: list[int]) -> bool:
 
 def is_complete(length: int, block: int, strides: list[int]) -> bool:
     everything = set(range(length))
-    return all(places == everything for places in reached(length, block, strides))
+    return all(positions == everything for positions in reached(length, block, strides))
 
 
 def printed(length: int, block: int) -> list[int]:
@@ -95,7 +95,7 @@ def test_extra_strides_where_two_are_not_enough(length: int, block: int) -> None
 
 def test_the_example_reaches_16_of_24_with_two_strides() -> None:
     assert rm.ops.butterfly_strides(24, 4)[:2] == [1, 6]
-    assert {len(places) for places in reached(24, 4, [1, 6])} == {16}
+    assert {len(positions) for positions in reached(24, 4, [1, 6])} == {16}
     assert len(rm.ops.butterfly_strides(24, 4)) == 3
 
 

@@ -39,14 +39,14 @@ def tokens(draw: st.DrawFn, group_size: int | None = None) -> tuple[Tensor, Tens
 
 
 def check_permutation(x: Tensor, y: Tensor, index: Tensor, mask: Tensor | None) -> None:
-    """The index is a permutation of places, identity at padding, and y follows it."""
-    places = torch.arange(x.shape[1])[:, None].expand_as(x)
+    """The index is a permutation of positions, identity at padding, and y follows it."""
+    positions = torch.arange(x.shape[1])[:, None].expand_as(x)
     assert index.dtype == torch.int64
     assert index.shape == x.shape
-    assert torch.equal(index.sort(dim=1).values, places)
+    assert torch.equal(index.sort(dim=1).values, positions)
     expected = x.gather(1, index)
     if mask is not None:
-        assert torch.equal(index[mask], places[mask])
+        assert torch.equal(index[mask], positions[mask])
         expected = expected.masked_fill(mask.unsqueeze(-1), 0.0)
     assert y.dtype == x.dtype
     assert torch.equal(y.nan_to_num(7.5), expected.nan_to_num(7.5))

@@ -165,7 +165,7 @@ def test_every_head_has_its_own_reference() -> None:
 @pytest.mark.parametrize("groups", [1, 2, 3, 6, 12])
 @pytest.mark.parametrize("mask", MASK_TENSORS.values(), ids=MASK_TENSORS)
 def test_gradients_go_to_the_values_taken(mask: Tensor | None, groups: int, order: str) -> None:
-    """Under ties too: every input receives the cotangent of the one place it went to."""
+    """Under ties too: every input receives the cotangent of the one position it went to."""
     x = tied(3, 12, 4).requires_grad_()
     y, index = group_sort(x, groups, order=order, key_padding_mask=mask, return_indices=True)
     cotangent = torch.randn_like(y)

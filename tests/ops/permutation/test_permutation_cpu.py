@@ -91,7 +91,7 @@ def options_of(order: str, channels: int) -> dict[str, Any]:
 
 
 def mask_of(kind: int, length: int) -> Tensor | None:
-    """None, few padded places, or many."""
+    """None, few padded positions, or many."""
     return None if kind == 0 else torch.rand(2, length) < (0.1, 0.8)[kind - 1]
 
 
@@ -260,7 +260,7 @@ OPERATIONS = {
     "exchange_pairs": (cpu._exchange_pairs, ("swaps", "mask", "steps")),
     "circular_shift": (cpu._shift, ("steps", "mask")),
     "first_largest": (cpu._first_largest, ("mask",)),
-    "swap_places": (cpu._swap_places, ("first", "second", "mask")),
+    "swap_positions": (cpu._swap_positions, ("first", "second", "mask")),
 }
 
 WITHOUT_GRADIENT = ("group_sort, no index", "first_largest")

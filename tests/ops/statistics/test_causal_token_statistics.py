@@ -214,8 +214,8 @@ def test_pieces_equal_the_whole(backend: str, data: st.DataObject) -> None:
     """Outputs, end state and gradients, for every way to cut, padding on any side of a cut."""
     arguments, mask = draw(data)
     length = arguments[0].shape[2]
-    places = st.integers(1, length - 1) if length > 1 else st.nothing()
-    cuts = [0, *sorted(data.draw(st.sets(places))), length]
+    positions = st.integers(1, length - 1) if length > 1 else st.nothing()
+    cuts = [0, *sorted(data.draw(st.sets(positions))), length]
     inputs = [None if a is None else a.clone().requires_grad_() for a in arguments]
     options: dict[str, Any] = {"return_state": True, "backend": backend}
     whole, end = causal_token_statistics(*inputs, key_padding_mask=mask, **options)

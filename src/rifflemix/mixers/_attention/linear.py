@@ -35,7 +35,7 @@ class LinearAttentionMixer(MultiHeadMixer):
             start: () int64, the position of the first token; None for 0.
 
         Returns:
-            Twice (B, H, N, M), at least 0; of keys, zero at padded places. Where the type is
+            Twice (B, H, N, M), at least 0; of keys, zero at padded positions. Where the type is
             wider than that of `q`, the sums are taken in it.
         """
         raise NotImplementedError
@@ -110,7 +110,7 @@ def linear_attention(
 
     Args:
         q: (B, H, N, M) features of the queries.
-        k: (B, H, N, M) features of the keys, zero at padded places.
+        k: (B, H, N, M) features of the keys, zero at padded positions.
         v: (B, H, N, D) values.
         epsilon: added to the sum of the weights; None leaves the result unnormalised.
         causal: s runs over 0..n only. Tokens go in chunks: within one, the weights are a

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Takes the place of a token's score with itself: it counts only where nothing else is seen.
+# Stands for a token's score with itself: it counts only where nothing else is seen.
 _SELF_SCORE = -1e5
 _LENGTH_EPSILON = 1e-6
 
@@ -65,14 +65,14 @@ def lsh_attention(
         buckets: (B, H, rounds, N) int64, see `lsh_buckets`.
         chunk_size: tokens m in a chunk; the last chunk may be shorter.
         key_padding_mask: (B, N) bool, True = padding; sorted last and never seen.
-        causal: a query sees its own and earlier places only.
+        causal: a query sees its own and earlier positions only.
         released: as in well-known code: the first chunk of a round looks back on the last chunk
             of the round before it, the very first on the very last, padding included; keys that
             several rounds find count as often. One round where one chunk holds all tokens.
         dropout: probability with which attention weights are dropped; 0 in evaluation.
 
     Returns:
-        (B, H, N, D), finite at every place; padded places hold nothing of use.
+        (B, H, N, D), finite at every position; padded positions hold nothing of use.
 
     Source: Kitaev et al. 2020, "Reformer: The Efficient Transformer", equations (3) to (6) and
     appendix A for the rounds.
@@ -99,9 +99,9 @@ def lsh_attention(
     queries = chunks(qk.unsqueeze(2))
     scores = queries @ keys(chunks(_unit_length(qk).unsqueeze(2))).mT
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    place = order.unflatten(3, (-1, chunk))
-    key_place = keys(place + 1) - 1  # -1 where there is no chunk before
-    own = place.unsqueeze(-1) == key_place.unsqueeze(-2)
+    position = order.unflatten(3, (-1, chunk))
+    key_position = keys(position + 1) - 1  # -1 where there is no chunk before
+    own = position.unsqueeze(-1) == key_position.unsqueeze(-2)
     seen = keys(chunks(valid[:, None, None, :])).unsqueeze(-2)
     if not released:
         found = _rounds_that_find(label, reach, chunks, keys)
@@ -124,7 +124,7 @@ _PADDING_BUCKET = 2**31
 def _pad(
     qk: Tensor, v: Tensor, buckets: Tensor, key_padding_mask: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All to a multiple of the chunk; padding in the last bucket; (B, N) valid places."""
+    """All to a multiple of the chunk; padding in the last bucket; (B, N) valid positions."""
     extra = -qk.shape[2] % chunk
     if key_padding_mask is None:
         key_padding_mask = torch.zeros(qk.shape[0], qk.shape[2], dtype=torch.bool, device=qk.device)

@@ -23,11 +23,11 @@ def masked_attention(
         k: see q.
         v: see q.
         key_padding_mask: (B, N) bool, True = padding.
-        causal: a query sees its own and earlier places only.
+        causal: a query sees its own and earlier positions only.
         dropout: probability with which attention weights are dropped; 0 in evaluation.
 
     Returns:
-        (B, H, N, D), finite at every place; padded places hold nothing of use.
+        (B, H, N, D), finite at every position; padded positions hold nothing of use.
     """
     mask = _attention_mask(key_padding_mask, causal)
     return F.scaled_dot_product_attention(

@@ -60,7 +60,7 @@ class MultiHeadMixer(TokenMixer):
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
-            (B, H, N, D); padded places may hold anything finite.
+            (B, H, N, D); padded positions may hold anything finite.
         """
         raise NotImplementedError
 

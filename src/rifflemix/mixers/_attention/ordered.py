@@ -1,4 +1,6 @@
-"""Attention over a pattern of places: what a token sees depends on its place among the others."""
+"""Attention over a pattern of positions: what a token sees depends on its position among the
+others.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,23 @@ class OrderedAttention(MultiHeadMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
-        keep_places: leave padding where it stands, masked, so that the pattern is laid out over
-            all places, as released code does: outputs then depend on where padding stands.
+        keep_positions: leave padding where it stands, masked, so that the pattern is laid out over
+            all positions, as released code does: outputs then depend on where padding stands.
         shared: the other arguments of `MultiHeadMixer`.
     """
 
-    def __init__(self, dim: int, *, keep_places: bool = False, **shared: Any) -> None:
+    def __init__(self, dim: int, *, keep_positions: bool = False, **shared: Any) -> None:
         super().__init__(dim, **shared)
-        self.keep_places = check_bool("keep_places", keep_places)
+        self.keep_positions = check_bool("keep_positions", keep_positions)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Move padding last, mix, and move it back."""
-        if self.keep_places:
+        if self.keep_positions:
             return self.mix_in_order(x, key_padding_mask)
         return mix_valid_tokens(self.mix_in_order, x, key_padding_mask)
 
     def mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Project, attend in each head, project; padding stands last unless `keep_places`."""
+        """Project, attend in each head, project; padding stands last unless `keep_positions`."""
         return super().mix(x, key_padding_mask)
 
 

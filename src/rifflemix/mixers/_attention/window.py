@@ -51,12 +51,12 @@ def block_attention(
         v: see q.
         block_size: tokens b in a block.
         key_padding_mask: (B, N) bool, True = a key that no block shows.
-        causal: a query sees its own and earlier places of its block only.
+        causal: a query sees its own and earlier positions of its block only.
         shared: keys that compete with those of the block in the same softmax.
         dropout: probability with which attention weights are dropped; 0 in evaluation.
 
     Returns:
-        (B, H, N, D), finite at every place; a query that sees nothing holds nothing of use.
+        (B, H, N, D), finite at every position; a query that sees nothing holds nothing of use.
 
     Raises:
         InputError: `block_size` under 1.
@@ -67,7 +67,7 @@ def block_attention(
     if key_padding_mask is None and shared is None and not length % block:
         y = _attend(queries, keys, values, None, dropout, causal=causal)
     else:
-        sees = valid_places(q, key_padding_mask, block).unsqueeze(2)
+        sees = valid_positions(q, key_padding_mask, block).unsqueeze(2)
         if causal:
             sees = sees & torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
         if shared is not None:
@@ -101,7 +101,7 @@ def window_attention(
         dropout: probability with which attention weights are dropped; 0 in evaluation.
 
     Returns:
-        (B, H, N, D), finite at every place; a query that sees nothing holds nothing of use.
+        (B, H, N, D), finite at every position; a query that sees nothing holds nothing of use.
 
     Raises:
         InputError: a window that reaches a negative number of tokens.
@@ -112,7 +112,7 @@ def window_attention(
     block = min(max(before, after, _SMALLEST_BLOCK), length)
     reach = (int(before > 0), int(after > 0))
     keys, values = (with_neighbours(to_blocks(t, block), *reach) for t in (k, v))
-    valid = with_neighbours(valid_places(q, key_padding_mask, block), *reach, dim=2)
+    valid = with_neighbours(valid_positions(q, key_padding_mask, block), *reach, dim=2)
     sees = valid.unsqueeze(2) & band(block, before, after, q.device)
     if shared is not None:
         keys, values, sees = _add_shared(shared, keys, values, sees, block)
@@ -145,13 +145,13 @@ def with_neighbours(x: Tensor, before: int, after: int, dim: int = 3) -> Tensor:
 def see_something(sees: Tensor) -> Tensor:
     """`sees` (..., queries, keys), where a query that sees no key is let see all of them.
 
-    Its softmax would be NaN otherwise. Only queries at padded places are such, and what comes out
-    there is zeroed later.
+    Its softmax would be NaN otherwise. Only queries at padded positions are such, and what comes
+    out there is zeroed later.
     """
     return sees | ~sees.any(-1, keepdim=True)
 
 
-def valid_places(q: Tensor, key_padding_mask: Tensor | None, block: int) -> Tensor:
+def valid_positions(q: Tensor, key_padding_mask: Tensor | None, block: int) -> Tensor:
     """(B, N / b, b) bool: True = a key that may be seen, False also after the last token."""
     batch, length = q.shape[0], q.shape[2]
     if key_padding_mask is None:
@@ -162,10 +162,10 @@ def valid_places(q: Tensor, key_padding_mask: Tensor | None, block: int) -> Tens
 
 def band(block: int, before: int, after: int, device: torch.device) -> Tensor:
     """(b, keys) bool: which keys of a block and its neighbours lie in a query's window."""
-    place = torch.arange(block, device=device)
+    position = torch.arange(block, device=device)
     first = -block if before else 0
     last = 2 * block if after else block
-    offset = torch.arange(first, last, device=device) - place.unsqueeze(1)
+    offset = torch.arange(first, last, device=device) - position.unsqueeze(1)
     return (offset >= -before) & (offset <= after)
 
 

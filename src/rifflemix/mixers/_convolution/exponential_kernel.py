@@ -10,7 +10,7 @@ from torch import Tensor
 from rifflemix.mixers._convolution.fft_convolution import wide
 from rifflemix.ops.precision import without_autocast
 
-# An exponent is split into the start of a block and a place in it, so that a kernel of N values
+# An exponent is split into the start of a block and a position in it, so that a kernel of N values
 # takes memory for N / 64 + 64 powers of each ratio instead of N.
 _BLOCK = 64
 
@@ -37,10 +37,10 @@ class ExponentialKernel(NamedTuple):
         """(C, length): the kernel at l = 0 .. length - 1."""
         like = self.weight
         size = min(length, _BLOCK)
-        places = torch.arange(size, device=like.device, dtype=like.dtype)
+        positions = torch.arange(size, device=like.device, dtype=like.dtype)
         starts = torch.arange(-(-length // size), device=like.device, dtype=like.dtype) * size
         left = torch.exp(starts.unsqueeze(-1) * self.log_ratio.unsqueeze(-2))
-        right = torch.exp(self.log_ratio.unsqueeze(-1) * places)
+        right = torch.exp(self.log_ratio.unsqueeze(-1) * positions)
         if self.phase is None or self.weight_imag is None:
             left = left * like.unsqueeze(-2)
         else:
@@ -49,7 +49,7 @@ class ExponentialKernel(NamedTuple):
             real, imag = like.unsqueeze(-2), self.weight_imag.unsqueeze(-2)
             # Re(u v) = Re u Re v - Im u Im v, as one product of matrices.
             left = torch.cat((cos * real - sin * imag, -cos * imag - sin * real), -1)
-            angle = self.phase.unsqueeze(-1) * places
+            angle = self.phase.unsqueeze(-1) * positions
             right = torch.cat((right * angle.cos(), right * angle.sin()), -2)
         with without_autocast(like):
             return (left @ right).flatten(-2)[..., :length]

@@ -32,7 +32,7 @@ def fft_convolution(
 
     y[n] = sum over m <= n of forward[n - m] x[m], plus the sum over m >= n + s of
     backward[m - n - s] x[m], where s is 0 if `backward` starts at the present token and 1 if at
-    the next. A transform mixes all places: by rounding, and only so, a later token reaches
+    the next. A transform mixes all positions: by rounding, and only so, a later token reaches
     an earlier output.
 
     Args:
@@ -65,7 +65,7 @@ def fft_convolution(
 
 @torch.library.custom_op("rifflemix::circular_convolve", mutates_args=())
 def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
-    """First N places of the convolution of x (B, N, C) with a kernel (C, M) of period M >= N."""
+    """First N positions of the convolution of x (B, N, C) with a kernel (C, M) of period M >= N."""
     period = kernel.shape[1]
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     for channels in _channel_blocks(x):

@@ -11,7 +11,7 @@ from rifflemix.mixers._convolution.complex_pair import ComplexPair
 def linear_scan(ratio: ComplexPair, inputs: ComplexPair) -> ComplexPair:
     """h[n] = ratio h[n - 1] + inputs[n], with h[-1] = 0.
 
-    Neighbours are joined in pairs, the recurrence over pairs is half as long, and the places
+    Neighbours are joined in pairs, the recurrence over pairs is half as long, and the positions
     between are filled in from it: O(N) work in O(log N) steps.
 
     Args:
@@ -26,19 +26,19 @@ def linear_scan(ratio: ComplexPair, inputs: ComplexPair) -> ComplexPair:
     length = inputs.real.shape[1]
     if length == 1:
         return inputs
-    even = _places(inputs, slice(0, None, 2))
-    odd = _places(inputs, slice(1, None, 2))
-    pairs = ratio.times(_places(even, slice(0, length // 2))).plus(odd)
+    even = _positions(inputs, slice(0, None, 2))
+    odd = _positions(inputs, slice(1, None, 2))
+    pairs = ratio.times(_positions(even, slice(0, length // 2))).plus(odd)
     at_odd = linear_scan(ratio.times(ratio), pairs)
-    before = _places(at_odd, slice(0, (length - 1) // 2))
-    later = ratio.times(before).plus(_places(even, slice(1, None)))
+    before = _positions(at_odd, slice(0, (length - 1) // 2))
+    later = ratio.times(before).plus(_positions(even, slice(1, None)))
     return ComplexPair(
         _interleave(torch.cat((even.real[:, :1], later.real), 1), at_odd.real),
         _interleave(torch.cat((even.imag[:, :1], later.imag), 1), at_odd.imag),
     )
 
 
-def _places(x: ComplexPair, index: slice) -> ComplexPair:
+def _positions(x: ComplexPair, index: slice) -> ComplexPair:
     return ComplexPair(x.real[:, index], x.imag[:, index])
 
 

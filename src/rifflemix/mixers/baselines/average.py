@@ -40,7 +40,7 @@ class AveragePooling(TokenMixer):
         super().__init__(dim, **shared)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The mean at every place, or the running mean."""
+        """The mean at every position, or the running mean."""
         counted = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if key_padding_mask is not None:
             counted = ~key_padding_mask

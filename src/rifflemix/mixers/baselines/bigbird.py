@@ -14,7 +14,7 @@ from rifflemix.mixers._attention.window import (
     from_blocks,
     see_something,
     to_blocks,
-    valid_places,
+    valid_positions,
     with_neighbours,
 )
 from rifflemix.mixers.base import MixerCard
@@ -29,7 +29,7 @@ class BigBird(OrderedAttention):
 
     A block of queries sees the block before it, itself, the block after it, the first and the
     last block, and `num_random` others. The first and the last block see all. Which others, is a
-    function of seed, layer, head, the block's place and the number of blocks of valid tokens; no
+    function of seed, layer, head, the block's position and the number of blocks of valid tokens; no
     block is seen twice.
 
     Args:
@@ -81,7 +81,7 @@ class BigBird(OrderedAttention):
         """See `MultiHeadMixer.attend`."""
         length = q.shape[2]
         block = min(self.block_size, length)
-        valid = valid_places(q, key_padding_mask, block)
+        valid = valid_positions(q, key_padding_mask, block)
         last = (valid.any(2) * torch.arange(valid.shape[1], device=q.device)).amax(1)
         random = random_blocks(
             last + 1,
@@ -147,11 +147,11 @@ def random_blocks(
         layer: layers draw differently.
     """
     device = num_valid.device
-    place = torch.arange(num_blocks, device=device)
+    position = torch.arange(num_blocks, device=device)
     last = (num_valid - 1)[:, None]
     # The blocks between the global ones are 1 ... last - 1; the window cuts a run out of them.
-    start = (place - 1).clamp(min=1)
-    cut = (torch.minimum(place + 1, last - 1) - start + 1).clamp(min=0)
+    start = (position - 1).clamp(min=1)
+    cut = (torch.minimum(position + 1, last - 1) - start + 1).clamp(min=0)
     candidates = ((last - 1).clamp(min=0) - cut).clamp(min=0)[:, None]  # (B, 1, blocks)
     start, cut = start.expand_as(cut)[:, None], cut[:, None]
     head = torch.arange(heads, device=device)[:, None]
@@ -159,7 +159,7 @@ def random_blocks(
     chosen, exists = [], []
     for draw in range(num_random):
         left = candidates - draw
-        pick = _hash((seed, layer, draw), head, place) * left.clamp(min=1) >> 32
+        pick = _hash((seed, layer, draw), head, position) * left.clamp(min=1) >> 32
         if drawn:  # step over what is taken, from the lowest up
             for taken in torch.stack(drawn).sort(0).values:
                 pick = pick + (pick >= taken)
@@ -172,12 +172,12 @@ def random_blocks(
     return RandomBlocks(torch.stack(chosen, -1).clamp(max=num_blocks - 1), torch.stack(exists, -1))
 
 
-def _hash(keys: tuple[int, ...], head: Tensor, place: Tensor) -> Tensor:
+def _hash(keys: tuple[int, ...], head: Tensor, position: Tensor) -> Tensor:
     """(H, blocks) int64 in [0, 2^32): the same on every device, for any number of blocks."""
     start = 0  # hashed in Python: a compiler would write a long chain on tensors out many times
     for key in keys:
         start = _scramble((start ^ key) + 0x9E3779B9 & _MASK)
-    return _scramble(start + head * 0x85EBCA6B + place * 0x9E3779B1 & _MASK)
+    return _scramble(start + head * 0x85EBCA6B + position * 0x9E3779B1 & _MASK)
 
 
 def _scramble(state: _Bits) -> _Bits:
@@ -208,8 +208,8 @@ def _seen_keys(valid: Tensor, last: Tensor, random: RandomBlocks) -> Tensor:
     """(B blocks, H, 1, keys) bool: which of those keys are there, each block but once."""
     batch, blocks, size = valid.shape
     heads = random.chosen.shape[1]
-    place = torch.arange(blocks, device=valid.device)
-    near = place.unsqueeze(1) + torch.arange(-1, 2, device=valid.device)
+    position = torch.arange(blocks, device=valid.device)
+    near = position.unsqueeze(1) + torch.arange(-1, 2, device=valid.device)
     last = last[:, None, None]
     in_window = (near > 0) & (near < last)  # the first and last block are seen as such
     window = with_neighbours(valid, 1, 1, dim=2) & in_window.repeat_interleave(size, 2)

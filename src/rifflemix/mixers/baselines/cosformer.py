@@ -17,7 +17,7 @@ from rifflemix.mixers.padding import mix_valid_tokens
 class CosFormer(LinearAttentionMixer):
     """Linear attention with weights relu(q_i) relu(k_j) cos(pi (i - j) / 2M), M = `max_length`.
 
-    The cosine splits into products of cosines and sines of either place, which makes 2D features
+    The cosine splits into products of cosines and sines of either position, which makes 2D features
     per head. Places count the valid tokens. With `causal=True` a token sees the tokens so far,
     and `init_state` and `step` go token by token in constant memory. There are no weights that
     dropout could drop.
@@ -59,15 +59,15 @@ class CosFormer(LinearAttentionMixer):
     def features(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Relu times cosine and sine of the place; see `LinearAttentionMixer.features`."""
+        """Relu times cosine and sine of the position; see `LinearAttentionMixer.features`."""
         q, k = torch.relu(q), torch.relu(k)
         if key_padding_mask is not None:
             k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
         wide = torch.promote_types(q.dtype, torch.float32)
-        place = torch.arange(q.shape[2], device=q.device, dtype=wide)
+        position = torch.arange(q.shape[2], device=q.device, dtype=wide)
         if start is not None:
-            place = place + start
-        angle = place.unsqueeze(-1) * (math.pi / (2 * self.fade_length))
+            position = position + start
+        angle = position.unsqueeze(-1) * (math.pi / (2 * self.fade_length))
         cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
         return torch.cat((q * cos, q * sin), -1), torch.cat((k * cos, k * sin), -1)
 

@@ -76,18 +76,18 @@ def fft_of_lengths(x: Tensor, lengths: Tensor) -> Tensor:
     convolution with a chirp, which transforms of one length for all samples compute.
 
     Args:
-        x: (B, N, C) complex, zero from place lengths[b] on.
+        x: (B, N, C) complex, zero from position lengths[b] on.
         lengths: (B,) integers from 1 to N.
 
     Returns:
-        (B, N, C) complex; places from lengths[b] on hold nothing of use.
+        (B, N, C) complex; positions from lengths[b] on hold nothing of use.
     """
     tokens = x.shape[1]
     padded = 2 * tokens
-    place = torch.arange(tokens, device=x.device)
+    position = torch.arange(tokens, device=x.device)
     # The phase pi j^2 / n is taken modulo 2 pi in integers, where nothing is rounded.
     period = 2 * lengths.unsqueeze(1)
-    angle = (place.square() % period).to(x.real.dtype) / period * (2 * math.pi)
+    angle = (position.square() % period).to(x.real.dtype) / period * (2 * math.pi)
     chirp = torch.polar(torch.ones_like(angle), angle).unsqueeze(-1)
     # Places 0 ... N-1, one that is never reached, and -(N-1) ... -1 of the even chirp.
     kernel = torch.cat((chirp, torch.zeros_like(chirp[:, :1]), chirp[:, 1:].flip(1)), dim=1)

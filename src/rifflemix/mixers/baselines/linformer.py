@@ -16,10 +16,10 @@ _INIT_STD = 0.02
 
 
 class Linformer(OrderedAttention):
-    """Attention to k projected keys and values, learned mixtures over the places of the tokens.
+    """Attention to k projected keys and values, learned mixtures over the positions of the tokens.
 
-    Shorter sequences use the first columns of the projection; places count the valid tokens, or,
-    with `keep_places`, all of them.
+    Shorter sequences use the first columns of the projection; positions count the valid tokens, or,
+    with `keep_positions`, all of them.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: it is

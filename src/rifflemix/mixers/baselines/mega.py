@@ -9,7 +9,7 @@ from rifflemix.mixers.baselines.mega_layer import MegaLayer
 
 
 class Mega(MegaLayer):
-    """MEGA with attention over the whole sequence, or with CSP in place of attention.
+    """MEGA with attention over the whole sequence, or with CSP instead of attention.
 
     See `MegaLayer` for the formula, the residual connection in it, and the options.
 

@@ -50,7 +50,7 @@ class MegaChunk(MegaLayer):
         thread_sums="the gradient of the position bias and of the averages",
     )
 
-    # CSP in place of attention goes over the whole sequence: chunks would have no effect.
+    # CSP instead of attention goes over the whole sequence: chunks would have no effect.
     fixed_options = frozenset({"mixing", "csp_options"})
 
     def __init__(

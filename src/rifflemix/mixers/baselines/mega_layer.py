@@ -36,8 +36,8 @@ class RelativeBias(nn.Module):
 
     def forward(self, length: int) -> Tensor:
         """(length, length): for query i and key j the bias of the distance j - i."""
-        places = torch.arange(length, device=self.rel_pos_bias.device)
-        return self.rel_pos_bias[places - places.unsqueeze(1) + self.max_length - 1]
+        positions = torch.arange(length, device=self.rel_pos_bias.device)
+        return self.rel_pos_bias[positions - positions.unsqueeze(1) + self.max_length - 1]
 
     def last_row(self, length: int) -> Tensor:
         """(length,): the last row of `forward(length)`, without the others."""
@@ -68,7 +68,7 @@ class MegaLayer(TokenMixer):
         bidirectional: average over later tokens too; where unset, unless `causal`.
         attention_fn: "softmax" (of q k / sqrt(z_dim) + bias) or "laplace" (elementwise, of q k
             over the number of keys in view, + bias).
-        mixing: "attention", or "csp" to permute the values in its place; queries, keys and the
+        mixing: "attention", or "csp" to permute the values in its position; queries, keys and the
             position bias are then not there.
         hidden_dropout: probability of dropping an entry of v; not with mixing="csp", as released.
         layer_dropout: the same for the moving average and for the new value.
@@ -163,7 +163,7 @@ class MegaLayer(TokenMixer):
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
-            (B, N, C), the stream after the layer; as it was at padded places.
+            (B, N, C), the stream after the layer; as it was at padded positions.
 
         Raises:
             InputError: wrong shape, dtype or device, or N over `max_length`.

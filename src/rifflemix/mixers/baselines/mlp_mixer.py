@@ -1,4 +1,4 @@
-"""The token mixing of MLP-Mixer: one MLP over the places, shared by all channels."""
+"""The token mixing of MLP-Mixer: one MLP over the positions, shared by all channels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rifflemix.mixers.base import MixerCard, TokenMixer
 class TokenMLP(TokenMixer):
     """y[:, c] = W_2 gelu(W_1 x[:, c]) over tokens, the same two maps for every channel c.
 
-    Each place has its own weights: shorter inputs use those of the first N places, and a padded
-    place adds nothing.
+    Each position has its own weights: shorter inputs use those of the first N positions, and a
+    padded position adds nothing.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: it is
@@ -46,12 +46,12 @@ class TokenMLP(TokenMixer):
         super().__init__(dim, **shared)
         hidden = max(1, self.dim // 2) if hidden_dim is None else hidden_dim
         self.hidden_dim = check_integer("hidden_dim", hidden, 1)
-        places = check_integer("max_length", self.max_length, 1)
-        self.fc1 = nn.Linear(places, self.hidden_dim, bias=bias)
-        self.fc2 = nn.Linear(self.hidden_dim, places, bias=bias)
+        positions = check_integer("max_length", self.max_length, 1)
+        self.fc1 = nn.Linear(positions, self.hidden_dim, bias=bias)
+        self.fc2 = nn.Linear(self.hidden_dim, positions, bias=bias)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The MLP over the places at hand; padded ones hold zeros."""
+        """The MLP over the positions at hand; padded ones hold zeros."""
         length = x.shape[1]
         hidden = F.gelu(F.linear(x.mT, self.fc1.weight[:, :length], self.fc1.bias))
         hidden = F.dropout(hidden, self.dropout, self.training)

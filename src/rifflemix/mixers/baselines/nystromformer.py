@@ -35,9 +35,9 @@ class Nystromformer(OrderedAttention):
         pinv_iterations: steps of the iteration for the pseudo-inverse; 6 in the paper.
         pinv_init: what scales its start: the largest column sum of each matrix ("per_matrix"),
             or of all matrices of the batch ("batch", as released, which couples the samples).
-        landmarks: which tokens the segments are cut from: the "valid" ones, or "all" places, with
-            padding as zeros where it stands, as released, for the convolution too: outputs then
-            depend on place and amount of padding.
+        landmarks: which tokens the segments are cut from: the "valid" ones, or "all" positions,
+            with padding as zeros where it stands, as released, for the convolution too: outputs
+            then depend on position and amount of padding.
         conv_kernel: width of the convolution, odd; None leaves it out.
         bias: add a bias to the query, key and value maps.
         out_bias: add a bias to the output map.
@@ -60,7 +60,7 @@ class Nystromformer(OrderedAttention):
         cost_exponent=1.0,
         thread_sums="the gradient of the depthwise convolution",
     )
-    fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_places"})
+    fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_positions"})
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class Nystromformer(OrderedAttention):
         **shared: Any,
     ) -> None:
         check_choice("landmarks", landmarks, LANDMARKS)
-        keep_places = landmarks == "all"
-        super().__init__(dim, bias=bias, out_bias=out_bias, keep_places=keep_places, **shared)
+        keep_positions = landmarks == "all"
+        super().__init__(dim, bias=bias, out_bias=out_bias, keep_positions=keep_positions, **shared)
         self.num_landmarks = check_integer("num_landmarks", num_landmarks, 1)
         self.pinv_iterations = check_integer("pinv_iterations", pinv_iterations, 1)
         check_choice("pinv_init", pinv_init, PINV_INITS)
@@ -131,12 +131,12 @@ class Nystromformer(OrderedAttention):
 
     def _segments(self, length: int, key_padding_mask: Tensor | None, device: Any) -> Tensor:
         """Bool, (B or 1, 1, m, N): which tokens belong to each landmark."""
-        place = torch.arange(length, device=device)
+        position = torch.arange(length, device=device)
         marks = torch.arange(self.num_landmarks, device=device).unsqueeze(-1)
         if key_padding_mask is None or self.landmarks == "all":
-            return (place * self.num_landmarks // length == marks)[None, None]
+            return (position * self.num_landmarks // length == marks)[None, None]
         count = (~key_padding_mask).sum(1, keepdim=True).clamp_min(1)
-        segment = (place * self.num_landmarks // count).masked_fill(key_padding_mask, -1)
+        segment = (position * self.num_landmarks // count).masked_fill(key_padding_mask, -1)
         return (segment.unsqueeze(1) == marks).unsqueeze(1)
 
     def _softmax(self, q: Tensor, k_marks: Tensor) -> Tensor:

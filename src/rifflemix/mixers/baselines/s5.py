@@ -95,7 +95,7 @@ class S5(TokenMixer):
         return self._read_out(mix_valid_tokens(self._scan, x, key_padding_mask), x)
 
     def _scan(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """2 Re(C h) of all places; the scans run one after the other in the same state space."""
+        """2 Re(C h) of all positions; the scans run one after the other in the same state space."""
         ratio, inputs = self._discretised(x)
         y = self._observed(linear_scan(ratio, inputs), 0)
         if self.bidirectional:

@@ -1,4 +1,4 @@
-"""Sinkformer: attention with a (nearly) doubly stochastic matrix in place of the softmax."""
+"""Sinkformer: attention with a (nearly) doubly stochastic matrix instead of the softmax."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Spade(OrderedAttention):
         streaming=True,
         thread_sums="the gradients of the LayerNorms",
     )
-    fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_places"})  # S4 moves padding
+    fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_positions"})  # S4 moves padding
 
     def __init__(
         self,

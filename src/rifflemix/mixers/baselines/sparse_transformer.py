@@ -1,4 +1,6 @@
-"""Sparse Transformer: attention to the own block and to summary columns, or to strided places."""
+"""Sparse Transformer: attention to the own block and to summary columns, or to strided
+positions.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from rifflemix.mixers._attention.window import (
     from_blocks,
     see_something,
     to_blocks,
-    valid_places,
+    valid_positions,
     with_neighbours,
 )
 from rifflemix.mixers.base import MixerCard
@@ -163,7 +165,7 @@ class SparseTransformer(OrderedAttention):
         own = torch.arange(k.shape[2], device=k.device).div(stride, rounding_mode="floor")
         theirs = torch.arange(blocks, device=k.device).repeat_interleave(len(columns))
         other = own.unsqueeze(1) > theirs if self.triangular else own.unsqueeze(1) != theirs
-        visible = other & valid_places(k, mask, stride)[:, :, columns].flatten(1).unsqueeze(1)
+        visible = other & valid_positions(k, mask, stride)[:, :, columns].flatten(1).unsqueeze(1)
         if extra is not None:
             keys, values = torch.cat((keys, extra[0]), 2), torch.cat((values, extra[1]), 2)
             visible = F.pad(visible, (0, 1), value=True)
@@ -202,19 +204,19 @@ class SparseTransformer(OrderedAttention):
         before, after = stride - 1, 0 if self.triangular else stride - 1
         reach = (int(before > 0), int(after > 0))
         keys, values = (with_neighbours(to_blocks(t, stride), *reach) for t in (k, v))
-        valid = with_neighbours(valid_places(k, mask, stride), *reach, dim=2)
+        valid = with_neighbours(valid_positions(k, mask, stride), *reach, dim=2)
         sees = valid.unsqueeze(2) & band(stride, before, after, k.device)
         return to_blocks(q, stride) @ keys.mT, values, sees.unsqueeze(2)
 
     def _column_part(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, stride: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (B, N/l, H, l, N/l) of the places a multiple of l away, the own one aside."""
+        """Scores (B, N/l, H, l, N/l) of the positions a multiple of l away, the own one aside."""
         queries, keys, values = (_by_column(to_blocks(t, stride)) for t in (q, k, v))
         block = torch.arange(keys.shape[3], device=k.device)
         own, theirs = block.unsqueeze(1), block
         other = own > theirs if self.triangular else own != theirs
-        valid = valid_places(k, mask, stride).mT  # (B, l, N/l)
+        valid = valid_positions(k, mask, stride).mT  # (B, l, N/l)
         sees = other[:, None, None, :] & valid[:, None, None, :, :]
         return _by_column(queries @ keys.mT), values, sees
 
@@ -224,5 +226,5 @@ class SparseTransformer(OrderedAttention):
 
 
 def _by_column(x: Tensor) -> Tensor:
-    """(B, blocks, H, l, D) to (B, l, H, blocks, D) and back: places of one column together."""
+    """(B, blocks, H, l, D) to (B, l, H, blocks, D) and back: positions of one column together."""
     return x.transpose(1, 3)

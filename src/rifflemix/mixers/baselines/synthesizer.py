@@ -19,7 +19,7 @@ MODES = ("random", "factorized", "dense")
 class Synthesizer(TokenMixer):
     """Softmax attention over synthetic scores, alone or added to the scaled dot product.
 
-    Scores of shorter sequences are the first rows and columns; places count the valid tokens.
+    Scores of shorter sequences are the first rows and columns; positions count the valid tokens.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `max_length` L is needed: the
@@ -114,7 +114,7 @@ class Synthesizer(TokenMixer):
         return (parts[0], parts[1], parts[2]) if self.dot_product else (None, None, parts[0])
 
     def _scores(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Scores (B or 1, H, N, stop) of tokens x at places from `start` on, before `stop`."""
+        """Scores (B or 1, H, N, stop) of tokens x at positions from `start` on, before `stop`."""
         if self.mode == "random":
             return self.scores[:, start:stop, :stop].unsqueeze(0)
         if self.mode == "factorized":

@@ -33,7 +33,7 @@ class SinkhornCrossAttention(nn.Module):
     open. Here the memory sorts itself: scores, balancing and sort matrix depend on the memory
     alone. A decoder's later queries then cannot reach its earlier ones, and a query gets the
     same answer however many follow it. Query block u attends to the memory block sorted into
-    place u and, as the local term, to memory block u itself; with more query blocks than memory
+    position u and, as the local term, to memory block u itself; with more query blocks than memory
     blocks, u counts round the memory's valid blocks. With SortCut all queries share the first m
     sorted blocks.
 
@@ -145,19 +145,19 @@ class SinkhornCrossAttention(nn.Module):
         length = q.shape[2]
         q = F.pad(q, (0, 0, 0, -length % self.block_size))
         q = torch.unflatten(q, 2, (-1, self.block_size))
-        place = self._memory_blocks(q.shape[2], sort, mask)
+        position = self._memory_blocks(q.shape[2], sort, mask)
         sort = sort.gather(
-            2, place[:, None, :, None].expand(-1, *sort.shape[1:2], -1, sort.shape[3])
+            2, position[:, None, :, None].expand(-1, *sort.shape[1:2], -1, sort.shape[3])
         )
         hidden = sorted_hidden = None
         if mask is not None:
             k, v = (t.masked_fill(mask[:, None, :, None], 0.0) for t in (k, v))
             blocks = torch.unflatten(mask, 1, (-1, self.block_size))
-            hidden = blocks.gather(1, place.unsqueeze(-1).expand(-1, -1, self.block_size))
+            hidden = blocks.gather(1, position.unsqueeze(-1).expand(-1, -1, self.block_size))
             hidden = hidden[:, None, :, None]
             sorted_hidden = sorted_padding_mask(sort, self.block_size, mask).unsqueeze(-2)
         k, v = (torch.unflatten(t, 2, (-1, self.block_size)) for t in (k, v))
-        index = place[:, None, :, None, None].expand(-1, k.shape[1], -1, *k.shape[3:])
+        index = position[:, None, :, None, None].expand(-1, k.shape[1], -1, *k.shape[3:])
         y = block_attention(
             q,
             k.gather(2, index),
@@ -173,11 +173,11 @@ class SinkhornCrossAttention(nn.Module):
 
     def _memory_blocks(self, num_blocks: int, sort: Tensor, mask: Tensor | None) -> Tensor:
         """(B, num_blocks): the memory block of each query block, counting round the valid ones."""
-        place = torch.arange(num_blocks, device=sort.device).expand(sort.shape[0], -1)
+        position = torch.arange(num_blocks, device=sort.device).expand(sort.shape[0], -1)
         if mask is None:
-            return place % sort.shape[3]
+            return position % sort.shape[3]
         dead = torch.unflatten(mask, 1, (-1, self.block_size)).all(-1)
-        return place % (~dead).sum(1, keepdim=True).clamp(min=1)
+        return position % (~dead).sum(1, keepdim=True).clamp(min=1)
 
     def _heads(self, x: Tensor) -> Tensor:
         return torch.unflatten(x, -1, (self.num_heads, -1)).transpose(1, 2)

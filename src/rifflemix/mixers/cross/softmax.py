@@ -17,7 +17,7 @@ from rifflemix.errors import bad_argument
 
 
 class SoftmaxCrossAttention(nn.Module):
-    """Queries of a decoder attend to all valid places of a memory.
+    """Queries of a decoder attend to all valid positions of a memory.
 
     Args:
         dim: channels C of queries, memory and output.
@@ -64,7 +64,7 @@ class SoftmaxCrossAttention(nn.Module):
         k, v = (self._heads(part) for part in self.key_value(memory).chunk(2, -1))
         mask = None
         if key_padding_mask is not None:
-            # Even NaN in a padded place reaches nothing; a memory of padding alone is all zeros.
+            # Even NaN in a padded position reaches nothing; a memory of padding alone is all zeros.
             padded = key_padding_mask[:, None, :, None]
             k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
             nothing = key_padding_mask.all(dim=1)[:, None, None, None]

@@ -18,14 +18,14 @@ class GraphBias(nn.Module):
     """A bias S + E for each head and pair of nodes, the graph token before them included.
 
     S is learned for every distance. E averages, over the first `path_length` edges of a shortest
-    path, the features of the edge under a map of heads to heads for its place on the path. Pairs
+    path, the features of the edge under a map of heads to heads for its position on the path. Pairs
     `max_distance` or more apart, or in different components, do not see each other.
 
     Args:
         num_heads: heads H.
         num_edge_tokens: ids of edge features; id 0 is no edge.
         num_distances: rows of the table of distances; the last is for no path.
-        num_hops: places on a path that have a map.
+        num_hops: positions on a path that have a map.
         path_length: edges of a path that count.
         max_distance: from this distance on, nodes do not see each other.
 
@@ -84,8 +84,8 @@ class GraphBias(nn.Module):
         near = (distances >= 0) & (distances < self.max_distance)
         if key_padding_mask is not None:
             near = near & ~key_padding_mask.unsqueeze(1)
-        places = torch.where(distances < 0, self.last, distances.clamp(max=self.last - 2) + 1)
-        bias = self.distance(places) + self._along_paths(distances, path_edges)
+        positions = torch.where(distances < 0, self.last, distances.clamp(max=self.last - 2) + 1)
+        bias = self.distance(positions) + self._along_paths(distances, path_edges)
         bias = bias.masked_fill(~near.unsqueeze(-1), -torch.inf).permute(0, 3, 1, 2)
         return self._with_token(bias, key_padding_mask)
 
@@ -126,7 +126,7 @@ class GraphAttention(nn.Module):
         mixing: "attention" or "sort".
         dropout: probability of dropping an attention weight.
         variant: of the sort: "ascending", or "max_exchange", where only the first token and the
-            largest change places; unset, "ascending". Only for "sort".
+            largest change positions; unset, "ascending". Only for "sort".
 
     Raises:
         InputError: an argument out of range, or a variant without a sort.

@@ -1,4 +1,4 @@
-"""Graphormer, and its form with a sort in place of queries and keys."""
+"""Graphormer, and its form with a sort instead of queries and keys."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Graphormer(Model):
     Args:
         mixer: "softmax", or "sliceformer" for softmax(S + E) V + sort(V) without queries and keys.
         mixer_options: for "sliceformer", variant: "ascending" (the default) or "max_exchange",
-            where only the graph token and the largest value of each channel change places.
+            where only the graph token and the largest value of each channel change positions.
         dim: channels C.
         num_layers: blocks.
         num_heads: heads, a divisor of C.
@@ -68,7 +68,7 @@ class Graphormer(Model):
         num_edge_tokens: ids of edge features; id 0 is no edge.
         num_degrees: rows of the tables of degrees.
         num_distances: rows of the table of distances.
-        num_hops: places on a path that have a map.
+        num_hops: positions on a path that have a map.
         path_length: edges of a path that count.
         max_distance: from this distance on, nodes do not see each other.
         dropout: probability, on the embedding and both branches.

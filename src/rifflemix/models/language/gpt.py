@@ -24,7 +24,7 @@ from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
 from rifflemix.nn.block import Block
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, valid_places
+from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, valid_positions
 
 POSITIONS = ("learned", "sinusoid")
 _EPS = 1e-5
@@ -45,7 +45,7 @@ class GPTState(NamedTuple):
 class GPT(Model):
     """Causal language model: embedding, positions, blocks, LayerNorm, logits of the next token.
 
-    With a mask, the result at valid places is that of the valid tokens standing alone, wherever
+    With a mask, the result at valid positions is that of the valid tokens standing alone, wherever
     padding is: positions count valid tokens only.
 
     Args:
@@ -156,15 +156,15 @@ class GPT(Model):
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
-            (B, N, vocab_size); padded places hold nothing of use.
+            (B, N, vocab_size); padded positions hold nothing of use.
 
         Raises:
             InputError: more than `max_length` tokens, or another shape.
         """
         check_ids("tokens", tokens, "(B, N)", below=self.embed.num_embeddings)
         check_padding_mask(key_padding_mask, tokens)
-        places = None if key_padding_mask is None else valid_places(key_padding_mask)
-        x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor, places))
+        positions = None if key_padding_mask is None else valid_positions(key_padding_mask)
+        x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor, positions))
         for block in self.blocks:
             x = self.run_block(block, x, key_padding_mask=key_padding_mask)
         return self._logits(x)
@@ -197,7 +197,8 @@ class GPT(Model):
             state: what `init_state` or the last `step` returned; it is not changed.
 
         Returns:
-            (B, vocab_size) logits, equal to those of `forward` at this place, and the next state.
+            (B, vocab_size) logits, equal to those of `forward` at this position, and the next
+            state.
 
         Raises:
             InputError: a token past `max_length`.
@@ -211,8 +212,8 @@ class GPT(Model):
             )
         check_ids("tokens", tokens, "(B,)", below=self.embed.num_embeddings, rank=1)
         embedded = self.embed(tokens).unsqueeze(1) * self.embedding_factor
-        place = torch.full((len(tokens), 1), state.position, device=tokens.device)
-        x = self.drop(self.positions(embedded, place)).squeeze(1)
+        position = torch.full((len(tokens), 1), state.position, device=tokens.device)
+        x = self.drop(self.positions(embedded, position)).squeeze(1)
         layers = []
         for block, before in zip(self._layers(), state.layers, strict=True):
             x, after = block.step(x, before)

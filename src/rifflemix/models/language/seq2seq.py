@@ -27,7 +27,7 @@ from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.encoder import Encoder
 from rifflemix.nn.block import Block
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.positions import SinusoidalPositions, valid_places
+from rifflemix.nn.positions import SinusoidalPositions, valid_positions
 
 CROSS_ATTENTIONS = ("softmax", "sinkhorn")
 _EPS = 1e-6
@@ -194,7 +194,7 @@ class Seq2Seq(Model):
 
         Args:
             inputs: (B, N) int64, the sequence to read.
-            decoder_inputs: (B, M) int64, the sequence to write, one place later: it begins with
+            decoder_inputs: (B, M) int64, the sequence to write, one position later: it begins with
                 a start token. What it holds behind its end changes nothing before it.
             key_padding_mask: (B, N) bool, True = padding of `inputs`.
 
@@ -210,8 +210,8 @@ class Seq2Seq(Model):
         """(B, N) tokens -> the memory (B, N, C)."""
         _check_tokens("inputs", inputs, self.embed.num_embeddings)
         check_padding_mask(key_padding_mask, inputs)
-        places = None if key_padding_mask is None else valid_places(key_padding_mask)
-        x = self._embedded(inputs, places)
+        positions = None if key_padding_mask is None else valid_positions(key_padding_mask)
+        x = self._embedded(inputs, positions)
         for block in self.encoder:
             x = self.run_block(block, x, key_padding_mask=key_padding_mask)
         memory: Tensor = self.encoder_norm(x)
@@ -273,7 +273,7 @@ class Seq2Seq(Model):
     def _reader(self, memory: Tensor, mask: Tensor | None) -> Callable[[Tensor], Tensor]:
         """A function from what is written so far, one token longer each time, to the next logits.
 
-        A mixer that streams reads each token once; sorted attention across depends on places in
+        A mixer that streams reads each token once; sorted attention across depends on positions in
         blocks, so that there everything is read again.
         """
         blocks = list(cast(Iterable[DecoderBlock], self.decoder))
@@ -288,17 +288,17 @@ class Seq2Seq(Model):
         ]
 
         def read_last(written: Tensor) -> Tensor:
-            place = torch.full_like(written[:, -1:], written.shape[1] - 1)
-            x = self._embedded(written[:, -1:], place)
+            position = torch.full_like(written[:, -1:], written.shape[1] - 1)
+            x = self._embedded(written[:, -1:], position)
             for index, block in enumerate(blocks):
                 x, states[index] = block.step(x, memory, states[index], mask)
             return F.linear(self.decoder_norm(x[:, 0]), self.embed.weight)
 
         return read_last
 
-    def _embedded(self, tokens: Tensor, places: Tensor | None) -> Tensor:
+    def _embedded(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
         x: Tensor = self.embed(tokens) * self.embed.embedding_dim**0.5
-        y: Tensor = self.drop(self.positions(x, places))
+        y: Tensor = self.drop(self.positions(x, positions))
         return y
 
 

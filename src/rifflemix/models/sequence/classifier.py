@@ -56,9 +56,9 @@ class SequenceClassifier(Model):
         tie_layers: use block 0 `num_layers` times.
         padding: "batch": padding is what the mask says and is kept out; "max_length": the same,
             and every sequence is filled up to `max_length` with padding, so that what is laid out
-            over the places (strides, landmarks, learned projections) does not depend on the other
-            samples of a batch; "unmasked": sequences are filled up to `max_length`, no mask is
-            used and padding takes part as all other tokens do.
+            over the positions (strides, landmarks, learned projections) does not depend on the
+            other samples of a batch; "unmasked": sequences are filled up to `max_length`, no mask
+            is used and padding takes part as all other tokens do.
         padding_id: a token id that is padding wherever it stands, beside what the mask says: 0
             in the published code of the Long Range Arena, on images too, whose black pixels are
             hidden thereby. None: only the mask says what padding is.
@@ -110,7 +110,9 @@ class SequenceClassifier(Model):
         self.cls = _class_token(dim, cls_std) if pool == "cls" else None
         is_scaled = check_bool("scale_embeddings", scale_embeddings)
         self.embedding_scale = math.sqrt(dim) if is_scaled else None
-        self.positions = _positions(positions, places(max_length, pool), dim, first_position)
+        self.positions = _positions(
+            positions, most_positions(max_length, pool), dim, first_position
+        )
         has_norm = check_bool("norm_embedding", norm_embedding)
         self.embedding_norm = nn.LayerNorm(dim, eps=norm_eps) if has_norm else nn.Identity()
         self.drop = nn.Dropout(check_probability("embedding_dropout", embedding_dropout))
@@ -192,7 +194,7 @@ class SequenceClassifier(Model):
     def _padded(
         self, inputs: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Inputs of as many places as `padding` says, and which of them are padding.
+        """Inputs of as many positions as `padding` says, and which of them are padding.
 
         They are filled with `padding_id`, token 0 or zero vectors; inputs over `max_length` are
         left for the positions to refuse.
@@ -224,7 +226,7 @@ def _shape_of(inputs: Any) -> object:
     return tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
 
 
-def places(max_length: int, pool: str) -> int:
+def most_positions(max_length: int, pool: str) -> int:
     """Most tokens that reach the blocks: the class token is one more."""
     return max_length + 1 if pool == "cls" else max_length
 

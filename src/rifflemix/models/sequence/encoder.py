@@ -11,7 +11,7 @@ from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import check_choice
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
-from rifflemix.models.sequence.classifier import SequenceClassifier, places
+from rifflemix.models.sequence.classifier import SequenceClassifier, most_positions
 from rifflemix.models.sequence.normal import BERT_STD, bert_normal
 from rifflemix.models.sequence.xavier import xavier_uniform
 from rifflemix.nn.block import NORMS, Block
@@ -114,7 +114,7 @@ class Encoder(SequenceClassifier):
                 mixer_options,
                 dim,
                 num_heads=num_heads,
-                max_length=places(max_length, pool),
+                max_length=most_positions(max_length, pool),
                 layer_index=index,
                 num_layers=1 if tie_layers else num_layers,
                 dropout=_own("attention_dropout", attention_dropout, dropout),

@@ -44,7 +44,7 @@ def classifier_head(
     dropout = check_probability("head_dropout", dropout)
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
-        # One place for both: names of weights do not depend on dropout.
+        # One position for both: names of weights do not depend on dropout.
         between = nn.Sequential(nn.Dropout(dropout), activation_layer(activation))
         layers += [nn.Linear(before, after), between]
     last = nn.Linear(widths[-1], num_classes, bias=bias)

@@ -1,4 +1,4 @@
-"""MEGA for the Long Range Arena, with attention, attention in chunks, or CSP in its place."""
+"""MEGA for the Long Range Arena, with attention, attention in chunks, or CSP in its position."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class PostNormBlock(nn.Module):
         hidden_dim: channels inside the feed-forward branch.
         dropout: probability in [0, 1), behind both norms.
 
-    Source: Dimension Mixer, section 3.1; the places of dropout are those of its code.
+    Source: Dimension Mixer, section 3.1; the positions of dropout are those of its code.
     """
 
     def __init__(self, mixer: nn.Module, dim: int, hidden_dim: int, dropout: float) -> None:
@@ -144,8 +144,8 @@ class DimensionMixerViT(ImageModel):
         layout = official_layer(self.patch_embed.proj, "patch_embed.proj", "channel_change")
         per_encoder = self._blocks_per_encoder()
         for index, block in enumerate(self.blocks):
-            encoder, place = divmod(index, per_encoder)
-            theirs = f"transformer_blocks.{encoder}.sparse_transformers.{place}"
+            encoder, position = divmod(index, per_encoder)
+            theirs = f"transformer_blocks.{encoder}.sparse_transformers.{position}"
             for our, their in _OFFICIAL_PARTS:
                 part = block.get_submodule(our)
                 layout |= official_layer(part, f"blocks.{index}.{our}", f"{theirs}.{their}")

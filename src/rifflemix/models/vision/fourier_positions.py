@@ -1,4 +1,4 @@
-"""Fourier features of a token's place in an image."""
+"""Fourier features of a token's position in an image."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FourierPositions(nn.Module):
         self.proj = nn.Conv2d(2 * self.features, check_integer("dim", dim, 1), kernel_size=1)
 
     def forward(self, height: int, width: int) -> Tensor:
-        """The embedding of every place of a grid of tokens, (1, C, height, width)."""
+        """The embedding of every position of a grid of tokens, (1, C, height, width)."""
         rows, columns = self._axis(height), self._axis(width)
         grid = torch.cat(
             (
@@ -55,9 +55,9 @@ class FourierPositions(nn.Module):
     def _axis(self, length: int) -> Tensor:
         """(length, features), float32."""
         device = self.proj.weight.device
-        places = torch.arange(1, length + 1, dtype=torch.float32, device=device)
+        positions = torch.arange(1, length + 1, dtype=torch.float32, device=device)
         # The published offset, so that published weights see the features they were trained with.
-        places = places / (length + 1e-6) * (2 * math.pi)
+        positions = positions / (length + 1e-6) * (2 * math.pi)
         exponents = torch.arange(0, self.features, 2, dtype=torch.float32, device=device)
-        angles = places[:, None] / self.temperature ** (exponents / self.features)
+        angles = positions[:, None] / self.temperature ** (exponents / self.features)
         return torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)

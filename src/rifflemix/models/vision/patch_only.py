@@ -1,4 +1,4 @@
-"""The patch-only MLP-Mixer: patches of coprime sizes in the place of channel mixing."""
+"""The patch-only MLP-Mixer: patches of coprime sizes in the position of channel mixing."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ class PatchOnlyMixer(Model):
             layout |= official_layer(self.expand, "expand", "conv1x1")
         for index, block in enumerate(self.blocks):
             layers = list(block.children())
-            for place, layer in enumerate(layers):
-                theirs = f"mixer_blocks.{index * len(layers) + place}"
-                layout |= official_layer(layer, f"blocks.{index}.{place}", theirs)
+            for position, layer in enumerate(layers):
+                theirs = f"mixer_blocks.{index * len(layers) + position}"
+                layout |= official_layer(layer, f"blocks.{index}.{position}", theirs)
         return layout
 
 

@@ -69,7 +69,7 @@ class PatchMix(nn.Module):
 class PatchOnlyBlock(nn.Sequential):
     """Patch mixing with each patch size in turn.
 
-    Patches of sizes without a common factor cut the image at different places, so that a stack
+    Patches of sizes without a common factor cut the image at different positions, so that a stack
     of blocks mixes the whole of it. Pixels of different runs of lcm(patch_sizes) never meet: a
     warning tells when that leaves parts of the image apart, or sizes share a factor.
 

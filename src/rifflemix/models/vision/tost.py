@@ -54,7 +54,7 @@ class ToST(ImageModel):
         num_layers: blocks.
         num_heads: heads H, a divisor of `dim`, of the mixer and of class attention.
         mlp_ratio: hidden channels of the feed-forward branches over C.
-        feed_forward: "mlp", or "ista" for a sparse coding step in its place in every block.
+        feed_forward: "mlp", or "ista" for a sparse coding step in its position in every block.
         num_classes: outputs.
         image_size: height and width, one number where they are equal.
         resize: height and width that images are brought to before they are cut into patches, see

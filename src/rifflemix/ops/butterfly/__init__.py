@@ -1,4 +1,4 @@
-"""Butterfly structure: strided groups of places, and block-diagonal linear maps.
+"""Butterfly structure: strided groups of positions, and block-diagonal linear maps.
 
 Source: Sapkota and Bhattarai, "Dimension Mixer: Group Mixing of Input Dimensions for Efficient
 Function Approximation".

@@ -17,17 +17,17 @@ from rifflemix.ops.butterfly import unchecked
 def butterfly_split(
     x: Tensor, block: int, stride: int, dim: int = 1, *, backend: str = "auto"
 ) -> Tensor:
-    """Arrange an axis in groups of `block` places that lie `stride` apart.
+    """Arrange an axis in groups of `block` positions that lie `stride` apart.
 
     Args:
         x: tensor of any shape and dtype; axis `dim` has length n.
-        block: a, places per group.
-        stride: s, distance between the places of a group; block * stride divides n.
+        block: a, positions per group.
+        stride: s, distance between the positions of a group; block * stride divides n.
         dim: the axis, negative counts from the end.
         backend: "auto", "reference" or "eager".
 
     Returns:
-        x with axis `dim` replaced by two axes (n/a, a). Group q * s + r holds the places
+        x with axis `dim` replaced by two axes (n/a, a). Group q * s + r holds the positions
         q * a * s + r + j * s for j = 0 .. a-1.
 
     Raises:
@@ -42,7 +42,7 @@ def butterfly_split(
 
 
 def butterfly_merge(y: Tensor, stride: int, dim: int = 1, *, backend: str = "auto") -> Tensor:
-    """Undo `butterfly_split`: every place returns to where it was.
+    """Undo `butterfly_split`: every position returns to where it was.
 
     Args:
         y: tensor of any shape and dtype with axes (n/a, a) at `dim` and `dim + 1`.

@@ -16,19 +16,19 @@ def split_indices(length: int, block: int, stride: int) -> list[list[int]]:
 
 
 def butterfly_split(x: Tensor, block: int, stride: int, dim: int) -> Tensor:
-    """Gather the places of every group; `dim` is not negative."""
+    """Gather the positions of every group; `dim` is not negative."""
     index = torch.tensor(split_indices(x.shape[dim], block, stride), device=x.device)
     y: Tensor = x.index_select(dim, index.flatten()).unflatten(dim, tuple(index.shape))
     return y
 
 
 def butterfly_merge(y: Tensor, stride: int, dim: int) -> Tensor:
-    """Put every place back where `butterfly_split` took it from; `dim` is not negative."""
+    """Put every position back where `butterfly_split` took it from; `dim` is not negative."""
     groups, block = y.shape[dim], y.shape[dim + 1]
     came_to = [0] * (groups * block)
     for g, group in enumerate(split_indices(groups * block, block, stride)):
-        for j, place in enumerate(group):
-            came_to[place] = g * block + j
+        for j, position in enumerate(group):
+            came_to[position] = g * block + j
     return y.flatten(dim, dim + 1).index_select(dim, torch.tensor(came_to, device=y.device))
 
 

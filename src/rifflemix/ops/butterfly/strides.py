@@ -12,30 +12,30 @@ from torch import Tensor
 from rifflemix.checks import check_divides, check_integer
 from rifflemix.errors import bad_argument
 
-_CELLS = 2**24  # places times sources looked at together: 16 MiB
+_CELLS = 2**24  # positions times sources looked at together: 16 MiB
 
 
 def butterfly_strides(length: int, block: int) -> list[int]:
     """The strides of the sublayers of one complete butterfly.
 
     They are 1, block, block^2, ... as long as the blocks divide, then length / block. Where these
-    do not yet bring every place to every other (24 places in blocks of 4: 1, 6 reach 16), valid
-    strides are appended, each time the one that reaches most, the smallest on ties.
+    do not yet bring every position to every other (24 positions in blocks of 4: 1, 6 reach 16),
+    valid strides are appended, each time the one that reaches most, the smallest on ties.
 
     Args:
-        length: n, places to mix.
-        block: a, places that one group holds; a divisor of `length`, at least 2 unless
+        length: n, positions to mix.
+        block: a, positions that one group holds; a divisor of `length`, at least 2 unless
             `length` is 1.
 
     Returns:
-        Strides s, each valid (a * s divides n); applied one after the other, each output place
-        depends on every input place. `[1]` where one group holds everything.
+        Strides s, each valid (a * s divides n); applied one after the other, each output position
+        depends on every input position. `[1]` where one group holds everything.
 
     Raises:
         InputError: no strides can do it: `block` does not divide `length`, or groups of one
-            place would have to mix several.
+            position would have to mix several.
 
-    Source: Dimension Mixer, Algorithm 1, with integer divisibility in place of its rule, which
+    Source: Dimension Mixer, Algorithm 1, with integer divisibility instead of its rule, which
     for some lengths is not valid (24 and 4: stride 4) or, made valid, not complete.
     """
     length, block = _check_lengths(length, block)
@@ -48,8 +48,9 @@ def butterfly_strides(length: int, block: int) -> list[int]:
     if mixed == length:
         return strides
     strides.append(length // block)
-    # So far each source fills its aligned run of `mixed` places; the last stride copies the run
-    # to every place that agrees modulo length / block. All places, then, if the run covers these.
+    # So far each source fills its aligned run of `mixed` positions; the last stride copies the run
+    # to every position that agrees modulo length / block. All positions, then, if the run covers
+    # these.
     if mixed >= length // block:
         return strides
     return _completed(strides, mixed, length, block)
@@ -60,8 +61,8 @@ def butterfly_layout(num_tokens: int, block: int) -> tuple[int, list[int]]:
 
     Where `block` divides the tokens nothing is padded and the strides are those of
     `butterfly_strides`. Else padding fills up a length that powers of the block and one last
-    stride serve; as nothing travels over a padded place, a second way through some of the strides
-    is added where tokens would be cut off.
+    stride serve; as nothing travels over a padded position, a second way through some of the
+    strides is added where tokens would be cut off.
 
     Args:
         num_tokens: N, at least 1.
@@ -84,8 +85,9 @@ def butterfly_layout(num_tokens: int, block: int) -> tuple[int, list[int]]:
     last = length // block
     if len(strides) == 2 and num_tokens - (last - 1) * block >= last:
         return length, strides  # the last, shorter block still meets every group of the last stride
-    # Each token reaches the lowest place of its group, which is never padding, and so by the last
-    # stride a place at or below any other; what is missing then are the strides inside a run.
+    # Each token reaches the lowest position of its group, which is never padding, and so by the
+    # last stride a position at or below any other; what is missing then are the strides inside a
+    # run.
     is_power = strides[-1] == strides[-2] * block
     way_back = strides[:-1] if is_power or len(strides) == 2 else strides
     return length, strides + way_back
@@ -98,20 +100,23 @@ def _check_lengths(length: int, block: int) -> tuple[int, int]:
     )
     if block == 1 and length > 1:
         raise bad_argument(
-            "block", f"at least 2 to mix {length} places", block, "groups of one place mix nothing"
+            "block",
+            f"at least 2 to mix {length} positions",
+            block,
+            "groups of one position mix nothing",
         )
     return length, block
 
 
 def _completed(strides: list[int], run: int, length: int, block: int) -> list[int]:
-    """`strides` with valid ones appended until every place reaches every other.
+    """`strides` with valid ones appended until every position reaches every other.
 
-    It ends: strides 1 and length / block, with the powers between, connect all places, so from
+    It ends: strides 1 and length / block, with the powers between, connect all positions, so from
     an incomplete set some valid stride always reaches further.
 
     Args:
-        strides: the chain so far; its first strides fill aligned runs of `run` places.
-        run: places that one source fills before the last stride of the chain.
+        strides: the chain so far; its first strides fill aligned runs of `run` positions.
+        run: positions that one source fills before the last stride of the chain.
         length: n.
         block: a.
     """
@@ -131,10 +136,10 @@ def _completed(strides: list[int], run: int, length: int, block: int) -> list[in
 
 
 def _unserved_source(chain: list[int], run: int, length: int, block: int) -> int | None:
-    """A place that does not reach all others, or None.
+    """A position that does not reach all others, or None.
 
     One source per aligned run is enough, as a run is filled first; and only up to the period of
-    the groups, as moving all places by it (around the end) moves groups onto groups.
+    the groups, as moving all positions by it (around the end) moves groups onto groups.
     """
     spans = [block * stride for stride in chain if block * stride < length]
     sources = range(0, min(math.lcm(run, *spans), length), run)
@@ -148,7 +153,7 @@ def _unserved_source(chain: list[int], run: int, length: int, block: int) -> int
 
 
 def _reached_from(sources: Sequence[int], chain: list[int], length: int, block: int) -> Tensor:
-    """(length, sources) bool: the places that each source reaches through the chain."""
+    """(length, sources) bool: the positions that each source reaches through the chain."""
     # The device is named: a default device, "meta" included, must not catch these integers.
     reached = torch.zeros(length, len(sources), dtype=torch.bool, device="cpu")
     for column, source in enumerate(sources):
@@ -159,7 +164,7 @@ def _reached_from(sources: Sequence[int], chain: list[int], length: int, block: 
 
 
 def _spread(reached: Tensor, stride: int, block: int) -> Tensor:
-    """Every place whose group of this stride holds a reached place, column by column."""
+    """Every position whose group of this stride holds a reached position, column by column."""
     groups = reached.view(-1, block, stride, reached.shape[1])
     met = functools.reduce(torch.bitwise_or, groups.unbind(1))
     return met.unsqueeze(1).expand_as(groups).reshape(reached.shape)

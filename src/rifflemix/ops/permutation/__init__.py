@@ -1,9 +1,9 @@
 """Channel-wise permutations of tokens: circular shifts, group sorts and the max exchange.
 
-In all of them a padded place (key_padding_mask True) is left out: the operator acts on the valid
-tokens of each sample alone, wherever they stand, the index at a padded place is the place itself
-and the output there is zero. Gradients go to the values, through the gather; an order has none
-(`relaxed_group_sort` is the form whose order has one).
+In all of them a padded position (key_padding_mask True) is left out: the operator acts on the valid
+tokens of each sample alone, wherever they stand, the index at a padded position is the position
+itself and the output there is zero. Gradients go to the values, through the gather; an order has
+none (`relaxed_group_sort` is the form whose order has one).
 """
 
 from rifflemix.ops.permutation.api import (

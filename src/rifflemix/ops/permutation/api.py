@@ -49,8 +49,8 @@ def circular_shift(
         x: (B, N, C) tokens.
         steps: (C,) integers from -2^62 to 2^62, such as `shift_steps` gives.
         key_padding_mask: (B, N) bool, True = padding. The L valid tokens of a sample roll among
-            their own places, mod L.
-        return_indices: return (y, index) with y = x.gather(1, index) at valid places.
+            their own positions, mod L.
+        return_indices: return (y, index) with y = x.gather(1, index) at valid positions.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
@@ -126,8 +126,8 @@ def group_sort(
         heads: contiguous heads of C / heads channels; in reference order the first channel of a
             head is the reference of that head. Other orders do not depend on it.
         key_padding_mask: (B, N) bool, True = padding. A group's valid tokens are sorted among
-            their own places.
-        return_indices: return (y, index) with y = x.gather(1, index) at valid places.
+            their own positions.
+        return_indices: return (y, index) with y = x.gather(1, index) at valid positions.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
@@ -196,7 +196,7 @@ def channel_permute(
         order: "reference", "ascending" or "descending", see `group_sort`.
         heads: heads with a reference channel of their own, see `group_sort`.
         key_padding_mask: (B, N) bool, True = padding.
-        return_indices: return (y, index) with y = x.gather(1, index) at valid places.
+        return_indices: return (y, index) with y = x.gather(1, index) at valid positions.
         backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
@@ -250,7 +250,7 @@ def max_exchange(
         x: (B, N, C) tokens.
         key_padding_mask: (B, N) bool, True = padding. The first valid token is exchanged with the
             largest valid one.
-        return_indices: return (y, index) with y = x.gather(1, index) at valid places.
+        return_indices: return (y, index) with y = x.gather(1, index) at valid positions.
         backend: "auto", "reference", "eager" or "cpu".
 
     Returns:

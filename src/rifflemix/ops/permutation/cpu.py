@@ -1,7 +1,7 @@
 """The permutation family by compiled kernels on the CPU.
 
-The kernels are in ops/native. What the gradient needs is kept small: the index of each place in 16
-bits where N allows it, one byte for a pair of tokens. A gradient of a gradient is left to eager
+The kernels are in ops/native. What the gradient needs is kept small: the index of each position in
+16 bits where N allows it, one byte for a pair of tokens. A gradient of a gradient is left to eager
 formulas.
 """
 
@@ -90,8 +90,8 @@ def _permute(
 def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """Swap the first valid token of each channel with the channel's largest."""
     largest = _first_largest(x.detach(), mask)
-    first = eager.first_places(largest, mask)
-    y = _swap_places(x, first, largest, mask)
+    first = eager.first_positions(largest, mask)
+    y = _swap_positions(x, first, largest, mask)
     return y, eager.swap_index(x, first, largest) if with_index else None
 
 
@@ -389,29 +389,29 @@ def _(x: Tensor, mask: Tensor | None) -> Tensor:
     return x.new_empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64)
 
 
-# The swap of two places, its own gradient.
+# The swap of two positions, its own gradient.
 
 
-@torch.library.custom_op("rifflemix::swap_places", mutates_args=(), device_types="cpu")
-def _swap_places(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
-    """Swap two places, (B, 1, C) each, in one copy; padding becomes zero."""
+@torch.library.custom_op("rifflemix::swap_positions", mutates_args=(), device_types="cpu")
+def _swap_positions(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
+    """Swap two positions, (B, 1, C) each, in one copy; padding becomes zero."""
     y = _new(x).copy_(x)
     y.scatter_(1, second, x.gather(1, first)).scatter_(1, first, x.gather(1, second))
     return y if mask is None else y.masked_fill_(mask.unsqueeze(-1), 0.0)
 
 
-@_swap_places.register_fake
+@_swap_positions.register_fake
 def _(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _save_places(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_positions(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[1:])
 
 
 def _differentiate_swap(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     first, second, mask = ctx.saved_tensors
-    return _swap_places(grad, first, second, mask), None, None, None
+    return _swap_positions(grad, first, second, mask), None, None, None
 
 
-_swap_places.register_autograd(_differentiate_swap, setup_context=_save_places)
+_swap_positions.register_autograd(_differentiate_swap, setup_context=_save_positions)

@@ -20,7 +20,7 @@ KEY_DTYPES = {
 
 
 def take(x: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
-    """Gather x along the tokens, zero at padded places."""
+    """Gather x along the tokens, zero at padded positions."""
     return _zero_padding(x.gather(1, index), mask)
 
 
@@ -49,31 +49,31 @@ def channel_permute(
 
 def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """Swap the first valid token of each channel with the channel's largest."""
-    largest = _largest_places(x, mask)
-    first = first_places(largest, mask)
+    largest = _largest_positions(x, mask)
+    first = first_positions(largest, mask)
     y = _zero_padding(_swap(x, first, largest), mask)
     return y, swap_index(x, first, largest) if with_index else None
 
 
-def first_places(largest: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, 1, C): the first valid place of each sample, like `largest`."""
+def first_positions(largest: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, 1, C): the first valid position of each sample, like `largest`."""
     if mask is None:
         return torch.zeros_like(largest)
     return mask.to(torch.int32).argmin(dim=1)[:, None, None].expand_as(largest)
 
 
 def swap_index(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """(B, N, C): the token that each place takes when two places of each channel swap."""
-    places = torch.arange(x.shape[1], device=x.device)[:, None].expand(x.shape)
-    return _swap(places, first, second)
+    """(B, N, C): the token that each position takes when two positions of each channel swap."""
+    positions = torch.arange(x.shape[1], device=x.device)[:, None].expand(x.shape)
+    return _swap(positions, first, second)
 
 
 def _swap(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return x.scatter(1, second, x.gather(1, first)).scatter(1, first, x.gather(1, second))
 
 
-def _largest_places(x: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, 1, C): the place of each channel's largest valid value, the first of equal ones."""
+def _largest_positions(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(B, 1, C): the position of each channel's largest valid value, the first of equal ones."""
     if mask is None:
         return x.detach().argmax(dim=1, keepdim=True)
     key = ordered_key(x)
@@ -104,11 +104,11 @@ def sort_key(x: Tensor, descending: Tensor | None, mask: Tensor | None) -> Tenso
 
 
 def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
-    """(B, N, C): the token that each place takes.
+    """(B, N, C): the token that each position takes.
 
-    In each group, sorting gives the r-th token in order; each place then asks for one rank. As
-    padded tokens come last in order, in the order of their places, and padded places ask for the
-    last ranks in the same order, padding maps to itself.
+    In each group, sorting gives the r-th token in order; each position then asks for one rank. As
+    padded tokens come last in order, in the order of their positions, and padded positions ask for
+    the last ranks in the same order, padding maps to itself.
     """
     groups = (spec.num_groups, x.shape[1] // spec.num_groups)
     keys = torch.unflatten(sort_key(x, spec.descending, mask), 1, groups)
@@ -136,8 +136,8 @@ def _sort_pairs(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
     y = exchange_pairs(x, swap, mask)
     if not with_index:
         return y, None
-    places = torch.unflatten(torch.arange(x.shape[1], device=x.device), 0, (-1, 2))
-    return y, _exchange(places[None, :, :, None], swap)
+    positions = torch.unflatten(torch.arange(x.shape[1], device=x.device), 0, (-1, 2))
+    return y, _exchange(positions[None, :, :, None], swap)
 
 
 def exchange_pairs(x: Tensor, swap: Tensor, mask: Tensor | None) -> Tensor:
@@ -162,20 +162,20 @@ def _exchange(pairs: Tensor, swap: Tensor) -> Tensor:
 
 
 def shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, N, C): the token that each place takes in a circular shift."""
+    """(B, N, C): the token that each position takes in a circular shift."""
     length = x.shape[1]
-    places = torch.arange(length, device=x.device)
+    positions = torch.arange(length, device=x.device)
     if mask is None:
-        return ((places[:, None] - steps) % length).expand(x.shape)
+        return ((positions[:, None] - steps) % length).expand(x.shape)
     ranks = _valid_first(mask, dim=1)
-    place_of_rank = invert(ranks, dim=1).unsqueeze(-1).expand(x.shape)
+    position_of_rank = invert(ranks, dim=1).unsqueeze(-1).expand(x.shape)
     num_valid = (~mask).sum(dim=1).clamp(min=1)
-    index = place_of_rank.gather(1, (ranks.unsqueeze(-1) - steps) % num_valid[:, None, None])
-    return torch.where(mask.unsqueeze(-1), places[:, None], index)
+    index = position_of_rank.gather(1, (ranks.unsqueeze(-1) - steps) % num_valid[:, None, None])
+    return torch.where(mask.unsqueeze(-1), positions[:, None], index)
 
 
 def _valid_first(mask: Tensor, dim: int) -> Tensor:
-    """The rank of each place when valid places come first, each kind in its own order."""
+    """The rank of each position when valid positions come first, each kind in its own order."""
     valid = ~mask
     among_padding = mask.cumsum(dim) + valid.sum(dim, keepdim=True)
     return torch.where(valid, valid.cumsum(dim), among_padding) - 1
@@ -184,8 +184,8 @@ def _valid_first(mask: Tensor, dim: int) -> Tensor:
 def invert(permutation: Tensor, dim: int) -> Tensor:
     shape = [1] * permutation.dim()
     shape[dim] = -1
-    places = torch.arange(permutation.shape[dim], device=permutation.device).view(shape)
-    return torch.empty_like(permutation).scatter(dim, permutation, places.expand_as(permutation))
+    positions = torch.arange(permutation.shape[dim], device=permutation.device).view(shape)
+    return torch.empty_like(permutation).scatter(dim, permutation, positions.expand_as(permutation))
 
 
 def _zero_padding(y: Tensor, mask: Tensor | None) -> Tensor:

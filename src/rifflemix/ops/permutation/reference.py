@@ -68,9 +68,9 @@ def channel_permute(
 
 
 def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
-    """Sliceformer's Max-Exchange: the first valid token and the first largest change places."""
+    """Sliceformer's Max-Exchange: the first valid token and the first largest change positions."""
     index = _identity(x)
-    for sample, valid in enumerate(_valid_places(x, mask)):
+    for sample, valid in enumerate(_valid_positions(x, mask)):
         for channel in range(x.shape[2] if valid else 0):
             values = x[sample, valid, channel].tolist()
             # NaN counts as the largest, as in a sort.
@@ -82,10 +82,10 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
 
 def _shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
     index = _identity(x)
-    for sample, valid in enumerate(_valid_places(x, mask)):
+    for sample, valid in enumerate(_valid_positions(x, mask)):
         for channel, step in enumerate(steps.tolist()):
-            for rank, place in enumerate(valid):
-                index[sample, place, channel] = valid[(rank - step) % len(valid)]
+            for rank, position in enumerate(valid):
+                index[sample, position, channel] = valid[(rank - step) % len(valid)]
     return index
 
 
@@ -94,18 +94,18 @@ def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
     group_size = x.shape[1] // spec.num_groups
     head_width = x.shape[2] // spec.heads
     down = [False] * x.shape[2] if spec.descending is None else spec.descending.tolist()
-    for sample, valid in enumerate(_valid_places(x, mask)):
+    for sample, valid in enumerate(_valid_positions(x, mask)):
         for group in range(spec.num_groups):
-            places = [place for place in valid if place // group_size == group]
+            positions = [position for position in valid if position // group_size == group]
             for channel in range(x.shape[2]):
-                order = _argsort(x[sample, places, channel].tolist(), down[channel])
+                order = _argsort(x[sample, positions, channel].tolist(), down[channel])
                 if spec.by_reference:
-                    leader = x[sample, places, channel // head_width * head_width].tolist()
+                    leader = x[sample, positions, channel // head_width * head_width].tolist()
                     rank = _argsort(_argsort(leader))
                 else:
-                    rank = list(range(len(places)))
-                for at, place in enumerate(places):
-                    index[sample, place, channel] = places[order[rank[at]]]
+                    rank = list(range(len(positions)))
+                for at, position in enumerate(positions):
+                    index[sample, position, channel] = positions[order[rank[at]]]
     return index
 
 
@@ -126,9 +126,9 @@ def relaxed_plan(
     batch, length, channels = x.shape
     size = length // num_groups
     plan = torch.eye(size, dtype=x.dtype, device=x.device).repeat(batch, num_groups, channels, 1, 1)
-    for sample, valid in enumerate(_valid_places(x, mask)):
+    for sample, valid in enumerate(_valid_positions(x, mask)):
         for group in range(num_groups):
-            inside = [place - group * size for place in valid if place // size == group]
+            inside = [position - group * size for position in valid if position // size == group]
             if not inside:
                 continue
             values = x[sample, group * size : (group + 1) * size][inside]
@@ -170,10 +170,10 @@ def _argsort(values: list[float] | list[int], descending: bool = False) -> list[
     return sorted(range(len(values)), key=lambda at: key(values[at]))
 
 
-def _valid_places(x: Tensor, mask: Tensor | None) -> Iterator[list[int]]:
+def _valid_positions(x: Tensor, mask: Tensor | None) -> Iterator[list[int]]:
     for sample in range(x.shape[0]):
         padded = [False] * x.shape[1] if mask is None else mask[sample].tolist()
-        yield [place for place, pad in enumerate(padded) if not pad]
+        yield [position for position, pad in enumerate(padded) if not pad]
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Group sort with a soft order: entropic optimal transport in place of a permutation."""
+"""Group sort with a soft order: entropic optimal transport instead of a permutation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def relaxed_group_sort(
         backend: "auto", "reference" or "eager".
 
     Returns:
-        (B, N, C), zero at padded places; with `return_plan` also the plans, in which a padded
+        (B, N, C), zero at padded positions; with `return_plan` also the plans, in which a padded
         token stays where it is. Columns of a plan sum to 1, rows as far as it has converged.
 
     Raises:

@@ -47,7 +47,7 @@ def shift_steps(
         kind: one of the names above.
         num_tokens: tokens N.
         num_channels: channels C of this layer.
-        layer_index: 0-based place of the layer in its stack ("power" and "code_exp" use it).
+        layer_index: 0-based position of the layer in its stack ("power" and "code_exp" use it).
         num_layers: layers L of the stack.
         group_size: tokens G that are sorted together ("code_linear" uses it).
         heads: heads H, a divisor of C ("head" uses it).
@@ -116,7 +116,7 @@ def interleave_columns(
 
     Args:
         num_channels: channels C.
-        layer_index: 0-based place of the layer in its stack.
+        layer_index: 0-based position of the layer in its stack.
         heads: contiguous heads the channels are split into; the paper has one.
         reverse: count layers from the last one, so that the first layer is the finest (as the
             authors' vision code does); needs `num_layers`.

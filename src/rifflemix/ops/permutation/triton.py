@@ -1,7 +1,7 @@
 """The permutation family on a GPU: what `eager` computes, to the last bit but those inside NaN.
 
 The order is kept for the backward as a code of one or two bytes an element: in pairs whether they
-were exchanged, else each token's former place within its group.
+were exchanged, else each token's former position within its group.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _permute(
 
 
 def _index(code: Tensor, steps: Tensor | None, num_groups: int, length: int) -> Tensor:
-    """(B, N, C) int64: the token that each place takes."""
+    """(B, N, C) int64: the token that each position takes."""
     group_size = length // num_groups
     starts = torch.arange(0, length, group_size, device=code.device).unsqueeze(-1)
     if group_size == 2:
@@ -103,20 +103,20 @@ def _group_sort(
     code = _room_for_code(x, num_groups, with_code)
     x = _whole_rows(x)
     saved: Tensor | None = code if with_code else None
-    places: Tensor | None = None
+    positions: Tensor | None = None
     if length == 2 * num_groups:
         _sort_pairs(x, y, saved, steps, descending, mask, channels // heads if reference else 0)
     elif reference:
         width = channels // heads
         leader_steps = None if steps is None else steps[::width].contiguous()
         leader = x[:, :, ::width]
-        places = torch.empty((batch, length, heads), dtype=torch.int16, device=x.device)
-        _sort_windows(leader, None, places, None, leader_steps, None, mask, num_groups)
-        _sort_windows(x, y, saved, places, steps, None, mask, num_groups)
+        positions = torch.empty((batch, length, heads), dtype=torch.int16, device=x.device)
+        _sort_windows(leader, None, positions, None, leader_steps, None, mask, num_groups)
+        _sort_windows(x, y, saved, positions, steps, None, mask, num_groups)
     else:
         if mask is not None:
-            places = _valid_places_first(mask, num_groups)
-        _sort_windows(x, y, saved, places, steps, descending, mask, num_groups)
+            positions = _valid_positions_first(mask, num_groups)
+        _sort_windows(x, y, saved, positions, steps, descending, mask, num_groups)
     return y, code
 
 
@@ -219,7 +219,7 @@ _shift.register_autograd(_shift_backward, setup_context=_keep_steps)
 
 
 def window_tile(slots: int, half: int, channels: int) -> dict[str, int]:
-    """How `sort_windows` cuts (tokens, channels) for windows of `slots` places.
+    """How `sort_windows` cuts (tokens, channels) for windows of `slots` positions.
 
     Registers decide: 32 a thread for the values, 64 where windows are long, since what a thread
     holds is compared without talking to others. Threads first spread over channels, so that loads
@@ -248,14 +248,14 @@ def _sort_windows(
     x: Tensor,
     y: Tensor | None,
     code: Tensor | None,
-    places: Tensor | None,
+    positions: Tensor | None,
     steps: Tensor | None,
     descending: Tensor | None,
     mask: Tensor | None,
     num_groups: int,
 ) -> None:
     batch, length, channels = x.shape
-    leaders = 1 if places is None else places.shape[2]
+    leaders = 1 if positions is None else positions.shape[2]
     half, group_size, num_windows = BITS[x.dtype], length // num_groups, batch * num_groups
     tile = window_tile(max(2, triton.next_power_of_2(group_size)), half, channels)
     out_strides = (length * channels, channels, 1)
@@ -263,7 +263,7 @@ def _sort_windows(
         kernels.sort_windows,
         _num_programs(num_windows, channels, tile["WINDOWS"], tile["CHANNELS"]),
         x,
-        _bits(x), _bits(y), code, places, steps, _bytes(descending), _bytes(mask),
+        _bits(x), _bits(y), code, positions, steps, _bytes(descending), _bytes(mask),
         *x.stride(), *out_strides,
         length, channels, group_size, num_windows, channels // leaders, leaders,
         INFINITY_BITS[x.dtype],
@@ -338,8 +338,8 @@ def _unsort_pairs(
     )  # fmt: skip
 
 
-def _valid_places_first(mask: Tensor, num_groups: int) -> Tensor:
-    """(B, N, 1) int16: in each group, the valid places in order, then the padded ones."""
+def _valid_positions_first(mask: Tensor, num_groups: int) -> Tensor:
+    """(B, N, 1) int16: in each group, the valid positions in order, then the padded ones."""
     groups = torch.unflatten(mask.to(torch.uint8), 1, (num_groups, -1))
     order = groups.sort(dim=2, stable=True).indices
     return order.to(torch.int16).flatten(1).unsqueeze(-1).contiguous()

@@ -1,9 +1,9 @@
 """GPU kernels of the permutation family.
 
 All of them see values as the integers of their bits (16 or 32 of them, `HALF`). To sort, the order
-of a value and its place are packed into one integer of twice the width, all different, so that an
-unstable sort of them is a stable sort of the values, and what is sorted says where it came from.
-From the top bit down: key | place | 1 bit that tells -0.0 from the 0.0 that it equals.
+of a value and its position are packed into one integer of twice the width, all different, so that
+an unstable sort of them is a stable sort of the values, and what is sorted says where it came from.
+From the top bit down: key | position | 1 bit that tells -0.0 from the 0.0 that it equals.
 
 A window is a group of tokens of one channel, filled up to a power of two with keys above all
 others. A program loads a tile of windows, channels along its lanes, and keeps it in registers.
@@ -38,7 +38,7 @@ def _sort_key(bits, down, infinity, HALF: tl.constexpr):
 
 @triton.jit
 def _bits_of(key, negative_zero, down, HALF: tl.constexpr):
-    """The value whose key it is, 0.0 for a padded place's."""
+    """The value whose key it is, 0.0 for a padded position's."""
     top: tl.constexpr = (1 << (HALF - 1)) - 1
     if down is not None:
         key = tl.where(down & (key < top - 1), ~key, key)
@@ -99,7 +99,7 @@ def _sort_slots(packed, LANES: tl.constexpr, WARPS: tl.constexpr):
 
     A network compares near slots far more often than distant ones, so those that one thread holds
     are made the near ones, then those of its warp. A thread's own slots are the distant ones as
-    loaded: the sort sees them renumbered, which moves no data, since keys know their place.
+    loaded: the sort sees them renumbered, which moves no data, since keys know their position.
     """
     slots: tl.constexpr = packed.shape[0]
     columns: tl.constexpr = packed.shape[1]
@@ -152,7 +152,7 @@ def _load_step(steps, channel, length, there):
 
 @triton.jit
 def _source(token, step, length):
-    """The token that a circular shift by 0 <= step < length brings to a place."""
+    """The token that a circular shift by 0 <= step < length brings to a position."""
     return tl.where(token < step, token + length - step, token - step)
 
 
@@ -163,16 +163,18 @@ def _is_padded(mask, sample, token, length, there):
 
 @triton.jit(do_not_specialize=["x_channel", "out_channel"])
 def sort_windows(
-    x, y, code, places, steps, descending, mask,
+    x, y, code, positions, steps, descending, mask,
     x_batch, x_token, x_channel, out_batch, out_token, out_channel,
     length, channels, group_size, num_windows, leader_width, leaders, infinity,
     HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
     LANES: tl.constexpr, WARPS: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Shift (`steps`), then sort every window; the r-th in order goes to the place `places[r]`.
+    """Shift (`steps`), then sort every window; the r-th in order goes to the position
+    `positions[r]`.
 
-    `code` (B, N, C) takes the place within its window that each token came from. y, code, places
-    (B, N, leaders), steps, descending and mask may be None. The strides along channels are not
+    `code` (B, N, C) takes the position within its window that each token came from. y, code,
+    positions (B, N, leaders), steps, descending and mask may be None. The strides along channels
+    are not
     specialised: knowing them to be 1, the compiler would spread a window over more lanes.
     """
     sample, start, channel, there = _columns(
@@ -181,13 +183,13 @@ def sort_windows(
     slot = tl.arange(0, SLOTS)[:, None]
     inside = there & (slot < group_size)
     token = slot + start
-    place = slot
+    position = slot
     if steps is not None:
         step = _load_step(steps, channel, length, there)
         if WHOLE:
-            # The window holds all tokens: read them as they stand and shift the places instead.
-            place = slot + step
-            place = tl.where(place >= length, place - length, place)
+            # The window holds all tokens: read them as they stand and shift the positions instead.
+            position = slot + step
+            position = tl.where(position >= length, position - length, position)
         else:
             token = _source(token, step, length)
     down = None
@@ -201,12 +203,12 @@ def sort_windows(
         outside = outside | _is_padded(mask, sample, token, length, inside)
     key = tl.where(outside, (1 << (HALF - 1)) - 1, key)
     negative_zero = (bits == -(1 << (HALF - 1))).to(bits.dtype)
-    packed = (key << HALF) | (place.to(bits.dtype) << 1) | negative_zero
+    packed = (key << HALF) | (position.to(bits.dtype) << 1) | negative_zero
     packed = _sort_slots(packed, LANES, WARPS)
     goal = _rank_of_slot(slot, SLOTS, LANES, WARPS)
     inside = there & (goal < group_size)
-    if places is not None:
-        table = places + (sample * length + start) * leaders + channel // leader_width
+    if positions is not None:
+        table = positions + (sample * length + start) * leaders + channel // leader_width
         goal = tl.load(table + goal * leaders, mask=inside, other=0).to(tl.int32)
     offset = (goal + start) * out_token + channel * out_channel
     if y is not None:
@@ -225,7 +227,7 @@ def unsort_windows(
     HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
     LANES: tl.constexpr, WARPS: tl.constexpr,
 ):  # fmt: skip
-    """Send each place's gradient back to the token that came there, by sorting by `code`.
+    """Send each position's gradient back to the token that came there, by sorting by `code`.
 
     For small windows this beats `scatter`, which writes single values.
     """
@@ -244,9 +246,9 @@ def unsort_windows(
     source = tl.where(inside, source, slot)
     packed = (source << HALF) | (bits & ((1 << HALF) - 1))
     packed = _sort_slots(packed, LANES, WARPS)
-    place = _rank_of_slot(slot, SLOTS, LANES, WARPS)
-    inside = there & (place < group_size)
-    token = place + start
+    position = _rank_of_slot(slot, SLOTS, LANES, WARPS)
+    inside = there & (position < group_size)
+    token = position + start
     if steps is not None:
         token = _source(token, _load_step(steps, channel, length, there), length)
     offset = token * out_token + channel * out_channel
@@ -260,7 +262,9 @@ def scatter(
     length, channels, group_size, num_rows,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Send each place's gradient back to the token that came there; the code is a permutation."""
+    """Send each position's gradient back to the token that came there; the code is a
+    permutation.
+    """
     sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
     bits = tl.load(
         grad + sample * g_batch + (token * g_token + channel * g_channel), mask=there, other=0
@@ -268,8 +272,10 @@ def scatter(
     if mask is not None:
         bits = tl.where(_is_padded(mask, sample, token, length, there), 0, bits)
     sample *= length * channels
-    place = tl.load(code + sample + (token * channels + channel), mask=there, other=0).to(tl.int32)
-    source = token // group_size * group_size + place
+    position = tl.load(code + sample + (token * channels + channel), mask=there, other=0).to(
+        tl.int32
+    )
+    source = token // group_size * group_size + position
     if steps is not None:
         source = _source(source, _load_step(steps, channel, length, there), length)
     tl.store(out + sample + (source * channels + channel), bits, mask=there)

@@ -97,7 +97,7 @@ def block_scores(
 
 
 def sort_blocks(blocks: Tensor, sort: Tensor, *, backend: str = "auto") -> Tensor:
-    """Sorted block u = sum over v of sort[u, v] times block v, place by place.
+    """Sorted block u = sum over v of sort[u, v] times block v, position by position.
 
     Args:
         blocks: (..., n, b, D).
@@ -133,13 +133,13 @@ def sorted_padding_mask(
     num_null: int = 0,
     backend: str = "auto",
 ) -> Tensor:
-    """Which places of the sorted blocks must not be attended to.
+    """Which positions of the sorted blocks must not be attended to.
 
     Args:
         sort: (B, H, R, num_null + n) sort matrix, rows destinations.
         block_size: tokens b in a block.
         key_padding_mask: (B, n * b) bool, True = padding; None where there is none.
-        rule: "majority" hides a place where less than half of the row's weight comes from valid
+        rule: "majority" hides a position where less than half of the row's weight comes from valid
             tokens (for rows that sum to one: psi(mask) < 0.5); "argmax" takes the mask of the
             block of highest weight.
         num_null: first columns that stand for null blocks, always valid.

@@ -120,8 +120,8 @@ def _hide_wrapped(
 ) -> tuple[Tensor, Tensor]:
     """The first `rotation` tokens, which a rotation puts last, keep to themselves."""
     num_blocks, block_size = q.shape[2:4]
-    place = torch.arange(num_blocks * block_size, device=q.device)
-    wrapped = (place >= num_blocks * block_size - rotation).reshape(num_blocks, block_size)
+    position = torch.arange(num_blocks * block_size, device=q.device)
+    wrapped = (position >= num_blocks * block_size - rotation).reshape(num_blocks, block_size)
     apart = wrapped.unsqueeze(-1) != wrapped.unsqueeze(-2)
     alone = wrapped.unsqueeze(-1)
     return (

@@ -58,14 +58,16 @@ def block_attention(
     hide = hide.expand(*q.shape[:-1], k.shape[3])
     hide_sorted = hide_sorted.expand(*q.shape[:-1], sorted_k.shape[3])
     out = []
-    for place in itertools.product(*(range(size) for size in q.shape[:-1])):
-        block = place[:3]
-        local = [None if hide[place][j] else (k[block][j], v[block][j]) for j in range(k.shape[3])]
+    for position in itertools.product(*(range(size) for size in q.shape[:-1])):
+        block = position[:3]
+        local = [
+            None if hide[position][j] else (k[block][j], v[block][j]) for j in range(k.shape[3])
+        ]
         distant = [
-            None if hide_sorted[place][j] else (sorted_k[block][j], sorted_v[block][j])
+            None if hide_sorted[position][j] else (sorted_k[block][j], sorted_v[block][j])
             for j in range(sorted_k.shape[3])
         ]
-        out.append(_combine(q[place], local, distant, combine))
+        out.append(_combine(q[position], local, distant, combine))
     return torch.stack(out).reshape(q.shape)
 
 
@@ -92,16 +94,18 @@ def sinkhorn_attention(
     padded = key_padding_mask
     if padded is None:
         padded = torch.zeros(k.shape[0], length, dtype=torch.bool, device=k.device)
-    # Place p of the rolled sequence holds token order[p]; blocks lie over the places.
-    order = [(place + rotation) % length for place in range(length)]
+    # Place p of the rolled sequence holds token order[p]; blocks lie over the positions.
+    order = [(position + rotation) % length for position in range(length)]
     sorted_k, sorted_v, unseen = _sorted(k, v, sort, b, padded, order, null_kv, padding_rule)
     per_block = 0 if sortcut else sort.shape[2] // (length // b)
     out = torch.zeros_like(q)
-    for s, h, place in itertools.product(range(q.shape[0]), range(q.shape[1]), range(q.shape[2])):
-        token = order[place] if q.shape[2] == length else place
-        block = place // b
+    for s, h, position in itertools.product(
+        range(q.shape[0]), range(q.shape[1]), range(q.shape[2])
+    ):
+        token = order[position] if q.shape[2] == length else position
+        block = position // b
         rows = range(sortcut) if sortcut else range(block * per_block, (block + 1) * per_block)
-        wrapped = place >= length - rotation
+        wrapped = position >= length - rotation
         distant: list[tuple[Tensor, Tensor] | None] = [
             None
             if unseen[s, h, row, j] or (rotation and wrapped)
@@ -114,7 +118,7 @@ def sinkhorn_attention(
             for other in range(block * b, (block + 1) * b):
                 near = order[other]
                 apart = (other >= length - rotation) != wrapped
-                gone = bool(padded[s, near]) or (causal and other > place) or apart
+                gone = bool(padded[s, near]) or (causal and other > position) or apart
                 local.append(None if gone else (k[s, h, near], v[s, h, near]))
         y = _combine(q[s, h, token], local, distant, combine)
         if mixture:

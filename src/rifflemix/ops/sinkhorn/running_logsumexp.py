@@ -53,7 +53,7 @@ class _RunningLogSumExp(torch.autograd.Function):
 
 
 def _decay(c: Tensor) -> Tensor:
-    """(..., n - 1, m): how much of the sum up to place v + 1 was there at place v."""
+    """(..., n - 1, m): how much of the sum up to position v + 1 was there at position v."""
     return (c[..., :-1, :] - c[..., 1:, :]).exp()
 
 

@@ -69,7 +69,7 @@ def token_statistics(
         temperature: (H,) factor of each head's logit, of any floating-point dtype.
         normalize: scale each feature to unit norm over the tokens for Pi; False is the
             ablation of the paper's Table 8.
-        key_padding_mask: (B, N) bool, True = padding; the result at valid places is that of the
+        key_padding_mask: (B, N) bool, True = padding; the result at valid positions is that of the
             valid tokens alone, and zero elsewhere.
         return_membership: also return Pi.
         dropout_p: probability of dropping an entry of the (B, H, 1, D) factor 1 / (1 + m); it

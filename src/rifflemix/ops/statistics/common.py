@@ -71,13 +71,13 @@ def bias_per_token(
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
 ) -> Tensor:
-    """(B or 1, H, N): the bias at each token's place among the valid tokens of its sample."""
+    """(B or 1, H, N): the bias at each token's position among the valid tokens of its sample."""
     if initial_state is None and key_padding_mask is None:
         return bias[:, :length].unsqueeze(0)
     if key_padding_mask is None:
         index = torch.arange(length, device=bias.device).unsqueeze(0)
     else:
-        # A padded place takes its predecessor's index, or -1, the last: its Pi is zero.
+        # A padded position takes its predecessor's index, or -1, the last: its Pi is zero.
         index = (~key_padding_mask).cumsum(1) - 1
     if initial_state is not None:
         index = index + initial_state.position.unsqueeze(1)

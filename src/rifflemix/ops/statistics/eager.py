@@ -138,7 +138,7 @@ def _weighted_over_groups(count: Tensor, rate: Tensor) -> Tensor:
 
 
 def _valid_tokens(w: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """`w` in the accumulation dtype, zero at padded places, where they add to no statistic."""
+    """`w` in the accumulation dtype, zero at padded positions, where they add to no statistic."""
     tokens = w.to(accumulation_dtype(w.dtype))
     if key_padding_mask is None:
         return tokens
@@ -146,7 +146,7 @@ def _valid_tokens(w: Tensor, key_padding_mask: Tensor | None) -> Tensor:
 
 
 def _membership(scores: Tensor, temperature: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """(B, H, N) scores -> softmax over the heads, zero at padded places."""
+    """(B, H, N) scores -> softmax over the heads, zero at padded positions."""
     logits = temperature.to(scores.dtype).unsqueeze(-1) * scores
     membership = torch.softmax(logits, dim=1)
     if key_padding_mask is None:

@@ -27,16 +27,16 @@ def token_statistics(
     if not len(w):
         return w.clone(), _accumulated(w[..., 0])
     tokens, temperature = _accumulated(w), _accumulated(temperature)
-    places = _valid_places(w, key_padding_mask)
+    positions = _valid_positions(w, key_padding_mask)
     memberships, moments = [], []
-    for sample, valid in zip(tokens, places, strict=True):
+    for sample, valid in zip(tokens, positions, strict=True):
         kept = sample[:, valid]
         pi = _sample_membership(kept, temperature, normalize)
         memberships.append(pi)
         moments.append(torch.stack([_moment(pi[h], kept[h]) for h in range(len(kept))]))
     gates = F.dropout(1.0 / (1.0 + torch.stack(moments)), dropout_p)
     ys, pis = [], []
-    for sample, valid, pi, gate in zip(tokens, places, memberships, gates, strict=True):
+    for sample, valid, pi, gate in zip(tokens, positions, memberships, gates, strict=True):
         y = -(sample[:, valid] * pi.unsqueeze(-1)) * gate.unsqueeze(1)
         ys.append(_put_back(y, valid, w.shape[2]))
         pis.append(_put_back(pi, valid, w.shape[2]))
@@ -64,7 +64,7 @@ def causal_token_statistics(
         batch, heads, features, device=w.device, dtype=w.dtype
     )
     ys, pis, ends = [], [], []
-    for b, valid in enumerate(_valid_places(w, key_padding_mask)):
+    for b, valid in enumerate(_valid_positions(w, key_padding_mask)):
         now = StatisticsState(*(field[b] for field in state))
         outputs, memberships = [], []
         for token in tokens[b].transpose(0, 1)[valid]:
@@ -159,7 +159,7 @@ def _accumulated(x: Tensor) -> Tensor:
     return x.to(accumulation_dtype(x.dtype))
 
 
-def _valid_places(w: Tensor, key_padding_mask: Tensor | None) -> list[Tensor]:
+def _valid_positions(w: Tensor, key_padding_mask: Tensor | None) -> list[Tensor]:
     """For each sample, the indices of its valid tokens."""
     if key_padding_mask is None:
         return [torch.arange(w.shape[2], device=w.device)] * w.shape[0]
@@ -167,6 +167,6 @@ def _valid_places(w: Tensor, key_padding_mask: Tensor | None) -> list[Tensor]:
 
 
 def _put_back(values: Tensor, valid: Tensor, length: int) -> Tensor:
-    """(H, valid, ...) -> (H, length, ...) with zeros at the other places."""
+    """(H, valid, ...) -> (H, length, ...) with zeros at the other positions."""
     out = values.new_zeros(values.shape[0], length, *values.shape[2:])
     return out.index_copy(1, valid, values)

@@ -125,7 +125,7 @@ class Task:
         splits: the splits by name.
         metric: the metric that chooses a model.
         higher_is_better: whether more of `metric` is better.
-        pad_id: token id that fills padded places.
+        pad_id: token id that fills padded positions.
         num_sequences: 1, or 2 where a sample is a pair.
     """
 

@@ -36,11 +36,11 @@ class Streams:
         return copies
 
     def draw(self, rows: Rows, count: int) -> Words:
-        """The next `count` words of the samples at places `rows`: (len(rows), count)."""
+        """The next `count` words of the samples at positions `rows`: (len(rows), count)."""
         steps: Words = np.arange(1, count + 1).astype(np.uint64)
-        places = self._drawn[rows, None] + steps
+        positions = self._drawn[rows, None] + steps
         self._drawn[rows] += np.uint64(count)
-        return mix(self._keys[rows, None] + places * _GOLDEN)
+        return mix(self._keys[rows, None] + positions * _GOLDEN)
 
     def uniform(self, rows: Rows, count: int) -> NDArray[np.float32]:
         """Floats from 0 up to, but not 1: (len(rows), count), on a grid of 2**-24."""

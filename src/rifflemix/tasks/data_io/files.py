@@ -63,7 +63,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Source:
-    """One place that holds a task's data.
+    """One position that holds a task's data.
 
     Attributes:
         name: what people call it: a file name, or the name of a download.

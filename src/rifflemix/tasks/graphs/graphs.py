@@ -23,7 +23,7 @@ LOSSES = ("mse", "mae")
 
 Integers = NDArray[np.int64]
 
-# Axes that count nodes, axes behind them, and what fills padded places.
+# Axes that count nodes, axes behind them, and what fills padded positions.
 _LAYOUTS = {"inputs": (1, 1, 0), "distances": (2, 0, -1), "path_edges": (2, 2, 0)}
 
 
@@ -152,7 +152,7 @@ class GraphRegression(Task):
 
         Returns:
             inputs (B, N, F), key_padding_mask (B, N), distances (B, N, N) with -1 and path_edges
-            (B, N, N, L, E) with 0 at padded places, and labels (B,) float32.
+            (B, N, N, L, E) with 0 at padded positions, and labels (B,) float32.
         """
         graphs = [graph for graph, _ in samples]
         sizes = torch.tensor([len(graph["inputs"]) for graph in graphs])

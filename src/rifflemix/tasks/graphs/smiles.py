@@ -143,12 +143,12 @@ def _atom_features(atom: Any) -> tuple[int, ...]:
     """The nine features that the Open Graph Benchmark gives to atoms."""
     return (
         min(atom.GetAtomicNum(), 119) - 1 if atom.GetAtomicNum() > 0 else 118,
-        _place(str(atom.GetChiralTag()), _CHIRALITIES),
+        _position(str(atom.GetChiralTag()), _CHIRALITIES),
         min(atom.GetTotalDegree(), 11),
         atom.GetFormalCharge() + 5 if -5 <= atom.GetFormalCharge() <= 5 else 11,
         min(atom.GetTotalNumHs(), 9),
         min(atom.GetNumRadicalElectrons(), 5),
-        _place(str(atom.GetHybridization()), _HYBRIDIZATIONS),
+        _position(str(atom.GetHybridization()), _HYBRIDIZATIONS),
         int(atom.GetIsAromatic()),
         int(atom.IsInRing()),
     )
@@ -157,14 +157,14 @@ def _atom_features(atom: Any) -> tuple[int, ...]:
 def _bond_features(bond: Any) -> tuple[int, ...]:
     """The three features that the Open Graph Benchmark gives to bonds."""
     return (
-        _place(str(bond.GetBondType()), _BONDS),
-        _place(str(bond.GetStereo()), _STEREOS),
+        _position(str(bond.GetBondType()), _BONDS),
+        _position(str(bond.GetStereo()), _STEREOS),
         int(bond.GetIsConjugated()),
     )
 
 
-def _place(name: str, known: Sequence[str]) -> int:
-    """Its place in `known`, or the place behind them."""
+def _position(name: str, known: Sequence[str]) -> int:
+    """Its position in `known`, or the position behind them."""
     return known.index(name) if name in known else len(known)
 
 

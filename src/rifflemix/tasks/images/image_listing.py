@@ -60,7 +60,7 @@ class Listing:
         class as the test split has from the training ones, but at most a tenth; without any such
         part, a tenth of each class is for validation and a tenth for test.
         """
-        parts = {part: sorted(entries, key=_place) for part, entries in self.parts.items()}
+        parts = {part: sorted(entries, key=_position) for part, entries in self.parts.items()}
         held_out = [part for part in ("validation", "test") if part in parts]
         if len(held_out) == 2:
             return parts, "validation and test are the folders of the data set"
@@ -81,7 +81,7 @@ class Listing:
         return dict(zip(SPLITS, (train, validation, test), strict=True)), note
 
 
-def _place(entry: Entry) -> tuple[bytes, str]:
+def _position(entry: Entry) -> tuple[bytes, str]:
     content = entry.path.encode(errors="surrogateescape")
     return hashlib.blake2b(content, digest_size=16).digest(), entry.path
 

@@ -112,17 +112,17 @@ def dogs_listing(data_dir: Path) -> Listing | None:
 
 
 def _dogs_folder(data_dir: Path) -> Path | None:
-    for place in DOGS_PLACES:
-        folder = data_dir / place
+    for position in DOGS_PLACES:
+        folder = data_dir / position
         if all((folder / f"{pet}.0.jpg").is_file() for pet in _PETS):
             return folder
     return None
 
 
-def _base(data_dir: Path, places: Sequence[str]) -> _Base | None:
+def _base(data_dir: Path, positions: Sequence[str]) -> _Base | None:
     """The first place where "train" holds folders of synsets."""
-    for place in places:
-        folder = data_dir / place
+    for position in positions:
+        folder = data_dir / position
         names = class_folders(folder / "train")
         synsets = tuple(name for name in names if _SYNSET.fullmatch(name))
         if synsets:

@@ -25,13 +25,13 @@ _TURN = 4096
 _ANGLES = np.arange(_TURN) * (2 * math.pi / _TURN)
 _DIRECTIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1).astype(np.float32)
 
-_STARTS = 32  # places looked at for a contour to begin
+_STARTS = 32  # positions looked at for a contour to begin
 _BENDS = 6  # bends looked at for it to go on
 _TRIES = 8  # times a contour is begun again before the whole image is
 _ROUNDS = 500  # times an image is begun again
 _NEIGHBOURHOOD = 0.5  # of a contour's length: how far from a disc the contour beside begins
 _ALIKE = 0.06  # of a contour's length: by how much the spread of the two answers may differ
-_CELLS = 4  # cells of the grid of occupied places in one clearance
+_CELLS = 4  # cells of the grid of occupied positions in one clearance
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class _Contours(NamedTuple):
 
 
 class _Occupied:
-    """Grids, one an image, of the places that are too close to what is there already.
+    """Grids, one an image, of the positions that are too close to what is there already.
 
     Around the image the grids have room for what is blocked at its edge.
     """
@@ -152,9 +152,9 @@ class _Occupied:
         """A copy for some of the images."""
         return _Occupied(self._scene, self._grids[images])
 
-    def put(self, images: Ints, other: _Occupied, places: Ints) -> None:
-        """Take the grids at `places` of another."""
-        self._grids[images] = other._grids[places]
+    def put(self, images: Ints, other: _Occupied, positions: Ints) -> None:
+        """Take the grids at `positions` of another."""
+        self._grids[images] = other._grids[positions]
 
     def free(self, points: Floats) -> Bools:
         """Whether points (S, ..., 2) are inside the frame and far enough from everything."""
@@ -298,14 +298,14 @@ class _Layout:
         marked: bool = False,
         near: Floats | None = None,
     ) -> _Contours:
-        """One more contour in each image that is alive; it then occupies its place.
+        """One more contour in each image that is alive; it then occupies its position.
 
         Args:
             occupied: what it may not touch.
             length: dashes.
             begun: its first dash.
             marked: it begins with a disc.
-            near: (S, K, 2) places, not far from one of which it begins.
+            near: (S, K, 2) positions, not far from one of which it begins.
         """
         count = len(self._rows)
         dashes = np.zeros((count, length, 2, 2), dtype=np.float32)
@@ -351,11 +351,11 @@ class _Pen:
         tails = random[..., :2] * np.float32(high - low) + np.float32(low)
         self._choose(0, tails, (random[..., 2] * np.float32(_TURN)).astype(np.int64))
 
-    def begin_near(self, places: Floats) -> None:
-        """The first dash, in the neighbourhood of one of places (S, K, 2)."""
+    def begin_near(self, positions: Floats) -> None:
+        """The first dash, in the neighbourhood of one of positions (S, K, 2)."""
         random = self._streams.uniform(self._rows, 4 * _STARTS).reshape(-1, _STARTS, 4)
-        chosen = (random[..., 0] * np.float32(places.shape[1])).astype(np.int64)
-        centres = places[np.arange(len(places))[:, None], chosen]
+        chosen = (random[..., 0] * np.float32(positions.shape[1])).astype(np.int64)
+        centres = positions[np.arange(len(positions))[:, None], chosen]
         around = _DIRECTIONS[(random[..., 1] * np.float32(_TURN)).astype(np.int64)]
         distance = np.sqrt(random[..., 2:3]) * np.float32(_NEIGHBOURHOOD * self._scene.extent)
         directions = (random[..., 3] * np.float32(_TURN)).astype(np.int64)
@@ -418,9 +418,11 @@ def _spread_alike(one: Floats, other: Floats, discs: Floats, scene: Scene) -> Bo
     """Whether the dashes of two answers are about as far from the image's centre and the discs."""
     middle = discs.mean(axis=1)[:, None]
     most = np.float32(_ALIKE * scene.extent)
-    places = one.mean(axis=2), other.mean(axis=2)
-    off_centre = [_lengths(place.mean(axis=1) - np.float32(scene.size / 2)) for place in places]
-    around = [_lengths(place - middle).mean(axis=1) for place in places]
+    positions = one.mean(axis=2), other.mean(axis=2)
+    off_centre = [
+        _lengths(position.mean(axis=1) - np.float32(scene.size / 2)) for position in positions
+    ]
+    around = [_lengths(position - middle).mean(axis=1) for position in positions]
     differences = np.stack([off_centre[0] - off_centre[1], around[0] - around[1]])
     alike: Bools = (np.abs(differences) <= most).all(axis=0)
     return alike

@@ -62,9 +62,9 @@ def _light(segments: Floats, radius: float, size: int) -> NDArray[np.float64]:
     most = np.float32(min(1.0, 2 * radius))
     cover = np.clip(np.float32(reach) - _distance(pixels + np.float32(0.5), ends), 0, most)
     image = np.repeat(np.arange(count), segments.shape[1])[:, None, None]
-    place = (image * size + pixels[..., 1]) * size + pixels[..., 0]
+    position = (image * size + pixels[..., 1]) * size + pixels[..., 0]
     drawn = (cover > 0) & ((pixels >= 0) & (pixels < size)).all(axis=-1)
-    total = np.bincount(place[drawn], weights=cover[drawn], minlength=count * size * size)
+    total = np.bincount(position[drawn], weights=cover[drawn], minlength=count * size * size)
     return np.asarray(total, dtype=np.float64)
 
 

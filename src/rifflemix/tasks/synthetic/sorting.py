@@ -250,9 +250,9 @@ def edit_distance(
 
     Source: Levenshtein 1966.
     """
-    batch, places = len(written), reference.shape[1] + 1
+    batch, positions = len(written), reference.shape[1] + 1
     # Row i holds the distances of the first i written tokens to every beginning of the reference.
-    column = torch.arange(places, device=written.device)
+    column = torch.arange(positions, device=written.device)
     row = column.expand(batch, -1)
     result = row
     for i in range(written.shape[1]):

@@ -109,16 +109,16 @@ class NextTokenTask(Task):
         counted = batch["labels"] != UNCOUNTED
         labels, logits = batch["labels"][counted], outputs[counted].float()
         nats = functional.cross_entropy(logits, labels, reduction="sum").item()
-        places, words = labels.cpu().numpy(), self.vocabulary
+        positions, words = labels.cpu().numpy(), self.vocabulary
         measured = {
             "loss": (nats, len(labels)),
             "accuracy": (float((logits.argmax(dim=1) == labels).sum().item()), len(labels)),
-            "bits_per_byte": (nats / math.log(2), int(words.num_bytes[places].sum())),
+            "bits_per_byte": (nats / math.log(2), int(words.num_bytes[positions].sum())),
         }
         if self.is_text:
             bits, before = nats / math.log(2), batch["inputs"][counted].cpu().numpy()
-            measured["bits_per_character"] = bits, int(words.num_characters[places].sum())
-            measured["nats_per_word"] = nats, words.count_words(before, places)
+            measured["bits_per_character"] = bits, int(words.num_characters[positions].sum())
+            measured["nats_per_word"] = nats, words.count_words(before, positions)
         return measured
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:

@@ -142,7 +142,7 @@ class PairSplit:
 
     Attributes:
         documents: each once.
-        pairs: (M, 2) places in `documents`.
+        pairs: (M, 2) positions in `documents`.
         labels: (M,) uint8.
         max_length: longer documents are cut to it.
     """
@@ -158,7 +158,7 @@ class PairSplit:
 
     def __getitem__(self, index: int) -> tuple[tuple[Tensor, Tensor], int]:
         """Token ids of both documents, (N1,) and (N2,) int64, and the label."""
-        first, second = (self._tokens(int(place)) for place in self.pairs.values[index])
+        first, second = (self._tokens(int(position)) for position in self.pairs.values[index])
         return (first, second), int(self.labels.values[index])
 
     def digest(self) -> bytes:
@@ -166,22 +166,22 @@ class PairSplit:
         known: dict[int, bytes] = {}
         total = hashlib.blake2b(digest_size=16)
         for pair, label in zip(self.pairs.values.tolist(), self.labels.values, strict=True):
-            for place in pair:
-                if place not in known:
-                    row = self.documents.row(place)[: self.max_length]
-                    known[place] = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
-                total.update(known[place])
+            for position in pair:
+                if position not in known:
+                    row = self.documents.row(position)[: self.max_length]
+                    known[position] = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+                total.update(known[position])
             total.update(bytes([label]))
         return total.digest()
 
-    def _tokens(self, place: int) -> Tensor:
-        row = self.documents.row(place)[: self.max_length]
+    def _tokens(self, position: int) -> Tensor:
+        row = self.documents.row(position)[: self.max_length]
         return torch.from_numpy(row.astype(np.int64) + 1)
 
 
 def _find(data_dir: Path) -> Source | None:
-    for place in _PLACES:
-        paths = {split: data_dir / place / name for split, name in _TSV.items()}
+    for position in _PLACES:
+        paths = {split: data_dir / position / name for split, name in _TSV.items()}
         if _all_or_none(list(paths.values())):
             key = stat_key(paths.values())
             return Source("new_aan_pairs.*.tsv", key, partial(_decode_tsv, paths))
@@ -265,15 +265,15 @@ def _checked(path: Path, number: int, label: bytes, first: bytes, second: bytes)
 
 
 def _pack(parts: Mapping[str, Iterator[Pair]]) -> Arrays:
-    """Every document once, and for each split the places of its pairs, classes mixed."""
-    places: dict[bytes, int] = {}
+    """Every document once, and for each split the positions of its pairs, classes mixed."""
+    positions: dict[bytes, int] = {}
     arrays: Arrays = {}
     for split, rows in parts.items():
         pairs: list[tuple[int, int]] = []
         labels: list[int] = []
         keys: list[bytes] = []
         for first, second, label in rows:
-            pair = tuple(places.setdefault(text, len(places)) for text in (first, second))
+            pair = tuple(positions.setdefault(text, len(positions)) for text in (first, second))
             pairs.append((pair[0], pair[1]))
             labels.append(label)
             keys.append(_key(first) + _key(second))
@@ -282,7 +282,7 @@ def _pack(parts: Mapping[str, Iterator[Pair]]) -> Arrays:
         order = content_order(keys, "retrieval: order")
         arrays[f"{split}_pairs"] = np.array(pairs, dtype=np.int64)[order]
         arrays[f"{split}_labels"] = _labels(labels)[order]
-    return {**arrays, **pack((text, 0) for text in places)}
+    return {**arrays, **pack((text, 0) for text in positions)}
 
 
 def _key(text: bytes) -> bytes:

@@ -86,10 +86,10 @@ def _read(path: Path) -> Iterator[Row]:
     header = next(lines, (0, ""))[1].split("\t")
     if not set(_COLUMNS) <= set(header):
         raise damaged(path, f"its first line does not name the columns {', '.join(_COLUMNS)}")
-    places = [header.index(name) for name in _COLUMNS]
+    positions = [header.index(name) for name in _COLUMNS]
     for number, line in lines:
         fields = line.split("\t")
-        if len(fields) != len(header) or fields[places[2]] not in _CLASSES:
+        if len(fields) != len(header) or fields[positions[2]] not in _CLASSES:
             raise damaged(path, f"line {number} is no pair of sentences with a judgment")
-        first, second, judgment = (fields[place] for place in places)
+        first, second, judgment = (fields[position] for position in positions)
         yield (plain_words(first), plain_words(second)), _CLASSES.index(judgment)

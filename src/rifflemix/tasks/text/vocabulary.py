@@ -122,7 +122,7 @@ def build_vocabulary(
             character or word joins the vocabulary.
         bpe_size: most token ids of a BPE vocabulary.
         tokenizer: a byte-level BPE in the `tokenizers` library's JSON format (such as GPT-2's)
-            in place of a new one.
+            instead of a new one.
 
     Raises:
         InputError: an unknown level, a file that is no byte-level BPE, or a missing library.

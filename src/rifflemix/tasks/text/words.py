@@ -70,7 +70,7 @@ class SentenceSplit:
     def sample(self, index: int) -> tuple[Ids, ...]:
         """Token ids of each of the sequences of a sample."""
         first = index * self.sentences
-        parts = [self._sentence(place) for place in range(first, first + self.sentences)]
+        parts = [self._sentence(position) for position in range(first, first + self.sentences)]
         if self.separator is not None:
             middle = np.array([self.separator], dtype=np.int32)
             parts = [np.concatenate((parts[0], middle, parts[1]))]
@@ -84,9 +84,9 @@ class SentenceSplit:
                 total.update(len(ids).to_bytes(4, "little") + ids.astype("<i4").tobytes())
         return total.digest()
 
-    def _sentence(self, place: int) -> Ids:
-        start = int(self.ends.values[place - 1]) if place else 0
-        ids: Ids = self.tokens.values[start : int(self.ends.values[place])]
+    def _sentence(self, position: int) -> Ids:
+        start = int(self.ends.values[position - 1]) if position else 0
+        ids: Ids = self.tokens.values[start : int(self.ends.values[position])]
         return ids
 
 
