@@ -7,6 +7,7 @@ from fake_comparison import comparison, mixer, run, unfinished, with_perplexity
 
 from rifflemix.comparison.notes import bold_note, comparison_notes, softmax_note
 from rifflemix.comparison.results import summarise
+from rifflemix.comparison.scores import Score, pooled_spread
 from rifflemix.comparison.table import (
     comparison_rows,
     markdown_table,
@@ -14,7 +15,6 @@ from rifflemix.comparison.table import (
     table_headers,
     terminal_table,
 )
-from rifflemix.report.scores import Score, pooled_spread
 
 
 def results_of(**runs: list[tuple[float, float]]) -> dict[str, Any]:

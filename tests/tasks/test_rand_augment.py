@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from rifflemix.tasks import rand_augment as ra
+from rifflemix.tasks.images import rand_augment as ra
 from rifflemix.tasks.images.pixels import WholeImages
 
 SHARE = 14 / 30

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rifflemix.report.scores import Score, pooled_spread
+from rifflemix.comparison.scores import Score, pooled_spread
 from rifflemix.report.units import MISSING, format_bytes, format_count, format_rate, metric_title
 
 BASELINE = "softmax"

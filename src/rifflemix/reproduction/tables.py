@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
-from rifflemix.recipes.averages import Average, printed_averages
 from rifflemix.report.units import MISSING, format_duration, format_rate
+from rifflemix.reproduction.averages import Average, printed_averages
 
 Result = Mapping[str, Any]
 Found = Sequence[tuple[Path, Result]]

@@ -30,7 +30,7 @@ class Streams:
         self._drawn = np.zeros(len(samples), dtype=np.uint64)
 
     def of(self, rows: Rows) -> Streams:
-        """Copies of the streams at places `rows`, each as far as it has been drawn."""
+        """Copies of the streams at positions `rows`, each as far as it has been drawn."""
         copies = Streams.__new__(Streams)
         copies._keys, copies._drawn = self._keys[rows], self._drawn[rows]
         return copies

@@ -77,12 +77,12 @@ def rotate(levels: Tensor, share: float, sign: float) -> Tensor:
 
 
 def shear_x(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Rows shifted by up to 0.3 of their place."""
+    """Rows shifted by up to 0.3 of their position."""
     return _moved(levels, (1.0, sign * 0.3 * share, 0.0), (0.0, 1.0, 0.0))
 
 
 def shear_y(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Columns shifted by up to 0.3 of their place."""
+    """Columns shifted by up to 0.3 of their position."""
     return _moved(levels, (1.0, 0.0, 0.0), (sign * 0.3 * share, 1.0, 0.0))
 
 

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from small_recipes import made_up
 
 from rifflemix.recipes import get_recipe, list_recipes
-from rifflemix.recipes.averages import Average, printed_averages
 from rifflemix.recipes.mega import PAPER
+from rifflemix.reproduction.averages import Average, printed_averages
 from rifflemix.reproduction.page import report_files
 from rifflemix.reproduction.tables import paper_tables
+from small_recipes import made_up
 
 ROWS = [
     recipe

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_recipes import QUICK, made_up, small, write
 
 from rifflemix.recipes import Recipe, registry
 from rifflemix.reproduction import load_results
+from small_recipes import QUICK, made_up, small, write
 
 
 @pytest.fixture
