@@ -25,9 +25,9 @@ def parameters(recipe: Recipe) -> int:
 
 
 def where_tokens_go(permutation: CSP, length: int) -> torch.Tensor:
-    """(C,): where each channel takes its first token from, in units of positions to the left."""
-    positions = torch.arange(length, dtype=torch.float32)
-    v = positions[None, :, None].repeat(1, 1, permutation.inner_dim)
+    """(C,): where each channel takes its first token from, in units of places to the left."""
+    places = torch.arange(length, dtype=torch.float32)
+    v = places[None, :, None].repeat(1, 1, permutation.inner_dim)
     moved = permutation._permute(v, None)
     return (-moved[0, 0]).long() % length
 

@@ -1,7 +1,7 @@
 """The numbers that recipes print beside ours are the papers': printed_numbers.csv holds them.
 
-A line of the table is one number: paper, table, row, column and metric name the recipe's position.
-`line` is a pattern that begins a line of the paper's text and `position` counts the decimal numbers
+A line of the table is one number: paper, table, row, column and metric name the recipe's place.
+`line` is a pattern that begins a line of the paper's text and `place` counts the decimal numbers
 after it, so that whoever has the texts can check the table itself. A new recipe adds its line.
 """
 
@@ -23,17 +23,17 @@ PAPERS = ("csp", "sliceformer", "tost", "dimension_mixer", "sinkhorn")
 TEXTS = {"sinkhorn": "sparse_sinkhorn"}
 
 
-def position_of(entry: dict[str, str]) -> Place:
+def place_of(entry: dict[str, str]) -> Place:
     return (entry["paper"], entry["table"], entry["row"], entry["column"], entry["metric"])
 
 
-def test_no_position_is_told_twice() -> None:
-    positions = [position_of(entry) for entry in ENTRIES]
-    assert len(positions) == len(set(positions))
+def test_no_place_is_told_twice() -> None:
+    places = [place_of(entry) for entry in ENTRIES]
+    assert len(places) == len(set(places))
 
 
 def test_recipes_print_the_numbers_of_the_table() -> None:
-    told = {position_of(entry): float(entry["number"]) for entry in ENTRIES}
+    told = {place_of(entry): float(entry["number"]) for entry in ENTRIES}
     ours = {
         (recipe.name.split("/")[0], recipe.table, recipe.row, recipe.column, recipe.metric): (
             recipe.printed
@@ -43,11 +43,7 @@ def test_recipes_print_the_numbers_of_the_table() -> None:
     }
     assert ours.keys() - told.keys() == set(), f"add these to {TABLE.name}"
     assert told.keys() - ours.keys() == set(), "no recipe is of these"
-    assert {
-        position: (ours[position], told[position])
-        for position in told
-        if ours[position] != told[position]
-    } == {}
+    assert {place: (ours[place], told[place]) for place in told if ours[place] != told[place]} == {}
 
 
 def numbers_of(lines: list[str], start: str) -> list[str]:
@@ -68,4 +64,4 @@ def test_the_table_is_the_papers_text(paper: str, papers: Path) -> None:
     assert entries
     for entry in entries:
         numbers = numbers_of(text.splitlines(), entry["line"])
-        assert numbers[int(entry["position"])] == entry["number"], (position_of(entry), numbers)
+        assert numbers[int(entry["place"])] == entry["number"], (place_of(entry), numbers)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_recipes import small
 
 from rifflemix.errors import InputError
 from rifflemix.models import create_model, list_models
@@ -17,6 +16,7 @@ from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.tasks import list_tasks, task_card
 from rifflemix.train import TrainConfig
 from rifflemix.train.schedules import learning_rate
+from small_recipes import small
 
 PAPERS = ("csp", "sliceformer", "tost", "dimension_mixer", "sinkhorn")
 NAMES = list_recipes()
@@ -46,9 +46,9 @@ def test_a_recipe_is_complete(name: str) -> None:
     check_model(recipe.model, json.dumps(recipe.to_dict()["model_settings"]))
 
 
-def test_no_two_rows_have_one_position() -> None:
-    positions = [(r.paper, r.table, r.row, r.column, r.metric) for r in map(get_recipe, NAMES)]
-    assert len(positions) == len(set(positions))
+def test_no_two_rows_have_one_place() -> None:
+    places = [(r.paper, r.table, r.row, r.column, r.metric) for r in map(get_recipe, NAMES)]
+    assert len(places) == len(set(places))
 
 
 def test_unknown_names_suggest_the_nearest() -> None:

@@ -66,7 +66,7 @@ def linear(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
 
 
 def host_vectors(w: dict[str, Tensor], ids: Tensor, attend: Attend) -> Tensor:
-    """Mean over all positions of what the final norm leaves of those whose id is not 0."""
+    """Mean over all places of what the final norm leaves of those whose id is not 0."""
     mask = (ids != 0).to(w["norm.weight"].dtype)
     x = w["embed.weight"][ids] + w["positions.table"]
     for layer in range(LAYERS):
@@ -160,9 +160,9 @@ def butterfly(_: dict[str, Tensor]) -> Attend:
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         length = q.shape[2]
         block = 2 ** math.ceil(math.log2(math.sqrt(length)))
-        position = torch.arange(length)
+        place = torch.arange(length)
         groups = length // block
-        group = position // block if layer == 0 else position % groups
+        group = place // block if layer == 0 else place % groups
         together = group[:, None] == group[None, :]
         scores = q @ k.mT / math.sqrt(WIDTH) - 1e6 * (1 - mask[:, None, None, :])
         return scores.masked_fill(~together, -torch.inf).softmax(-1) @ v
@@ -189,16 +189,14 @@ SMALLER_MIXERS = {
 @pytest.mark.parametrize("task", SMALL)
 @pytest.mark.parametrize("mixer", [mixer for mixer in MIXERS if mixer != "reformer"])
 def test_equals_the_literal_host(mixer: str, task: str) -> None:
-    """In float64 on 64 positions: with the mask equal, without it another model."""
-    length, positions = SMALL[task]
+    """In float64 on 64 places: with the mask equal, without it another model."""
+    length, places = SMALL[task]
     recipe = get_recipe(f"dimension_mixer/table5-{task}-{mixer}")
     options = {**recipe.model_settings.get("mixer_options", {}), **SMALLER_MIXERS.get(mixer, {})}
-    changes = {"max_length": positions, "mixer_options": options}
+    changes = {"max_length": places, "mixer_options": options}
     model = build(task, mixer, **changes).double()
     ids = ids_of(task, length)
-    expected = host_logits(
-        model.state_dict(), filled(ids, positions), literal_attention(mixer, model)
-    )
+    expected = host_logits(model.state_dict(), filled(ids, places), literal_attention(mixer, model))
     torch.testing.assert_close(model(ids), expected, atol=1e-9, rtol=1e-9)
     other = build(task, mixer, padding_id=None, padding="unmasked", **changes).double()
     assert (other(ids) - expected).abs().max() > 1e-3 * expected.abs().max()
@@ -275,7 +273,7 @@ ADDED = {
     "softmax": 0,
     "butterfly": 0,
     "performer": 0,
-    "linformer": 2 * 256 * 1024,  # heads, projected keys, positions; one of each layer's own
+    "linformer": 2 * 256 * 1024,  # heads, projected keys, places; one of each layer's own
     "nystromformer": 2 * 35,
     "reformer": -(64 * 64 + 64) - 2 * 64,  # no key map, no bias of the two others
 }

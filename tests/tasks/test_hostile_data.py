@@ -25,14 +25,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rifflemix.tasks.data_io.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz_xz
-from rifflemix.tasks.data_io.scratch import scratch_folder
 
 from rifflemix.errors import InputError
 from rifflemix.tasks import load_task
 from rifflemix.tasks.data_io import bounded, download
+from rifflemix.tasks.data_io.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz_xz
 from rifflemix.tasks.data_io.download import Remote
 from rifflemix.tasks.data_io.files import check_ids, load_arrays, store_arrays
+from rifflemix.tasks.data_io.scratch import scratch_folder
 from rifflemix.tasks.graphs.smiles import decode_molecules, read_csv
 from rifflemix.tasks.pathfinder.files import read_gray_png
 

@@ -43,24 +43,24 @@ def write_idx(folder: Path, pairs: Pairs, zipped: bool = False) -> None:
             path.write_bytes(gzip.compress(content) if zipped else content)
 
 
-@pytest.mark.parametrize("place", ["plain", "gz", "torchvision", "npz", "hub"])
+@pytest.mark.parametrize("source", ["plain", "gz", "torchvision", "npz", "hub"])
 def test_same_samples_from_everywhere(
-    place: str,
+    source: str,
     data: Path,
     pairs: Pairs,
     write_npz_xz: Callable[..., None],
     put_on_hub: Callable[..., Any],
 ) -> None:
-    if place == "npz":
+    if source == "npz":
         (train_x, train_y), (test_x, test_y) = pairs["train"], pairs["test"]
         write_npz_xz(
             data / "mnist.npz.xz", train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y
         )
-    elif place == "hub":
+    elif source == "hub":
         put_on_hub("ylecun/mnist", on_hub(pairs))
     else:
-        write_idx(data / "MNIST/raw" if place == "torchvision" else data, pairs, place == "gz")
-    task = load_task("mnist", data_dir=None if place == "hub" else data)
+        write_idx(data / "MNIST/raw" if source == "torchvision" else data, pairs, source == "gz")
+    task = load_task("mnist", data_dir=None if source == "hub" else data)
     assert (task.vocab_size, task.max_length, task.padding) == (256, 784, False)
     images, labels = pairs["train"]
     found = [task.split("train")[index] for index in range(18)]

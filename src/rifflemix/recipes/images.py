@@ -110,7 +110,7 @@ DATA: dict[str, Data] = {
 
 
 def vit_row(
-    data: str, *, settings: Mapping[str, Any], notes: tuple[str, ...] = (), **position: Any
+    data: str, *, settings: Mapping[str, Any], notes: tuple[str, ...] = (), **where: Any
 ) -> Recipe:
     """A ViT on one of `DATA`.
 
@@ -118,7 +118,7 @@ def vit_row(
         data: key of `DATA`.
         settings: of the model, the mixer first of all.
         notes: of the row, behind those of the data.
-        position: name, paper, table, row and printed number; column and metric where they are not
+        where: name, paper, table, row and printed number; column and metric where they are not
             those of Top-1 on that data.
     """
     of = DATA[data]
@@ -129,5 +129,5 @@ def vit_row(
         model_settings={**settings, **of.settings},
         train=of.train,
         notes=(*of.notes, *notes),
-        **{"column": of.title, **position},
+        **{"column": of.title, **where},
     )

@@ -111,8 +111,8 @@ _S4_NOTES = (
     "the other parameters, there 0.001",
 )
 _S5_NOTES = (
-    "the released commands, which differ from the paper's Table 11 in some settings; warm-up of an "
-    "epoch, then a cosine",
+    "the released commands, which differ from the paper's Table 11 in places; warm-up of an epoch, "
+    "then a cosine",
     "the state space has the rate of the other parameters, there {}; its first steps are 0.001 to "
     "0.1 long",
 )

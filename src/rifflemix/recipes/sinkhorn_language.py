@@ -186,7 +186,7 @@ def table8(row: str, corpus: _Corpus) -> Recipe:
     made = _recipe(f"table8-{corpus.task}-{row}", "Table 8", words, mixing, corpus, printed)
     if row != "no-sinkhorn":
         return made
-    note = "the sort matrix is s(F1(X)): with exponentials in its position it overflows"
+    note = "the sort matrix is s(F1(X)): with exponentials instead it overflows"
     return replace(made, notes=(note, *made.notes[:-1]))
 
 

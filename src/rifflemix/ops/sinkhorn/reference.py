@@ -19,11 +19,11 @@ def _for_each_matrix(
     """Run on every (rows, columns) matrix of the leading axes, with its list of dead blocks."""
     leading = scores.shape[:-2]
     results = []
-    for place in itertools.product(*(range(size) for size in leading)):
+    for position in itertools.product(*(range(size) for size in leading)):
         dead = [False] * num_blocks
         if block_padding_mask is not None:
-            dead = (block_padding_mask[place[0]] if leading else block_padding_mask).tolist()
-        results.append(run(scores[place], dead))
+            dead = (block_padding_mask[position[0]] if leading else block_padding_mask).tolist()
+        results.append(run(scores[position], dead))
     if not results:
         shape = run(scores.new_zeros(scores.shape[-2:]), [False] * num_blocks).shape
         return scores.new_zeros(*leading, *shape)
@@ -55,19 +55,19 @@ def sinkhorn(
 
         def normalise_rows() -> None:
             for u in range(n):
-                row = [place for place in r if place[0] == u]
+                row = [position for position in r if position[0] == u]
                 if row:
-                    norm = _log_sum_exp(r[place] for place in row)
-                    r.update({place: r[place] - norm for place in row})
+                    norm = _log_sum_exp(r[position] for position in row)
+                    r.update({position: r[position] - norm for position in row})
 
         def normalise_columns() -> None:
             for v in range(n):
-                column = [place for place in r if place[1] == v]
+                column = [position for position in r if position[1] == v]
                 norms = {
                     (u, v): _log_sum_exp(r[p] for p in column if not causal or p[0] <= u)
                     for u, v in column
                 }
-                r.update({place: r[place] - norms[place] for place in column})
+                r.update({position: r[position] - norms[position] for position in column})
 
         for _ in range(num_iterations):
             normalise_rows()
@@ -192,16 +192,16 @@ def sorted_padding_mask(
     batch, heads, rows, columns = sort.shape
     hidden = torch.zeros(batch, heads, rows, block_size, dtype=torch.bool, device=sort.device)
 
-    def valid(b: int, v: int, place: int) -> bool:
-        token = (v - num_null) * block_size + place
+    def valid(b: int, v: int, position: int) -> bool:
+        token = (v - num_null) * block_size + position
         return v < num_null or key_padding_mask is None or not key_padding_mask[b, token]
 
-    for b, h, u, place in itertools.product(*map(range, hidden.shape)):
+    for b, h, u, position in itertools.product(*map(range, hidden.shape)):
         weights = sort[b, h, u].tolist()
         if rule == "majority":
-            seen = sum(weights[v] for v in range(columns) if valid(b, v, place))
+            seen = sum(weights[v] for v in range(columns) if valid(b, v, position))
             enough = 2 * seen >= sum(weights)
         else:
-            enough = valid(b, weights.index(max(weights)), place)
-        hidden[b, h, u, place] = not (enough and sum(weights) > 0)
+            enough = valid(b, weights.index(max(weights)), position)
+        hidden[b, h, u, position] = not (enough and sum(weights) > 0)
     return hidden

@@ -63,7 +63,7 @@ class Array:
 
 @dataclass(frozen=True)
 class Source:
-    """One position that holds a task's data.
+    """One location that holds a task's data.
 
     Attributes:
         name: what people call it: a file name, or the name of a download.
@@ -168,11 +168,11 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def check_ids(place: Path, name: str, values: NDArray[Any], below: int) -> None:
+def check_ids(path: Path, name: str, values: NDArray[Any], below: int) -> None:
     """Raise InputError unless stored ids are 0 to `below` - 1."""
     if values.size and not 0 <= int(values.min()) <= int(values.max()) < below:
         raise InputError(
-            f"{place}: expected {name} from 0 to {below - 1:,}, got {values.min():,} to "
+            f"{path}: expected {name} from 0 to {below - 1:,}, got {values.min():,} to "
             f"{values.max():,}; remove the folder, it is made again"
         )
 

@@ -36,10 +36,10 @@ class HubData:
 
     def remotes(self) -> dict[str, Remote]:
         """The file of each split."""
-        place = f"{_HUB}/{self.repository}/resolve/{self.revision}/{self.folder}"
+        location = f"{_HUB}/{self.repository}/resolve/{self.revision}/{self.folder}"
         return {
             split: Remote(
-                f"{place}/{split}-00000-of-00001.parquet",
+                f"{location}/{split}-00000-of-00001.parquet",
                 self.sha256.get(split),
                 self.sizes.get(split),
             )

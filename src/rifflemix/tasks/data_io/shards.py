@@ -58,18 +58,18 @@ class ShardedImages:
 
     def __getitem__(self, index: int) -> Sample:
         """The pixels (N,) int64, rows first, and the label."""
-        shard, place = divmod(int(self.rows[index]), len(self.images[0].values))
-        pixels = self.images[shard].values[place].reshape(-1).astype(np.int64)
-        return torch.from_numpy(pixels), int(self.labels[shard].values[place])
+        shard, position = divmod(int(self.rows[index]), len(self.images[0].values))
+        pixels = self.images[shard].values[position].reshape(-1).astype(np.int64)
+        return torch.from_numpy(pixels), int(self.labels[shard].values[position])
 
     def digest(self) -> bytes:
         """Hash of the split's pixels and labels, in order."""
         total = hashlib.blake2b(digest_size=16)
         length = len(self.images[0].values)
         for row in self.rows.tolist():
-            shard, place = divmod(row, length)
-            total.update(self.images[shard].values[place].tobytes())
-            total.update(bytes([self.labels[shard].values[place]]))
+            shard, position = divmod(row, length)
+            total.update(self.images[shard].values[position].tobytes())
+            total.update(bytes([self.labels[shard].values[position]]))
         return total.digest()
 
 
@@ -94,21 +94,21 @@ class StoredImages:
         return _opened(self.shards[0])["images"].row_shape
 
     def __getitem__(self, row: int) -> NDArray[np.uint8]:
-        shard, place = divmod(row, self.length)
+        shard, position = divmod(row, self.length)
         arrays = _opened(self.shards[shard])
-        image = arrays["images"][place]
-        if arrays["digests"][place].tobytes() != _digest(image):
+        image = arrays["images"][position]
+        if arrays["digests"][position].tobytes() != _digest(image):
             raise InputError(
-                f"{self.shards[shard]}: image {place} is not what was stored; remove the folder, "
-                "it is made again"
+                f"{self.shards[shard]}: image {position} is not what was stored; remove the "
+                "folder, it is made again"
             )
         return image
 
     def content(self, rows: NDArray[np.int64]) -> Iterator[bytes]:
         """A hash of each of these images, as it was stored beside it."""
         for row in rows.tolist():
-            shard, place = divmod(row, self.length)
-            yield _opened(self.shards[shard])["digests"][place].tobytes()
+            shard, position = divmod(row, self.length)
+            yield _opened(self.shards[shard])["digests"][position].tobytes()
 
 
 @functools.lru_cache(maxsize=32)

@@ -44,7 +44,7 @@ class Molecules:
 
     Attributes:
         card: of the task.
-        files: names the table may have, or positions of it below the data folder.
+        files: names the table may have, or paths to it below the data folder.
         smiles: column of the SMILES.
         target: column of the number.
         metric: "rmse" or "mae".

@@ -112,17 +112,17 @@ def dogs_listing(data_dir: Path) -> Listing | None:
 
 
 def _dogs_folder(data_dir: Path) -> Path | None:
-    for position in DOGS_PLACES:
-        folder = data_dir / position
+    for part in DOGS_PLACES:
+        folder = data_dir / part
         if all((folder / f"{pet}.0.jpg").is_file() for pet in _PETS):
             return folder
     return None
 
 
-def _base(data_dir: Path, positions: Sequence[str]) -> _Base | None:
+def _base(data_dir: Path, parts: Sequence[str]) -> _Base | None:
     """The first place where "train" holds folders of synsets."""
-    for position in positions:
-        folder = data_dir / position
+    for part in parts:
+        folder = data_dir / part
         names = class_folders(folder / "train")
         synsets = tuple(name for name in names if _SYNSET.fullmatch(name))
         if synsets:

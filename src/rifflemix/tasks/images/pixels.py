@@ -19,7 +19,7 @@ from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.tasks.core.base import Batch, Sample, Task, TaskCard
 from rifflemix.tasks.data_io.bounded import read_npz_xz
 from rifflemix.tasks.data_io.files import Array, Arrays, check_ids, damaged
-from rifflemix.tasks.rand_augment import rand_augment
+from rifflemix.tasks.images.rand_augment import rand_augment
 
 LAYOUTS = ("sequence", "image")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip", "rand_augment")
@@ -148,11 +148,11 @@ class WholeImages(Task):
     Attributes:
         image_shape: channels, height, width.
         augmentation: what happens to training images: "none", or "crop_flip", a crop at a random
-            place of the image with 4 black pixels around it, and a mirror image half of the time;
-            or "resized_crop_flip", a rectangle of 8 to 100 % of the area at a random place, with
-            sides in a ratio of 3/4 to 4/3, resized to the whole, and mirrored likewise; or
-            "rand_augment", two changes of strength 14, see `rifflemix.tasks.rand_augment`, and
-            then "crop_flip".
+            position of the image with 4 black pixels around it, and a mirror image half of the
+            time; or "resized_crop_flip", a rectangle of 8 to 100 % of the area at a random
+            position, with sides in a ratio of 3/4 to 4/3, resized to the whole, and mirrored
+            likewise; or "rand_augment", two changes of strength 14, see
+            `rifflemix.tasks.images.rand_augment`, and then "crop_flip".
         black, white: value of a black and of a white pixel by channel.
     """
 

@@ -60,8 +60,8 @@ def find_release(data_dir: Path | None, size: int, preset: str) -> Release | Non
     """The set in `data_dir`, as a folder or in the whole archive of the Long Range Arena."""
     if data_dir is None:
         return None
-    for position in _PLACES:
-        root = data_dir / position / f"pathfinder{size}" / preset
+    for part in _PLACES:
+        root = data_dir / part / f"pathfinder{size}" / preset
         lists = sorted((root / "metadata").glob("*.npy"))
         if lists:
             return Release(size, preset, root, None, _kept(size, preset, lists))

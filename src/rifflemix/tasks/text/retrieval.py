@@ -180,8 +180,8 @@ class PairSplit:
 
 
 def _find(data_dir: Path) -> Source | None:
-    for position in _PLACES:
-        paths = {split: data_dir / position / name for split, name in _TSV.items()}
+    for part in _PLACES:
+        paths = {split: data_dir / part / name for split, name in _TSV.items()}
         if _all_or_none(list(paths.values())):
             key = stat_key(paths.values())
             return Source("new_aan_pairs.*.tsv", key, partial(_decode_tsv, paths))
