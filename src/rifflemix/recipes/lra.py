@@ -19,6 +19,9 @@ TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Column title, task and its options."""
 
+JAX_TASK_OPTIONS: dict[str, dict[str, Any]] = {"text": {"max_length": 1000}}
+"""What the Long Range Arena's JAX code sets in a task: its Text, quoted as 4K, is 1,000 bytes."""
+
 HIDDEN_PIXELS = (
     "token 0 is padding on every task of the released code, so that black pixels are hidden; "
     "model setting padding_id=None lets them be seen"
@@ -45,7 +48,7 @@ BASE: dict[str, TrainConfig] = {
         max_steps=5_000, batch_size=32, warmup_steps=8_000, eval_every=500, **_SQRT, **_FLAX
     ),
     "image": TrainConfig(
-        max_steps=35_156,
+        max_steps=35_000,
         batch_size=256,
         lr=5e-4,
         schedule="cosine_restarts",
@@ -55,7 +58,7 @@ BASE: dict[str, TrainConfig] = {
         **_FLAX,
     ),
     "pathfinder": TrainConfig(
-        max_steps=62_500,
+        max_steps=62_400,
         batch_size=512,
         lr=1e-3,
         schedule="cosine_restarts",
@@ -149,6 +152,7 @@ class Size:
     train: Mapping[str, Any] = field(default_factory=dict)
 
 
+_MEAN = "place_mean"
 _IMAGE = Size(1, 128, 64, 128, 8)
 SIZES: dict[str, dict[str, Size]] = {
     "image": {
@@ -161,25 +165,25 @@ SIZES: dict[str, dict[str, Size]] = {
         "linformer": _IMAGE,
         "performer": _IMAGE,
         "reformer": Size(4, 64, 32, 64, 8),
-        "local": Size(1, 128, 64, 128, 2, "mean"),
-        "longformer": Size(4, 128, 64, 128, 4, "mean"),
+        "local": Size(1, 128, 64, 128, 2, _MEAN),
+        "longformer": Size(4, 128, 64, 128, 4, _MEAN),
         "bigbird": Size(1, 128, 64, 128, 4),
         "sinkhorn": Size(1, 32, 32, 64, 1, more={"dropout": 0.1}, train={"weight_decay": 0.7}),
     },
     "pathfinder": {
-        "softmax": Size(4, 32, 16, 32, 4, "mean", {"dropout": 0.2}),
-        "sinkformer": Size(4, 32, 16, 32, 4, "mean", {"dropout": 0.2}),
-        "cosformer": Size(4, 32, 16, 32, 4, "mean", {"dropout": 0.2}),
-        "sparse_transformer": Size(1, 32, 16, 32, 8, "mean"),
-        "synthesizer": Size(2, 64, 32, 64, 4, "mean"),
-        "linear": Size(1, 128, 64, 128, 2, "mean"),
-        "linformer": Size(1, 32, 16, 32, 2, "mean"),
-        "performer": Size(1, 128, 64, 128, 8, "mean"),
-        "reformer": Size(2, 64, 32, 64, 8, "mean"),
-        "local": Size(2, 64, 32, 64, 4, "mean", {"dropout": 0.1}),
-        "longformer": Size(2, 32, 16, 32, 2, "mean", {"dropout": 0.1}),
-        "bigbird": Size(4, 64, 32, 64, 2, "mean"),
-        "sinkhorn": Size(2, 32, 16, 64, 4, "mean"),
+        "softmax": Size(4, 32, 16, 32, 4, _MEAN, {"dropout": 0.2}),
+        "sinkformer": Size(4, 32, 16, 32, 4, _MEAN, {"dropout": 0.2}),
+        "cosformer": Size(4, 32, 16, 32, 4, _MEAN, {"dropout": 0.2}),
+        "sparse_transformer": Size(1, 32, 16, 32, 8, _MEAN),
+        "synthesizer": Size(2, 64, 32, 64, 4, _MEAN),
+        "linear": Size(1, 128, 64, 128, 2, _MEAN),
+        "linformer": Size(1, 32, 16, 32, 2, _MEAN),
+        "performer": Size(1, 128, 64, 128, 8, _MEAN),
+        "reformer": Size(2, 64, 32, 64, 8, _MEAN),
+        "local": Size(2, 64, 32, 64, 4, _MEAN, {"dropout": 0.1}),
+        "longformer": Size(2, 32, 16, 32, 2, _MEAN, {"dropout": 0.1}),
+        "bigbird": Size(4, 64, 32, 64, 2, _MEAN),
+        "sinkhorn": Size(2, 32, 16, 64, 4, _MEAN),
     },
 }
 """Per-model sizes of the two image tasks; on the other tasks all models have the host's."""
@@ -190,7 +194,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "sinkhorn": {"block_size": 50},
     "sinkformer": {"num_iterations": 3},
     "linformer": {"projected_length": 16},
-    "performer": {"kernel": "relu"},
+    "performer": {"kernel": "relu", "scale_exponent": 0.0},
     # Causal even where it classifies; with a class token, that one sees and is seen by all.
     "sparse_transformer": {
         "stride": 128,
@@ -198,8 +202,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "triangular": True,
         "cls_token": True,
     },
-    "longformer": {"window": 512},
-    "bigbird": {"block_size": 64, "num_random": 3},
+    "longformer": {"window": 512, "num_global": 0},
+    "bigbird": {"block_size": 64, "num_random": 3, "padded_queries": "zero"},
     "cosformer": {},
 }
 _TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
@@ -207,8 +211,29 @@ _TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("local", "pathfinder"): {"block_size": 64},
     ("sinkhorn", "image"): {"block_size": 64},
     ("sinkhorn", "pathfinder"): {"block_size": 64},
+    ("sparse_transformer", "pathfinder"): {"cls_token": False},
     ("linformer", "text"): {"projected_length": 32},
+    ("performer", "listops"): {"kernel": "softmax", "num_features": 2, "scale_exponent": 0.25},
     ("synthesizer", "text"): {"mode": "factorized", "rank": 32, "dot_product": False},
+}
+# Mixers that get no mask in the JAX code: padding takes part as all other tokens do.
+_NO_MASK = ("linear", "linformer", "performer", "reformer")
+_NO_MASK_ROWS = (*((mixer, task) for mixer in _NO_MASK for task in TASKS), ("synthesizer", "text"))
+_MASK_NOTE = "the released code gives this mixer no mask: padding, and black pixels, are tokens"
+_ROW_NOTES: dict[str, tuple[str, ...]] = {
+    "local": ("the code's blocks are tokens a stride apart, ours neighbours",),
+    "reformer": (
+        "the code hashes once into 10 buckets, scales by sqrt(D), leaves keys as long as they are "
+        "and has no output map; ours is the paper's",
+    ),
+    "synthesizer": ("a padded query of the code takes the mean of all values, ours nothing",),
+    "sinkhorn": (
+        "the code's blocks are tokens a stride apart, its sum over blocks undoes the sorting, and "
+        "padding stays in its place; ours sorts blocks of the valid tokens",
+    ),
+    "sinkformer": ("the code's normalisation is commented out; ours has 3 half-steps",),
+    "cosformer": ("no code is released for this row: the paper's operator, padding kept out",),
+    "bigbird": ("the random blocks are drawn by another rule than the code's",),
 }
 
 
@@ -225,7 +250,12 @@ def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]
     """
     options = row_options(mixer, task)
     settings: dict[str, Any] = {"mixer": mixer}
-    notes: tuple[str, ...] = ()
+    notes = _ROW_NOTES.get(mixer, ())
+    if (mixer, task) in _NO_MASK_ROWS:
+        settings |= {"padding": "unmasked", "padding_id": None}
+        notes = (_MASK_NOTE, *notes)
+    elif task in SIZES:
+        notes = (HIDDEN_PIXELS, *notes)
     size = SIZES.get(task, {}).get(mixer)
     if size is not None:
         settings |= {
@@ -239,8 +269,8 @@ def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]
         }
         if "inner_dim" in mixer_options(mixer):
             options["inner_dim"] = size.inner
-        elif size.inner != size.dim:
-            notes = (f"the code's attention is {size.inner} wide inside, ours {size.dim}",)
+        elif size.inner != size.dim and mixer != "reformer":  # the code's has no width of its own
+            notes = (*notes, f"the code's attention is {size.inner} wide inside, ours {size.dim}")
     if options:
         settings["mixer_options"] = options
     return settings, notes
