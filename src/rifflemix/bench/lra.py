@@ -75,6 +75,8 @@ def _model(name: str, shape: Shape) -> nn.Module:
         settings: dict[str, Any] = {
             "mixer": name,
             "mixer_options": {"variant": "ascending", "heads": shape.heads, "out_bias": False},
+            "padding": "unmasked",
+            "padding_id": None,
         }
     else:
         settings, _ = lra.row_settings(name, "text")

@@ -37,6 +37,8 @@ def block_mixer(
     known = mixer_options(mixer)
     if options is not None and not isinstance(options, Mapping):
         raise bad_argument(setting, f"a mapping with options of {mixer}", shown(options))
+    if of_host is not None and not isinstance(of_host, Mapping):
+        raise bad_argument("host_options", "a mapping", shown(of_host))
     own = {} if options is None else dict(options)
     for name in own:
         if not isinstance(name, str) or name in ("name", "dim", *shared):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import check_choice
 
-POOLINGS = ("mean", "max", "cls", "length_mean")
+POOLINGS = ("mean", "max", "cls", "length_mean", "position_mean")
 
 
 def masked_mean(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -51,7 +51,8 @@ class Pooling(nn.Module):
         kind: "mean" over the valid tokens; "max" over them, channel by channel; "cls", the first
             token; "length_mean", the sum of the valid tokens over `max_length`, which is the
             mean of a sequence that was padded to `max_length`, as in the LRA code of
-            Nystromformer and Skyformer.
+            Nystromformer and Skyformer; "position_mean" over all positions, padded ones with what
+            they hold, as in the LRA's JAX code.
         max_length: most tokens.
 
     Raises:
@@ -68,6 +69,8 @@ class Pooling(nn.Module):
         """(B, N, C) and (B, N) bool, True = padding -> (B, C)."""
         if self.kind == "cls":
             return x[:, 0]
+        if self.kind == "position_mean":
+            return x.mean(dim=1)
         if self.kind == "max":
             return masked_max(x, key_padding_mask)
         if self.kind == "mean":

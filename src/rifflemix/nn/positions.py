@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rifflemix.checks import check_integer
+from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import bad_argument
 
 
@@ -38,31 +38,36 @@ class PositionEmbedding(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds fixed waves of geometrically growing length: sines in the first half of the channels.
+    """Adds fixed waves of geometrically growing length.
 
-    Channel i < C/2 holds sin(n w_i) and channel i + floor(C/2) holds cos(n w_i) for token n, with
-    w_i = 10000^(-i / (floor(C/2) - 1)); the last of an odd number of channels stays as it is.
+    With `interleaved`, channels 2i and 2i + 1 hold sin(n w_i) and cos(n w_i) for token n, with
+    w_i = 10000^(-2i / C). Without, channels i and i + floor(C/2) hold them, with
+    w_i = 10000^(-i / (floor(C/2) - 1)), and the last of an odd number of channels stays as it is.
 
     Args:
         max_length: most tokens.
         dim: channels C.
         first: number n of the first token; fairseq counts tokens from 2.
+        interleaved: the layout of the paper and of the Long Range Arena's JAX code; False is
+            Tensor2Tensor's.
 
     Raises:
         InputError: `max_length` under 1 or `first` under 0, or more tokens than `max_length` in
             `forward`.
 
-    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5, in the layout of
-    Tensor2Tensor and of the Long Range Arena.
+    Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
 
     table: Tensor
 
-    def __init__(self, max_length: int, dim: int, *, first: int = 0) -> None:
+    def __init__(
+        self, max_length: int, dim: int, *, first: int = 0, interleaved: bool = False
+    ) -> None:
         super().__init__()
         max_length, dim = check_integer("max_length", max_length, 1), check_integer("dim", dim, 1)
         first = check_integer("first", first, 0)
-        table = sinusoids(first + max_length, dim)[first:]
+        waves = interleaved_sinusoids if check_bool("interleaved", interleaved) else sinusoids
+        table = waves(first + max_length, dim)[first:]
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -71,12 +76,20 @@ class SinusoidalPositions(nn.Module):
 
 
 def sinusoids(length: int, dim: int) -> Tensor:
-    """The (length, dim) table of `SinusoidalPositions`, float32."""
+    """The (length, dim) table of `SinusoidalPositions` in two halves, float32."""
     half = dim // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10_000.0) / max(half - 1, 1)))
     angles = torch.arange(length).unsqueeze(1) * rates
     waves = torch.cat((angles.sin(), angles.cos()), dim=1)
     return torch.nn.functional.pad(waves, (0, dim - 2 * half))
+
+
+def interleaved_sinusoids(length: int, dim: int) -> Tensor:
+    """The (length, dim) table of `SinusoidalPositions` with `interleaved`, float32."""
+    channels = torch.arange(0, dim, 2, dtype=torch.float64)
+    rates = torch.exp(channels * (-math.log(10_000.0) / dim))
+    angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * rates
+    return torch.stack((angles.sin(), angles.cos()), dim=2).flatten(1)[:, :dim].float()
 
 
 def valid_positions(key_padding_mask: Tensor) -> Tensor:

@@ -47,6 +47,25 @@ def test_padding(causal: bool) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_kept_positions_count_all_tokens(causal: bool) -> None:
+    """Keys of zeros fade into nothing, and positions are those of the whole sequence."""
+    mixer = build(causal=causal, keep_positions=True)
+    x, mask = torch.randn(2, 13, 6, dtype=torch.float64), torch.rand(2, 13) < 0.4
+    y = mixer(x, key_padding_mask=mask)
+    for sample, padded, out in zip(x, mask, y, strict=True):
+        q, k, v = mixer.qkv(sample).chunk(3, -1)
+        position = torch.arange(13).double()
+        fade = torch.cos(math.pi / 2 * (position[:, None] - position[None, :]) / mixer.max_length)
+        fade = (fade.tril() if causal else fade) * ~padded
+        heads = []
+        for qh, kh, vh in zip(*(t.chunk(2, -1) for t in (q, k, v)), strict=True):
+            weights = qh.clamp_min(0) @ kh.clamp_min(0).T * fade
+            heads.append(weights @ vh / (weights.sum(-1, keepdim=True) + 1e-6))
+        expected = mixer.proj(torch.cat(heads, -1))
+        torch.testing.assert_close(out[~padded], expected[~padded], atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_memory(causal: bool) -> None:
     assert_linear_memory(build(max_length=2048, causal=causal), per_token=2 * 64)
 

@@ -186,7 +186,7 @@ def test_options_out_of_range() -> None:
     with pytest.raises(rm.InputError, match="num_features: expected an integer of at least 1"):
         build(num_features=0)
     with pytest.raises(rm.InputError, match="scale_exponent: expected"):
-        build(scale_exponent=0)
+        build(scale_exponent=-0.25)
     with pytest.raises(rm.InputError, match="padded_keys: expected one of left_out, zero"):
         build(padded_keys="seen")
     with pytest.raises(rm.InputError, match="padded_keys: expected 'left_out' when causal=True"):

@@ -35,6 +35,22 @@ def test_inner_width() -> None:
     torch.testing.assert_close(mixer(x), expected)
 
 
+def test_padded_queries_take_the_mean_of_all_values() -> None:
+    """What a softmax over equal scores gives, padded values included; the others are as ever."""
+    mixer = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=4, padded_queries="mean")
+    plain = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=4)
+    plain.load_state_dict(mixer.state_dict())
+    x, mask = torch.randn(2, 7, 8), torch.rand(2, 7) < 0.5
+    values = mixer.qkv(x)[..., 8:].mean(1, keepdim=True)
+    expected = torch.where(mask[..., None], mixer.proj(values), plain(x, key_padding_mask=mask))
+    torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected)
+    torch.testing.assert_close(mixer(x), plain(x))
+    with pytest.raises(rm.InputError, match="padded_queries: expected one of zero, mean"):
+        rm.create_mixer("softmax", 8, padded_queries="all")
+    with pytest.raises(rm.InputError, match="padded_queries: expected 'zero' when causal=True"):
+        rm.create_mixer("softmax", 8, padded_queries="mean", causal=True)
+
+
 def test_streaming_with_an_inner_width() -> None:
     mixer = rm.create_mixer("softmax", 8, num_heads=2, inner_dim=12, causal=True).double()
     x = torch.randn(2, 5, 8, dtype=torch.float64)

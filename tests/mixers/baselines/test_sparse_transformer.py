@@ -60,7 +60,7 @@ def test_kept_positions_hold_the_pattern(pattern: str, stride: int, options: dic
         **options,
     ).double()  # fmt: skip
     x, mask = torch.randn(3, 23, 8, dtype=torch.float64), reference.masks(3, 23)["scattered"]
-    mask[:2, 0] = False  # a class token
+    mask[0, 0], mask[1, 0] = False, True  # a class token, once as padding
     expected = reference.masked_in_position(mixer, x, mask_of(mixer, 23), mask)
     torch.testing.assert_close(mixer(x, key_padding_mask=mask), expected, atol=1e-12, rtol=1e-9)
 

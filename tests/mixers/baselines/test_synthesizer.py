@@ -125,6 +125,24 @@ def test_shapes() -> None:
     }
 
 
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_kept_positions_keep_their_scores(mode: dict[str, object]) -> None:
+    mixer = build(**mode, keep_positions=True)
+    x, mask = torch.randn(2, 9, 6, dtype=torch.float64), torch.rand(2, 9) < 0.4
+    mask[:, 4] = False
+    y = mixer(x, key_padding_mask=mask)
+    for sample, padded, out in zip(x, mask, y, strict=True):
+        heads, parts = [], [t.chunk(2, -1) for t in mixer.qkv(sample).split(6, -1)]
+        for h in range(2):
+            q, k, v = (part[h] for part in parts)
+            scores = literal_scores(mixer, sample, h) + q @ k.T / q.shape[1] ** 0.5
+            heads.append(scores.masked_fill(padded, -torch.inf).softmax(-1) @ v)
+        expected = mixer.proj(torch.cat(heads, -1))
+        torch.testing.assert_close(out[~padded], expected[~padded], atol=1e-10, rtol=1e-10)
+    with pytest.raises(rm.InputError, match="keep_positions: expected False when causal=True"):
+        build(keep_positions=True, causal=True)
+
+
 def test_streams_end_at_max_length() -> None:
     mixer = build(max_length=1, causal=True)
     x = torch.randn(1, 6, dtype=torch.float64)

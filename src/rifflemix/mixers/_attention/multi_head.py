@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rifflemix.checks import check_divides, check_integer
+from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import TokenMixer
+
+PADDED_QUERIES = ("zero", "mean")
 
 
 class MultiHeadMixer(TokenMixer):
@@ -21,10 +25,14 @@ class MultiHeadMixer(TokenMixer):
         bias: add a bias to the query, key and value maps.
         out_bias: add a bias to the output map.
         inner_dim: channels of the queries, keys and values of all heads, C where unset.
+        padded_queries: outputs at padded positions: "zero", or the "mean" of all values, padded
+            ones included, through the output map: what a softmax over equally large negative scores
+            comes to, as in the JAX code of the Long Range Arena.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: `num_heads` does not divide `inner_dim`.
+        InputError: `num_heads` does not divide `inner_dim`, an unknown name, or
+            padded_queries="mean" with causal=True.
     """
 
     def __init__(
@@ -34,14 +42,27 @@ class MultiHeadMixer(TokenMixer):
         bias: bool = True,
         out_bias: bool = True,
         inner_dim: int | None = None,
+        padded_queries: str = "zero",
         **shared: Any,
     ) -> None:
         super().__init__(dim, **shared)
+        check_choice("padded_queries", padded_queries, PADDED_QUERIES)
+        if self.causal and padded_queries == "mean":
+            raise bad_argument("padded_queries", "'zero' when causal=True", repr(padded_queries))
+        self.padded_queries = padded_queries
         inner = self.dim if inner_dim is None else check_integer("inner_dim", inner_dim, 1)
         self.head_dim = inner // check_divides("num_heads", self.num_heads, inner, "inner_dim")
         self.inner_dim = inner
         self.qkv = nn.Linear(self.dim, 3 * inner, bias=bias)
         self.proj = nn.Linear(inner, self.dim, bias=out_bias)
+
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """See `TokenMixer.forward`; what stands at padded positions, `padded_queries` says."""
+        y = super().forward(x, key_padding_mask=key_padding_mask)
+        if key_padding_mask is None or self.padded_queries == "zero":
+            return y
+        values = self.qkv(x.mean(dim=1, keepdim=True))[..., 2 * self.inner_dim :]
+        return torch.where(key_padding_mask.unsqueeze(-1), self.proj(values), y)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Project, attend in each head, project."""

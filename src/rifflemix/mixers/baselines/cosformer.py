@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rifflemix.checks import check_integer
+from rifflemix.checks import check_bool, check_integer
 from rifflemix.mixers._attention.linear import LinearAttentionMixer
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.padding import mix_valid_tokens
@@ -25,6 +25,7 @@ class CosFormer(LinearAttentionMixer):
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `max_length` is needed: M is
             the distance at which a weight has faded to 0.
+        keep_positions: positions count all tokens, padded ones too, instead of the valid ones.
         bias: add a bias to the query, key and value maps.
         out_bias: add a bias to the output map.
         shared: the other arguments of `TokenMixer`.
@@ -47,13 +48,22 @@ class CosFormer(LinearAttentionMixer):
     epsilon = 1e-6
 
     def __init__(
-        self, dim: int, *, bias: bool = True, out_bias: bool = True, **shared: Any
+        self,
+        dim: int,
+        *,
+        keep_positions: bool = False,
+        bias: bool = True,
+        out_bias: bool = True,
+        **shared: Any,
     ) -> None:
         super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
+        self.keep_positions = check_bool("keep_positions", keep_positions)
         self.fade_length = check_integer("max_length", self.max_length, 1)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """See `MultiHeadMixer.mix`, on the valid tokens moved together."""
+        if self.keep_positions:
+            return super().mix(x, key_padding_mask)
         return mix_valid_tokens(super().mix, x, key_padding_mask)
 
     def features(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rifflemix.checks import check_integer, check_positive
+from rifflemix.checks import check_integer, is_number, shown
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.linear import LinearAttentionMixer
 from rifflemix.mixers.base import MixerCard
@@ -40,7 +40,8 @@ class Performer(LinearAttentionMixer):
         num_features: rows M of the random projection. None means D ln D for the softmax kernel,
             and for the ReLU kernel no projection at all: x itself stands for w x.
         scale_exponent: queries and keys are divided by D to this power. The paper's 1/4 gives the
-            scale of softmax attention; code of the Long Range Arena divides twice, which is 1/2.
+            scale of softmax attention. PyTorch code of the Long Range Arena divides twice, which
+            is 1/2; the benchmark's own ReLU features are not scaled: 0.
         padded_keys: padding is "left_out", or its keys and values are "zero" and count in the sum
             of the weights, as in the PyTorch code of the Long Range Arena: outputs then depend on
             the amount of padding.
@@ -54,7 +55,7 @@ class Performer(LinearAttentionMixer):
             without a projection.
 
     Raises:
-        InputError: an unknown name, `num_features` under 1, `scale_exponent` not over 0, or
+        InputError: an unknown name, `num_features` under 1, `scale_exponent` under 0, or
             padded_keys="zero" with causal=True.
 
     Source: Choromanski et al. 2021, "Rethinking Attention with Performers", Lemma 1,
@@ -95,7 +96,9 @@ class Performer(LinearAttentionMixer):
         if self.causal and padded_keys == "zero":
             raise bad_argument("padded_keys", "'left_out' when causal=True", repr(padded_keys))
         self.kernel = kernel
-        self.scale_exponent = check_positive("scale_exponent", scale_exponent)
+        if not is_number(scale_exponent) or scale_exponent < 0:
+            raise bad_argument("scale_exponent", "a number of at least 0", shown(scale_exponent))
+        self.scale_exponent = scale_exponent
         self.padded_keys = padded_keys
         if num_features is not None:
             rows = check_integer("num_features", num_features, 1)

@@ -5,7 +5,7 @@ positions.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,26 @@ from rifflemix.mixers.butterfly import default_block_size
 PATTERNS = ("fixed", "strided")
 _SUMMARY = 4
 _STRIDE = 128
+
+
+class _ExtraKey(NamedTuple):
+    """A key that all queries see unless it is padding: that of the class token.
+
+    Attributes:
+        key: (B, H, 1, D).
+        value: (B, H, 1, D).
+        padded: (B, 1) bool, True = padding; None where nothing is.
+    """
+
+    key: Tensor
+    value: Tensor
+    padded: Tensor | None
+
+    def seen(self) -> Tensor:
+        """(B, 1) bool."""
+        if self.padded is None:
+            return torch.ones(len(self.key), 1, dtype=torch.bool, device=self.key.device)
+        return ~self.padded
 
 
 class SparseTransformer(OrderedAttention):
@@ -121,10 +141,12 @@ class SparseTransformer(OrderedAttention):
         )
         if q.shape[2] == 1:
             return first
-        cls_key_value = (k[:, :, :1], v[:, :, :1])
+        own, mask = None, None
+        if key_padding_mask is not None:
+            own, mask = key_padding_mask[:, :1], key_padding_mask[:, 1:]
+        extra = _ExtraKey(k[:, :, :1], v[:, :, :1], own)
         q, k, v = q[:, :, 1:], k[:, :, 1:], v[:, :, 1:]
-        mask = None if key_padding_mask is None else key_padding_mask[:, 1:]
-        return torch.cat((first, self._attend_pattern(q, k, v, mask, cls_key_value)), 2)
+        return torch.cat((first, self._attend_pattern(q, k, v, mask, extra)), 2)
 
     def _attend_pattern(
         self,
@@ -132,9 +154,9 @@ class SparseTransformer(OrderedAttention):
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        extra: tuple[Tensor, Tensor] | None,
+        extra: _ExtraKey | None,
     ) -> Tensor:
-        """Attention over the pattern, and to one key and value beside it that all queries see."""
+        """Attention over the pattern, and to one key beside it that all queries see."""
         stride = min(self.stride, q.shape[2])  # shorter sequences are one block either way
         if self.pattern == "strided":
             return self._attend_strided(q, k, v, mask, extra, stride)
@@ -154,7 +176,7 @@ class SparseTransformer(OrderedAttention):
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        extra: tuple[Tensor, Tensor] | None,
+        extra: _ExtraKey | None,
         stride: int,
     ) -> SharedKeys:
         """The summary columns of all blocks, which every other block sees."""
@@ -167,8 +189,9 @@ class SparseTransformer(OrderedAttention):
         other = own.unsqueeze(1) > theirs if self.triangular else own.unsqueeze(1) != theirs
         visible = other & valid_positions(k, mask, stride)[:, :, columns].flatten(1).unsqueeze(1)
         if extra is not None:
-            keys, values = torch.cat((keys, extra[0]), 2), torch.cat((values, extra[1]), 2)
-            visible = F.pad(visible, (0, 1), value=True)
+            keys, values = torch.cat((keys, extra.key), 2), torch.cat((values, extra.value), 2)
+            seen = extra.seen().unsqueeze(1).expand(-1, visible.shape[1], -1)
+            visible = torch.cat((visible.expand(seen.shape[0], -1, -1), seen), 2)
         return SharedKeys(keys, values, visible)
 
     def _attend_strided(
@@ -177,7 +200,7 @@ class SparseTransformer(OrderedAttention):
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        extra: tuple[Tensor, Tensor] | None,
+        extra: _ExtraKey | None,
         stride: int,
     ) -> Tensor:
         """One softmax over the scores of the window, the column i mod l, and the extra key."""
@@ -185,8 +208,8 @@ class SparseTransformer(OrderedAttention):
         far, far_values, far_sees = self._column_part(q, k, v, mask, stride)
         scores, sees = [near, far], [near_sees.expand_as(near), far_sees.expand_as(far)]
         if extra is not None:
-            scores.append(to_blocks(q, stride) @ extra[0].unsqueeze(1).mT)
-            sees.append(torch.ones_like(scores[-1], dtype=torch.bool))
+            scores.append(to_blocks(q, stride) @ extra.key.unsqueeze(1).mT)
+            sees.append(extra.seen()[:, None, None, :, None].expand_as(scores[-1]))
         all_scores = torch.cat(scores, -1) / math.sqrt(q.shape[-1])
         all_scores = all_scores.masked_fill(~see_something(torch.cat(sees, -1)), -torch.inf)
         wide = torch.promote_types(all_scores.dtype, torch.float32)
@@ -194,7 +217,7 @@ class SparseTransformer(OrderedAttention):
         parts = weights.split([s.shape[-1] for s in scores], -1)
         y = parts[0] @ near_values + _by_column(_by_column(parts[1]) @ far_values)
         if extra is not None:
-            y = y + parts[2] @ extra[1].unsqueeze(1)
+            y = y + parts[2] @ extra.value.unsqueeze(1)
         return from_blocks(y, q.shape[2])
 
     def _window_part(

@@ -30,12 +30,15 @@ class Synthesizer(TokenMixer):
         rank: of the factorised scores; None takes 32. Only for mode "factorized".
         dot_product: add the scores to q k^T / sqrt(D), under one softmax. False needs no queries
             and keys. The paper calls True a mixture with the vanilla scores.
+        keep_positions: scores of padded positions stay where they stand, masked, instead of those
+            at the end; not with causal=True.
         bias: add a bias to the maps of queries, keys and values.
         out_bias: add a bias to the output map.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: an unknown mode, or a rank that does not fit it.
+        InputError: an unknown mode, a rank that does not fit it, or keep_positions with
+            causal=True.
 
     Source: Tay et al. 2021, "Synthesizer: Rethinking Self-Attention for Transformer Models",
     section 3.
@@ -61,6 +64,7 @@ class Synthesizer(TokenMixer):
         mode: str = "random",
         rank: int | None = None,
         dot_product: bool = True,
+        keep_positions: bool = False,
         bias: bool = True,
         out_bias: bool = True,
         **shared: Any,
@@ -71,6 +75,9 @@ class Synthesizer(TokenMixer):
             raise bad_argument("rank", f"None with mode={mode!r}", rank)
         self.mode = mode
         self.dot_product = check_bool("dot_product", dot_product)
+        self.keep_positions = check_bool("keep_positions", keep_positions)
+        if self.causal and keep_positions:
+            raise bad_argument("keep_positions", "False when causal=True", True)
         self.qkv = nn.Linear(self.dim, (3 if dot_product else 1) * self.dim, bias=bias)
         self.proj = nn.Linear(self.dim, self.dim, bias=out_bias)
         self._make_scores(check_integer("max_length", self.max_length, 1), rank)
@@ -90,6 +97,8 @@ class Synthesizer(TokenMixer):
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Attention by the synthetic scores, on the valid tokens moved together."""
+        if self.keep_positions:
+            return self._mix(x, key_padding_mask)
         return mix_valid_tokens(self._mix, x, key_padding_mask)
 
     def _mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:

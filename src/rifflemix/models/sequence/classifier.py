@@ -24,8 +24,9 @@ from rifflemix.nn.activations import ACTIVATIONS
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
 
-POSITIONS = ("learned", "sinusoid", "none")
+POSITIONS = ("learned", "sinusoid", "interleaved_sinusoid", "none")
 PADDINGS = ("batch", "max_length", "unmasked")
+CLS_MASKS = ("valid", "first")
 
 
 class SequenceClassifier(Model):
@@ -39,7 +40,8 @@ class SequenceClassifier(Model):
         num_layers: blocks.
         num_classes: outputs.
         max_length: most tokens.
-        positions: "learned", "sinusoid" or "none".
+        positions: "learned", "sinusoid" or "interleaved_sinusoid", see
+            `rifflemix.nn.positions.SinusoidalPositions`, or "none".
         first_position: number of the first token in the sinusoids; 2 in fairseq.
         scale_embeddings: multiply embeddings, the class token's too, by sqrt(dim).
         norm_embedding: LayerNorm behind the positions.
@@ -62,6 +64,8 @@ class SequenceClassifier(Model):
         padding_id: a token id that is padding wherever it stands, beside what the mask says: 0
             in the published code of the Long Range Arena, on images too, whose black pixels are
             hidden thereby. None: only the mask says what padding is.
+        cls_mask: the class token is "valid", or padding where the "first" token is, as in the
+            published JAX code of the Long Range Arena.
 
     Raises:
         InputError: a size out of range.
@@ -94,9 +98,11 @@ class SequenceClassifier(Model):
         tie_layers: bool = False,
         padding: str = "batch",
         padding_id: int | None = None,
+        cls_mask: str = "valid",
     ) -> None:
         super().__init__()
         check_choice("padding", padding, PADDINGS)
+        check_choice("cls_mask", cls_mask, CLS_MASKS)
         check_choice("pair_mix", pair_mix, PAIR_FEATURES)
         check_choice("head_activation", head_activation, ACTIVATIONS)
         self.num_layers = check_integer("num_layers", num_layers, 1)
@@ -104,6 +110,7 @@ class SequenceClassifier(Model):
         self.pair_mix = pair_mix
         self.max_length = check_integer("max_length", max_length, 1)
         self.padding = padding
+        self.cls_mask = cls_mask
         self.embed = embed
         self.padding_id = self._check_padding_id(padding_id)
         self.pool = Pooling(pool, max_length)
@@ -165,7 +172,9 @@ class SequenceClassifier(Model):
         if self.cls is not None:
             x = torch.cat((self.cls.to(x.dtype).expand(len(x), -1, -1), x), dim=1)
             if key_padding_mask is not None:
-                key_padding_mask = F.pad(key_padding_mask, (1, 0), value=False)
+                first = key_padding_mask[:, :1]
+                own = torch.zeros_like(first) if self.cls_mask == "valid" else first
+                key_padding_mask = torch.cat((own, key_padding_mask), dim=1)
         if self.embedding_scale is not None:
             x = x * self.embedding_scale
         x = self.drop(self.embedding_norm(self.positions(x)))
@@ -238,8 +247,9 @@ def _class_token(dim: int, std: float) -> nn.Parameter:
 
 def _positions(kind: str, length: int, dim: int, first: int) -> nn.Module:
     check_choice("positions", kind, POSITIONS)
-    if check_integer("first_position", first, 0) and kind != "sinusoid":
+    if check_integer("first_position", first, 0) and not kind.endswith("sinusoid"):
         raise bad_argument("first_position", "0 unless positions is sinusoid", first)
-    if kind == "sinusoid":
-        return SinusoidalPositions(length, dim, first=first)
+    if kind.endswith("sinusoid"):
+        interleaved = kind == "interleaved_sinusoid"
+        return SinusoidalPositions(length, dim, first=first, interleaved=interleaved)
     return nn.Identity() if kind == "none" else PositionEmbedding(length, dim)

@@ -30,6 +30,8 @@ class Encoder(SequenceClassifier):
     Args:
         mixer: registry name of the token mixer.
         mixer_options: the mixer's own options, for instance `inner_dim`, the width inside.
+        host_options: options that the host sets in mixers that have them, whichever mixer it is;
+            `mixer_options` come before.
         dim: channels C.
         num_layers: blocks.
         num_heads: heads, for mixers that have them.
@@ -63,6 +65,7 @@ class Encoder(SequenceClassifier):
         *,
         mixer: str = "softmax",
         mixer_options: dict[str, Any] | None = None,
+        host_options: dict[str, Any] | None = None,
         dim: int = 64,
         num_layers: int = 2,
         num_heads: int = 4,
@@ -95,6 +98,7 @@ class Encoder(SequenceClassifier):
         tie_layers: bool = False,
         padding: str = "batch",
         padding_id: int | None = None,
+        cls_mask: str = "valid",
         init: str = "torch",
     ) -> None:
         dim = check_integer("dim", dim, 1)
@@ -113,6 +117,7 @@ class Encoder(SequenceClassifier):
                 mixer,
                 mixer_options,
                 dim,
+                of_host=host_options,
                 num_heads=num_heads,
                 max_length=most_positions(max_length, pool),
                 layer_index=index,
@@ -155,6 +160,7 @@ class Encoder(SequenceClassifier):
             tie_layers=tie_layers,
             padding=padding,
             padding_id=padding_id,
+            cls_mask=cls_mask,
         )
         if init == "xavier":
             xavier_uniform(self.blocks)
