@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from rifflemix.errors import check_choice
@@ -32,6 +34,8 @@ class Block(nn.Module):
         InputError: an option out of range.
     """
 
+    mixer: Any  # a token mixer, or any module that is called like one
+
     def __init__(
         self,
         mixer: nn.Module,
@@ -61,7 +65,8 @@ class Block(nn.Module):
         """(B, N, C) -> (B, N, C); key_padding_mask (B, N) bool, True = padding."""
         if self.is_post_norm:
             x = self.norm1(x + self._mixed(x, key_padding_mask))
-            return self.norm2(x + self._fed_forward(x))
+            y: Tensor = self.norm2(x + self._fed_forward(x))
+            return y
         x = x + self._mixed(self.norm1(x), key_padding_mask)
         return x + self._fed_forward(self.norm2(x))
 
@@ -75,8 +80,10 @@ class Block(nn.Module):
         return x_t + self._fed_forward(self.norm2(x_t)), state
 
     def _mixed(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        y: Tensor = self.mixer(x, key_padding_mask=key_padding_mask)
-        return self.drop_path(self.scale1(self.drop(y)))
+        branch = self.mixer(x, key_padding_mask=key_padding_mask)
+        y: Tensor = self.drop_path(self.scale1(self.drop(branch)))
+        return y
 
     def _fed_forward(self, x: Tensor) -> Tensor:
-        return self.drop_path(self.scale2(self.mlp(x)))
+        y: Tensor = self.drop_path(self.scale2(self.mlp(x)))
+        return y
