@@ -105,8 +105,11 @@ _ETSMLP: dict[str, tuple[int, int, int, str]] = {
 }
 
 _S4_NOTES = (
-    "hyper-parameters of the S4 paper; its first release, whose numbers these are, reads in one "
-    "direction; the rate falls on plateaus there, along a cosine here",
+    "hyper-parameters as the S4 paper is known to print them, not checked against its text; old "
+    "released configurations differ in the batch of ListOps, the epochs of Retrieval, and the norm "
+    "and epochs of Image",
+    "its first release, whose numbers these are, reads in one direction; the rate falls on plateaus "
+    "there, along a cosine here",
     "the state space is diagonal here (S4D-Lin), diagonal plus low rank there, and has the rate of "
     "the other parameters, there 0.001",
 )
@@ -124,7 +127,8 @@ _CCNN_NOTES = (
     "the rate on ListOps; neither is done here",
 )
 _ETSMLP_NOTES = (
-    "the numbers are those of ETSMLP-Gate; sizes of the released architecture",
+    "the numbers are taken to be those of ETSMLP-Gate, which the quoting table does not say; sizes "
+    "of the released architecture",
     "the first moduli and phases of the smoothing are 0.1 to 0.9 and up to pi on all tasks; the "
     "release sets them by task",
 )
