@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_recipes import QUICK, small
 from torch import Tensor
 
 from rifflemix.errors import InputError
@@ -29,6 +28,7 @@ from rifflemix.reproduction.page import report_files
 from rifflemix.reproduction.tables import summary_rows
 from rifflemix.tasks import Task
 from rifflemix.train import TrainingDiverged
+from small_recipes import QUICK, small
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 

@@ -11,13 +11,13 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from small_recipes import QUICK, made_up, small, write
 
 from rifflemix.errors import InputError
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.reproduction import FORMAT, load_results
 from rifflemix.reproduction.page import report_files
 from rifflemix.reproduction.tables import report_entries, summary_rows
+from small_recipes import QUICK, made_up, small, write
 
 
 def test_results_are_found_at_any_depth(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_recipes import QUICK, small
 
 import rifflemix as rm
 from rifflemix.errors import InputError
@@ -22,6 +21,7 @@ from rifflemix.reproduction.run import build_model
 from rifflemix.reproduction.start import Start, read_start, start_model
 from rifflemix.reproduction.tables import report_entries, summary_rows
 from rifflemix.tasks import Task, load_task
+from small_recipes import QUICK, small
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 

@@ -108,8 +108,8 @@ _S4_NOTES = (
     "hyper-parameters as the S4 paper is known to print them, not checked against its text; old "
     "released configurations differ in the batch of ListOps, the epochs of Retrieval, and the norm "
     "and epochs of Image",
-    "its first release, whose numbers these are, reads in one direction; the rate falls on plateaus "
-    "there, along a cosine here",
+    "its first release, whose numbers these are, reads in one direction; the rate falls on "
+    "plateaus there, along a cosine here",
     "the state space is diagonal here (S4D-Lin), diagonal plus low rank there, and has the rate of "
     "the other parameters, there 0.001",
 )
