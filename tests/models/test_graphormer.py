@@ -42,7 +42,7 @@ def test_printed_counts(name: str, count: int, printed: str) -> None:
         model = rm.create_model(name)
     assert model.num_parameters() == count
     assert f"{count / 1e6:.2f}" == printed
-    assert rm.models.model_card(name).reported == f"{printed} M"
+    assert rm.models.model_card(name).printed == f"{printed} M"
 
 
 def test_the_difference_is_the_queries_and_keys() -> None:

@@ -12,7 +12,7 @@ from rifflemix.models.catalogue import count_parameters, difference_to, model_en
 
 
 @pytest.mark.parametrize(
-    ("reported", "parameters", "difference"),
+    ("printed", "parameters", "difference"),
     [
         ("", 5, ""),
         ("1148042", 1148042, "0"),
@@ -25,9 +25,9 @@ from rifflemix.models.catalogue import count_parameters, difference_to, model_en
     ],
 )
 def test_difference_is_in_the_papers_digits(
-    reported: str, parameters: int, difference: str
+    printed: str, parameters: int, difference: str
 ) -> None:
-    assert difference_to(reported, parameters) == difference
+    assert difference_to(printed, parameters) == difference
 
 
 def test_every_model_has_an_entry() -> None:

@@ -38,7 +38,7 @@ def models(json: Json = False) -> None:
         print_json(entries)
         return
     headers = ("Name", "What it is", "Inputs", "Parameters", "Printed", "Difference")
-    keys = ("name", "title", "inputs", "parameters", "reported", "difference")
+    keys = ("name", "title", "inputs", "parameters", "printed", "difference")
     show(plain_table(headers, [[_cell(entry[key]) for key in keys] for entry in entries]))
 
 

@@ -22,7 +22,7 @@ def model_entries() -> list[dict[str, Any]]:
     entries = []
     for name in list_models():
         card, parameters = model_card(name), count_parameters(name)
-        difference = "" if parameters is None else difference_to(card.reported, parameters)
+        difference = "" if parameters is None else difference_to(card.printed, parameters)
         entries.append(asdict(card) | {"parameters": parameters, "difference": difference})
     return entries
 
@@ -36,13 +36,13 @@ def count_parameters(name: str, **overrides: Any) -> int | None:
         return None
 
 
-def difference_to(reported: str, parameters: int) -> str:
+def difference_to(printed: str, parameters: int) -> str:
     """Our count minus the printed one, rounded as that one is: "0", "+12", "-0.04 M"."""
-    if not reported:
+    if not printed:
         return ""
-    if not reported.endswith(_MILLION):
-        return _signed(parameters - int(reported), 0)
-    number = reported.removesuffix(_MILLION)
+    if not printed.endswith(_MILLION):
+        return _signed(parameters - int(printed), 0)
+    number = printed.removesuffix(_MILLION)
     digits = len(number.partition(".")[2])
     text = _signed(round(parameters / 1e6, digits) - float(number), digits)
     return text if text == "0" else text + _MILLION
@@ -73,10 +73,10 @@ def _what(entry: dict[str, Any]) -> str:
 
 def _counts(entry: dict[str, Any]) -> tuple[str, str, str]:
     parameters = entry["parameters"]
-    printed = entry["reported"]
+    printed = entry["printed"]
     if printed:
         number = printed if printed.endswith(_MILLION) else f"{int(printed):,}"
-        printed = f"{number}, {entry['reported_in']}"
+        printed = f"{number}, {entry['printed_in']}"
     count = "by its settings" if parameters is None else f"{parameters:,}"
     return count, printed, entry["difference"]
 

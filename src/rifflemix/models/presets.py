@@ -27,9 +27,9 @@ class ModelCard:
         title: one line of what it is.
         paper: where it was published.
         inputs: what `forward` takes: "images", "tokens", "vectors", ...
-        reported: the parameter count as the paper prints it, "9.52 M" or "1148042"; empty where
+        printed: the parameter count, as the paper prints it, "9.52 M" or "1148042"; empty where
             it prints none.
-        reported_in: the table or section that prints it.
+        printed_in: the table or section that prints it.
         note: why our count differs from the printed one, or what else a reader should know.
     """
 
@@ -37,8 +37,8 @@ class ModelCard:
     title: str
     paper: str
     inputs: str
-    reported: str = ""
-    reported_in: str = ""
+    printed: str = ""
+    printed_in: str = ""
     note: str = ""
 
 

@@ -58,7 +58,7 @@ _LRA: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
     ),
     "linformer": (
         "Linformer",
-        {"projected_length": 256, "share_heads": False, "keep_places": True},
+        {"projected_length": 256, "share_heads": False, "keep_positions": True},
         (37.25, 55.91, 79.37, 37.84, 67.60),
     ),
     "performer": (

@@ -152,7 +152,7 @@ class Size:
     train: Mapping[str, Any] = field(default_factory=dict)
 
 
-_MEAN = "place_mean"
+_MEAN = "position_mean"
 _IMAGE = Size(1, 128, 64, 128, 8)
 SIZES: dict[str, dict[str, Size]] = {
     "image": {

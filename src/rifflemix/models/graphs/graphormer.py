@@ -239,11 +239,11 @@ PRESETS = tuple(
             title=title,
             paper=paper,
             inputs="graphs",
-            reported=reported,
-            reported_in="Sliceformer, Table VI",
+            printed=printed,
+            printed_in="Sliceformer, Table VI",
         ),
         Graphormer,
         settings,
     )
-    for name, title, paper, reported, settings in _PRESET
+    for name, title, paper, printed, settings in _PRESET
 )

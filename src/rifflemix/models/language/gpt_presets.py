@@ -33,14 +33,14 @@ _SUBWORDS = {"vocab_size": 32768, "max_length": 256}
 _CHARACTERS = {"vocab_size": 256, "max_length": 1024}
 
 
-def _tost(size: str, reported: str, num_layers: int, num_heads: int, dim: int) -> Preset:
+def _tost(size: str, printed: str, num_layers: int, num_heads: int, dim: int) -> Preset:
     card = ModelCard(
         name=f"tost_lm_{size}",
         title=f"ToST language model, {size}: causal token statistics in GPT-2's host",
         paper=_TOST,
         inputs="tokens",
-        reported=reported,
-        reported_in="Table 4",
+        printed=printed,
+        printed_in="Table 4",
         note="The printed count is nanoGPT's, without positions, of the released configurations, "
         "which have bias=False.",
     )
@@ -64,8 +64,8 @@ def _sinkhorn(
     settings: dict[str, Any],
     block_size: int,
     *,
-    reported: str = "",
-    reported_in: str = "",
+    printed: str = "",
+    printed_in: str = "",
     note: str = "",
 ) -> Preset:
     card = ModelCard(
@@ -73,8 +73,8 @@ def _sinkhorn(
         title=title,
         paper=_SINKHORN,
         inputs="tokens",
-        reported=reported,
-        reported_in=reported_in,
+        printed=printed,
+        printed_in=printed_in,
         note=note,
     )
     options = {"block_size": block_size, "bias": False}
@@ -97,8 +97,8 @@ PRESETS = (
             title="GPT-2 base, softmax attention",
             paper=_GPT2,
             inputs="tokens",
-            reported="124 M",
-            reported_in="Wu et al. 2024, Table 4",
+            printed="124 M",
+            printed_in="Wu et al. 2024, Table 4",
         ),
         GPT,
         _GPT2_TEXT | {"mixer": "softmax", "num_layers": 12, "num_heads": 12, "dim": 768},
@@ -111,8 +111,8 @@ PRESETS = (
         "Sinkhorn Transformer on LM1B subwords, base",
         _BASE | _SUBWORDS,
         32,
-        reported="50 M",
-        reported_in="Table 2",
+        printed="50 M",
+        printed_in="Table 2",
         note="The paper rounds; 2^15 subwords, block size 32.",
     ),
     _sinkhorn(
@@ -120,8 +120,8 @@ PRESETS = (
         "Sinkhorn Transformer on LM1B subwords, big",
         _BIG | _SUBWORDS,
         32,
-        reported="430 M",
-        reported_in="Table 2",
+        printed="430 M",
+        printed_in="Table 2",
         note="The paper rounds, and says 450 M in Table 3; 2^15 subwords, block size 32.",
     ),
     _sinkhorn(

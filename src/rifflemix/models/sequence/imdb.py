@@ -13,8 +13,8 @@ PRESETS = (
             paper="Yuan and Xu, Sliceformer: Make Multi-head Attention as Simple as Sorting in "
             "Discriminative Tasks",
             inputs="tokens",
-            reported="8.84 M",
-            reported_in="Table V",
+            printed="8.84 M",
+            printed_in="Table V",
             note=(
                 "16,000 words, which neither paper nor code states, give both printed counts: "
                 "8.84 M, and 8.05 M with mixer='sliceformer', mixer_options={'bias': True}"

@@ -164,15 +164,15 @@ _DEIT_SMALL = {
 
 
 def _preset(
-    name: str, data: str, reported: str, table: str, note: str, settings: dict[str, Any]
+    name: str, data: str, printed: str, table: str, note: str, settings: dict[str, Any]
 ) -> Preset:
     card = ModelCard(
         name=name,
         title=f"Vision transformer for {data}, with any mixer",
         paper=_PAPER,
         inputs="images",
-        reported=reported,
-        reported_in=table,
+        printed=printed,
+        printed_in=table,
         note=note,
     )
     return Preset(card, ViT, settings)
