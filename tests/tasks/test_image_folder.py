@@ -278,6 +278,11 @@ def test_imagenet_with_a_flat_val(data: Path, write: Write, labels: str) -> None
             id="no synset",
         ),
         pytest.param(
+            lambda b: (b / "LOC_val_solution.csv").write_bytes(b"\xff\xfe\n"),
+            r"LOC_val_solution\.csv: the file is damaged",
+            id="no text",
+        ),
+        pytest.param(
             lambda b: (b / "train" / SYNSETS[0]).rename(b / "train" / "n99999999"),
             "its class n01440764 has no training images",
             id="unknown synset",

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
+from rifflemix.tasks.data_io.bounded import read_bytes
 from rifflemix.tasks.data_io.files import damaged, reading
 
 if TYPE_CHECKING:
@@ -85,16 +86,13 @@ def read_image(path: Path, size: int, share: float, color: str) -> NDArray[np.ui
     with reading(path), warnings.catch_warnings():
         # Of pictures that are large or have odd metadata: what matters is checked here.
         warnings.simplefilter("ignore")
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{path}: expected an image file of at most {_MOST_BYTES:,} bytes")
+        content = read_bytes(path, _MOST_BYTES)
         try:
-            with Image.open(io.BytesIO(path.read_bytes()), formats=FORMATS) as image:
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 _check(path, image)
                 return _square(image, size, share, color)
         except Image.DecompressionBombError:
             raise _too_large(path, "more") from None
-        except SyntaxError as error:  # Pillow's word for a broken chunk
-            raise damaged(path, str(error)) from None
         except UnidentifiedImageError:
             raise damaged(path, f"no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from None
 

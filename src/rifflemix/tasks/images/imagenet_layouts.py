@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rifflemix.errors import InputError
+from rifflemix.tasks.data_io.bounded import read_bytes, read_lines
 from rifflemix.tasks.data_io.files import damaged, reading
 from rifflemix.tasks.images.image_listing import (
     Entry,
@@ -30,6 +30,7 @@ TINY_LABELS = "val_annotations.txt"
 
 IMAGENET_CLASSES, TINY_CLASSES = 1000, 200
 
+_MOST_ANNOTATION = 1 << 20
 _SYNSET = re.compile(r"n\d{8}")
 _BOX_SYNSET = re.compile(rb"<name>\s*(n\d{8})\s*</name>")
 _PET = re.compile(r"(cat|dog)\.\d+\.jpg")
@@ -159,14 +160,14 @@ def _flat_labels(data_dir: Path, base: Path) -> dict[str, str]:
 
 def _solution_labels(path: Path) -> dict[str, str]:
     labels = {}
-    with reading(path), path.open(encoding="utf-8", newline="") as stream:
-        for number, row in enumerate(csv.reader(stream), start=1):
-            synset = row[1].split(" ", 1)[0] if len(row) > 1 else ""
-            if number == 1 and row[:1] == ["ImageId"]:
-                continue
-            if not _SYNSET.fullmatch(synset):
-                raise damaged(path, f"line {number} is not an image and its synset")
-            labels[row[0]] = synset
+    for number, line in _lines(path):
+        name, _, boxes = line.partition(",")
+        synset = boxes.partition(" ")[0]
+        if number == 1 and name == "ImageId":
+            continue
+        if not _SYNSET.fullmatch(synset):
+            raise damaged(path, f"line {number} is not an image and its synset")
+        labels[name] = synset
     return labels
 
 
@@ -176,8 +177,7 @@ def _annotated_labels(folder: Path) -> dict[str, str]:
         if not entry.name.endswith(".xml"):
             continue
         path = Path(entry.path)
-        with reading(path):
-            found = set(_BOX_SYNSET.findall(path.read_bytes()))
+        found = set(_BOX_SYNSET.findall(read_bytes(path, _MOST_ANNOTATION)))
         if len(found) != 1:
             raise damaged(path, f"it names {len(found)} synsets, expected one")
         labels[path.stem] = found.pop().decode()
@@ -186,13 +186,21 @@ def _annotated_labels(folder: Path) -> dict[str, str]:
 
 def _tiny_labels(path: Path) -> dict[str, str]:
     labels = {}
-    with reading(path):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            fields = line.split("\t")
-            if len(fields) < 2 or not _SYNSET.fullmatch(fields[1]):
-                raise damaged(path, f"line {number} is not an image and its synset")
-            labels[Path(fields[0]).stem] = fields[1]
+    for number, line in _lines(path):
+        fields = line.split("\t")
+        if len(fields) < 2 or not _SYNSET.fullmatch(fields[1]):
+            raise damaged(path, f"line {number} is not an image and its synset")
+        labels[Path(fields[0]).stem] = fields[1]
     return labels
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number, from 1, and text of each line that is not empty."""
+    for number, content in read_lines(path):
+        with reading(path):
+            line = content.decode("utf-8").strip("\r")
+        if line:
+            yield number, line
 
 
 def _by_name(base: _Base, folder: Path, names: Mapping[str, str]) -> tuple[Entry, ...]:
