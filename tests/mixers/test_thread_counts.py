@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rifflemix.comparison import using_threads
 from rifflemix.mixers import create_mixer, list_mixers, mixer_card
+from rifflemix.runs.device import using_threads
 
 
 def outputs(name: str, threads: int) -> list[Tensor]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rifflemix.tasks.listops import grammar
 from rifflemix.tasks.listops.grammar import DIGIT, END, OPERATOR, TOKENS, Expressions, Grammar
-from rifflemix.tasks.listops.listops import grammar
 
 ANY_LENGTH = Grammar(min_length=0, max_length=10**6, max_depth=4, max_args=5)
 

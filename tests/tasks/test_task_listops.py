@@ -12,8 +12,8 @@ import torch
 from rifflemix.errors import InputError
 from rifflemix.tasks import Task, load_task, prepare_task, task_status
 from rifflemix.tasks.core.base import SPLITS
+from rifflemix.tasks.listops import listops
 from rifflemix.tasks.listops.grammar import TOKENS, evaluate
-from rifflemix.tasks.listops.listops import listops
 from rifflemix.tasks.listops.tsv import FILES, export_tsv
 
 SHORT = {"min_length": 3, "max_length": 40, "num_train": 60, "num_validation": 20, "num_test": 20}

@@ -16,8 +16,8 @@ import torch
 from rifflemix.errors import InputError
 from rifflemix.tasks import Task, load_task, task_status
 from rifflemix.tasks.core.base import SPLITS
+from rifflemix.tasks.text import text
 from rifflemix.tasks.text.reviews import split_words
-from rifflemix.tasks.text.text import text
 
 PER_CLASS = 30
 Reviews = dict[str, list[tuple[str, int]]]
