@@ -24,9 +24,7 @@ from rifflemix.models.catalogue import count_parameters, difference_to, model_en
         ("110 M", 109_600_000, "0"),
     ],
 )
-def test_difference_is_in_the_papers_digits(
-    printed: str, parameters: int, difference: str
-) -> None:
+def test_difference_is_in_the_papers_digits(printed: str, parameters: int, difference: str) -> None:
     assert difference_to(printed, parameters) == difference
 
 
