@@ -243,14 +243,25 @@ def simple_statistics(pictures: Pictures, scene: Scene) -> dict[str, np.ndarray]
     }
 
 
-def test_no_simple_statistic_gives_the_label_away(many: Pictures, scene: Scene) -> None:
+def check_statistics(pictures: Pictures, scene: Scene) -> None:
     """By how often a sample of one class has the larger value: half of the time, by chance."""
-    for name, values in simple_statistics(many, scene).items():
+    count = len(pictures.labels)
+    for name, values in simple_statistics(pictures, scene).items():
         ranks = values.argsort(kind="stable").argsort()
-        one, other = (ranks[many.labels == label] for label in (1, 0))
+        one, other = (ranks[pictures.labels == label] for label in (1, 0))
         share = (one.mean() - (len(one) - 1) / 2) / len(other)
         # Four standard deviations by chance, and as much again for what is not quite alike.
-        assert abs(share - 0.5) < 4 * (1 / 3 / 2400) ** 0.5 + 0.05, name
+        assert abs(share - 0.5) < 4 * (1 / 3 / count) ** 0.5 + 0.05, name
+
+
+def test_no_simple_statistic_gives_the_label_away(many: Pictures, scene: Scene) -> None:
+    check_statistics(many, scene)
+
+
+@pytest.mark.slow
+def test_no_simple_statistic_gives_it_away_in_larger_images() -> None:
+    scene = scene_of(64, {"preset": "curv_contour_length_9"})
+    check_statistics(drawn(scene, 2400), scene)
 
 
 def test_a_linear_classifier_of_pixels_stays_at_chance(many: Pictures, scene: Scene) -> None:
