@@ -8,6 +8,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "rifflemix"
 EXTRAS = (
     "accelerate",
@@ -24,7 +26,7 @@ EXTRAS = (
 )
 
 # What any room may import; these see each other in this order only.
-GROUND = ("errors", "files", "checks")
+GROUND = ("errors", "files", "checks", "compat")
 _LAYERS = {"ops", "nn", "mixers", "models"}
 _DATA = {"tasks", "train"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -141,6 +143,59 @@ def test_no_private_name_crosses_rooms() -> None:
         if room_of(target) != room_of(module) and is_private(f"{target}.{name}")
     ]
     assert not wrong
+
+
+def private_uses_of_torch(source: str) -> set[str]:
+    """Names of torch with an underscore before them, or of its experiments, that a file uses."""
+    tree = ast.parse(source)
+    whole_names: dict[str, str] = {}  # of what a file calls by a shorter name
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = {alias.asname or alias.name.split(".")[0]: alias.name for alias in node.names}
+            found |= set(names.values())
+        elif isinstance(node, ast.ImportFrom):
+            names = {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+            found |= set(names.values())
+        else:
+            continue
+        whole_names |= {n: n if whole.startswith(f"{n}.") else whole for n, whole in names.items()}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            root, _, rest = ast.unparse(node).partition(".")
+            found.add(f"{whole_names.get(root, root)}.{rest}")
+            if node.attr.startswith("_dynamo"):
+                found.add(f"torch.{node.attr}")
+    return {
+        name
+        for name in found
+        if name.startswith("torch.")
+        and any(
+            part == "experimental" or (part.startswith("_") and not part.endswith("__"))
+            for part in name.split(".")
+        )
+    }
+
+
+PRIVATE_USES = {
+    "attribute": "import torch\ntorch._C._is_tracing()",
+    "under another name": "import torch as t\nt._C",
+    "name of a module": "from torch import _dynamo",
+    "module of that name": "import torch.fx.experimental.symbolic_shapes",
+    "of an imported module": "from torch.autograd import forward_ad\nforward_ad._current_level",
+    "mark for the compiler": "def f(): ...\nf._dynamo_marked_constant = True",
+}
+
+
+@pytest.mark.parametrize("source", PRIVATE_USES.values(), ids=PRIVATE_USES)
+def test_private_uses_of_torch_are_found(source: str) -> None:
+    assert private_uses_of_torch(source)
+
+
+def test_private_names_of_torch_are_used_on_the_ground_floor_alone() -> None:
+    used = {m: private_uses_of_torch(p.read_text(encoding="utf-8")) for m, p in MODULES.items()}
+    assert used.pop("rifflemix.compat")
+    assert not {module: names for module, names in used.items() if names}
 
 
 def test_nothing_stands_in_a_room_that_one_module_elsewhere_alone_uses() -> None:

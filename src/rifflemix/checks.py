@@ -124,7 +124,7 @@ def check_like(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:
     """Raise unless `tensor` has the device and, autocast aside, the dtype of `like`."""
     if tensor.device != like.device:
         raise bad_argument(name, f"device {like.device} of {like_name}", tensor.device)
-    if tensor.dtype != like.dtype and not _autocast(like.device.type):
+    if tensor.dtype != like.dtype and not autocast_enabled(like.device.type):
         raise bad_argument(name, f"dtype {like.dtype} of {like_name}", tensor.dtype)
 
 
@@ -158,12 +158,14 @@ def _as_float(value: Any) -> float:
     return cast(float, value) if known else float(value)
 
 
-def _autocast(device_type: str) -> bool:
+def autocast_enabled(device_type: str) -> bool:
+    """Whether autocast is on for a kind of device; torch raises for those that have none."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 __all__ = [
     "InputError",
+    "autocast_enabled",
     "check_bool",
     "check_divides",
     "check_floating",

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from rifflemix.checks import (
+    autocast_enabled,
     check_bool,
     check_divides,
     check_integer,
@@ -19,6 +18,7 @@ from rifflemix.checks import (
     check_probability,
     check_tokens,
 )
+from rifflemix.compat import statically_known_true
 from rifflemix.errors import InputError, bad_argument
 
 
@@ -213,7 +213,7 @@ class TokenMixer(nn.Module):
             return
         if x.device != parameter.device:
             raise bad_argument(name, f"the mixer's device {parameter.device}", x.device)
-        if x.dtype != parameter.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != parameter.dtype and not autocast_enabled(x.device.type):
             raise bad_argument(
                 name, f"the mixer's dtype {parameter.dtype}", x.dtype, "cast one of the two"
             )

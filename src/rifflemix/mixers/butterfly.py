@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_integer
+from rifflemix.compat import constant_for_compiler
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
@@ -123,13 +124,10 @@ class Butterfly(TokenMixer):
         return f"{super().extra_repr()}, block_size={self.block_size}, layer={self.layer_index}"
 
 
+@constant_for_compiler
 def _constant_layout(length: int, block: int) -> tuple[int, list[int]]:
     """`butterfly_layout` where a compiler must not trace into its search."""
     return butterfly_layout(length, block)
-
-
-# What torch.compiler.assume_constant_result sets; that itself would import the whole compiler.
-_constant_layout._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def default_block_size(length: int) -> int:

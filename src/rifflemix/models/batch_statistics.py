@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from rifflemix.compat import BatchNorm
 
 
 def has_batch_norm(module: nn.Module) -> bool:
@@ -35,5 +36,5 @@ def kept_running_statistics(module: nn.Module) -> Iterator[None]:
             norm.momentum, norm.num_batches_tracked = momentum, count
 
 
-def _batch_norms(module: nn.Module) -> list[_BatchNorm]:
-    return [part for part in module.modules() if isinstance(part, _BatchNorm)]
+def _batch_norms(module: nn.Module) -> list[BatchNorm]:
+    return [part for part in module.modules() if isinstance(part, BatchNorm)]

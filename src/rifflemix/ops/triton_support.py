@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from rifflemix.compat import in_function_transform, statically_known_true
 
 # Looked up once: a graph that is being traced must not meet it.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -32,7 +33,7 @@ def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[s
             at, so that a traced graph is not bound to them.
     """
     # torch.func's transforms need operators that torch knows.
-    if not _INSTALLED or torch._C._are_functorch_transforms_active():
+    if not _INSTALLED or in_function_transform():
         return names
     if not (INTERPRETED or (x.is_cuda and _ON_GPU)):
         return names

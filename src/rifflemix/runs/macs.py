@@ -12,6 +12,7 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
+from rifflemix import compat
 from rifflemix.nn.butterfly import BlockLinear
 
 # One operation for each number that comes out.
@@ -62,7 +63,4 @@ def attention_on_cpu() -> dict[Any, Any]:
     def backward(grad: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
         return int(sdpa_backward_flop_count(grad, q, k, v))
 
-    return {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: forward,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
-    }
+    return dict(zip(compat.attention_on_cpu(), (forward, backward), strict=True))

@@ -6,11 +6,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+
+from rifflemix.compat import memory_changes, runs_on_gpu
 
 # A call that lasts so long needs no warming up, and is not worth making once more to find out.
 _LONG_SECONDS = 1.0
@@ -113,7 +113,7 @@ def kernel_share(call: Call, device: torch.device) -> float:
         seconds = _timed(call, device, 1)
     events = record.key_averages()
     if on_gpu:
-        busy = sum(e.self_device_time_total for e in events if e.device_type == DeviceType.CUDA)
+        busy = sum(e.self_device_time_total for e in events if runs_on_gpu(e))
     else:
         busy = sum(e.self_cpu_time_total for e in events if _is_operator(e.key))
     return min(1e-6 * float(busy) / seconds, 1.0)
@@ -126,14 +126,8 @@ def _is_operator(key: str) -> bool:
 
 def _highest_level(record: profile) -> int:
     """Replay allocations and frees in order of time."""
-    profiler: Any = record.profiler
-    changes = [
-        (event.start_ns(), event.nbytes())
-        for event in profiler.kineto_results.events()
-        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
-    ]
     level = highest = 0
-    for _, change in sorted(changes, key=lambda pair: pair[0]):
+    for change in memory_changes(record):
         level += change
         highest = max(highest, level)
     return highest

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from rifflemix.compat import has_plain_autograd, statically_known_true
 from rifflemix.errors import bad_argument
 from rifflemix.ops.native import HUGE, in_huge_pages, instruction_level, library
 from rifflemix.ops.permutation import eager
@@ -38,17 +37,13 @@ def needs_sort(x: Tensor, num_groups: int, with_index: bool) -> bool:
 
 
 def supports(x: Tensor, *, sorts: bool) -> bool:
-    """Whether the kernels can run on x here; `sorts` as `needs_sort` says.
-
-    torch.func's transforms and forward-mode differentiation need operators that torch knows.
-    """
+    """Whether the kernels can run on x here; `sorts` as `needs_sort` says."""
     return (
         _KERNELS is not None
         and x.device.type == "cpu"
         and x.dtype in _FORMATS
         and not (sorts and x.dtype == torch.float32 and _LEVEL < _AVX2)
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+        and has_plain_autograd()
     )
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from rifflemix.compat import statically_known_true
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
 KEY_DTYPES = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from rifflemix.compat import statically_known_true
 from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.permutation import cpu, eager, reference
 from rifflemix.ops.permutation.spec import Permuted, SortSpec

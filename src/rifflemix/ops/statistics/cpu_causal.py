@@ -28,6 +28,7 @@ from rifflemix.ops.statistics.cpu_common import (
     empty_tokens,
     pointers,
     view,
+    width,
     with_whole_rows,
 )
 
@@ -61,7 +62,7 @@ def causal_token_statistics(
 
 def _empty_outputs(w: Tensor, temperature: Tensor, *_: Any) -> _EightTensors:
     per_feature = (w.shape[0], w.shape[1], w.shape[3])
-    features_before, counts_before = empty_per_chunk(w)
+    features_before, counts_before = empty_per_chunk(w, width(w.shape[3]))
     return (
         empty_tokens(w),
         empty_per_token(w),

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from rifflemix.compat import has_plain_autograd
 from rifflemix.ops.native import instruction_level, library
 from rifflemix.ops.statistics.common import ACCUMULATION
 
@@ -31,8 +31,7 @@ _WIDTH_MULTIPLE = 16
 def supports(w: Tensor, dropout_p: float) -> bool:
     """Whether the kernels can run this.
 
-    An exported program must run where this library is not, and torch.func's transforms and
-    forward-mode differentiation need operators that torch knows from the inside.
+    An exported program must run where this library is not.
     """
     return (
         _HAS_VECTORS
@@ -40,8 +39,7 @@ def supports(w: Tensor, dropout_p: float) -> bool:
         and w.dtype in _TYPE_NAMES
         and dropout_p == 0.0
         and not torch.compiler.is_exporting()
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
+        and has_plain_autograd()
     )
 
 
@@ -96,13 +94,13 @@ def by_token(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def empty_per_chunk(w: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, chunks, H, width) and (B, chunks, H), in the accumulation dtype."""
-    batch, heads, length, features = w.shape
+def empty_per_chunk(w: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """(B, chunks, H, columns) and (B, chunks, H), in the accumulation dtype."""
+    batch, heads, length, _ = w.shape
     chunks = (length + _CHUNK - 1) // _CHUNK
     dtype = ACCUMULATION[w.dtype]
     return (
-        w.new_empty((batch, chunks, heads, width(features)), dtype=dtype),
+        w.new_empty((batch, chunks, heads, columns), dtype=dtype),
         w.new_empty((batch, chunks, heads), dtype=dtype),
     )
 

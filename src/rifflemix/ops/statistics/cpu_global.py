@@ -61,7 +61,9 @@ def _forward(
     w: Tensor, temperature: Tensor, key_padding_mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output, membership, and what the gradient needs: energy, moment and count."""
-    y, *statistics = outputs = _empty_outputs(w, temperature, key_padding_mask, normalize)
+    y, membership, energy, moment, count = outputs = _empty_outputs(
+        w, temperature, key_padding_mask, normalize
+    )
     w = w if w.stride(-1) == 1 else with_whole_rows(w)
     call(
         "token_statistics_forward",
@@ -70,8 +72,11 @@ def _forward(
         *view(w),
         temperature.contiguous(),
         None if key_padding_mask is None else key_padding_mask.contiguous(),
-        *statistics,
-        *empty_per_chunk(w),
+        membership,
+        energy,
+        moment,
+        count,
+        *empty_per_chunk(w, energy.shape[2]),
         *view(y if y.nbytes < HUGE else in_huge_pages(y)),
     )
     return outputs
@@ -113,7 +118,7 @@ def _backward(
         energy,
         moment,
         count,
-        *empty_per_chunk(w),
+        *empty_per_chunk(w, energy.shape[2]),
         *view(grad_y),
         by_token(grad_membership),
         *view(in_huge_pages(grad_w)),

@@ -1,0 +1,80 @@
+"""Every private or version-dependent use of torch, so that a new torch is met in one place.
+
+Names that torch implements in C are handed on as they are: they stand in paths where a call of
+Python's more would be felt, and torch's compiler knows them by what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch._C._autograd import DeviceType
+from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.profiler import profile
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+in_function_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Whether a transform of torch.func (vmap, grad, jvp) is at work."""
+
+
+def has_plain_autograd() -> bool:
+    """Whether neither torch.func's transforms nor forward-mode differentiation are at work.
+
+    Both need operators that torch knows from the inside; a level of forward mode is -1 outside.
+    """
+    return not in_function_transform() and forward_ad._current_level < 0
+
+
+def constant_for_compiler(function: _F) -> _F:
+    """Mark a function of constants whose result, not whose steps, belongs into a traced graph.
+
+    It does what `torch.compiler.assume_constant_result` does, which would import the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def attention_on_cpu() -> tuple[Any, Any]:
+    """The operators behind `scaled_dot_product_attention` on a CPU, forward and backward."""
+    aten = torch.ops.aten
+    return (
+        aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    )
+
+
+def memory_changes(record: profile) -> list[int]:
+    """Bytes that torch's CPU allocator handed out (+) and took back (-), in order of time.
+
+    Args:
+        record: a finished profile made with `profile_memory=True`.
+    """
+    profiler: Any = record.profiler
+    changes = [
+        (event.start_ns(), event.nbytes())
+        for event in profiler.kineto_results.events()
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
+    ]
+    return [change for _, change in sorted(changes, key=lambda pair: pair[0])]
+
+
+def runs_on_gpu(event: Any) -> bool:
+    """Whether an average of a profile, `record.key_averages()`, is of a GPU's kernel."""
+    return bool(event.device_type == DeviceType.CUDA)
+
+
+__all__ = [
+    "BatchNorm",
+    "attention_on_cpu",
+    "constant_for_compiler",
+    "has_plain_autograd",
+    "in_function_transform",
+    "memory_changes",
+    "runs_on_gpu",
+    "statically_known_true",
+]

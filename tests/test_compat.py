@@ -1,0 +1,157 @@
+"""Each private or version-dependent use of torch: a torch without it fails here by its name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from rifflemix import compat
+from rifflemix.checks import autocast_enabled
+from rifflemix.runs.macs import attention_on_cpu
+from rifflemix.runs.measure import peak_memory
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+
+
+@pytest.fixture
+def states() -> tuple[list[tuple[bool, bool]], Any]:
+    """What the two questions answered, and a function that asks them."""
+    seen: list[tuple[bool, bool]] = []
+
+    def ask(x: Tensor) -> Tensor:
+        seen.append((compat.in_function_transform(), compat.has_plain_autograd()))
+        return x.square().sum()
+
+    return seen, ask
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad", "vjp"])
+def test_transforms_are_seen(transform: str, states: Any) -> None:
+    seen, ask = states
+    x = torch.randn(3)
+    if transform == "vjp":
+        torch.func.vjp(ask, x)
+    else:
+        getattr(torch.func, transform)(ask)(x)
+    assert seen == [(True, False)]
+
+
+def test_forward_mode_is_seen(states: Any) -> None:
+    seen, ask = states
+    x = torch.randn(3)
+    ask(x)
+    with forward_ad.dual_level():
+        ask(forward_ad.make_dual(x, x))
+    ask(x.requires_grad_())
+    assert seen == [(False, True), (False, False), (False, True)]
+
+
+def test_sizes_of_a_traced_graph_are_not_guessed() -> None:
+    assert compat.statically_known_true(3 < 4)
+    assert not compat.statically_known_true(4 < 3)
+    answers = []
+
+    class Asks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            n = x.shape[0]
+            answers.append([compat.statically_known_true(q) for q in (n == n, n < 8, n < 65)])
+            return x + 1
+
+    sizes = {"x": {0: torch.export.Dim("n", min=2, max=64)}}
+    torch.export.export(Asks(), (torch.randn(5),), dynamic_shapes=sizes, strict=False)
+    assert answers[-1] == [True, False, True]
+
+
+def test_the_compiler_does_not_step_into_constants() -> None:
+    steps = []
+
+    def search(length: int) -> int:
+        steps.append(length)
+        print("a compiler that stepped in here would break the graph")
+        return length + 1
+
+    marked = compat.constant_for_compiler(search)
+    assert marked is search
+
+    def run(x: Tensor) -> Tensor:
+        return x * marked(x.shape[0])
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 4.0))
+    assert steps == [3]
+    reference = torch.compiler.assume_constant_result(lambda: 1)
+    assert vars(search) == vars(reference)
+
+
+def test_marking_constants_does_not_import_the_compiler() -> None:
+    code = "import sys, rifflemix.mixers; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_attention_on_a_cpu_is_counted() -> None:
+    """2 FLOPs to a multiplication: of q with k and of weights with v; 5 products instead of 2
+    behind, one of them the weights once more."""
+    q, k, v = torch.randn(3, 2, 4, 16, 8, requires_grad=True)
+    product = 2 * 2 * 4 * 16 * 16 * 8
+    counter = FlopCounterMode(display=False, custom_mapping=attention_on_cpu())
+    with counter:
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        assert counter.get_total_flops() == 2 * product
+        y.sum().backward()
+    assert counter.get_total_flops() == 7 * product
+
+
+def test_memory_is_replayed_in_order_of_time() -> None:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        first = torch.empty(1000, dtype=torch.uint8)
+        second = torch.empty(500, dtype=torch.uint8)
+        del first
+        third = torch.empty(250, dtype=torch.uint8)
+        del second, third
+    assert compat.memory_changes(record) == [1000, 500, -1000, 250, -500, -250]
+
+
+def test_peak_memory_is_the_highest_level() -> None:
+    def call() -> None:
+        first = torch.empty(1000, dtype=torch.uint8)
+        del first
+        second, third = (torch.empty(n, dtype=torch.uint8) for n in (700, 600))
+        del second, third
+
+    assert peak_memory(call, torch.device("cpu")) == 1300
+
+
+def test_kernels_of_a_cpu_are_not_a_gpus() -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        torch.ones(3) + 1
+    events = record.key_averages()
+    assert events
+    assert not any(map(compat.runs_on_gpu, events))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm],
+    ids=lambda n: n.__name__,
+)
+def test_batch_norms_have_one_base(norm: Any) -> None:
+    assert isinstance(norm(4), compat.BatchNorm)
+    assert not isinstance(nn.GroupNorm(2, 4), compat.BatchNorm)
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "meta"])
+def test_autocast_of_any_device(device_type: str) -> None:
+    assert not autocast_enabled(device_type)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert autocast_enabled(device_type) == (device_type == "cpu")
