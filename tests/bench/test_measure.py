@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rifflemix.bench import median, median_seconds, peak_memory
-from rifflemix.runs import environment
-from rifflemix.runs.environment import describe_hardware
+from rifflemix.runs.environment import describe_hardware, environment
 
 CPU = torch.device("cpu")
 MEBI = 2**20
