@@ -25,7 +25,7 @@ def parameters(recipe: Recipe) -> int:
 
 
 def where_tokens_go(permutation: CSP, length: int) -> torch.Tensor:
-    """(C,): where each channel takes its first token from, in units of places to the left."""
+    """(C,): where each channel takes its first token from, in positions to the left."""
     places = torch.arange(length, dtype=torch.float32)
     v = places[None, :, None].repeat(1, 1, permutation.inner_dim)
     moved = permutation._permute(v, None)

@@ -1,8 +1,8 @@
 """The JAX host of the Long Range Arena's rows against one written out from its description.
 
-As in `test_small_host`, the literal host shares no code with the package. A pair of places of which
+As in `test_small_host`, the literal host shares no code with the package. A pair of positions of which
 one is padding has the score -1e10 there, which swallows every digit of a float32 score: a padded
-query sees all places alike.
+query sees all positions alike.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def waves(length: int, dim: int) -> Tensor:
 
 
 def vector(w: dict[str, Tensor], ids: Tensor, heads: int, attend: Attend) -> Tensor:
-    """The class token, or the mean of all places, behind the last norm."""
+    """The class token, or the mean of all positions, behind the last norm."""
     valid, x = ids > 0, w["embed.weight"][ids]
     if "cls" in w:
         x = torch.cat((w["cls"].expand(len(x), -1, -1), x), 1)
@@ -133,7 +133,7 @@ def relu(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
 
 
 def ids_of(task: str, length: int) -> Tensor:
-    """Ids (3, length); of images, the first two black in places, the second in the first pixel."""
+    """Ids (3, length); of images, the first two black in parts, the second in the first pixel."""
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(1, 16, (3, length), generator=generator)
     if task in ("image", "pathfinder"):

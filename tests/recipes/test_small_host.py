@@ -66,7 +66,7 @@ def linear(x: Tensor, w: dict[str, Tensor], name: str) -> Tensor:
 
 
 def host_vectors(w: dict[str, Tensor], ids: Tensor, attend: Attend) -> Tensor:
-    """Mean over all places of what the final norm leaves of those whose id is not 0."""
+    """Mean over all positions of what the final norm leaves of those whose id is not 0."""
     mask = (ids != 0).to(w["norm.weight"].dtype)
     x = w["embed.weight"][ids] + w["positions.table"]
     for layer in range(LAYERS):
@@ -189,7 +189,7 @@ SMALLER_MIXERS = {
 @pytest.mark.parametrize("task", SMALL)
 @pytest.mark.parametrize("mixer", [mixer for mixer in MIXERS if mixer != "reformer"])
 def test_equals_the_literal_host(mixer: str, task: str) -> None:
-    """In float64 on 64 places: with the mask equal, without it another model."""
+    """In float64 on 64 positions: with the mask equal, without it another model."""
     length, places = SMALL[task]
     recipe = get_recipe(f"dimension_mixer/table5-{task}-{mixer}")
     options = {**recipe.model_settings.get("mixer_options", {}), **SMALLER_MIXERS.get(mixer, {})}

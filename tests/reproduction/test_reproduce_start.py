@@ -138,9 +138,9 @@ def test_positions_are_enlarged_to_the_nearest() -> None:
     large = enlarge_grid(table, 16)[:, 0].reshape(4, 4) / 2
     assert large.tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]
     for places in (0, 8, 9, 17):
-        with pytest.raises(InputError, match="places"):
+        with pytest.raises(InputError, match="positions"):
             enlarge_grid(table, places)
-    with pytest.raises(InputError, match="places"):
+    with pytest.raises(InputError, match="positions"):
         enlarge_grid(table[:0], 4)
 
 

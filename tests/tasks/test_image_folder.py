@@ -215,13 +215,13 @@ def write_flat_val(write: Write, folder: Path, prefix: str) -> dict[str, tuple[b
     }
 
 
-@pytest.mark.parametrize("position", [".", "imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC"])
+@pytest.mark.parametrize("folder", [".", "imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC"])
 @pytest.mark.usefixtures("few_synsets")
-def test_imagenet_by_synset(data: Path, write: Write, position: str) -> None:
-    write_train(write, data / position)
+def test_imagenet_by_synset(data: Path, write: Write, folder: str) -> None:
+    write_train(write, data / folder)
     held_out = {
         (
-            write(data / position / "val" / name / f"{number}.JPEG").tobytes(),
+            write(data / folder / "val" / name / f"{number}.JPEG").tobytes(),
             sorted(SYNSETS).index(name),
         )
         for name in SYNSETS
@@ -315,10 +315,10 @@ def test_imagenet_has_a_thousand_classes(data: Path, write: Write) -> None:
         load(data, "imagenet")
 
 
-@pytest.mark.parametrize("position", [".", "tiny-imagenet-200"])
+@pytest.mark.parametrize("folder", [".", "tiny-imagenet-200"])
 @pytest.mark.usefixtures("few_synsets")
-def test_tiny_imagenet(data: Path, write: Write, position: str) -> None:
-    base = data / position
+def test_tiny_imagenet(data: Path, write: Write, folder: str) -> None:
+    base = data / folder
     write_train(write, base, "images")
     images = write_flat_val(write, base / "val" / "images", "val_")
     lines = [f"{n}.JPEG\t{sorted(SYNSETS)[k]}\t0\t32\t44\t62" for n, (_, k) in images.items()]
@@ -343,14 +343,14 @@ def test_tiny_imagenet_sorted_by_class(data: Path, write: Write) -> None:
     assert pixels_of(load(data, "tiny_imagenet"), "test") == held_out
 
 
-@pytest.mark.parametrize("position", [".", "train", "dogs-vs-cats/train"])
-def test_dogs_vs_cats(data: Path, write: Write, position: str) -> None:
+@pytest.mark.parametrize("folder", [".", "train", "dogs-vs-cats/train"])
+def test_dogs_vs_cats(data: Path, write: Write, folder: str) -> None:
     every = {
-        (write(data / position / f"{pet}.{number}.jpg").tobytes(), label)
+        (write(data / folder / f"{pet}.{number}.jpg").tobytes(), label)
         for label, pet in enumerate(("cat", "dog"))
         for number in range(20)
     }
-    write(data / position / "._cat.1.jpg")
+    write(data / folder / "._cat.1.jpg")
     write(data / "test1" / "1.jpg")
     assert task_status("dogs_vs_cats", data).available
     task = load(data, "dogs_vs_cats")

@@ -73,9 +73,9 @@ def labelled(folder: Path, **options: object) -> dict[bytes, int]:
 EXPECTED = {picture(number).tobytes(): number % 2 for number in range(COUNT)}
 
 
-@pytest.mark.parametrize("position", [".", "lra_release", "lra_release/lra_release"])
-def test_all_images_with_their_labels(data: Path, position: str) -> None:
-    write(data / position, files())
+@pytest.mark.parametrize("folder", [".", "lra_release", "lra_release/lra_release"])
+def test_all_images_with_their_labels(data: Path, folder: str) -> None:
+    write(data / folder, files())
     assert labelled(data) == EXPECTED
     task = load_task("pathfinder32", data_dir=data)
     assert {name: len(split) for name, split in task.splits.items()} == {

@@ -82,7 +82,7 @@ class HubRows:
 def load(
     request: pytest.FixtureRequest, data: Path, planes: Planes, put_on_hub: Callable[..., Any]
 ) -> Callable[..., Task]:
-    """Loads the tiny CIFAR-100 from each of the positions it can come from."""
+    """Loads the tiny CIFAR-100 from each of the folders it can be in."""
     folder: Path | None = data
     if request.param == "folder":
         write_folder(data, planes)

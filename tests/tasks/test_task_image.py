@@ -102,7 +102,7 @@ def load(
     write_npz_xz: Callable[..., None],
     put_on_hub: Callable[..., Any],
 ) -> Callable[..., Task]:
-    """Loads the tiny CIFAR-10 from each of the positions it can come from."""
+    """Loads the tiny CIFAR-10 from each of the folders it can be in."""
     folder: Path | None = data
     if request.param == "folder":
         write_folder(data, planes)

@@ -264,8 +264,8 @@ def test_mixers_train_and_compare_from_the_command_line(table: Path, tmp_path: P
     from rifflemix.cli.app import app
 
     def run(*words: str, out: str = "") -> tuple[int, str]:
-        position = ["--data-dir", str(table), "--out", str(tmp_path / (out or words[0]))]
-        done = CliRunner().invoke(app, [*words, "--task", "esol", *position])
+        options = ["--data-dir", str(table), "--out", str(tmp_path / (out or words[0]))]
+        done = CliRunner().invoke(app, [*words, "--task", "esol", *options])
         return done.exit_code, done.output + str(done.exception or "")
 
     small = ["--dim", "8", "--layers", "1", "--heads", "2", "--max-steps", "2"]

@@ -72,14 +72,14 @@ def test_pairs_are_all_there(task: Task) -> None:
         assert sorted(rows(task, split)) == sorted(expected)
 
 
-@pytest.mark.parametrize("position", ["tsv_data", "lra_release/lra_release/tsv_data", "documents"])
-def test_same_splits_from_everywhere(task: Task, tmp_path: Path, position: str) -> None:
+@pytest.mark.parametrize("form", ["tsv_data", "lra_release/lra_release/tsv_data", "documents"])
+def test_same_splits_from_everywhere(task: Task, tmp_path: Path, form: str) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    if position == "documents":
+    if form == "documents":
         write_documents(other)
     else:
-        write_tsv(other / position)
+        write_tsv(other / form)
     assert load_task("retrieval", data_dir=other).fingerprint() == task.fingerprint()
 
 

@@ -236,7 +236,7 @@ class GivesPaddingGradients(Mean):
 
 @breaks("amount_of_padding_changes_nothing")
 class IgnoresTheMask(BothWays):
-    """The mean is over all places; padded ones add nothing and count."""
+    """The mean is over all positions; padded ones add nothing and count."""
 
     def counts(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         return super().counts(v, None)
@@ -265,8 +265,8 @@ class IgnoresCausal(BothWays):
 @breaks("card_tells_permutation_equivariance")
 class KnowsPositions(BothWays):
     def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        places = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
-        return super().values(x + 1e-3 * places[:, None], key_padding_mask)
+        positions = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
+        return super().values(x + 1e-3 * positions[:, None], key_padding_mask)
 
 
 @breaks("card_tells_permutation_equivariance")

@@ -148,9 +148,9 @@ def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
     """Of the class and of those between it and `TokenMixer`, whose options it passes on."""
     shared = inspect.signature(TokenMixer.__init__).parameters
     options: dict[str, Any] = {}
-    for position in cls.__mro__[: cls.__mro__.index(TokenMixer)]:
-        if "__init__" in vars(position):
-            for name, parameter in inspect.signature(vars(position)["__init__"]).parameters.items():
+    for base in cls.__mro__[: cls.__mro__.index(TokenMixer)]:
+        if "__init__" in vars(base):
+            for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items():
                 if name not in shared and parameter.kind is inspect.Parameter.KEYWORD_ONLY:
                     options.setdefault(name, parameter.default)
     return {name: value for name, value in options.items() if name not in cls.fixed_options}

@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention: attention to the own block and to a block sorted into its position."""
+"""Sparse Sinkhorn attention: attention to the own block and to a block sorted beside it."""
 
 from __future__ import annotations
 

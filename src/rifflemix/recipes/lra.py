@@ -229,7 +229,7 @@ _ROW_NOTES: dict[str, tuple[str, ...]] = {
     "synthesizer": ("a padded query of the code takes the mean of all values, ours nothing",),
     "sinkhorn": (
         "the code's blocks are tokens a stride apart, its sum over blocks undoes the sorting, and "
-        "padding stays in its place; ours sorts blocks of the valid tokens",
+        "padding stays where it is; ours sorts blocks of the valid tokens",
     ),
     "sinkformer": ("the code's normalisation is commented out; ours has 3 half-steps",),
     "cosformer": ("no code is released for this row: the paper's operator, padding kept out",),

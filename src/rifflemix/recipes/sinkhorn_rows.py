@@ -28,7 +28,7 @@ def local(block: int) -> Mixing:
 
 
 def sparse(block: int) -> Mixing:
-    """The fixed pattern with 8 summary places in each block."""
+    """The fixed pattern with 8 summary positions in each block."""
     options = {"stride": block, "num_summary": 8, "bias": False, "out_bias": False}
     return "sparse_transformer", options
 

@@ -17,13 +17,13 @@ from rifflemix.reproduction.tables import Entry, Found, PaperTable, Result, pape
 
 _TITLE = "rifflemix: the papers' tables"
 _EXPLAINED = (
-    "A place of a table holds the printed number and, where it was run, ours: the test value of "
+    "A cell of a table holds the printed number and, where it was run, ours: the test value of "
     "the weights that the validation split chose, over several seeds the mean and the sample "
     "standard deviation. What was not run is empty; - stands where the paper prints no number "
     "for this data.",
     "* marks a reduced run: fewer steps than the paper's run makes, smaller batches, or a narrower "
     "model. Its number is no reproduction of the printed one.",
-    "A run that started from another's weights says so behind its name; a place of a table holds "
+    "A run that started from another's weights says so behind its name; a cell of a table holds "
     "it only where no finished run from its own weights is there.",
     "A run that was stopped shows its best validation value, marked (val.).",
     "Memory is the peak of the process, on a GPU of its tensors. MFU is model FLOP utilisation; "
@@ -81,7 +81,7 @@ def _place(entry: Entry | None) -> tuple[str, str]:
 
 
 def _headers(of_paper: PaperTable) -> list[str]:
-    """What stands above a table of places."""
+    """What stands above a table of cells."""
     columns = [f"{column}, {unit}" for column, unit in of_paper.columns]
     return ["Row", *columns, *(["Average, %"] if of_paper.averages else [])]
 

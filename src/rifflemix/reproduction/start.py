@@ -20,7 +20,7 @@ from rifflemix.reproduction.checks import is_number, is_whole
 from rifflemix.tasks import Task
 from rifflemix.train.run_folder import RunFolder
 
-# Tasks whose places are those of a square image, row by row.
+# Tasks whose positions are those of a square image, row by row.
 _IMAGE_TASKS = (
     "pathx",
     "image",
@@ -139,20 +139,20 @@ def start_model(
     model.load_state_dict(weights)
 
 
-def _table_of(name: str, table: Tensor, places: int, task: Task) -> Tensor:
-    """Learned positions of as many places, enlarged where the task is one of images."""
-    if len(table) == places:
+def _table_of(name: str, table: Tensor, count: int, task: Task) -> Tensor:
+    """`count` learned positions, enlarged where the task is one of images."""
+    if len(table) == count:
         return table
-    wanted = (places, *table.shape[1:])
+    wanted = (count, *table.shape[1:])
     if not (task.name in _IMAGE_TASKS or task.name.startswith("pathfinder")):
         hint = f"positions are enlarged for images only, and {task.name} has none"
         raise _other_shape(name, wanted, table, hint)
     try:
-        return enlarge_grid(table, places)
+        return enlarge_grid(table, count)
     except InputError as error:
         hint = (
-            "positions of a square image of S^2 places, with or without a class token, can be "
-            "enlarged to (k S)^2 places"
+            "positions of a square image of S^2 tokens, with or without a class token, can be "
+            "enlarged to (k S)^2 tokens"
         )
         raise _other_shape(name, wanted, table, hint) from error
 

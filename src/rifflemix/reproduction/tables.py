@@ -124,7 +124,7 @@ class PaperTable:
         return [entry for entry in self.entries if entry.runs]
 
     def at(self, row: str, column: str) -> Entry | None:
-        """The entry at a place; of several the one that is most of the paper's run.
+        """The entry of a cell; of several the one that is most of the paper's run.
 
         A finished run comes before a stopped one, then one from its own weights before one that
         started from another's.

@@ -25,8 +25,8 @@ def samples_of_a_batch_do_not_meet(form: Form) -> None:
 
 def masked_tokens() -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens, some with ties, and masks: none, all, the ends, one valid token, any pattern."""
-    place = torch.arange(20)
-    rows = (place < 7, place >= 12, place != 9, place % 2 == 0, torch.rand(20) < 0.4)
+    index = torch.arange(20)
+    rows = (index < 7, index >= 12, index != 9, index % 2 == 0, torch.rand(20) < 0.4)
     yield tokens(5, 20), torch.stack(rows)
     yield tokens(4, 20).round(), torch.rand(4, 20) < 0.5
     yield tokens(3, 6), torch.tensor([[True] * 6, [False] * 6, [True, False] * 3])
@@ -34,7 +34,7 @@ def masked_tokens() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def require_padding_reaches_nothing(mixer: TokenMixer, x: Tensor, mask: Tensor) -> None:
-    """Valid outputs and all gradients are the same whatever stands in padded places."""
+    """Valid outputs and all gradients are the same whatever stands in padded positions."""
     results = []
     for fill in (0.0, 1e3, float("nan")):
         inputs = x.masked_fill(mask.unsqueeze(-1), fill).requires_grad_()
@@ -46,10 +46,10 @@ def require_padding_reaches_nothing(mixer: TokenMixer, x: Tensor, mask: Tensor) 
             allow_unused=True,
         )
         reached = gradients[0] is not None and bool(gradients[0][mask].any())
-        require(not reached, "padded places have a gradient")
+        require(not reached, "padded positions have a gradient")
         require(
             all(bool(g.isfinite().all()) for g in gradients if g is not None),
-            f"gradients are infinite where padded places hold {fill}",
+            f"gradients are infinite where padded positions hold {fill}",
         )
         results.append((valid.detach(), *gradients))
     for other in results[1:]:
@@ -57,7 +57,7 @@ def require_padding_reaches_nothing(mixer: TokenMixer, x: Tensor, mask: Tensor) 
 
 
 def padded_places_reach_nothing(form: Form) -> None:
-    """Valid outputs and all gradients do not depend on what padded places hold, NaN included."""
+    """Valid outputs and all gradients do not depend on what padded positions hold, NaN included."""
     mixer = form.build()
     for x, mask in masked_tokens():
         require_padding_reaches_nothing(mixer, x, mask)

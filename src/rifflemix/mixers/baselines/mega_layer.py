@@ -68,8 +68,8 @@ class MegaLayer(TokenMixer):
         bidirectional: average over later tokens too; where unset, unless `causal`.
         attention_fn: "softmax" (of q k / sqrt(z_dim) + bias) or "laplace" (elementwise, of q k
             over the number of keys in view, + bias).
-        mixing: "attention", or "csp" to permute the values in its position; queries, keys and the
-            position bias are then not there.
+        mixing: "attention", or "csp" to permute the values instead; there are then no queries, keys
+            and position bias.
         hidden_dropout: probability of dropping an entry of v; not with mixing="csp", as released.
         layer_dropout: the same for the moving average and for the new value.
         csp_options: options of `CSP` for mixing="csp": num_groups, group_size, shift, order, pad,
