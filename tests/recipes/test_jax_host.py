@@ -1,8 +1,8 @@
 """The JAX host of the Long Range Arena's rows against one written out from its description.
 
-As in `test_small_host`, the literal host shares no code with the package. A pair of positions of which
-one is padding has the score -1e10 there, which swallows every digit of a float32 score: a padded
-query sees all positions alike.
+As in `test_small_host`, the literal host shares no code with the package. A pair of positions one
+of which is padding has the score -1e10 there, which swallows every digit of a float32 score: a
+padded query sees all positions alike.
 """
 
 from __future__ import annotations
