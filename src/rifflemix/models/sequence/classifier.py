@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rifflemix.checks import (
-    check_bool,
-    check_integer,
-    check_padding_mask,
-    check_probability,
-    check_tokens,
-)
-from rifflemix.errors import bad_argument, check_choice
+from rifflemix.checks import check_integer, check_padding_mask, check_tokens
+from rifflemix.errors import bad_argument
 from rifflemix.models.base import Model, check_ids
+from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.heads import PAIR_FEATURES, classifier_head, pair_features
-from rifflemix.nn.activations import ACTIVATIONS
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
-
-POSITIONS = ("learned", "sinusoid", "interleaved_sinusoid", "none")
-PADDINGS = ("batch", "max_length", "unmasked")
-CLS_MASKS = ("valid", "first")
 
 
 class SequenceClassifier(Model):
@@ -36,39 +26,10 @@ class SequenceClassifier(Model):
         embed: (B, N) tokens or (B, N, F) vectors -> (B, N, C).
         make_block: gives block 0, 1, ...: (B, N, C), key_padding_mask -> (B, N, C).
         final_norm: the norm behind the last block.
-        dim: channels C.
-        num_layers: blocks.
-        num_classes: outputs.
-        max_length: most tokens.
-        positions: "learned", "sinusoid" or "interleaved_sinusoid", see
-            `rifflemix.nn.positions.SinusoidalPositions`, or "none".
-        first_position: number of the first token in the sinusoids; 2 in fairseq.
-        scale_embeddings: multiply embeddings, the class token's too, by sqrt(dim).
-        norm_embedding: LayerNorm behind the positions.
-        norm_eps: what that norm adds to a variance.
-        pool: see `rifflemix.nn.pooling.Pooling`; "cls" puts a learned token before the others.
-        cls_std: deviation of that token at the start.
-        num_sequences: 1, or 2 for a pair that goes through the same blocks.
-        pair_mix: how the two meet, one of `rifflemix.models.sequence.heads.PAIR_FEATURES`.
-        head_hidden: channels of the hidden layers of the head.
-        head_activation: between the layers of the head.
-        head_bias: give the last map a bias.
-        head_dropout: probability of dropping a hidden channel of the head.
-        embedding_dropout: probability behind the positions and their norm.
-        tie_layers: use block 0 `num_layers` times.
-        padding: "batch": padding is what the mask says and is kept out; "max_length": the same,
-            and every sequence is filled up to `max_length` with padding, so that what is laid out
-            over the positions (strides, landmarks, learned projections) does not depend on the
-            other samples of a batch; "unmasked": sequences are filled up to `max_length`, no mask
-            is used and padding takes part as all other tokens do.
-        padding_id: a token id that is padding wherever it stands, beside what the mask says: 0
-            in the published code of the Long Range Arena, on images too, whose black pixels are
-            hidden thereby. None: only the mask says what padding is.
-        cls_mask: the class token is "valid", or padding where the "first" token is, as in the
-            published JAX code of the Long Range Arena.
+        config: everything else.
 
     Raises:
-        InputError: a size out of range.
+        InputError: a padding id for vectors, or one that no mask would be made of.
     """
 
     def __init__(
@@ -76,64 +37,38 @@ class SequenceClassifier(Model):
         embed: nn.Module,
         make_block: Callable[[int], nn.Module],
         final_norm: nn.Module,
-        *,
-        dim: int,
-        num_layers: int,
-        num_classes: int,
-        max_length: int,
-        positions: str = "learned",
-        first_position: int = 0,
-        scale_embeddings: bool = False,
-        norm_embedding: bool = False,
-        norm_eps: float = 1e-5,
-        pool: str = "mean",
-        cls_std: float = 0.0,
-        num_sequences: int = 1,
-        pair_mix: str = "concat",
-        head_hidden: Sequence[int] = (),
-        head_activation: str = "relu",
-        head_bias: bool = True,
-        head_dropout: float = 0.0,
-        embedding_dropout: float = 0.0,
-        tie_layers: bool = False,
-        padding: str = "batch",
-        padding_id: int | None = None,
-        cls_mask: str = "valid",
+        config: ClassifierConfig,
     ) -> None:
         super().__init__()
-        check_choice("padding", padding, PADDINGS)
-        check_choice("cls_mask", cls_mask, CLS_MASKS)
-        check_choice("pair_mix", pair_mix, PAIR_FEATURES)
-        check_choice("head_activation", head_activation, ACTIVATIONS)
-        self.num_layers = check_integer("num_layers", num_layers, 1)
-        self.num_sequences = check_integer("num_sequences", num_sequences, 1, 2)
-        self.pair_mix = pair_mix
-        self.max_length = check_integer("max_length", max_length, 1)
-        self.padding = padding
-        self.cls_mask = cls_mask
+        self.num_layers = config.num_layers
+        self.num_sequences = config.num_sequences
+        self.pair_mix = config.pair_mix
+        self.max_length = config.max_length
+        self.padding = config.padding
+        self.cls_mask = config.cls_mask
         self.embed = embed
-        self.padding_id = self._check_padding_id(padding_id)
-        self.pool = Pooling(pool, max_length)
-        self.cls = _class_token(dim, cls_std) if pool == "cls" else None
-        is_scaled = check_bool("scale_embeddings", scale_embeddings)
-        self.embedding_scale = math.sqrt(dim) if is_scaled else None
-        self.positions = _positions(
-            positions, most_positions(max_length, pool), dim, first_position
+        self.padding_id = self._check_padding_id(config.padding_id)
+        self.pool = Pooling(config.pool, config.max_length)
+        self.cls = _class_token(config) if config.pool == "cls" else None
+        self.embedding_scale = math.sqrt(config.dim) if config.scale_embeddings else None
+        self.positions = _positions(config)
+        self.embedding_norm = (
+            nn.LayerNorm(config.dim, eps=config.norm_eps)
+            if config.norm_embedding
+            else nn.Identity()
         )
-        has_norm = check_bool("norm_embedding", norm_embedding)
-        self.embedding_norm = nn.LayerNorm(dim, eps=norm_eps) if has_norm else nn.Identity()
-        self.drop = nn.Dropout(check_probability("embedding_dropout", embedding_dropout))
-        made = 1 if check_bool("tie_layers", tie_layers) else self.num_layers
+        self.drop = nn.Dropout(config.embedding_dropout or 0.0)
+        made = 1 if config.tie_layers else config.num_layers
         self.blocks = nn.ModuleList(make_block(index) for index in range(made))
         self.norm = final_norm
-        vectors = 1 if self.num_sequences == 1 else PAIR_FEATURES[pair_mix]
+        vectors = 1 if config.num_sequences == 1 else PAIR_FEATURES[config.pair_mix]
         self.head = classifier_head(
-            vectors * dim,
-            num_classes,
-            head_hidden,
-            activation=head_activation,
-            bias=check_bool("head_bias", head_bias),
-            dropout=head_dropout,
+            vectors * config.dim,
+            config.num_classes,
+            config.head_hidden,
+            activation=config.head_activation,
+            bias=config.head_bias,
+            dropout=config.head_dropout,
         )
 
     def forward(self, inputs: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -235,21 +170,16 @@ def _shape_of(inputs: Any) -> object:
     return tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
 
 
-def most_positions(max_length: int, pool: str) -> int:
-    """Most tokens that reach the blocks: the class token is one more."""
-    return max_length + 1 if pool == "cls" else max_length
+def _class_token(config: ClassifierConfig) -> nn.Parameter:
+    token = torch.zeros(1, 1, config.dim)
+    is_drawn = config.scale_embeddings and config.embedding_std > 0
+    return nn.Parameter(token.normal_(std=config.embedding_std) if is_drawn else token)
 
 
-def _class_token(dim: int, std: float) -> nn.Parameter:
-    token = torch.zeros(1, 1, dim)
-    return nn.Parameter(token.normal_(std=std) if std > 0 else token)
-
-
-def _positions(kind: str, length: int, dim: int, first: int) -> nn.Module:
-    check_choice("positions", kind, POSITIONS)
-    if check_integer("first_position", first, 0) and not kind.endswith("sinusoid"):
-        raise bad_argument("first_position", "0 unless positions is sinusoid", first)
+def _positions(config: ClassifierConfig) -> nn.Module:
+    kind, length, dim = config.positions, config.most_positions, config.dim
     if kind.endswith("sinusoid"):
         interleaved = kind == "interleaved_sinusoid"
+        first = config.first_position
         return SinusoidalPositions(length, dim, first=first, interleaved=interleaved)
     return nn.Identity() if kind == "none" else PositionEmbedding(length, dim)

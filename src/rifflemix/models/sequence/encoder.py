@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from rifflemix.checks import check_integer, check_positive, check_probability
+from rifflemix.checks import check_positive
 from rifflemix.errors import check_choice
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
-from rifflemix.models.sequence.classifier import SequenceClassifier, most_positions
+from rifflemix.models.sequence.classifier import SequenceClassifier
+from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.normal import BERT_STD, bert_normal
 from rifflemix.models.sequence.xavier import xavier_uniform
 from rifflemix.nn.block import NORMS, Block
@@ -21,35 +25,27 @@ from rifflemix.nn.feed_forward import FeedForward
 INITS = ("torch", "xavier", "bert")
 
 
-class Encoder(SequenceClassifier):
-    """Sequence classifier: embedding, positions, blocks, LayerNorm, pooling, head.
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(ClassifierConfig):
+    """The settings of `Encoder`: those of `ClassifierConfig`, and of its blocks.
 
-    Exactly one of `vocab_size` (tokens) and `in_channels` (vectors) says what comes in. The
-    settings not listed here are those of `SequenceClassifier`.
+    Exactly one of `vocab_size` (tokens) and `in_channels` (vectors) says what comes in.
 
-    Args:
+    Attributes:
         mixer: registry name of the token mixer.
         mixer_options: the mixer's own options, for instance `inner_dim`, the width inside.
-        host_options: options that the host sets in mixers that have them, whichever mixer it is;
-            `mixer_options` come before.
-        dim: channels C.
-        num_layers: blocks.
+        host_options: options that the backbone sets in mixers that have them, whichever mixer it
+            is; `mixer_options` come before.
         num_heads: heads, for mixers that have them.
         mlp_ratio: hidden channels of the feed-forward branch over C.
-        num_classes: outputs.
         vocab_size: number of token ids.
         in_channels: features per input vector.
-        max_length: most tokens.
-        dropout: probability, on the embedding, the mixing weights, the hidden layer of the
-            feed-forward branch and the end of both branches, where these do not have their own.
         norm: "pre", with one more norm behind the last block, or "post".
-        norm_eps: what the norms add to a variance.
         activation: of the feed-forward branch, one of `rifflemix.nn.activations.ACTIVATIONS`.
-        attention_dropout: probability of dropping a mixing weight.
+        attention_dropout: probability of dropping a mixing weight; None: `dropout`, here and in
+            the next two.
         hidden_dropout: probability in the hidden layer of the feed-forward branch.
         residual_dropout: probability at the end of both branches.
-        embedding_std: deviation of the token embedding at the start, and of the class token where
-            embeddings are scaled; that token is zero at the start where they are not.
         level_scale: mean and deviation; token ids are then read as levels from 0 to 1, see
             `rifflemix.nn.embeddings.ValueEmbedding`.
         init: "torch", each layer as torch or the mixer draws it, or "xavier", all linear maps of
@@ -57,119 +53,93 @@ class Encoder(SequenceClassifier):
             "bert", all linear maps and embeddings with deviation 0.02, as in fairseq.
 
     Raises:
-        InputError: a size out of range, or both or none of the two kinds of input.
+        InputError: a setting out of range.
     """
 
-    def __init__(
-        self,
-        *,
-        mixer: str = "softmax",
-        mixer_options: dict[str, Any] | None = None,
-        host_options: dict[str, Any] | None = None,
-        dim: int = 64,
-        num_layers: int = 2,
-        num_heads: int = 4,
-        mlp_ratio: float = 2.0,
-        num_classes: int = 10,
-        vocab_size: int | None = None,
-        in_channels: int | None = None,
-        max_length: int = 1024,
-        dropout: float = 0.0,
-        norm: str = "pre",
-        norm_eps: float = 1e-5,
-        activation: str = "gelu",
-        attention_dropout: float | None = None,
-        hidden_dropout: float | None = None,
-        residual_dropout: float | None = None,
-        embedding_dropout: float | None = None,
-        embedding_std: float = 1.0,
-        level_scale: Sequence[float] | None = None,
-        positions: str = "learned",
-        first_position: int = 0,
-        scale_embeddings: bool = False,
-        norm_embedding: bool = False,
-        pool: str = "mean",
-        head_hidden: Sequence[int] = (),
-        head_activation: str = "relu",
-        head_bias: bool = True,
-        head_dropout: float = 0.0,
-        num_sequences: int = 1,
-        pair_mix: str = "concat",
-        tie_layers: bool = False,
-        padding: str = "batch",
-        padding_id: int | None = None,
-        cls_mask: str = "valid",
-        init: str = "torch",
-    ) -> None:
-        dim = check_integer("dim", dim, 1)
-        num_layers = check_integer("num_layers", num_layers, 1)
-        max_length = check_integer("max_length", max_length, 1)
-        norm_eps = check_positive("norm_eps", norm_eps)
-        check_choice("norm", norm, NORMS)
-        check_choice("init", init, INITS)
-        dropout = check_probability("dropout", dropout)
-        residual = _own("residual_dropout", residual_dropout, dropout)
-        embedding_std = BERT_STD if init == "bert" else embedding_std
-        hidden_dim = max(1, round(dim * check_positive("mlp_ratio", mlp_ratio)))
+    mixer: str = "softmax"
+    mixer_options: Mapping[str, Any] | None = None
+    host_options: Mapping[str, Any] | None = None
+    num_heads: int = 4
+    mlp_ratio: float = 2.0
+    vocab_size: int | None = None
+    in_channels: int | None = None
+    norm: str = "pre"
+    activation: str = "gelu"
+    attention_dropout: float | None = None
+    hidden_dropout: float | None = None
+    residual_dropout: float | None = None
+    level_scale: Sequence[float] | None = None
+    init: str = "torch"
 
-        def make_block(index: int) -> Block:
-            mixing = block_mixer(
-                mixer,
-                mixer_options,
-                dim,
-                of_host=host_options,
-                num_heads=num_heads,
-                max_length=most_positions(max_length, pool),
-                layer_index=index,
-                num_layers=1 if tie_layers else num_layers,
-                dropout=_own("attention_dropout", attention_dropout, dropout),
-            )
-            branch = FeedForward(
-                dim,
-                hidden_dim,
-                dropout=residual,
-                hidden_dropout=_own("hidden_dropout", hidden_dropout, dropout),
-                activation=activation,
-            )
-            return Block(mixing, branch, dim, dropout=residual, norm=norm, norm_eps=norm_eps)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("norm", self.norm, NORMS)
+        check_choice("init", self.init, INITS)
+        self._keep("mlp_ratio", check_positive)
+        for name in ("attention_dropout", "hidden_dropout", "residual_dropout"):
+            self._keep(name, self._own_dropout)
+        if self.init == "bert":
+            object.__setattr__(self, "embedding_std", BERT_STD)
 
+
+class Encoder(SequenceClassifier):
+    """Sequence classifier: embedding, positions, blocks, LayerNorm, pooling, head.
+
+    Args:
+        settings: those of `EncoderConfig`, by their names.
+
+    Raises:
+        InputError: a setting out of range, or both or none of the two kinds of input.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        config = EncoderConfig(**settings)
         super().__init__(
             input_embedding(
-                vocab_size, in_channels, dim, std=embedding_std, level_scale=level_scale
+                config.vocab_size,
+                config.in_channels,
+                config.dim,
+                std=config.embedding_std,
+                level_scale=config.level_scale,
             ),
-            make_block,
-            nn.LayerNorm(dim, eps=norm_eps) if norm == "pre" else nn.Identity(),
-            dim=dim,
-            num_layers=num_layers,
-            num_classes=num_classes,
-            max_length=max_length,
-            positions=positions,
-            first_position=first_position,
-            scale_embeddings=scale_embeddings,
-            norm_embedding=norm_embedding,
-            norm_eps=norm_eps,
-            pool=pool,
-            cls_std=embedding_std if scale_embeddings else 0.0,
-            num_sequences=num_sequences,
-            pair_mix=pair_mix,
-            head_hidden=head_hidden,
-            head_activation=head_activation,
-            head_bias=head_bias,
-            head_dropout=head_dropout,
-            embedding_dropout=_own("embedding_dropout", embedding_dropout, dropout),
-            tie_layers=tie_layers,
-            padding=padding,
-            padding_id=padding_id,
-            cls_mask=cls_mask,
+            partial(_block, config),
+            nn.LayerNorm(config.dim, eps=config.norm_eps)
+            if config.norm == "pre"
+            else nn.Identity(),
+            config,
         )
-        if init == "xavier":
+        if config.init == "xavier":
             xavier_uniform(self.blocks)
-        elif init == "bert":
+        elif config.init == "bert":
             bert_normal(self)
 
+    # The registry, and help(), read the settings and their values here.
+    __init__.__signature__ = inspect.signature(EncoderConfig.__init__)  # type: ignore[attr-defined]
 
-def _own(name: str, value: float | None, shared: float) -> float:
-    return shared if value is None else check_probability(name, value)
+
+def _block(config: EncoderConfig, index: int) -> Block:
+    mixing = block_mixer(
+        config.mixer,
+        config.mixer_options,
+        config.dim,
+        of_host=config.host_options,
+        num_heads=config.num_heads,
+        max_length=config.most_positions,
+        layer_index=index,
+        num_layers=1 if config.tie_layers else config.num_layers,
+        dropout=config.attention_dropout,
+    )
+    residual = config.residual_dropout or 0.0
+    branch = FeedForward(
+        config.dim,
+        max(1, round(config.dim * config.mlp_ratio)),
+        dropout=residual,
+        hidden_dropout=config.hidden_dropout or 0.0,
+        activation=config.activation,
+    )
+    return Block(
+        mixing, branch, config.dim, dropout=residual, norm=config.norm, norm_eps=config.norm_eps
+    )
 
 
 PRESETS = (

@@ -14,6 +14,7 @@ from rifflemix.mixers.registry import mixer_class
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
+from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.lra import HOSTS
 from rifflemix.models.sequence.norms import TokenNorm
 from rifflemix.nn.block import NORMS
@@ -154,19 +155,20 @@ class MegaClassifier(SequenceClassifier):
             input_embedding(vocab_size, in_channels, dim, std=dim**-0.5, level_scale=level_scale),
             make_block,
             TokenNorm(norm_kind, dim) if norm == "pre" else nn.Identity(),
-            dim=dim,
-            num_layers=num_layers,
-            num_classes=num_classes,
-            max_length=max_length,
-            positions="none",
-            pool="mean",
-            num_sequences=num_sequences,
-            pair_mix=pair_mix,
-            head_hidden=head_hidden,
-            head_activation="gelu",
-            head_bias=False,
-            head_dropout=dropout,
-            embedding_dropout=dropout,
+            ClassifierConfig(
+                dim=dim,
+                num_layers=num_layers,
+                num_classes=num_classes,
+                max_length=max_length,
+                dropout=dropout,
+                positions="none",
+                num_sequences=num_sequences,
+                pair_mix=pair_mix,
+                head_hidden=head_hidden,
+                head_activation="gelu",
+                head_bias=False,
+                head_dropout=dropout,
+            ),
         )
 
     def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ from rifflemix.errors import check_choice
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
+from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.lra import HOSTS
 from rifflemix.models.sequence.norms import TokenNorm
 from rifflemix.nn.block import NORMS
@@ -122,16 +123,17 @@ class MixerClassifier(SequenceClassifier):
             input_embedding(vocab_size, in_channels, dim, level_scale=level_scale),
             make_block,
             TokenNorm(norm_kind, dim) if norm == "pre" else nn.Identity(),
-            dim=dim,
-            num_layers=num_layers,
-            num_classes=num_classes,
-            max_length=max_length,
-            positions="none",
-            pool="mean",
-            num_sequences=num_sequences,
-            pair_mix=pair_mix,
-            head_hidden=head_hidden,
-            head_activation=head_activation,
+            ClassifierConfig(
+                dim=dim,
+                num_layers=num_layers,
+                num_classes=num_classes,
+                max_length=max_length,
+                positions="none",
+                num_sequences=num_sequences,
+                pair_mix=pair_mix,
+                head_hidden=head_hidden,
+                head_activation=head_activation,
+            ),
         )
 
     def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
