@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rifflemix.runs import environment
+from rifflemix.runs.environment import environment
 from rifflemix.tasks import Task, load_task
 
 FORMAT = "rifflemix.pathfinder-cnn/2"

@@ -15,7 +15,7 @@ import pytest
 import rifflemix.cli
 from rifflemix.cli.interrupt import StopRequest
 from rifflemix.cli.options import parse_mixer_options, parse_names, parse_value
-from rifflemix.comparison import default_budget
+from rifflemix.comparison import CompareConfig, default_budget
 from rifflemix.errors import InputError
 from rifflemix.mixers import list_mixers
 from rifflemix.models import list_models
@@ -24,7 +24,7 @@ from rifflemix.tasks import list_tasks
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 TINY = (
     "--task", "digits", "--task-option", "patch_size=4", "--dim", "16", "--layers", "1",
-    "--heads", "2", "--batch-size", "8",
+    "--heads", "2", "--batch-size", "64",
 )  # fmt: skip
 FILES = {"config.json", "results.json", "table.md", "plot.png", "report.html"}
 
@@ -113,7 +113,11 @@ def test_no_arguments_show_the_help(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("what", "names"), [("mixers", list_mixers), ("models", list_models), ("tasks", list_tasks)]
 )
-def test_lists_as_json_and_as_tables(what: str, names: Callable[[], list[str]], cli: Cli) -> None:
+def test_lists_as_json_and_as_tables(
+    what: str, names: Callable[[], list[str]], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Counting builds every model: tests/models/test_model_table.py does.
+    monkeypatch.setattr("rifflemix.models.catalogue.count_parameters", lambda _: 7)
     outcome = cli("list", what, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     assert [entry["name"] for entry in json.loads(outcome.out)] == names()
@@ -285,7 +289,21 @@ def test_compare_end_to_end(cli: Cli, tmp_path: Path) -> None:
     assert {name: (out / name).read_bytes() for name in pictures} == pictures
 
 
-def test_compare_takes_every_mixer_by_default(cli: Cli, tmp_path: Path) -> None:
+def test_compare_takes_every_mixer_by_default(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(config: CompareConfig, *_: object, **__: object) -> None:
+        planned.append(config)
+        raise KeyboardInterrupt
+
+    planned: list[CompareConfig] = []
+    monkeypatch.setattr("rifflemix.comparison.plan_comparison", stop)
+    assert cli("compare", *TINY, "--out", str(tmp_path)).code == 130
+    assert list(planned[0].mixers) == list_mixers()
+
+
+@pytest.mark.slow
+def test_compare_trains_every_mixer(cli: Cli, tmp_path: Path) -> None:
     outcome = cli("compare", *TINY, "--max-steps", "1", "--out", str(tmp_path), "--json")
     results = json.loads(outcome.out)
     assert [mixer["name"] for mixer in results["mixers"]] == list_mixers()
@@ -309,22 +327,12 @@ def test_train_end_to_end(cli: Cli, tmp_path: Path) -> None:
     assert is_one_line_error(other), other
 
 
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
-def test_a_killed_compare_goes_on_to_the_same_numbers(
-    kill: signal.Signals, cli: Cli, tmp_path: Path
-) -> None:
-    arguments = (
-        "compare",
-        *TINY,
-        "--mixers",
-        "softmax,tssa",
-        "--max-steps",
-        "40",
-        "--threads",
-        "1",
-    )
-    out = tmp_path / "killed"
-    process = start(*arguments, "--out", str(out))
+KILLED = ("compare", *TINY, "--mixers", "softmax,tssa", "--max-steps", "40", "--threads", "1")
+
+
+def kill_in_training(kill: signal.Signals, out: Path) -> Outcome:
+    """A comparison in its own process, until its first run has come some way."""
+    process = start(*KILLED, "--out", str(out))
     log = out / "softmax" / "seed0" / "log.jsonl"
     deadline = time.monotonic() + 60
     while not (log.exists() and log.stat().st_size > 1000):
@@ -333,15 +341,27 @@ def test_a_killed_compare_goes_on_to_the_same_numbers(
         time.sleep(0.01)
     process.send_signal(kill)
     printed, said = process.communicate(timeout=60)
-    if kill == signal.SIGINT:
-        assert process.returncode == 130, said
-        assert "stopping after this step" in said
-        assert said.splitlines()[-1].endswith("the same command goes on.")
-        assert "Softmax attention" in printed
-        assert "Partial results" in (out / "table.md").read_text()
-        assert json.loads((out / "results.json").read_text())["status"] == "partial"
-    assert cli(*arguments, "--out", str(out)).code == 0
-    assert cli(*arguments, "--out", str(tmp_path / "straight")).code == 0
+    return Outcome(process.returncode, printed, said)
+
+
+def test_an_interrupted_compare_ends_in_good_order(tmp_path: Path) -> None:
+    outcome = kill_in_training(signal.SIGINT, tmp_path / "out")
+    assert outcome.code == 130, outcome.err
+    assert "stopping after this step" in outcome.err
+    assert outcome.err.splitlines()[-1].endswith("the same command goes on.")
+    assert "Softmax attention" in outcome.out
+    assert "Partial results" in (tmp_path / "out" / "table.md").read_text()
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["status"] == "partial"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
+def test_a_killed_compare_goes_on_to_the_same_numbers(
+    kill: signal.Signals, cli: Cli, tmp_path: Path
+) -> None:
+    kill_in_training(kill, tmp_path / "killed")
+    for name in ("killed", "straight"):
+        assert cli(*KILLED, "--out", str(tmp_path / name)).code == 0
     killed, straight = (
         json.loads((tmp_path / name / "results.json").read_text())["runs"]
         for name in ("killed", "straight")

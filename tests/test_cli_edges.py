@@ -17,7 +17,7 @@ from rifflemix.errors import InputError
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 TINY = (
     "--task", "digits", "--task-option", "patch_size=4", "--dim", "16", "--layers", "1",
-    "--heads", "2", "--batch-size", "8", "--steps", "2",
+    "--heads", "2", "--batch-size", "64", "--steps", "2",
 )  # fmt: skip
 
 
@@ -38,23 +38,28 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return rifflemix.cli.main()
 
 
-@pytest.mark.parametrize("form", ["", "--json"])
+# Each command is a process of its own, which takes seconds to start.
+FORMS = ["", pytest.param("--json", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_output_that_cannot_be_encoded(form: str) -> None:
     done = run("list recipes", form, PYTHONIOENCODING="ascii", LC_ALL="C")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.isascii()
 
 
-@pytest.mark.parametrize("form", ["", "--json"])
+@pytest.mark.parametrize("form", FORMS)
 def test_output_that_cannot_be_written(form: str) -> None:
     done = run("data list", form, ">/dev/full")
     assert done.returncode == 2
     assert done.stderr == "error: cannot write the output: No space left on device\n"
-    done = run("list recipes", form, ">&-")
+    done = run("data list", form, ">&-")
     assert done.returncode == 2
     assert done.stderr == "error: cannot write the output: stdout is closed\n"
 
 
+@pytest.mark.slow
 def test_a_reader_who_goes_away_is_no_error() -> None:
     done = run("list recipes --json | head -c 1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[", "")

@@ -143,7 +143,7 @@ def test_a_result_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
         ("models --layers 0", "layers: expected at least 1"),
         ("models --shape 1,2,3", "--shape: expected BATCH,TOKENS,CHANNELS,HEADS"),
         ("ops --repeats 0", "repeats: expected at least 1"),
-        ("ops --threads 0", "--threads: expected at least 1"),
+        ("ops --threads 0", "--threads: expected 1 to 1,024"),
         ("ops --out /nothing/here/x.json", "--out"),
     ],
 )

@@ -18,6 +18,12 @@ from rifflemix.mixers import list_mixers, mixer_card
 from rifflemix.ops.permutation import eager
 
 QUICK = Settings(repeats=1, max_seconds=20.0)
+FEW = ["softmax", "csp", "sinkhorn", "tssa"]
+MIXERS = [
+    pytest.param(FEW, id="few"),
+    pytest.param(None, id="every", marks=pytest.mark.slow),
+]
+Measured = tuple[list[str], dict[str, Any]]
 
 
 def statuses(result: dict[str, Any]) -> dict[tuple[str, str | None], tuple[str, str]]:
@@ -87,25 +93,22 @@ def test_a_wrong_operator_is_reported_and_not_timed(monkeypatch: pytest.MonkeyPa
     assert row["passes"] == {}
 
 
-@pytest.fixture(scope="module")
-def scaling_result() -> dict[str, Any]:
-    return scaling.run((64, 16, 48, 33), dim=16, heads=2, settings=QUICK)
+@pytest.fixture(scope="module", params=MIXERS)
+def scaled(request: pytest.FixtureRequest) -> Measured:
+    result = scaling.run((64, 16, 48, 33), dim=16, heads=2, mixers=request.param, settings=QUICK)
+    return request.param or list_mixers(), result
 
 
-def test_every_registered_mixer_is_measured_at_every_length(
-    scaling_result: dict[str, Any],
-) -> None:
-    json.dumps(scaling_result, allow_nan=False)
-    expected = [
-        (n, name) for n in (16, 33, 48, 64) for name in (scaling.PROJECTIONS, *list_mixers())
-    ]
-    rows = scaling_result["rows"]
-    assert [(row["shape"]["tokens"], row["name"]) for row in rows] == expected
-    assert set(statuses(scaling_result).values()) == {("measured", "")}
+def test_every_mixer_is_measured_at_every_length(scaled: Measured) -> None:
+    mixers, result = scaled
+    json.dumps(result, allow_nan=False)
+    expected = [(n, name) for n in (16, 33, 48, 64) for name in (scaling.PROJECTIONS, *mixers)]
+    assert [(row["shape"]["tokens"], row["name"]) for row in result["rows"]] == expected
+    assert set(statuses(result).values()) == {("measured", "")}
 
 
-def test_layers_are_gated(scaling_result: dict[str, Any]) -> None:
-    for row in scaling_result["rows"]:
+def test_layers_are_gated(scaled: Measured) -> None:
+    for row in scaled[1]["rows"]:
         against = [check["against"] for check in row["gate"]]
         assert against == (
             []
@@ -114,21 +117,24 @@ def test_layers_are_gated(scaling_result: dict[str, Any]) -> None:
         )
 
 
-def test_growth_states_claims_and_crossovers(scaling_result: dict[str, Any]) -> None:
-    growth = {(entry["name"], entry["pass"]): entry for entry in scaling_result["growth"]}
-    assert len(growth) == 2 * (1 + len(list_mixers()))
+def test_growth_states_claims_and_crossovers(scaled: Measured) -> None:
+    mixers, result = scaled
+    growth = {(entry["name"], entry["pass"]): entry for entry in result["growth"]}
+    assert len(growth) == 2 * (1 + len(mixers))
     for (name, _), entry in growth.items():
         assert entry["fit"]["points"] == 3  # from 32, the middle of 16 to 64 on a logarithmic scale
-        if name in list_mixers():
+        if name in mixers:
             assert entry["claimed_exponent"] == mixer_card(name).cost_exponent
             assert entry["contradicts_claim"] in (True, False)
         has_crossover = name not in (scaling.SOFTMAX, scaling.PROJECTIONS)
         assert (entry["crossover"] is not None) is has_crossover
 
 
+@pytest.mark.parametrize("mixers", MIXERS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_layers_in_other_types(dtype: str) -> None:
-    result = scaling.run((32,), dim=16, heads=2, settings=Settings(dtype, repeats=1))
+def test_layers_in_other_types(dtype: str, mixers: list[str] | None) -> None:
+    settings = Settings(dtype, repeats=1)
+    result = scaling.run((32,), dim=16, heads=2, mixers=mixers, settings=settings)
     assert set(statuses(result).values()) == {("measured", "")}
     assert all(entry["fit"] is None for entry in result["growth"])
 
@@ -188,16 +194,19 @@ def test_causal_layers_are_causal() -> None:
             assert layers._mixer(name, causal, shape).causal is causal
 
 
-@pytest.fixture(scope="module")
-def models_result() -> dict[str, Any]:
-    return models.run((Shape(2, 16, 16, 2),), layers=1, settings=QUICK)
+@pytest.fixture(scope="module", params=MIXERS)
+def trained(request: pytest.FixtureRequest) -> Measured:
+    shapes = (Shape(2, 16, 16, 2),)
+    result = models.run(shapes, layers=1, mixers=request.param, settings=QUICK)
+    return request.param or list_mixers(), result
 
 
-def test_every_mixer_trains_in_the_encoder(models_result: dict[str, Any]) -> None:
-    json.dumps(models_result, allow_nan=False)
-    assert [row["name"] for row in models_result["rows"]] == [models.NO_MIXER, *list_mixers()]
-    assert set(statuses(models_result).values()) == {("measured", "")}
-    for row in models_result["rows"]:
+def test_every_mixer_trains_in_the_encoder(trained: Measured) -> None:
+    mixers, result = trained
+    json.dumps(result, allow_nan=False)
+    assert [row["name"] for row in result["rows"]] == [models.NO_MIXER, *mixers]
+    assert set(statuses(result).values()) == {("measured", "")}
+    for row in result["rows"]:
         step = row["passes"]["training_step"]
         assert row["extra"]["steps_per_second"] == pytest.approx(1 / step["p50"])
         assert row["extra"]["tokens_per_second"] == pytest.approx(2 * 16 / step["p50"])
@@ -206,8 +215,8 @@ def test_every_mixer_trains_in_the_encoder(models_result: dict[str, Any]) -> Non
         assert [check["against"] for check in row["gate"]] == ["eager operators"]
 
 
-def test_the_floor_of_models_has_no_mixer(models_result: dict[str, Any]) -> None:
-    parameters = {row["name"]: row["extra"]["parameters"] for row in models_result["rows"]}
+def test_the_floor_of_models_has_no_mixer(trained: Measured) -> None:
+    parameters = {row["name"]: row["extra"]["parameters"] for row in trained[1]["rows"]}
     # Queries, keys, values and output, with biases.
     assert parameters["softmax"] - parameters[models.NO_MIXER] == 4 * (16 * 16 + 16)
 

@@ -30,7 +30,7 @@ from rifflemix.tasks import list_tasks, load_task
 def settings(**changes: Any) -> CompareConfig:
     """Small enough to train in a moment."""
     train = train_config(
-        default_budget("digits"), max_steps=6, batch_size=8, lr=1e-3, precision="no"
+        default_budget("digits"), max_steps=6, batch_size=64, lr=1e-3, precision="no"
     )
     base = CompareConfig(
         task="digits",
@@ -127,7 +127,11 @@ def test_finished_folder_is_read_not_trained(finished: tuple[Path, dict[str, Any
     assert (out / "results.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("polls", [0, 3, 9], ids=lambda n: f"stop at poll {n}")
+@pytest.mark.parametrize(
+    "polls",
+    [pytest.param(0, marks=pytest.mark.slow), 3, pytest.param(9, marks=pytest.mark.slow)],
+    ids="stop at poll {}".format,
+)
 def test_stopped_comparison_goes_on_bit_for_bit(
     polls: int, tmp_path: Path, finished: tuple[Path, dict[str, Any]]
 ) -> None:
@@ -220,7 +224,7 @@ def test_weights_do_not_depend_on_who_else_takes_part() -> None:
 def test_memory_counts_weights_and_grows_with_the_batch() -> None:
     task = load_task("digits", patch_size=4)
     small = settings()
-    large = settings(train=replace(small.train, batch_size=64))
+    large = settings(train=replace(small.train, batch_size=256))
     parameters = sum(p.numel() for p in build_model(small, task, "tssa", 0).parameters())
     of_small = training_memory(small, task, "tssa")
     assert of_small >= 4 * 4 * parameters  # weights, gradients and Adam's two moments

@@ -33,7 +33,7 @@ def gradients(model: rm.models.Model, name: str) -> list[Tensor]:
     return [torch.zeros(()) if g is None else g for g in found]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_parameter_learns(name: str) -> None:
     model = build(name).train()
     found = gradients(model, name)

@@ -171,6 +171,7 @@ def test_list_recipes(cli: Cli) -> None:
     assert {"printed", "unit", "task", "model", "train", "notes"} <= set(entries[0])
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_in_good_order(tmp_path: Path) -> None:
     """In a process of its own, as a user has it."""
     out = tmp_path / "run"

@@ -148,6 +148,7 @@ def test_disk_that_fills_up_while_files_are_decoded(
         prepare_task("mnist", data_dir=data)
 
 
+@pytest.mark.slow
 def test_two_prepare_at_once(cache: Path) -> None:
     """Both end well, with one set of files."""
     command = [

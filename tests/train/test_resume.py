@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,25 @@ def outcome(out_dir: Path) -> dict[str, Any]:
     }
 
 
+Straight = Callable[[TrainConfig], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    """What a run that nobody stops leaves; each configuration is trained once."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def outcome_of(config: TrainConfig) -> dict[str, Any]:
+        key = json.dumps(config.to_dict())
+        if key not in known:
+            out_dir = tmp_path_factory.mktemp("straight")
+            run(out_dir, config)
+            known[key] = outcome(out_dir)
+        return known[key]
+
+    return outcome_of
+
+
 SETTINGS_TABLE: dict[str, dict[str, Any]] = {
     "plain": {},
     "coupled-adam": {"optimizer": "adam", "schedule": "cosine", "clip_norm": None},
@@ -77,43 +97,50 @@ SETTINGS_TABLE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("settings", SETTINGS_TABLE.values(), ids=SETTINGS_TABLE.keys())
-def test_killed_twice_equals_straight(tmp_path: Path, settings: dict[str, Any]) -> None:
+SLOW = {"coupled-adam", "bf16", "epoch-in-a-batch", "every-step"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name, settings in SETTINGS_TABLE.items()
+    ],
+)
+def test_killed_twice_equals_straight(
+    tmp_path: Path, settings: dict[str, Any], straight: Straight
+) -> None:
     config = make_config(**settings)
-    run(tmp_path / "straight", config)
     for step in (9, 17):
         with pytest.raises(Killed):
             run(tmp_path / "killed", config, on_event=kill_at(step))
     run(tmp_path / "killed", config)
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
+    assert outcome(tmp_path / "killed") == straight(config)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, LAST + 1))
-def test_killed_at_any_step(tmp_path: Path, step: int) -> None:
-    run(tmp_path / "straight", make_config())
+def test_killed_at_any_step(tmp_path: Path, step: int, straight: Straight) -> None:
     with pytest.raises(Killed):
         run(tmp_path / "killed", make_config(), on_event=kill_at(step))
     run(tmp_path / "killed", make_config())
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
+    assert outcome(tmp_path / "killed") == straight(make_config())
 
 
 @pytest.mark.parametrize(("kind", "step"), [("eval", 5), ("eval", LAST), ("checkpoint", LAST)])
-def test_killed_around_evaluation(tmp_path: Path, kind: str, step: int) -> None:
-    run(tmp_path / "straight", make_config())
+def test_killed_around_evaluation(tmp_path: Path, kind: str, step: int, straight: Straight) -> None:
     with pytest.raises(Killed):
         run(tmp_path / "killed", make_config(), on_event=kill_at(step, kind))
     run(tmp_path / "killed", make_config())
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
+    assert outcome(tmp_path / "killed") == straight(make_config())
 
 
-def test_stopped_at_every_step_equals_straight(tmp_path: Path) -> None:
+def test_stopped_at_every_step_equals_straight(tmp_path: Path, straight: Straight) -> None:
     """Stops fall beside every cadence, so half-read losses and history are carried over.
 
     At steps 5 and 10 the stop comes in the middle of an evaluation.
     """
     config = make_config(max_steps=11, checkpoint_every=None)
-    run(tmp_path / "straight", config)
     for step in range(1, 12):
         steps: list[int] = []
         result = run(
@@ -124,15 +151,14 @@ def test_stopped_at_every_step_equals_straight(tmp_path: Path) -> None:
         )
         assert (result.finished, result.step, steps) == (False, step, [step])
     run(tmp_path / "stopped", config)
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "straight")
+    assert outcome(tmp_path / "stopped") == straight(config)
 
 
-def test_stop_before_the_first_update(tmp_path: Path) -> None:
+def test_stop_before_the_first_update(tmp_path: Path, straight: Straight) -> None:
     result = run(tmp_path / "stopped", make_config(), should_stop=lambda: True)
     assert (result.finished, result.step, result.test) == (False, 0, None)
     run(tmp_path / "stopped", make_config())
-    run(tmp_path / "straight", make_config())
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "straight")
+    assert outcome(tmp_path / "stopped") == straight(make_config())
 
 
 def test_stop_during_the_final_test_keeps_it_single(tmp_path: Path) -> None:
@@ -172,16 +198,16 @@ def test_finished_run_is_returned_without_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"num_workers": 0}, {"num_workers": 2}], ids=["no-workers", "two-workers"]
+    "num_workers", [0, pytest.param(2, marks=pytest.mark.slow)], ids="{} workers".format
 )
 def test_settings_without_effect_may_change_on_resume(
-    tmp_path: Path, settings: dict[str, Any]
+    tmp_path: Path, num_workers: int, straight: Straight
 ) -> None:
-    run(tmp_path / "straight", make_config())
     with pytest.raises(Killed):
         run(tmp_path / "killed", make_config(num_workers=2), on_event=kill_at(10))
-    run(tmp_path / "killed", make_config(checkpoint_every=3, checkpoint_seconds=9.0, **settings))
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
+    changed = {"checkpoint_every": 3, "checkpoint_seconds": 9.0, "num_workers": num_workers}
+    run(tmp_path / "killed", make_config(**changed))
+    assert outcome(tmp_path / "killed") == straight(make_config())
 
 
 class Odd(nn.Module):
@@ -208,7 +234,13 @@ def make_compiled() -> Any:
     return torch.compile(Odd(), backend="eager")
 
 
-@pytest.mark.parametrize("build", [Odd, make_compiled], ids=["odd", "compiled"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(Odd, id="odd"),
+        pytest.param(make_compiled, id="compiled", marks=pytest.mark.slow),
+    ],
+)
 def test_other_models_resume_exactly(tmp_path: Path, build: Any) -> None:
     def run_built(name: str, **options: Any) -> Any:
         torch.manual_seed(0)
@@ -235,21 +267,21 @@ def run_script(out_dir: Path, config: TrainConfig, kill_step: int = -1) -> int:
     ).returncode
 
 
-def test_kill_minus_nine(tmp_path: Path) -> None:
-    run(tmp_path / "straight", make_config())
+def test_kill_minus_nine(tmp_path: Path, straight: Straight) -> None:
     assert run_script(tmp_path / "killed", make_config(), kill_step=14) == -9
     assert not (tmp_path / "killed" / "result.json").exists()
     run(tmp_path / "killed", make_config())
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
+    assert outcome(tmp_path / "killed") == straight(make_config())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [3.0, 4.0, 5.0, 6.0, 7.0])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_kill_minus_nine_at_any_moment(tmp_path: Path, seconds: float, workers: int) -> None:
+def test_kill_minus_nine_at_any_moment(
+    tmp_path: Path, seconds: float, workers: int, straight: Straight
+) -> None:
     """The signal falls wherever it falls: in start-up, an update, a save or an evaluation."""
     config = make_config(max_steps=400, checkpoint_every=2, num_workers=workers)
-    run(tmp_path / "straight", config)
     script = Path(toy_training.__file__)
     command = [sys.executable, str(script), str(tmp_path / "killed")]
     command += [json.dumps(config.to_dict()), "{}"]
@@ -260,4 +292,4 @@ def test_kill_minus_nine_at_any_moment(tmp_path: Path, seconds: float, workers: 
         process.kill()
         process.wait()
     run(tmp_path / "killed", config)
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
+    assert outcome(tmp_path / "killed") == straight(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -82,3 +82,18 @@ def masks(batch: int, length: int) -> dict[str, Tensor | None]:
     scattered = torch.rand(batch, length, generator=generator) < 0.4
     scattered[-1] = True
     return {"none": None, "trailing": trailing, "leading": trailing.flip(1), "scattered": scattered}
+
+
+def padded_inputs(lengths: Iterable[int], dim: int) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Three samples of each length with each kind of padding, and words for which it is."""
+    for length in lengths:
+        x = torch.randn(3, length, dim, dtype=torch.float64)
+        for kind, mask in masks(3, length).items():
+            yield f"{length} tokens, padding {kind}", x, mask
+
+
+def require_close(y: Tensor, expected: Tensor, case: str) -> None:
+    """float64 results are the same but for rounding; the error says in which case they are not."""
+    torch.testing.assert_close(
+        y, expected, atol=1e-12, rtol=1e-9, msg=lambda found: f"{case}: {found}"
+    )
