@@ -25,8 +25,8 @@ from rifflemix.comparison import (
 from rifflemix.comparison.files import comparison_files
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer, list_mixers, mixer_card
-from rifflemix.models import GPT, Seq2Seq
-from rifflemix.tasks import load_task
+from rifflemix.models import GPT, Seq2Seq, model_card
+from rifflemix.tasks import list_tasks, load_task, task_card
 
 TEXT = "the cat sat on the mat\nthe dog sat on the cat\n"
 SORT = {
@@ -70,6 +70,18 @@ def test_backbones() -> None:
         "gpt",
         "seq2seq",
     ]
+
+
+@pytest.mark.parametrize("task", list_tasks())
+def test_every_card_names_a_backbone(task: str) -> None:
+    card, model = task_card(task), default_model(task)
+    assert model_card(model)
+    assert (model == "gpt") == (card.output == "next_token")
+    takes_images = model_card(model).inputs == "images"
+    assert takes_images == (card.options.get("layout") == "image")
+    if "layout" in card.options:
+        assert model_card(default_model(task, {"layout": "image"})).inputs == "images"
+        assert "vectors" in model_card(default_model(task, {"layout": "sequence"})).inputs
 
 
 def test_mixers_that_look_ahead_are_left_out() -> None:

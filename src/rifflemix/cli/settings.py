@@ -70,7 +70,7 @@ class Settings:
             ),
             task_options=task_options,
             mixer_options=parse_mixer_options(self.mixer_option, mixers),
-            model=self.model or default_model(self.task),
+            model=self.model or default_model(self.task, task_options),
             device=parse_device(self.device),
             threads=parse_threads(self.threads),
         )

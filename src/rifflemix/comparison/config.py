@@ -17,12 +17,6 @@ from rifflemix.train.config import TrainConfig
 
 FORMAT = "rifflemix.compare/1"
 
-_BACKBONES = {
-    "classes": "encoder",
-    "next_token": "gpt",
-    "sequence": "seq2seq",
-    "number": "graphormer_pcqm4m",
-}
 # Beyond these a typing error is likelier than a wish.
 MOST_SEEDS = 1_000
 _MOST = {"dim": 65_536, "num_layers": 1_000, "num_heads": 65_536, "threads": MOST_THREADS}
@@ -70,7 +64,7 @@ class CompareConfig:
         _check_seeds(self.seeds)
         _check_list("seeds", self.seeds)
         for name in self.mixers:
-            if not mixer_card(name).causal and is_generative(self.task):
+            if not mixer_card(name).causal and task_card(self.task).is_generative:
                 raise bad_argument(
                     "mixers",
                     f"causal ones, since task {self.task} predicts tokens from those before them",
@@ -117,22 +111,18 @@ class CompareConfig:
         }
 
 
-def is_generative(task: str) -> bool:
-    """Whether models of a task must not look ahead: they predict tokens."""
-    return task_card(task).output in ("next_token", "sequence")
-
-
 def default_mixers(task: str) -> tuple[str, ...]:
     """All registered mixers that can be compared on a task."""
-    if task_card(task).output == "number":
+    card = task_card(task)
+    if card.output == "number":
         return tuple(GRAPH_MIXERS)
-    can_all = not is_generative(task)
+    can_all = not card.is_generative
     return tuple(name for name in list_mixers() if can_all or mixer_card(name).causal)
 
 
-def default_model(task: str) -> str:
-    """The backbone whose outputs are what a task asks for."""
-    return _BACKBONES[task_card(task).output]
+def default_model(task: str, options: Mapping[str, Any] | None = None) -> str:
+    """The backbone that a task's card names for its samples with these options."""
+    return task_card(task).backbone_for(options or {})
 
 
 def _check_list(name: str, values: tuple[Any, ...]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rifflemix.comparison.config import CompareConfig, default_model, is_generative
+from rifflemix.comparison.config import CompareConfig, default_model
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, list_mixers
 from rifflemix.models import create_model, model_card, model_settings
 from rifflemix.runs.measure import peak_memory
-from rifflemix.tasks import Task
+from rifflemix.tasks import Task, task_card
 from rifflemix.tasks.images.pixels import WholeImages
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
@@ -114,9 +114,10 @@ def _create(
     known = model_settings(config.model)
     for name in settings:
         if name not in known:
+            fitting = default_model(task.name, task.options)
             raise InputError(
                 f"model {config.model} has no setting {name}, which a comparison on task "
-                f"{task.name} needs; choose a model that has it, such as {_fitting_model(task)}"
+                f"{task.name} needs; choose a model that has it, such as {fitting}"
             )
     return create_model(config.model, **settings)
 
@@ -134,13 +135,8 @@ def _check_inputs(model: str, task: Task) -> None:
         layout = ", or layout 'image'"
     raise InputError(
         f"model {model} takes {inputs}, but task {task.name} has {kind}; choose a model that "
-        f"takes {kind}, such as {_fitting_model(task)}{layout}"
+        f"takes {kind}, such as {default_model(task.name, task.options)}{layout}"
     )
-
-
-def _fitting_model(task: Task) -> str:
-    """A backbone that can be compared on a task."""
-    return "vit_cifar10" if isinstance(task, WholeImages) else default_model(task.name)
 
 
 def _task_settings(model: str, task: Task) -> dict[str, Any]:
@@ -154,7 +150,7 @@ def _task_settings(model: str, task: Task) -> dict[str, Any]:
         own = {"max_length": task.max_length, "in_channels": task.num_features}
     else:  # graphs of any size, with the features that the presets are made for
         own = {}
-    if not is_generative(task.name):
+    if not task_card(task.name).is_generative:
         own["num_classes"] = task.num_classes
     if task.num_sequences > 1:
         own |= _pair_settings(model, task)

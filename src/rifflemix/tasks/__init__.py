@@ -1,6 +1,15 @@
 """Data: generate, fetch, verify, cache, collate. Knows nothing of models."""
 
-from rifflemix.tasks.core.base import Batch, Progress, Sample, Split, Task, TaskCard, TaskStatus
+from rifflemix.tasks.core.base import (
+    Batch,
+    Budget,
+    Progress,
+    Sample,
+    Split,
+    Task,
+    TaskCard,
+    TaskStatus,
+)
 from rifflemix.tasks.registry import (
     list_tasks,
     load_task,
@@ -11,6 +20,7 @@ from rifflemix.tasks.registry import (
 
 __all__ = [
     "Batch",
+    "Budget",
     "Progress",
     "Sample",
     "Split",

@@ -35,6 +35,34 @@ Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, how much is done, and of how much (None: not known)."""
 
 
+Output = Literal["classes", "next_token", "sequence", "number"]
+"""What a model gives: "classes" (B, K), "next_token" (B, N, V) logits of the token after each,
+"sequence" (B, M, V) logits of another sequence, or "number" (B, 1)."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Model size and training budget where the caller does not say, the same for every mixer.
+
+    Attributes:
+        dim: channels C.
+        num_layers: blocks.
+        num_heads: heads H.
+        max_steps: optimiser updates.
+        batch_size: sequences per update.
+        lr: peak learning rate.
+        evaluations: how often to look at the validation split; the best look chooses the weights.
+    """
+
+    dim: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    max_steps: int = 1000
+    batch_size: int = 32
+    lr: float = 1e-3
+    evaluations: int = 5
+
+
 @dataclass(frozen=True)
 class TaskCard:
     """What a task is and where its data comes from; lists, tables and the commands read it.
@@ -47,8 +75,11 @@ class TaskCard:
         description: one or two sentences on inputs, labels and splits.
         needs_data: needs files or a network; False where the data is built in or generated.
         options: the task's own options and their defaults.
-        output: what a model gives: "classes" (B, K), "next_token" (B, N, V) logits of the token
-            after each, "sequence" (B, M, V) logits of another sequence, or "number" (B, 1).
+        output: what a model gives, see `Output`.
+        backbone: registry name of a model that takes the samples and gives this output.
+        image_backbone: of one that takes whole images, where option layout asks for them.
+        budget: model size and training budget. Chosen so that a handful of mixers end in minutes
+            (digits) or within an hour or two (the others) on two cores; not tuned for a mixer.
     """
 
     name: str
@@ -58,7 +89,20 @@ class TaskCard:
     description: str
     needs_data: bool
     options: Mapping[str, Any] = field(default_factory=dict)
-    output: Literal["classes", "next_token", "sequence", "number"] = "classes"
+    output: Output = "classes"
+    backbone: str = "encoder"
+    image_backbone: str = "vit_cifar10"
+    budget: Budget = Budget()
+
+    @property
+    def is_generative(self) -> bool:
+        """Whether models must not look ahead: they predict tokens from those before them."""
+        return self.output in ("next_token", "sequence")
+
+    def backbone_for(self, options: Mapping[str, Any]) -> str:
+        """The backbone that fits the samples with these options; those left out have defaults."""
+        layout = {**self.options, **options}.get("layout")
+        return self.image_backbone if layout == "image" else self.backbone
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,7 @@ def _card(name: str, title: str, source: str, licence: str, description: str) ->
         description=f"{description} {_LAYOUT}",
         needs_data=True,
         output="number",
+        backbone="graphormer_pcqm4m",
         options={"split": "random", "path_length": 5, "max_rows": None},
     )
 

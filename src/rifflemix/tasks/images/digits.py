@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rifflemix.tasks.core.base import (
     SPLITS,
+    Budget,
     Request,
     Task,
     TaskCard,
@@ -40,6 +41,7 @@ class Digits:
         ),
         needs_data=False,
         options={"patch_size": 1},
+        budget=Budget(max_steps=400, batch_size=64, lr=5e-3, evaluations=8),
     )
 
     def load(self, request: Request) -> Task:

@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.tasks.core.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
+from rifflemix.tasks.core.base import (
+    Budget,
+    Progress,
+    Request,
+    Task,
+    TaskCard,
+    TaskStatus,
+    check_one_of,
+)
 from rifflemix.tasks.data_io.bounded import read_npz_xz, read_tar_members
 from rifflemix.tasks.data_io.files import (
     Arrays,
@@ -92,6 +100,7 @@ class Image:
             "augment": "none",
             "statistics": "data",
         },
+        budget=Budget(evaluations=2),
     )
 
     def load(self, request: Request) -> Task:

@@ -76,6 +76,7 @@ class ImageBytes(Image):
         needs_data=True,
         options={"color": "rgb"},
         output="next_token",
+        backbone="gpt",
     )
 
     def load(self, request: Request) -> Task:

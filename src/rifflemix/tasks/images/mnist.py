@@ -10,7 +10,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rifflemix.errors import InputError
-from rifflemix.tasks.core.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
+from rifflemix.tasks.core.base import (
+    Budget,
+    Progress,
+    Request,
+    Task,
+    TaskCard,
+    TaskStatus,
+    check_one_of,
+)
 from rifflemix.tasks.data_io.bounded import read_idx
 from rifflemix.tasks.data_io.files import (
     Arrays,
@@ -66,6 +74,7 @@ class Mnist:
         ),
         needs_data=True,
         options={"patch_size": 1, "layout": "sequence", "augment": "none"},
+        budget=Budget(batch_size=64),
     )
 
     def load(self, request: Request) -> Task:

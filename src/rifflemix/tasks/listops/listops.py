@@ -13,6 +13,7 @@ import numpy as np
 from rifflemix.errors import bad_argument
 from rifflemix.tasks.core.base import (
     SPLITS,
+    Budget,
     Progress,
     Request,
     Task,
@@ -68,6 +69,7 @@ class ListOps:
             "num_validation": 2_000,
             "num_test": 2_000,
         },
+        budget=Budget(batch_size=16, evaluations=2),
     )
 
     def load(self, request: Request) -> Task:

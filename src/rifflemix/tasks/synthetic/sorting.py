@@ -19,6 +19,7 @@ from rifflemix.errors import bad_argument
 from rifflemix.tasks.core.base import (
     SPLITS,
     Batch,
+    Budget,
     Request,
     Sample,
     Task,
@@ -59,6 +60,8 @@ class Sorting:
             "free_running": False,
         },
         output="sequence",
+        backbone="seq2seq",
+        budget=Budget(batch_size=16, evaluations=4),
     )
 
     def load(self, request: Request) -> Task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import numpy as np
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.tasks.core.base import (
     SPLITS,
+    Budget,
     Progress,
     Request,
     Task,
@@ -36,6 +38,7 @@ from rifflemix.tasks.data_io.hub import HubData, hub_source
 from rifflemix.tasks.text.next_token import NextTokenTask, WindowSplit
 from rifflemix.tasks.text.vocabulary import Vocabulary, build_vocabulary
 
+_BUDGET = Budget(dim=128, num_layers=4, max_steps=2000, batch_size=16, lr=2e-3)
 _OPTIONS = {"max_length": 256, "stride": None, "bpe_size": 4096, "tokenizer": ""}
 _CUTS = (
     "Evaluation is in windows of max_length tokens that start stride apart (unset: max_length, so "
@@ -221,6 +224,8 @@ class PennTreebank(Language):
         needs_data=True,
         options={"level": "word", **_OPTIONS, "max_length": 128},
         output="next_token",
+        backbone="gpt",
+        budget=replace(_BUDGET, batch_size=32),
     )
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "train": ("ptb.train.txt",),
@@ -258,6 +263,8 @@ class Shakespeare(Language):
         needs_data=True,
         options={"level": "byte", **_OPTIONS},
         output="next_token",
+        backbone="gpt",
+        budget=replace(_BUDGET, max_steps=1000),
     )
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {"all": ("tinyshakespeare.txt", "input.txt")}
     folder: ClassVar[str] = "tinyshakespeare"
@@ -291,6 +298,8 @@ class WikiText(Language):
         needs_data=True,
         options={"level": "word", **_OPTIONS},
         output="next_token",
+        backbone="gpt",
+        budget=_BUDGET,
     )
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "train": ("wikitext2.train.txt", "wiki.train.tokens"),

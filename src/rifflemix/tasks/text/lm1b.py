@@ -71,6 +71,7 @@ class LM1B(Language):
             "num_shards": None,
         },
         output="next_token",
+        backbone="gpt",
     )
     home: ClassVar[str] = "https://www.statmt.org/lm-benchmark"
     split_note: ClassVar[str] = (

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rifflemix.errors import InputError, check_choice
 from rifflemix.files import parse_json
 from rifflemix.tasks.core.base import (
+    Budget,
     Progress,
     Request,
     Task,
@@ -78,6 +79,7 @@ class Text:
         ),
         needs_data=True,
         options={"level": "byte", "max_length": 4096, "vocab_size": 16_000},
+        budget=Budget(batch_size=16, evaluations=2),
     )
 
     def load(self, request: Request) -> Task:
