@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.tasks.core.base import SPLITS, Progress, Request, TaskCard, TaskStatus, check_integer
-from rifflemix.tasks.data_io.files import (
-    Arrays,
-    Source,
-    absent,
-    load_source,
-    missing_data,
-    source_folder,
-    source_status,
-    stat_key,
-)
+from rifflemix.tasks.core.base import SPLITS, Progress, Request, TaskCard, check_integer
+from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.tasks.data_io.files import Array, Arrays, Source
 from rifflemix.tasks.graphs.graphs import GraphRegression, GraphSplit
 from rifflemix.tasks.graphs.smiles import (
     ATOM_FEATURES,
@@ -39,7 +31,7 @@ _LAYOUT = (
 
 
 @dataclass(frozen=True)
-class Molecules:
+class Molecules(FileTask):
     """A table of SMILES with one number each.
 
     Attributes:
@@ -58,10 +50,27 @@ class Molecules:
     metric: str
     get_it: str
 
-    def load(self, request: Request) -> GraphRegression:
-        """The task, decoded to the cache when first read."""
-        path_length = check_integer(request.options, "path_length", 1, 64)
-        arrays = load_source(self.card, self._source(request), request.progress)
+    def check(self, options: Options) -> None:
+        """A rule, and sizes."""
+        check_choice("split", options["split"], SPLIT_RULES)
+        check_integer(options, "path_length", 1, 64)
+        if options["max_rows"] is not None:
+            check_integer(options, "max_rows", 10)
+
+    def key(self, options: Options) -> tuple[object, ...]:
+        """What shapes the molecules and their splits."""
+        return _VERSION, options["split"], options["max_rows"]
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        """The table under each of its names."""
+        read = partial(self._decode, options)
+        return [Form("{table}", {"table": name}, read) for name in self.files]
+
+    def build(
+        self, request: Request, source: Source, arrays: Mapping[str, Array]
+    ) -> GraphRegression:
+        """The task over graphs."""
+        path_length = int(request.options["path_length"])
         split_of = np.asarray(arrays["split_of"].values)
         splits = {
             name: GraphSplit(arrays, np.flatnonzero(split_of == code), path_length)
@@ -69,9 +78,8 @@ class Molecules:
         }
         for name, split in splits.items():
             if len(split) == 0:
-                source = self._source(request).name
                 raise InputError(
-                    f"task {self.card.name}: {source} leaves no molecules for the {name} split"
+                    f"task {self.card.name}: {source.name} leaves no molecules for the {name} split"
                 )
         train = splits["train"].targets()
         sizes = np.diff(arrays["atom_ends"].values, prepend=0)
@@ -86,7 +94,7 @@ class Molecules:
             max_length=int(sizes.max()),
             padding=True,
             split_note=f"80 / 10 / 10 % train / validation / test, {rule} by molecule, no seed",
-            data_source=self._source(request).description,
+            data_source=source.description,
             splits=splits,
             metric=self.metric,
             higher_is_better=False,
@@ -95,42 +103,10 @@ class Molecules:
             loss_kind={"rmse": "mse", "mae": "mae"}[self.metric],
         )
 
-    def status(self, data_dir: Path | None) -> TaskStatus:
-        """Whether the table is in `data_dir`."""
-        path = None if data_dir is None else self._find(data_dir)
-        if path is None:
-            return absent(self.card, data_dir)
-        rule = str(self.card.options["split"])
-        return source_status(self.card, self._table(path, rule, None), data_dir)
-
-    def prepared(self, request: Request) -> Path:
-        """The folder of decoded molecules."""
-        return source_folder(self.card, self._source(request))
-
-    def _source(self, request: Request) -> Source:
-        rule = str(request.options["split"])
-        check_choice("split", rule, SPLIT_RULES)
-        most = request.options["max_rows"]
-        if most is not None:
-            most = check_integer(request.options, "max_rows", 10)
-        path = None if request.data_dir is None else self._find(request.data_dir)
-        if path is None:
-            raise self._missing(request.data_dir)
-        return self._table(path, rule, most)
-
-    def _table(self, path: Path, rule: str, most: int | None) -> Source:
-        key = stat_key([path], _VERSION, rule, most)
-        return Source(path.name, key, partial(self._decode, path, rule, most))
-
-    def _decode(self, path: Path, rule: str, most: int | None, progress: Progress) -> Arrays:
-        rows = islice(read_csv(path, self.smiles, self.target), most)
-        return decode_molecules(path, rows, rule, progress)
-
-    def _find(self, data_dir: Path) -> Path | None:
-        return next((data_dir / f for f in self.files if (data_dir / f).is_file()), None)
-
-    def _missing(self, data_dir: Path | None) -> InputError:
-        return missing_data(self.card, data_dir, self.files, self.get_it)
+    def _decode(self, options: Options, paths: Paths, progress: Progress) -> Arrays:
+        path = paths["table"]
+        rows = islice(read_csv(path, self.smiles, self.target), options["max_rows"])
+        return decode_molecules(path, rows, options["split"], progress)
 
 
 def _card(name: str, title: str, source: str, licence: str, description: str) -> TaskCard:

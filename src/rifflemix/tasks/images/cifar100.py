@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from rifflemix.errors import InputError
-from rifflemix.tasks.core.base import Progress, Request, Task, TaskCard, TaskStatus, check_one_of
+from rifflemix.tasks.core.base import Progress, Request, Task, TaskCard, check_one_of
 from rifflemix.tasks.data_io.bounded import read_tar_members
-from rifflemix.tasks.data_io.files import (
-    Arrays,
-    Source,
-    damaged,
-    load_source,
-    missing_data,
-    reading,
-    source_folder,
-    source_status,
-    stat_key,
-)
+from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.tasks.data_io.files import Array, Arrays, Source, damaged, reading
 from rifflemix.tasks.data_io.hub import HubData, hub_source
 from rifflemix.tasks.images.pixels import (
     PARTS,
@@ -30,6 +21,7 @@ from rifflemix.tasks.images.pixels import (
     carved_task,
     check_layout,
     check_parts,
+    holds_pickles,
     scale_of,
 )
 
@@ -53,10 +45,10 @@ _SCALE = PixelScale(top=255, mean=(0.5071, 0.4867, 0.4408), std=(0.2675, 0.2565,
 _PER_IMAGE = PixelScale(top=255, mean=(0.5071, 0.4865, 0.4409), std=(0.2009, 0.1984, 0.2023))
 
 
-class Cifar100:
+class Cifar100(FileTask):
     """CIFAR-100 with its 100 fine labels, from its binary version or the Hugging Face hub."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="cifar100",
         title="CIFAR-100",
         source="Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009)",
@@ -70,63 +62,37 @@ class Cifar100:
         options={"patch_size": 1, "layout": "image", "augment": "none", "statistics": "data"},
     )
 
-    def load(self, request: Request) -> Task:
-        """The task, decoded to the cache when first read."""
-        check_one_of(request.options, "patch_size", (1, 2, 4, 8, 16))
-        check_layout(request.options)
-        scale = scale_of(request.options, _SCALE, _PER_IMAGE)
-        source = self._source(request.data_dir)
-        arrays = load_source(self.card, source, request.progress)
-        return carved_task(self.card, request.options, arrays, scale, source.description, _CLASSES)
+    get_it = f"{_TAR} from https://www.cs.toronto.edu/~kriz/cifar.html"
 
-    def status(self, data_dir: Path | None) -> TaskStatus:
-        """What is found in `data_dir`, or was fetched before."""
-        source = _find(data_dir) if data_dir else self._source(None)
-        return source_status(self.card, source, data_dir)
+    def check(self, options: Options) -> None:
+        """Patches that fit, a layout and a scale."""
+        check_one_of(options, "patch_size", (1, 2, 4, 8, 16))
+        check_layout(options)
+        scale_of(options, _SCALE, _PER_IMAGE)
 
-    def prepared(self, request: Request) -> Path | None:
-        """The folder of decoded images."""
-        return source_folder(self.card, self._source(request.data_dir))
-
-    def _source(self, data_dir: Path | None) -> Source:
-        if data_dir is None:
-            return hub_source(_HUB, _decode_hub, self._missing)
-        source = _find(data_dir)
-        if source is None:
-            raise self._missing(_why_not(data_dir), data_dir)
-        return source
-
-    def _missing(self, why: str, data_dir: Path | None = None) -> InputError:
-        return missing_data(
-            self.card,
-            data_dir,
-            (f"{_FOLDER}/", _TAR),
-            f"{_TAR} from https://www.cs.toronto.edu/~kriz/cifar.html",
-            why,
+    def forms(self, options: Options) -> Sequence[Form]:
+        """The binary version, unpacked or not."""
+        files = {part: f"{_FOLDER}/{part}.bin" for part in PARTS}
+        return (
+            Form(_FOLDER, files, _decode_folder, looked_for=f"{_FOLDER}/"),
+            Form(_TAR, {"all": _TAR}, _decode_tar),
         )
 
+    def why_not(self, data_dir: Path, options: Options) -> str:
+        """The version with pickles."""
+        return holds_pickles(data_dir, "cifar-100-python")
 
-def _find(data_dir: Path) -> Source | None:
-    folder = data_dir / _FOLDER
-    paths = {part: folder / f"{part}.bin" for part in PARTS}
-    present = [path for path in paths.values() if path.is_file()]
-    if present:
-        for path in paths.values():
-            if not path.is_file():
-                raise InputError(f"{path}: the file is missing, its companion is there")
-        return Source(_FOLDER, stat_key(present), partial(_decode_folder, paths))
-    path = data_dir / _TAR
-    return Source(_TAR, stat_key([path]), partial(_decode_tar, path)) if path.is_file() else None
+    def remote_source(self, options: Options) -> Source:
+        """From the Hugging Face hub."""
+        return hub_source(_HUB, _decode_hub, partial(self.missing, options))
 
-
-def _why_not(data_dir: Path) -> str:
-    python_version = ("cifar-100-python", "cifar-100-python.tar.gz")
-    if any((data_dir / name).exists() for name in python_version):
-        return "the python version there holds pickles, which can run code and are not read"
-    return ""
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task, validation carved from the training images."""
+        scale = scale_of(request.options, _SCALE, _PER_IMAGE)
+        return carved_task(self.card, request.options, arrays, scale, source.description, _CLASSES)
 
 
-def _decode_folder(paths: dict[str, Path], progress: Progress) -> Arrays:
+def _decode_folder(paths: Paths, progress: Progress) -> Arrays:
     progress("decoding CIFAR-100", 0, None)
     content = {}
     for part, path in paths.items():
@@ -135,7 +101,8 @@ def _decode_folder(paths: dict[str, Path], progress: Progress) -> Arrays:
     return _arrays(content, str(paths["test"].parent))
 
 
-def _decode_tar(path: Path, progress: Progress) -> Arrays:
+def _decode_tar(paths: Paths, progress: Progress) -> Arrays:
+    path = paths["all"]
     progress(f"decoding {path.name}", 0, None)
     wanted = {f"{_FOLDER}/{part}.bin": part for part in PARTS}
     content = {

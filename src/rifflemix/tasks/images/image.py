@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rifflemix.errors import InputError, check_choice
-from rifflemix.tasks.core.base import (
-    Budget,
-    Progress,
-    Request,
-    Task,
-    TaskCard,
-    TaskStatus,
-    check_one_of,
-)
+from rifflemix.errors import check_choice
+from rifflemix.tasks.core.base import Budget, Progress, Request, Task, TaskCard, check_one_of
 from rifflemix.tasks.data_io.bounded import read_npz_xz, read_tar_members
-from rifflemix.tasks.data_io.files import (
-    Arrays,
-    Source,
-    damaged,
-    load_source,
-    missing_data,
-    reading,
-    source_folder,
-    source_status,
-    stat_key,
-)
+from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.tasks.data_io.files import Array, Arrays, Source, damaged, reading
 from rifflemix.tasks.data_io.hub import HubData, hub_source
 from rifflemix.tasks.images.pixels import (
     PARTS,
@@ -42,6 +25,7 @@ from rifflemix.tasks.images.pixels import (
     check_layout,
     check_parts,
     decode_npz_parts,
+    holds_pickles,
     scale_of,
 )
 
@@ -76,10 +60,10 @@ _PER_IMAGE = PixelScale(top=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1
 _PIECE = 5000
 
 
-class Image:
+class Image(FileTask):
     """CIFAR-10, from its binary version, .npz.xz archives or the Hugging Face hub."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="image",
         title="CIFAR-10",
         source="Krizhevsky, Learning Multiple Layers of Features from Tiny Images (2009)",
@@ -103,94 +87,73 @@ class Image:
         budget=Budget(evaluations=2),
     )
 
-    def load(self, request: Request) -> Task:
-        """The task, decoded to the cache when first read."""
-        check_one_of(request.options, "patch_size", (1, 2, 4, 8, 16))
-        color = str(request.options["color"])
-        check_choice("color", color, _SCALES)
-        check_layout(request.options)
-        scale = scale_of(request.options, _SCALES[color], _PER_IMAGE if color == "rgb" else None)
-        source = self._source(request.data_dir, color)
-        arrays = load_source(self.card, source, request.progress)
+    get_it = f"{_TAR} from https://www.cs.toronto.edu/~kriz/cifar.html"
+
+    def check(self, options: Options) -> None:
+        """Patches that fit, a color, a layout and a scale."""
+        check_one_of(options, "patch_size", (1, 2, 4, 8, 16))
+        check_choice("color", options["color"], _SCALES)
+        check_layout(options)
+        _scale(options)
+
+    def key(self, options: Options) -> tuple[object, ...]:
+        """The color."""
+        return (options["color"],)
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        """The binary version, unpacked or not, or an archive, which may be gray."""
+        color = str(options["color"])
+        files = {name: name for names in _BATCHES.values() for name in names}
+        binary = (
+            Form(
+                _FOLDER,
+                files,
+                partial(_decode_folder, color),
+                (_FOLDER, "."),
+                looked_for=f"{_FOLDER}/",
+            ),
+            Form(_TAR, {"all": _TAR}, partial(_decode_tar, color)),
+        )
+        gray = Form(_GRAY, {"all": _GRAY}, _decode_gray, note=_APPROXIMATE)
+        rgb = Form(_RGB, {"all": _RGB}, partial(_decode_rgb, color), note=_APPROXIMATE)
+        return (*binary, rgb) if color == "rgb" else (*binary, gray, rgb)
+
+    def why_not(self, data_dir: Path, options: Options) -> str:
+        """The version with pickles, or no color."""
+        if options["color"] == "rgb" and (data_dir / _GRAY).is_file():
+            gray = f"{_GRAY} there has no color, and {_RGB} is missing"
+        else:
+            gray = ""
+        return holds_pickles(data_dir, "cifar-10-batches-py", "cifar-10-python") or gray
+
+    def remote_source(self, options: Options) -> Source:
+        """From the Hugging Face hub."""
+        color = str(options["color"])
+        explain = partial(self.missing, options)
+        return hub_source(_HUB, partial(_decode_hub, color), explain, color)
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task, validation carved from the training images."""
+        scale = _scale(request.options)
         return carved_task(self.card, request.options, arrays, scale, source.description)
 
-    def status(self, data_dir: Path | None) -> TaskStatus:
-        """What is found in `data_dir`, or was fetched before."""
-        color = self.card.options["color"]
-        source = _find(data_dir, color) if data_dir else self._source(None, color)
-        return source_status(self.card, source, data_dir)
 
-    def prepared(self, request: Request) -> Path | None:
-        """The folder of decoded images."""
-        return source_folder(
-            self.card, self._source(request.data_dir, str(request.options["color"]))
-        )
-
-    def _source(self, data_dir: Path | None, color: str) -> Source:
-        if data_dir is None:
-            explain = partial(self._missing, color)
-            return hub_source(_HUB, partial(_decode_hub, color), explain, color)
-        source = _find(data_dir, color)
-        if source is None:
-            raise self._missing(color, _why_not(data_dir, color), data_dir)
-        return source
-
-    def _missing(self, color: str, why: str, data_dir: Path | None = None) -> InputError:
-        names = (f"{_FOLDER}/", _TAR, _RGB)
-        return missing_data(
-            self.card,
-            data_dir,
-            names if color == "rgb" else (*names, _GRAY),
-            f"{_TAR} from https://www.cs.toronto.edu/~kriz/cifar.html",
-            why,
-        )
+def _scale(options: Options) -> PixelScale:
+    color = str(options["color"])
+    return scale_of(options, _SCALES[color], _PER_IMAGE if color == "rgb" else None)
 
 
-def _find(data_dir: Path, color: str) -> Source | None:
-    for folder in (data_dir / _FOLDER, data_dir):
-        if (folder / "test_batch.bin").is_file():
-            return _folder_source(folder, color)
-    archives = [
-        (_TAR, _decode_tar, ""),
-        (_GRAY, _decode_gray, _APPROXIMATE),
-        (_RGB, _decode_rgb, _APPROXIMATE),
-    ]
-    for name, decode, note in archives:
-        path = data_dir / name
-        if path.is_file() and not (name == _GRAY and color == "rgb"):
-            return Source(name, stat_key([path], color), partial(decode, path, color), note)
-    return None
-
-
-def _why_not(data_dir: Path, color: str) -> str:
-    python_version = ("cifar-10-batches-py", "cifar-10-python.tar.gz")
-    if any((data_dir / name).exists() for name in python_version):
-        return "the python version there holds pickles, which can run code and are not read"
-    if color == "rgb" and (data_dir / _GRAY).is_file():
-        return f"{_GRAY} there has no color, and {_RGB} is missing"
-    return ""
-
-
-def _folder_source(folder: Path, color: str) -> Source:
-    paths = {part: [folder / name for name in names] for part, names in _BATCHES.items()}
-    every = [path for part in paths.values() for path in part]
-    for path in every:
-        if not path.is_file():
-            raise InputError(f"{path}: the file is missing, its companions are there")
-    return Source(_FOLDER, stat_key(every, color), partial(_decode_folder, paths, color))
-
-
-def _decode_folder(paths: Mapping[str, list[Path]], color: str, progress: Progress) -> Arrays:
+def _decode_folder(color: str, paths: Paths, progress: Progress) -> Arrays:
     progress("decoding CIFAR-10", 0, None)
-    records: dict[str, list[Arrays]] = {part: [] for part in paths}
-    for part, batches in paths.items():
-        for path in batches:
-            with reading(path):
-                records[part].append(_records(path, path.read_bytes()))
-    return _from_records(records, color, str(paths["test"][0].parent))
+    content = {}
+    for name, path in paths.items():
+        with reading(path):
+            content[name] = _records(path, path.read_bytes())
+    return _from_records(content, color, str(next(iter(paths.values())).parent))
 
 
-def _decode_tar(path: Path, color: str, progress: Progress) -> Arrays:
+def _decode_tar(color: str, paths: Paths, progress: Progress) -> Arrays:
+    path = paths["all"]
     progress(f"decoding {path.name}", 0, None)
     wanted = {f"{_FOLDER}/{name}" for names in _BATCHES.values() for name in names}
     content = {
@@ -200,29 +163,30 @@ def _decode_tar(path: Path, color: str, progress: Progress) -> Arrays:
     for name in sorted(wanted):
         if Path(name).name not in content:
             raise damaged(path, f"it holds no {name}")
-    records = {part: [content[name] for name in names] for part, names in _BATCHES.items()}
-    return _from_records(records, color, str(path))
+    return _from_records(content, color, str(path))
 
 
 def _records(path: Path, content: bytes) -> Arrays:
     return binary_records(path, content, _IMAGES_PER_BATCH, label_bytes=1)
 
 
-def _from_records(records: Mapping[str, list[Arrays]], color: str, name: str) -> Arrays:
+def _from_records(content: Mapping[str, Arrays], color: str, name: str) -> Arrays:
     parts: dict[str, tuple[object, object]] = {}
-    for part, batches in records.items():
+    for part, names in _BATCHES.items():
+        batches = [content[name] for name in names]
         images, labels = (np.concatenate([b[k] for b in batches]) for k in ("images", "labels"))
         parts[part] = _colored(images, color), labels[:, 0]
     return check_parts(name, parts, _SHAPES[color])
 
 
-def _decode_gray(path: Path, color: str, progress: Progress) -> Arrays:
-    progress(f"decoding {path.name}", 0, None)
-    return decode_npz_parts(path, _SHAPES[color])
+def _decode_gray(paths: Paths, progress: Progress) -> Arrays:
+    progress(f"decoding {_GRAY}", 0, None)
+    return decode_npz_parts(paths["all"], _SHAPES["gray"])
 
 
-def _decode_rgb(path: Path, color: str, progress: Progress) -> Arrays:
+def _decode_rgb(color: str, paths: Paths, progress: Progress) -> Arrays:
     """Images that are stored as differences mod 256, along plane, row and column."""
+    path = paths["all"]
     progress(f"decoding {path.name}", 0, None)
     content = read_npz_xz(path)
     stored = {part: (content.get(f"{part}_x_diff"), content.get(f"{part}_y")) for part in PARTS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import check_choice
 from rifflemix.tasks.core.base import SPLITS, Request, Sample, Split, Task, TaskCard
+from rifflemix.tasks.data_io.file_task import Options
+from rifflemix.tasks.data_io.files import Array, Source
 from rifflemix.tasks.images.image import Image
 from rifflemix.tasks.images.pixels import ImageStack, PixelSplit
 from rifflemix.tasks.text.next_token import NextTokenTask
@@ -63,7 +65,7 @@ class ByteSplit:
 class ImageBytes(Image):
     """Images of CIFAR-10 as a text of numbers."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="image_bytes",
         title="CIFAR-10, number by number",
         source=Image.card.source,
@@ -79,10 +81,14 @@ class ImageBytes(Image):
         backbone="gpt",
     )
 
-    def load(self, request: Request) -> Task:
-        """The task, decoded to the cache when first read."""
-        check_choice("color", request.options["color"], ("rgb",))
-        images = super().load(replace(request, options={**request.options, **_WHOLE}))
+    def check(self, options: Options) -> None:
+        """Nothing but color has a number for every channel."""
+        check_choice("color", options["color"], ("rgb",))
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task over sequences of numbers."""
+        whole = replace(request, options={**request.options, **_WHOLE})
+        images = super().build(whole, source, arrays)
         vocabulary = Vocabulary("byte", (*(bytes([value]) for value in range(START)), b""))
         return NextTokenTask(
             name=self.card.name,

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from rifflemix.errors import InputError
-from rifflemix.tasks.core.base import (
-    Budget,
-    Progress,
-    Request,
-    Task,
-    TaskCard,
-    TaskStatus,
-    check_one_of,
-)
+from rifflemix.tasks.core.base import Budget, Progress, Request, Task, TaskCard, check_one_of
 from rifflemix.tasks.data_io.bounded import read_idx
-from rifflemix.tasks.data_io.files import (
-    Arrays,
-    Source,
-    load_source,
-    missing_data,
-    source_folder,
-    source_status,
-    stat_key,
-)
+from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.tasks.data_io.files import Array, Arrays, Source
 from rifflemix.tasks.data_io.hub import HubData, hub_source
 from rifflemix.tasks.images.pixels import (
     PARTS,
@@ -60,10 +43,10 @@ _SHAPE = (28, 28)
 _SCALE = PixelScale(top=255, mean=(0.1307,), std=(0.3081,))
 
 
-class Mnist:
+class Mnist(FileTask):
     """MNIST, from its idx files or one .npz.xz archive."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="mnist",
         title="MNIST",
         source="LeCun, Cortes and Burges (1998)",
@@ -77,72 +60,39 @@ class Mnist:
         budget=Budget(batch_size=64),
     )
 
-    def load(self, request: Request) -> Task:
-        """The task, decoded to the cache when first read."""
-        check_one_of(request.options, "patch_size", (1, 2, 4, 7, 14))
-        check_layout(request.options)
-        source = self._source(request.data_dir)
-        arrays = load_source(self.card, source, request.progress)
-        return carved_task(self.card, request.options, arrays, _SCALE, source.description)
+    get_it = "the four idx files from https://yann.lecun.com/exdb/mnist or a mirror of it"
 
-    def status(self, data_dir: Path | None) -> TaskStatus:
-        """What is found in `data_dir`, or was fetched before."""
-        source = _find(data_dir) if data_dir else self._source(None)
-        return source_status(self.card, source, data_dir)
+    def check(self, options: Options) -> None:
+        """Patches that fit, and a layout."""
+        check_one_of(options, "patch_size", (1, 2, 4, 7, 14))
+        check_layout(options)
 
-    def prepared(self, request: Request) -> Path | None:
-        """The folder of decoded images."""
-        return source_folder(self.card, self._source(request.data_dir))
-
-    def _source(self, data_dir: Path | None) -> Source:
-        if data_dir is None:
-            return hub_source(_HUB, _decode_hub, self._missing)
-        source = _find(data_dir)
-        if source is None:
-            raise self._missing("", data_dir)
-        return source
-
-    def _missing(self, why: str, data_dir: Path | None = None) -> InputError:
-        names = [*(f"{name}[.gz]" for name in _IDX.values()), _ARCHIVE]
-        return missing_data(
-            self.card,
-            data_dir,
-            names,
-            "the four idx files from https://yann.lecun.com/exdb/mnist or a mirror of it",
-            why,
+    def forms(self, options: Options) -> Sequence[Form]:
+        """The published files, or one archive."""
+        folders, endings = (".", "MNIST/raw"), ("", ".gz")
+        return (
+            Form("MNIST idx files", _IDX, _decode_idx, folders, endings),
+            Form(_ARCHIVE, {"all": _ARCHIVE}, _decode_archive),
         )
 
+    def remote_source(self, options: Options) -> Source:
+        """From the Hugging Face hub."""
+        return hub_source(_HUB, _decode_hub, partial(self.missing, options))
 
-def _find(data_dir: Path) -> Source | None:
-    for folder in (data_dir, data_dir / "MNIST" / "raw"):
-        found = {part: _plain_or_gzipped(folder / name) for part, name in _IDX.items()}
-        present = {part: path for part, path in found.items() if path is not None}
-        if present and len(present) < len(_IDX):
-            absent = next(name for part, name in _IDX.items() if part not in present)
-            raise InputError(f"{folder / absent}: the file is missing, its companions are there")
-        if present:
-            return Source(
-                "MNIST idx files", stat_key(present.values()), partial(_decode_idx, present)
-            )
-    archive = data_dir / _ARCHIVE
-    if archive.is_file():
-        return Source(_ARCHIVE, stat_key([archive]), partial(_decode_archive, archive))
-    return None
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task, validation carved from the training images."""
+        return carved_task(self.card, request.options, arrays, _SCALE, source.description)
 
 
-def _plain_or_gzipped(path: Path) -> Path | None:
-    zipped = path.with_name(path.name + ".gz")
-    return path if path.is_file() else zipped if zipped.is_file() else None
-
-
-def _decode_idx(paths: Mapping[str, Path], progress: Progress) -> Arrays:
+def _decode_idx(paths: Paths, progress: Progress) -> Arrays:
     progress("decoding MNIST", 0, None)
     content = {name: read_idx(path) for name, path in paths.items()}
     parts = {part: (content[f"{part}_images"], content[f"{part}_labels"]) for part in PARTS}
     return check_parts(str(paths["train_images"].parent), parts, _SHAPE)
 
 
-def _decode_archive(path: Path, progress: Progress) -> Arrays:
+def _decode_archive(paths: Paths, progress: Progress) -> Arrays:
+    path = paths["all"]
     progress(f"decoding {path.name}", 0, None)
     return decode_npz_parts(path, _SHAPE)
 

@@ -60,6 +60,13 @@ def scale_of(
     return per_image
 
 
+def holds_pickles(data_dir: Path, *names: str) -> str:
+    """Why a folder is not enough where it has one of these names, or its .tar.gz; else empty."""
+    if any((data_dir / f"{name}{ending}").exists() for name in names for ending in ("", ".tar.gz")):
+        return "the python version there holds pickles, which can run code and are not read"
+    return ""
+
+
 class ImageStack(Protocol):
     """Images (height, width) or (height, width, channels) uint8 of one size, by number."""
 

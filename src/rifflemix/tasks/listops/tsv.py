@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
-from rifflemix.errors import InputError
 from rifflemix.tasks.core.base import Progress, Task
 from rifflemix.tasks.data_io.bounded import read_lines
-from rifflemix.tasks.data_io.files import Arrays, Source, damaged, stat_key
+from rifflemix.tasks.data_io.file_task import Form, Paths, find_source
+from rifflemix.tasks.data_io.files import Arrays, Source, damaged
 from rifflemix.tasks.data_io.packed import pack_parts
 from rifflemix.tasks.listops.grammar import evaluate, from_source, to_source
 
@@ -28,15 +27,8 @@ def find_tsv(data_dir: Path | None) -> Source | None:
     Raises:
         InputError: some of the three are there, but not all.
     """
-    for folder in _FOLDERS if data_dir else ():
-        paths = {split: Path(data_dir or ".", folder, name) for split, name in FILES.items()}
-        present = [path for path in paths.values() if path.is_file()]
-        if len(present) == len(paths):
-            return Source("basic_*.tsv", stat_key(present), partial(_decode, paths))
-        if present:
-            absent = next(path for path in paths.values() if not path.is_file())
-            raise InputError(f"{absent}: the file is missing, its companions are there")
-    return None
+    form = Form("basic_*.tsv", FILES, _decode, _FOLDERS)
+    return None if data_dir is None else find_source((form,), data_dir)
 
 
 def export_tsv(task: Task, folder: Path, progress: Progress) -> None:
@@ -71,7 +63,7 @@ def _lines(task: Task, name: str, progress: Progress) -> Iterator[tuple[str, int
         yield to_source(bytes(tokens.tolist())), label
 
 
-def _decode(paths: Mapping[str, Path], progress: Progress) -> Arrays:
+def _decode(paths: Paths, progress: Progress) -> Arrays:
     return pack_parts({split: _read(path, progress) for split, path in paths.items()})
 
 

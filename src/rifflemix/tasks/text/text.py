@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +20,20 @@ from rifflemix.tasks.core.base import (
     Request,
     Task,
     TaskCard,
-    TaskStatus,
     check_integer,
     content_order,
 )
 from rifflemix.tasks.data_io.bounded import read_lines, read_tar_members
+from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.tasks.data_io.files import (
+    Array,
     Arrays,
     Source,
     check_ids,
     damaged,
     load_source,
-    missing_data,
     reading,
     source_folder,
-    source_status,
     stat_key,
 )
 from rifflemix.tasks.data_io.hub import HubData, hub_source
@@ -62,10 +61,10 @@ _PAD_AND_BYTES = 257
 Rows = Iterable[tuple[bytes, int]]
 
 
-class Text:
+class Text(FileTask):
     """The Large Movie Review Dataset, one token a byte or a word."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="text",
         title="IMDB",
         source="Maas et al., Learning Word Vectors for Sentiment Analysis (2011)",
@@ -82,13 +81,47 @@ class Text:
         budget=Budget(batch_size=16, evaluations=2),
     )
 
-    def load(self, request: Request) -> Task:
-        """The task, decoded to the cache when first read."""
-        max_length = check_integer(request.options, "max_length", 1)
-        check_choice("level", request.options["level"], LEVELS)
-        vocab_size = check_integer(request.options, "vocab_size", RESERVED + 1)
-        source = self._source(request.data_dir)
-        arrays = load_source(self.card, source, request.progress)
+    get_it = f"{_TAR} from https://ai.stanford.edu/~amaas/data/sentiment/"
+
+    def check(self, options: Options) -> None:
+        """A length, a level and a size."""
+        check_integer(options, "max_length", 1)
+        check_choice("level", options["level"], LEVELS)
+        check_integer(options, "vocab_size", RESERVED + 1)
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        """The archive, or lines of JSON."""
+        return (
+            Form(_TAR, {"all": _TAR}, _decode_tar),
+            Form("imdb_*.jsonl.xz", _LINES, _decode_lines),
+        )
+
+    def find(self, data_dir: Path, options: Options) -> Source | None:
+        """The folder of all reviews before the other forms."""
+        for folder in (data_dir / _FOLDER, data_dir):
+            if (folder / "train" / "pos").is_dir():
+                read = partial(_decode_folder, folder)
+                return Source(f"{_FOLDER}/", stat_key(_texts(folder)), read)
+        return super().find(data_dir, options)
+
+    def looked_for(self, options: Options) -> Sequence[str]:
+        """The folder too."""
+        return (f"{_FOLDER}/", *super().looked_for(options))
+
+    def remote_source(self, options: Options) -> Source:
+        """From the Hugging Face hub."""
+        return hub_source(_HUB, _decode_hub, partial(self.missing, options))
+
+    def prepared(self, request: Request) -> Path:
+        """The folder of decoded reviews, or of their words."""
+        source = self.source(request)
+        if request.options["level"] == "word":
+            source = replace(source, key=_word_key(source, request.options["vocab_size"]))
+        return source_folder(self.card, source)
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task over bytes, or over words, which are decoded from the bytes."""
+        max_length, vocab_size = (request.options[name] for name in ("max_length", "vocab_size"))
         train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
         test_order = content_order(list(test), "text: order")
         kept, held_out = _carve(train)
@@ -122,36 +155,6 @@ class Text:
                 "validation": PackedSplit((train,), held_out, max_length, first_id),
                 "test": PackedSplit((test,), test_order, max_length, first_id),
             },
-        )
-
-    def status(self, data_dir: Path | None) -> TaskStatus:
-        """What is found in `data_dir`, or was fetched before."""
-        source = _find(data_dir) if data_dir else self._source(None)
-        return source_status(self.card, source, data_dir)
-
-    def prepared(self, request: Request) -> Path:
-        """The folder of decoded reviews."""
-        source = self._source(request.data_dir)
-        if request.options["level"] == "word":
-            size = check_integer(request.options, "vocab_size", RESERVED + 1)
-            source = replace(source, key=_word_key(source, size))
-        return source_folder(self.card, source)
-
-    def _source(self, data_dir: Path | None) -> Source:
-        if data_dir is None:
-            return hub_source(_HUB, _decode_hub, self._missing)
-        source = _find(data_dir)
-        if source is None:
-            raise self._missing("", data_dir)
-        return source
-
-    def _missing(self, why: str, data_dir: Path | None = None) -> InputError:
-        return missing_data(
-            self.card,
-            data_dir,
-            (f"{_FOLDER}/", _TAR, " with ".join(_LINES.values())),
-            f"{_TAR} from https://ai.stanford.edu/~amaas/data/sentiment/",
-            why,
         )
 
 
@@ -196,23 +199,6 @@ def _word_key(source: Source, vocab_size: int) -> str:
     return f"{source.key}-word-{vocab_size}"
 
 
-def _find(data_dir: Path) -> Source | None:
-    for folder in (data_dir / _FOLDER, data_dir):
-        if (folder / "train" / "pos").is_dir():
-            return Source(f"{_FOLDER}/", stat_key(_texts(folder)), partial(_decode_folder, folder))
-    archive = data_dir / _TAR
-    if archive.is_file():
-        return Source(_TAR, stat_key([archive]), partial(_decode_tar, archive))
-    paths = {part: data_dir / name for part, name in _LINES.items()}
-    present = [path for path in paths.values() if path.is_file()]
-    if len(present) == 1:
-        absent = next(path for path in paths.values() if not path.is_file())
-        raise InputError(f"{absent}: the file is missing, its companion is there")
-    if present:
-        return Source("imdb_*.jsonl.xz", stat_key(present), partial(_decode_lines, paths))
-    return None
-
-
 def _texts(folder: Path) -> list[Path]:
     return sorted(
         path
@@ -233,7 +219,8 @@ def _decode_folder(folder: Path, progress: Progress) -> Arrays:
     return _packed(dict.fromkeys(rows, str(folder)), rows)
 
 
-def _decode_tar(path: Path, progress: Progress) -> Arrays:
+def _decode_tar(paths: Paths, progress: Progress) -> Arrays:
+    path = paths["all"]
     rows: dict[str, list[tuple[bytes, int]]] = {part: [] for part in _LINES}
     total = 2 * len(_CLASSES) * _TEXTS_PER_CLASS
     members = read_tar_members(path, lambda name: _MEMBER.fullmatch(name) is not None)
@@ -261,7 +248,7 @@ def _complete(name: str, part: str, rows: Rows) -> list[tuple[bytes, int]]:
     return checked
 
 
-def _decode_lines(paths: dict[str, Path], progress: Progress) -> Arrays:
+def _decode_lines(paths: Paths, progress: Progress) -> Arrays:
     names = {part: str(path) for part, path in paths.items()}
     return _packed(names, {part: _read_lines(path, progress) for part, path in paths.items()})
 

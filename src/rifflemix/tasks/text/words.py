@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.tasks.core.base import SPLITS, Request, Task, TaskCard, check_integer
+from rifflemix.tasks.core.base import SPLITS, Progress, Request, Task, check_integer
 from rifflemix.tasks.data_io import bounded
-from rifflemix.tasks.data_io.files import Array, Arrays, damaged, reading
+from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
+from rifflemix.tasks.data_io.files import Array, Arrays, Source, damaged, reading
 
 LEVELS = ("word", "byte")
 RESERVED = 2
@@ -35,6 +38,9 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 Ids = NDArray[np.int32]
 Row = tuple[tuple[str, ...], int]
 """The sentences of a sample, one or two, their words parted by spaces; and the label."""
+
+Parts = Mapping[str, Sequence[Row]]
+"""The rows of each file, or of each split."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,35 +96,102 @@ class SentenceSplit:
         return ids
 
 
-def sentence_task(
-    card: TaskCard,
-    request: Request,
-    parts: Mapping[str, Sequence[Row]],
-    *,
-    num_classes: int,
-    data_source: str,
-    split_note: str,
-) -> Task:
-    """A task over sentences in memory; see `encode_rows` and `encoded_task`.
+class SentenceTask(FileTask):
+    """Labelled sentences, or pairs of them; a subclass gives `sets`, `read` and `num_classes`.
 
-    Raises:
-        InputError: an option out of range.
+    Attributes:
+        split_note: where the validation split comes from.
+        folders: folders of the data folder, one of which holds the files.
+        endings: what may follow the names of the files.
     """
-    arrays = encode_rows(parts, str(request.options["level"]))
-    return encoded_task(
-        card,
-        request,
-        {name: Array(values) for name, values in arrays.items()},
-        num_classes=num_classes,
-        data_source=data_source,
-        split_note=split_note,
-    )
+
+    split_note: str
+    folders: Sequence[str] = (".",)
+    endings: Sequence[str] = ("",)
+
+    @abstractmethod
+    def sets(self, options: Options) -> Sequence[Mapping[str, str | Sequence[str]]]:
+        """The file of each part, in each of the forms in which people have them."""
+
+    @abstractmethod
+    def read(self, path: Path, options: Options) -> Iterator[Row]:
+        """The samples of a file."""
+
+    @abstractmethod
+    def num_classes(self, options: Options) -> int:
+        """Labels are 0 to num_classes - 1."""
+
+    def parts(self, rows: Parts, options: Options) -> Parts:
+        """The splits from the rows of the files."""
+        return rows
+
+    def check(self, options: Options) -> None:
+        """A level, sizes and whether pairs are joined."""
+        check_choice("level", options["level"], LEVELS)
+        check_integer(options, "max_length", 1)
+        if options.get("vocab_size") is not None:
+            check_integer(options, "vocab_size", RESERVED + 1)
+        if not isinstance(options.get("joined", False), bool):
+            raise bad_argument("joined", "true or false", repr(options["joined"]))
+
+    def key(self, options: Options) -> tuple[object, ...]:
+        """All options but those that are read from the tokens."""
+        shapes = [value for name, value in options.items() if name not in ("max_length", "joined")]
+        return (shapes,)
+
+    def forms(self, options: Options) -> Sequence[Form]:
+        """The sets of files."""
+        read = partial(self._decode, options)
+        return [
+            Form("{train} and its companions", files, read, self.folders, self.endings)
+            for files in self.sets(options)
+        ]
+
+    def _decode(self, options: Options, paths: Paths, progress: Progress) -> Arrays:
+        rows = {}
+        for done, (part, path) in enumerate(paths.items()):
+            progress(f"reading {self.card.title}", done, len(paths))
+            rows[part] = list(self.read(path, options))
+            if not rows[part]:
+                raise damaged(path, "it holds no samples")
+        parts = self.parts(rows, options)
+        return encode_rows(parts, options["level"], options.get("vocab_size"))
+
+    def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
+        """The task over tokens."""
+        joined = bool(request.options.get("joined", False))
+        max_length = int(request.options["max_length"])
+        sentences = len(arrays["train_ends"].values) // len(arrays["train_labels"].values)
+        words = int(arrays["vocab_size"].values[0])
+        splits = {
+            name: SentenceSplit(
+                tokens=arrays[f"{name}_tokens"],
+                ends=arrays[f"{name}_ends"],
+                labels=arrays[f"{name}_labels"],
+                sentences=sentences,
+                max_length=max_length,
+                separator=words if joined else None,
+            )
+            for name in SPLITS
+        }
+        return Task(
+            name=self.card.name,
+            options=dict(request.options),
+            input_kind="tokens",
+            vocab_size=words + joined,
+            num_features=None,
+            num_classes=self.num_classes(request.options),
+            max_length=max_length,
+            padding=True,
+            split_note=self.split_note,
+            data_source=source.description,
+            splits=splits,
+            num_sequences=1 if joined else sentences,
+        )
 
 
-def encode_rows(
-    parts: Mapping[str, Sequence[Row]], level: str, vocab_size: int | None = None
-) -> Arrays:
-    """Token ids, ends and labels of every split, and "vocab_size", as `encoded_task` reads them.
+def encode_rows(parts: Parts, level: str, vocab_size: int | None = None) -> Arrays:
+    """Token ids, ends and labels of every split, and "vocab_size".
 
     Args:
         parts: samples of "train", "validation" and "test".
@@ -141,61 +214,6 @@ def encode_rows(
         arrays[f"{name}_ends"] = np.cumsum([len(sentence) for sentence in ids], dtype=np.int64)
         arrays[f"{name}_labels"] = np.array([row[1] for row in parts[name]], dtype=np.int64)
     return arrays
-
-
-def encoded_task(
-    card: TaskCard,
-    request: Request,
-    arrays: Mapping[str, Array],
-    *,
-    num_classes: int,
-    data_source: str,
-    split_note: str,
-) -> Task:
-    """A task over encoded sentences; options "max_length" and "joined" are read here.
-
-    Args:
-        card: of the task.
-        request: what was asked for.
-        arrays: what `encode_rows` gave.
-        num_classes: labels are 0 to num_classes - 1.
-        data_source: where the sentences come from.
-        split_note: where the validation split comes from.
-
-    Raises:
-        InputError: an option out of range.
-    """
-    max_length = check_integer(request.options, "max_length", 1)
-    joined = request.options.get("joined", False)
-    if not isinstance(joined, bool):
-        raise bad_argument("joined", "true or false", repr(joined))
-    sentences = len(arrays["train_ends"].values) // len(arrays["train_labels"].values)
-    words = int(arrays["vocab_size"].values[0])
-    splits = {
-        name: SentenceSplit(
-            tokens=arrays[f"{name}_tokens"],
-            ends=arrays[f"{name}_ends"],
-            labels=arrays[f"{name}_labels"],
-            sentences=sentences,
-            max_length=max_length,
-            separator=words if joined else None,
-        )
-        for name in SPLITS
-    }
-    return Task(
-        name=card.name,
-        options=dict(request.options),
-        input_kind="tokens",
-        vocab_size=words + joined,
-        num_features=None,
-        num_classes=num_classes,
-        max_length=max_length,
-        padding=True,
-        split_note=split_note,
-        data_source=data_source,
-        splits=splits,
-        num_sequences=1 if joined else sentences,
-    )
 
 
 def plain_words(sentence: str) -> str:
@@ -234,30 +252,3 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             text = line.decode("utf-8").rstrip("\r")
             if text.strip():
                 yield number, text
-
-
-def first_set(data_dir: Path, sets: Sequence[Mapping[str, str]]) -> dict[str, Path] | None:
-    """Paths by part of the first set of file names of which all are in `data_dir`.
-
-    Raises:
-        InputError: there are some of a set, but no set is whole.
-    """
-    for names in sets:
-        paths = {part: data_dir / name for part, name in names.items()}
-        if all(path.is_file() for path in paths.values()):
-            return paths
-    for names in sets:
-        paths = {part: data_dir / name for part, name in names.items()}
-        present = [path for path in paths.values() if path.is_file()]
-        absent = [path for path in paths.values() if not path.is_file()]
-        if present:
-            raise damaged(absent[0], "the file is missing, its companions are there")
-    return None
-
-
-def checked_rows(path: Path, rows: Iterable[Row]) -> list[Row]:
-    """The rows of one file; raises InputError where there is none."""
-    found = list(rows)
-    if not found:
-        raise damaged(path, "it holds no samples")
-    return found
