@@ -1,4 +1,4 @@
-"""How cost grows with the number of tokens, and where it falls below another's."""
+"""Growth of cost with the number of tokens, and crossovers between two costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a point will take, judged by shorter inputs, so that limits are kept without trying."""
+"""The cost of a point, predicted from shorter inputs, so that limits hold without a try."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _GATE_TOKENS = 128
 
 
 class NoMixer(nn.Module):
-    """What a block without a mixer has in its place: the identity."""
+    """The stand-in for a block's mixer: the identity."""
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, C) as it came."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 LENGTHS = (1024, 2048, 3072, 4096)
-"""What we take 1K, 2K, 3K and 4K to be."""
+"""Our reading of 1K, 2K, 3K and 4K."""
 
 Figures = tuple[float | None, float | None, float | None, float | None]
 

@@ -1,4 +1,4 @@
-"""What every benchmark measures and returns: shapes, rows, and the one JSON format.
+"""Shapes, rows and the JSON format that all benchmarks share.
 
 benchmarks/README.md documents the format.
 """
@@ -96,7 +96,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What tells a row from the others at its shape, but for its backend."""
+        """The kind and name of what the row measures; rows of several backends share them."""
         return self.kind, self.name
 
 

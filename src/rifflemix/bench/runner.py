@@ -34,7 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True)
 class Settings:
-    """What all benchmarks take.
+    """The settings that all benchmarks take.
 
     Attributes:
         dtype: float32, bfloat16 or float64.
@@ -110,7 +110,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a caller wants to hear of, and whether it wants to stop.
+    """The caller's callbacks: progress, and whether to stop.
 
     Attributes:
         progress: told points done, points in all, and what is being measured.
@@ -317,7 +317,7 @@ class _Bench:
 
 
 def _key(candidate: Candidate, shape: Shape) -> tuple[object, ...]:
-    """What must be alike for times at two numbers of tokens to be comparable."""
+    """The key under which times at two numbers of tokens are comparable."""
     place = (shape.batch, shape.channels, shape.heads)
     return (candidate.kind, candidate.name, candidate.backend, *place)
 

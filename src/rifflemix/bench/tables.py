@@ -41,7 +41,7 @@ class BenchTable:
 
 
 def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
-    """What a reader wants to see first: for scaling by N, else a table a shape and pass."""
+    """The tables of a result: for scaling by N, otherwise one per shape and pass."""
     rows = result["rows"]
     if result["benchmark"] == "scaling":
         axis = axis_of(result)
@@ -56,7 +56,7 @@ def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
 
 
 def bench_notes(result: Mapping[str, Any]) -> list[str]:
-    """Where, when and how it was measured, and everything that was not."""
+    """Notes: where, when and how it was measured, and everything left out."""
     notes = [_caption(result)]
     if result["status"] != "complete":
         notes.append("Partial: it was stopped before everything was measured.")
@@ -81,7 +81,7 @@ def bench_markdown(result: Mapping[str, Any]) -> str:
 
 
 def axis_of(result: Mapping[str, Any]) -> str:
-    """What a scaling result was measured over, "tokens" or "channels"; older files say nothing."""
+    """The axis of a scaling result, "tokens" or "channels"; older files do not say."""
     axis: str = result["settings"].get("axis", "tokens")
     return axis
 
@@ -274,7 +274,7 @@ def _shape_text(row: Row) -> str:
 
 
 def machine(result: Mapping[str, Any]) -> str:
-    """What it was measured on: the GPU, or the CPU with cores and threads."""
+    """The machine: the GPU, or the CPU with cores and threads."""
     place = result["environment"]
     if result["settings"]["device"] == "cpu":
         place = {**place, "hardware": {**place["hardware"], "gpu": None}}

@@ -237,7 +237,7 @@ def _write(path: Path, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class _Common:
-    """What the commands share: options, progress, Ctrl-C, files and printing."""
+    """Options, progress, Ctrl-C, files and printing that the commands share."""
 
     dtype: str
     device: str
@@ -275,7 +275,7 @@ class _Common:
 
 
 class _File:
-    """Where a result goes; the same file is written again as the result grows.
+    """The file of a result; it is written again as the result grows.
 
     Raises:
         InputError: a file that is there already, or a place that cannot be written.

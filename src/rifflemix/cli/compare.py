@@ -101,7 +101,7 @@ def compare(
 
 
 def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
-    """Which mixers do not take part where none were named, and why."""
+    """Say which mixers are left out by default, and why."""
     from rifflemix.mixers import list_mixers, mixer_card
     from rifflemix.tasks import task_card
 

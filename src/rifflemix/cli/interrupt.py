@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one asks to stop in good order, the second one stops at once."""
+"""Ctrl-C: the first one asks for a clean stop, the second one stops at once."""
 
 from __future__ import annotations
 

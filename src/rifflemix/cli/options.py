@@ -69,7 +69,7 @@ _PRECISIONS = {"float32": "no", "bf16": "bf16"}
 
 
 def parse_precision(text: str) -> str:
-    """What `TrainConfig.precision` calls it."""
+    """The name that `TrainConfig.precision` uses."""
     if text not in _PRECISIONS:
         raise bad_argument("--precision", " or ".join(_PRECISIONS), repr(text))
     return _PRECISIONS[text]

@@ -1,4 +1,4 @@
-"""Where commands write: results on stdout, everything about progress on stderr."""
+"""Output of the commands: results on stdout, progress on stderr."""
 
 from __future__ import annotations
 

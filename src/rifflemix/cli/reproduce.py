@@ -25,7 +25,7 @@ EPILOG = """Examples:
 
   rifflemix reproduce dimension_mixer/table6-64 --start-from runs/px32 --out runs/px64
 
---max-steps shortens the schedule with the run; --budget and Ctrl-C stop in good order, and the
+--max-steps shortens the schedule with the run; --budget and Ctrl-C stop cleanly, and the
 same command goes on. Results say how much of the paper's run was made.
 """
 

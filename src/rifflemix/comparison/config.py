@@ -24,7 +24,7 @@ _MOST = {"dim": 65_536, "num_layers": 1_000, "num_heads": 65_536, "threads": MOS
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    """What to compare, on what, for how long.
+    """The mixers, task, backbone and budget of a comparison.
 
     Attributes:
         task: registry name of the task.
@@ -100,7 +100,7 @@ class CompareConfig:
         }
 
     def model_settings(self, mixer: str) -> dict[str, Any]:
-        """What the model with `mixer` is built from, as JSON values."""
+        """The settings of the model with `mixer`, as JSON values."""
         return {
             "model": self.model,
             "mixer": mixer,

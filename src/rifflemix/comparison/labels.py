@@ -112,7 +112,7 @@ def _half_extent(cos: float, sin: float, width: float, height: float) -> float:
 def _fixed_cost(
     box: Box, own: Disk, disks: Sequence[Disk], bars: Sequence[Box], area: Box
 ) -> float:
-    """What a place costs whatever the other labels do."""
+    """The cost of a place that does not depend on the other labels."""
     surface = box.width * box.height
     cost = max(box.distance_to(own.x, own.y) - own.radius, 0.0)
     outside = 1 - box.overlap(area) / surface

@@ -140,7 +140,7 @@ def _check_inputs(model: str, task: Task) -> None:
 
 
 def _task_settings(model: str, task: Task) -> dict[str, Any]:
-    """What a backbone is told about the samples and labels of a task."""
+    """Settings of a backbone that follow from a task's samples and labels."""
     if isinstance(task, WholeImages):
         channels, size, _ = task.image_shape
         own: dict[str, Any] = {"image_size": size, "in_channels": channels}
@@ -158,9 +158,9 @@ def _task_settings(model: str, task: Task) -> dict[str, Any]:
 
 
 def _pair_settings(model: str, task: Task) -> dict[str, Any]:
-    """What a backbone is told about samples of two sequences.
+    """Settings of a backbone that follow from samples of two sequences.
 
-    Their product and difference go to the head as well: a linear head on the two alone cannot
+    Their product and difference go to the head too: a linear head on the two alone cannot
     tell how alike they are.
     """
     if "num_sequences" not in model_settings(model):

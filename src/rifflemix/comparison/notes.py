@@ -1,4 +1,4 @@
-"""What a reader must know to judge the table: task, budget, protocol, and where softmax wins."""
+"""Notes for judging the table: task, budget, protocol, and where softmax wins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def comparison_notes(results: Mapping[str, Any]) -> list[str]:
 
 
 def partial_note(results: Mapping[str, Any]) -> str:
-    """How much of the plan has been done."""
+    """The share of the plan that has been done."""
     return (
         f"Partial results: {results['runs_done']} of {results['runs_planned']} runs are done; "
         "the same command goes on."
@@ -38,7 +38,7 @@ def partial_note(results: Mapping[str, Any]) -> str:
 
 
 def bold_note(results: Mapping[str, Any]) -> str:
-    """What bold means, or that nothing is bold because nothing was learned."""
+    """The meaning of bold, or that nothing is bold because nothing was learned."""
     rows = comparison_rows(results)
     if not nothing_learned(rows) and len(results["seeds"]) == 1:
         return "Bold: the least memory, the fewest parameters; with one seed no score and no speed."

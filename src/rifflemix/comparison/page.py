@@ -98,7 +98,7 @@ def _rate(steps_per_second: float | None) -> str:
 
 
 def _blocks(results: Mapping[str, Any]) -> dict[str, str]:
-    """What the page shows as it stands in results.json."""
+    """The blocks of results.json that the page shows as they are."""
     blocks = {
         "Configuration": results["config"],
         "Data": results["task"],

@@ -21,7 +21,7 @@ from rifflemix.train import TrainingDiverged, TrainResult, train
 
 @dataclass
 class _Progress:
-    """What has been done so far, by this and by earlier processes."""
+    """The runs done so far, by this and by earlier processes."""
 
     runs: list[Run] = field(default_factory=list)
     failed: list[Run] = field(default_factory=list)
@@ -128,7 +128,7 @@ def _run(
 
 
 def _load(plan: ComparePlan) -> tuple[_Progress, dict[str, Any] | None]:
-    """What earlier processes left, and their results if they are complete."""
+    """The progress of earlier processes, and their results if they are complete."""
     path = plan.out / RESULTS_FILE
     if not path.exists():
         return _Progress(), None

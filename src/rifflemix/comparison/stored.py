@@ -1,4 +1,4 @@
-"""What a comparison that goes on believes of the results.json that it finds."""
+"""Checks of the results.json that a resumed comparison finds."""
 
 from __future__ import annotations
 

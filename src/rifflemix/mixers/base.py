@@ -1,4 +1,4 @@
-"""What every token mixer is: a module (B, N, C) -> (B, N, C) with a card that describes it."""
+"""The base of all token mixers: a module (B, N, C) -> (B, N, C) with a card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rifflemix.errors import InputError, bad_argument
 
 @dataclass(frozen=True)
 class MixerCard:
-    """What a mixer is and can do; the registry, tests, benchmarks and tables read it.
+    """The description of a mixer, for the registry, tests, benchmarks and tables.
 
     Attributes:
         name: registry name.
@@ -172,13 +172,13 @@ class TokenMixer(nn.Module):
         return self.advance_stream(x_t, state)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """What `init_state` returns, for mixers that stream."""
+        """The result of `init_state`, for mixers that stream."""
         raise NotImplementedError
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """What `step` returns, for mixers that stream; the arguments are checked."""
+        """The result of `step`, for mixers that stream; the arguments are checked."""
         raise NotImplementedError
 
     def _check_streams(self) -> None:

@@ -69,7 +69,7 @@ class SortingNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class SortOptions:
-    """How blocks are sorted; `rifflemix.mixers.sinkhorn.Sinkhorn` explains each of them."""
+    """Settings of block sorting; `rifflemix.mixers.sinkhorn.Sinkhorn` explains each of them."""
 
     sort_net: str = "linear"
     temperature: float = 0.75

@@ -1,4 +1,4 @@
-"""What every model is: a module that knows its name and settings, and can save itself."""
+"""The base of all models: a module that knows its name and settings and can save itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the blocks of all models get their mixers."""
+"""Building the mixers of a model's blocks."""
 
 from __future__ import annotations
 

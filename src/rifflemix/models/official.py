@@ -19,7 +19,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class OfficialTensor:
-    """Where one tensor of a paper's own code goes.
+    """The tensor of ours that one of a paper's own code fills.
 
     A model that has official code says so in a method `official_tensors()`, which returns one of
     these under their key of every tensor, or raises an InputError if its settings have none.

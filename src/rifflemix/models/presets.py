@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a named model is; `rifflemix list models` and docs/models.md read it.
+    """The description of a named model, for `rifflemix list models` and docs/models.md.
 
     Attributes:
         name: registry name.

@@ -56,7 +56,7 @@ def input_embedding(
     std: float = 1.0,
     level_scale: Sequence[float] | None = None,
 ) -> nn.Module:
-    """What turns tokens (exactly one of the two is given) or vectors into `dim` channels.
+    """The layer that turns tokens or vectors (exactly one of the two) into `dim` channels.
 
     Args:
         vocab_size: number of token ids.

@@ -15,7 +15,7 @@ from rifflemix.errors import bad_argument, check_choice
 
 BACKENDS = ("auto", "reference", "eager", "cpu", "triton")
 PLAIN = ("reference", "eager")
-"""What runs any arguments anywhere, slowest first."""
+"""Backends that run any arguments on any device, slowest first."""
 
 _preferred: str | None = None
 

@@ -1,4 +1,4 @@
-"""Where Triton kernels can run, decided without importing Triton."""
+"""Whether Triton kernels can run, decided without importing Triton."""
 
 from __future__ import annotations
 

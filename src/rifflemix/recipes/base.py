@@ -1,4 +1,4 @@
-"""What a recipe is: one number of one table of one paper, and all that it takes to make it."""
+"""Recipes: one number of one table of one paper, and all settings that it takes to make it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        """What `to_dict` gave."""
+        """The recipe that `to_dict` wrote."""
         train = TrainConfig.from_dict(values["train"])
         return cls(**{**values, "notes": tuple(values["notes"]), "train": train})
 

@@ -1,4 +1,4 @@
-"""What the image rows of the CSP and Sliceformer papers share: data, presets, training."""
+"""Data, presets and training of the image rows of the CSP and Sliceformer papers."""
 
 from __future__ import annotations
 

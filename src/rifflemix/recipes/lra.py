@@ -1,4 +1,4 @@
-"""What the Long Range Arena rows of several papers share: data, hosts, schedules, sizes."""
+"""Data, hosts, schedules and sizes that Long Range Arena rows of several papers share."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Column title, task and its options."""
 
 JAX_TASK_OPTIONS: dict[str, dict[str, Any]] = {"text": {"max_length": 1000}}
-"""What the Long Range Arena's JAX code sets in a task: its Text, quoted as 4K, is 1,000 bytes."""
+"""Task options of the Long Range Arena's JAX code: its Text, quoted as 4K, is 1,000 bytes."""
 
 HIDDEN_PIXELS = (
     "token 0 is padding on every task of the released code, so that black pixels are hidden; "
     "model setting padding_id=None lets them be seen"
 )
-"""What the hosts of the Long Range Arena do to images."""
+"""A note on what the hosts of the Long Range Arena do to images."""
 
 # Adam as in flax: decay decoupled and on every parameter, biases and norms too.
 _FLAX: dict[str, Any] = {
@@ -111,7 +111,7 @@ _NYSTROM_NOTES: dict[str, tuple[str, ...]] = {
 
 
 def nystrom_notes(task: str) -> tuple[str, ...]:
-    """What the host of that code does to one task's inputs."""
+    """Settings by which that code's host treats one task's inputs."""
     return _NYSTROM_NOTES.get(task, ())
 
 
@@ -277,6 +277,6 @@ def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]
 
 
 def row_training(mixer: str, task: str) -> dict[str, Any]:
-    """What a row changes in the task's `BASE` training."""
+    """A row's changes to the task's `BASE` training."""
     size = SIZES.get(task, {}).get(mixer)
     return {} if size is None else dict(size.train)

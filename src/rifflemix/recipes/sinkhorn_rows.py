@@ -1,4 +1,4 @@
-"""What the recipes of the Sparse Sinkhorn Attention paper share."""
+"""Parts that the recipes of the Sparse Sinkhorn Attention paper share."""
 
 from __future__ import annotations
 

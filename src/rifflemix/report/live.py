@@ -22,7 +22,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class LiveProgress(Protocol):
-    """What both kinds of display do."""
+    """The interface of both kinds of display."""
 
     def __enter__(self) -> Self:
         """Start to show."""

@@ -21,7 +21,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def anchor(heading: str) -> str:
-    """What a link to a section's heading names."""
+    """The anchor of a section's heading."""
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MISSING = "-"
-"""What stands in a table where there is no value."""
+"""The text of a table's cell without a value."""
 
 SHARES = ("accuracy", "exact_match")
 """Metrics between 0 and 1 that are shown in percent."""

@@ -1,4 +1,4 @@
-"""What a report uses of results.json, checked entry by entry."""
+"""Checks of the entries of results.json that a report uses."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def report_files(found: Found, out: Path) -> dict[str, bytes]:
 
 
 def _run_cells(entry: Entry) -> list[str]:
-    """What the table of runs says of one entry, but for its files."""
+    """The cells of one entry in the table of runs, without its files."""
     recipe, first = entry.recipe, entry.runs[0][1]
     batch, planned = entry.batch
     share = [run["utilisation"]["share"] for _, run in entry.runs if run["utilisation"]]
@@ -68,7 +68,7 @@ def _run_cells(entry: Entry) -> list[str]:
 
 
 def _start(entry: Entry) -> str:
-    """What a name says of the weights that were not the run's own."""
+    """The part of a name that says which run's weights it started from."""
     return "" if entry.started_from is None else f", started from {entry.started_from}"
 
 
@@ -81,7 +81,7 @@ def _place(entry: Entry | None) -> tuple[str, str]:
 
 
 def _headers(of_paper: PaperTable) -> list[str]:
-    """What stands above a table of cells."""
+    """The headers of a paper's table."""
     columns = [f"{column}, {unit}" for column, unit in of_paper.columns]
     return ["Row", *columns, *(["Average, %"] if of_paper.averages else [])]
 
@@ -154,7 +154,7 @@ def _html(tables: Sequence[PaperTable], out: Path) -> str:
 
 
 def _shown(of_paper: PaperTable, out: Path) -> dict[str, Any]:
-    """What the page shows of one table."""
+    """The values of one table for the template."""
     return {
         "title": of_paper.title,
         "caption": "Printed, and ours in colour." if of_paper.runs else "Printed.",

@@ -141,7 +141,7 @@ def run_reproduction(
 
     Args:
         plan: a checked recipe.
-        budget_minutes: stop in good order after so long, or after the evaluation that is being
+        budget_minutes: stop cleanly after so long, or after the evaluation that is being
             made then, to be continued.
         on_status: told where the run stands, at every step.
         should_stop: polled at every step.
@@ -200,7 +200,7 @@ def _stored(path: Path) -> dict[str, Any]:
 
 
 class _Shown(TypedDict):
-    """What the terminal shows beside what a report needs."""
+    """The entries that the terminal shows beside those that a report needs."""
 
     status: str
     printed: float | None

@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def share(self) -> tuple[float, float, float]:
-        """How much of the paper's run this is: of its width, of its updates, of its batch."""
+        """The shares of the paper's run: of its width, of its updates, of its batch."""
         first, (batch, planned) = self.runs[0][1], self.batch
         steps = first["steps"] / first["steps_planned"]
         return first["recipe"]["width"], steps, min(1.0, batch / planned)
@@ -90,12 +90,12 @@ class PaperTable:
 
     @property
     def rows(self) -> list[str]:
-        """What stands at the left."""
+        """The names of the rows."""
         return list(dict.fromkeys(entry.recipe.row for entry in self.entries))
 
     @property
     def columns(self) -> list[tuple[str, str]]:
-        """What stands above, with its unit."""
+        """The names of the columns, with their units."""
         recipes = (entry.recipe for entry in self.entries)
         return list(dict.fromkeys((recipe.column, recipe.unit) for recipe in recipes))
 
@@ -151,7 +151,7 @@ def paper_tables(found: Found) -> list[PaperTable]:
 
 
 def summary_rows(results: Result) -> list[tuple[str, str]]:
-    """What the terminal shows of one run: labels and texts."""
+    """The summary of one run for the terminal: labels and texts."""
     unit = results["unit"]
     rows = [
         ("printed", _number(results["printed"], unit)),

@@ -1,4 +1,4 @@
-"""How much of the machine a training step uses: its FLOPs against what a matmul reaches."""
+"""Model FLOP utilisation: a training step's FLOPs against those that a matmul reaches."""
 
 from __future__ import annotations
 

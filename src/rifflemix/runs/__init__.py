@@ -1,1 +1,1 @@
-"""What every long command shares: folder, status, environment, device, measures of cost."""
+"""Parts that long commands share: folder, status, environment, device, measures of cost."""

@@ -1,4 +1,4 @@
-"""What a result was measured with: versions, hardware, commit, command."""
+"""The environment of a result: versions, hardware, commit, command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIBRARIES = ("rifflemix", "torch", "numpy", "safetensors", "accelerate", "trito
 
 
 class Hardware(TypedDict):
-    """What a result was measured on."""
+    """The hardware of a result."""
 
     cpu: str
     cores: int | None
@@ -28,7 +28,7 @@ class Hardware(TypedDict):
 
 
 class Environment(TypedDict):
-    """What `environment` returns."""
+    """The result of `environment`."""
 
     command: str
     time: str

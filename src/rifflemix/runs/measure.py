@@ -20,7 +20,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Probe:
-    """What one call took: seconds, and bytes above the level at its start."""
+    """The cost of one call: seconds, and bytes above the level at its start."""
 
     seconds: float
     peak_memory_bytes: int
@@ -134,7 +134,7 @@ def _highest_level(record: profile) -> int:
 
 
 def _warm_up(call: Call, device: torch.device, min_seconds: float, known_seconds: float) -> int:
-    """How many calls one timing needs; a call known to be long is neither warmed up nor looped."""
+    """Calls for one timing; a call known to be long is neither warmed up nor looped."""
     once = known_seconds
     if once < _LONG_SECONDS:
         once = _timed(call, device, 1)

@@ -1,4 +1,4 @@
-"""What the results of every training run say, whatever trained it."""
+"""The protocol that the results of every training run state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rifflemix.tasks import Task
 
 
 def protocol(task: Task) -> dict[str, str]:
-    """Which split chose the weights, by what, and what the test split was used for."""
+    """The split and metric that chose the weights, and the use of the test split."""
     return {
         "model_chosen_on": "validation",
         "metric": task.metric,

@@ -1,4 +1,4 @@
-"""Where a training run stands, told to whoever shows it."""
+"""The status of a training run, for progress displays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rifflemix.train import TrainEvent
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where one run stands.
+    """The status of one run.
 
     Attributes:
         mixer, seed: which run.
@@ -52,7 +52,7 @@ class StatusFeed:
         self._say(self._status)
 
     def on_event(self, event: TrainEvent) -> None:
-        """What the training loop calls."""
+        """The callback of the training loop."""
         changes: dict[str, Any] = {"step": event.step}
         if event.loss is not None:
             changes["loss"] = event.loss

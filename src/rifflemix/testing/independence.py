@@ -1,4 +1,4 @@
-"""What may depend on what: samples, padding, order, and the past on the future."""
+"""Independence of samples, of padding, of order, and of the past from the future."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def state_dict_holds_everything(form: Form) -> None:
 
 
 def outputs_and_gradients(mixer: TokenMixer, x: Tensor) -> list[Tensor]:
-    """What one forward and backward pass gives."""
+    """The results of one forward and backward pass."""
     inputs = x.clone().requires_grad_()
     y = mixer(inputs)
     used = [inputs, *(p for p in mixer.parameters() if p.requires_grad)]

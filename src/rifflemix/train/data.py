@@ -1,4 +1,4 @@
-"""Which samples make which batch, and how they get to the device."""
+"""Batches: the choice of samples, and the way to the device."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class _Stop:
 def _measurement(
     engine: Engine, model: nn.Module, task: TrainableTask, split_name: str, stop: _Stop
 ) -> Callable[[Batch], Mapping[str, tuple[float, int]]]:
-    """What gives the metrics of a batch."""
+    """A function that returns the metrics of a batch."""
     if split_name != "test" or engine.is_sharded or not isinstance(task, MeasuresWriting):
         return lambda batch: task.metrics(run_model(model, batch), batch)
     writer, writing_metrics = engine.accelerator.unwrap_model(model), task.writing_metrics

@@ -206,7 +206,7 @@ class _Run:
         return self.should_stop is not None and bool(self.should_stop())
 
     def _agree(self, *wishes: bool) -> list[bool]:
-        """What any process wishes, all do."""
+        """True in all processes if it is in any."""
         return [votes > 0 for votes in self.engine.total([float(wish) for wish in wishes])]
 
     def _moment(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What the training loop asks of a task and of a model; it knows nothing else about them."""
+"""The interfaces of tasks and models that the training loop relies on, and nothing more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run tells while it goes, and what it leaves."""
+"""Events of a training run, and its result."""
 
 from __future__ import annotations
 

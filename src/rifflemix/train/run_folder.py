@@ -140,7 +140,7 @@ def describe_run(
     processes: int,
     device_type: str,
 ) -> dict[str, Any]:
-    """What a run is: two calls with equal descriptions compute the same.
+    """The description of a run: two calls with equal descriptions compute the same.
 
     `settings` is what the model was built from, as the caller tells it.
     """

@@ -1,1 +1,1 @@
-"""What mixers that attend share."""
+"""Parts that attention mixers share."""

@@ -1,1 +1,1 @@
-"""What mixers with long convolutions and state spaces share."""
+"""Parts that mixers with long convolutions and state spaces share."""

@@ -18,7 +18,7 @@ class CosFormer(LinearAttentionMixer):
     """Linear attention with weights relu(q_i) relu(k_j) cos(pi (i - j) / 2M), M = `max_length`.
 
     The cosine splits into products of cosines and sines of either position, which makes 2D features
-    per head. Places count the valid tokens. With `causal=True` a token sees the tokens so far,
+    per head. Positions count the valid tokens. With `causal=True` a token sees the tokens so far,
     and `init_state` and `step` go token by token in constant memory. There are no weights that
     dropout could drop.
 

@@ -224,7 +224,7 @@ class MegaLayer(TokenMixer):
         return self._weigh(q, k, v, bias, visible).flatten(1, 2)[:, :length]
 
     def _visible(self, size: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
-        """Which keys a query sees, broadcasting to (B, chunks, size, size); None for all."""
+        """The keys that a query sees, broadcasting to (B, chunks, size, size); None for all."""
         if self.causal:
             # Padding stands last, where no valid token looks.
             return torch.ones(size, size, dtype=torch.bool, device=device).tril()

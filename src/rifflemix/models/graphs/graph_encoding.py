@@ -1,4 +1,4 @@
-"""What attention is told of a graph: how far two nodes are apart, and the edges between them."""
+"""Attention biases of a graph: distances between nodes, and the edges between them."""
 
 from __future__ import annotations
 

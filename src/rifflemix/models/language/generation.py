@@ -14,7 +14,7 @@ from rifflemix.models.base import check_ids
 
 
 class CausalModel(Protocol):
-    """What `generate` asks of a model; `rifflemix.models.GPT` is one."""
+    """The interface that `generate` needs of a model; `rifflemix.models.GPT` is one."""
 
     training: bool
     max_length: int

@@ -31,7 +31,7 @@ _EPS = 1e-5
 
 
 class GPTState(NamedTuple):
-    """What a streaming model remembers between tokens.
+    """The state of a streaming model between tokens.
 
     Attributes:
         position: tokens so far.

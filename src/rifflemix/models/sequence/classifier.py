@@ -1,4 +1,4 @@
-"""What the classifiers of sequences share: everything around their blocks."""
+"""The parts around the blocks that all sequence classifiers share."""
 
 from __future__ import annotations
 

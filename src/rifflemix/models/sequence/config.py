@@ -18,7 +18,7 @@ CLS_MASKS = ("valid", "first")
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig:
-    """What is around the blocks of a `SequenceClassifier`; checked when it is made.
+    """The parts around the blocks of a `SequenceClassifier`; checked when it is made.
 
     Attributes:
         dim: channels C.

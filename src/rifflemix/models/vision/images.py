@@ -1,4 +1,4 @@
-"""What the models of images share: sizes and patches."""
+"""Image sizes and patches, for all models of images."""
 
 from __future__ import annotations
 

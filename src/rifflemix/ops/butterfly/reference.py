@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def split_indices(length: int, block: int, stride: int) -> list[list[int]]:
-    """Places of each group: group q * stride + r holds q * block * stride + r + j * stride."""
+    """Positions of each group: group q * stride + r holds q * block * stride + r + j * stride."""
     groups = []
     for start in range(0, length, block * stride):
         for base in range(start, start + stride):

@@ -1,4 +1,4 @@
-"""Which strides a butterfly needs: integers only, no rounding, no logarithms."""
+"""The strides of a butterfly, in integers: no rounding, no logarithms."""
 
 from __future__ import annotations
 

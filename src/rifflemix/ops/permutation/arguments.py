@@ -1,4 +1,4 @@
-"""What callers give, checked and as the implementations of this family take it."""
+"""Argument checks of the permutation family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the permutation mixers decide before they see a token: shift steps and sort directions."""
+"""Shift steps and sort directions, which do not depend on the tokens."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def interleave_columns(
     reverse: bool = False,
     num_layers: int | None = None,
 ) -> Tensor:
-    """Which channels Order-Interleave sorts in descending order.
+    """The channels that Order-Interleave sorts in descending order.
 
     Within each head of width n = C / heads, column j is descending iff floor(j / w) is odd, with
     w = max(1, n // 2^layer_index): none in layer 0, halves in layer 1, quarters in layer 2.

@@ -1,4 +1,4 @@
-"""What the implementations of this family take and give."""
+"""Arguments and results that the implementations of this family share."""
 
 from __future__ import annotations
 

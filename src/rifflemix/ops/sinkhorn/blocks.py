@@ -133,7 +133,7 @@ def sorted_padding_mask(
     num_null: int = 0,
     backend: str = "auto",
 ) -> Tensor:
-    """Which positions of the sorted blocks must not be attended to.
+    """The positions of the sorted blocks that must not be attended to.
 
     Args:
         sort: (B, H, R, num_null + n) sort matrix, rows destinations.

@@ -105,7 +105,7 @@ def _per_query_block(
 def _local_hidden(
     key_padding_mask: Tensor | None, block_size: int, causal: bool, device: torch.device
 ) -> Tensor | None:
-    """What a query may not see of its own block; broadcasts to (B, H, n, b, b)."""
+    """The keys of its own block that a query must not see; broadcasts to (B, H, n, b, b)."""
     hidden = None
     if causal:
         hidden = torch.ones(block_size, block_size, dtype=torch.bool, device=device).triu(1)

@@ -1,4 +1,4 @@
-"""What the backends of this family share: the constants, the accumulation dtype, the state."""
+"""Constants, accumulation dtype and state that this family's backends share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 class StatisticsState(NamedTuple):
-    """What `causal_token_statistics` must remember of the tokens so far: its size is constant.
+    """The state of `causal_token_statistics` after the tokens so far; its size is constant.
 
     Attributes:
         energy: (B, H, D) sum of w^2.

@@ -1,4 +1,4 @@
-"""How tensors are handed to the compiled kernels of this family."""
+"""Passing tensors to the compiled kernels of this family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tensors are laid out for the GPU kernels of this family, and cut into tiles."""
+"""Layout and tiles of tensors for the GPU kernels of this family."""
 
 from __future__ import annotations
 

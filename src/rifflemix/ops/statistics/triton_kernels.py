@@ -24,7 +24,7 @@ def chunk_of_head(heads, num_chunks):
 
 @triton.jit
 def token_exists(mask, batch, token, length):
-    """Which tokens are there and not padding."""
+    """Whether tokens exist and are not padding."""
     there = token < length
     if mask is not None:
         there = there & (tl.load(mask + batch * length + token, mask=there, other=1) == 0)

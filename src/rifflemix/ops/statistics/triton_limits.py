@@ -1,4 +1,4 @@
-"""What the GPU kernels of this family take, known without importing Triton."""
+"""Limits of this family's GPU kernels, known without importing Triton."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every task is, and what tasks share whatever their data."""
+"""The base of all tasks, and parts that do not depend on the data."""

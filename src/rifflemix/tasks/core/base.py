@@ -1,4 +1,4 @@
-"""What every task is: three splits of labelled samples, a batch layout, a loss and metrics."""
+"""The parts of every task: splits of labelled samples, a batch layout, a loss and metrics."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class TaskCard:
-    """What a task is and where its data comes from; lists, tables and the commands read it.
+    """The description of a task and its data, for lists, tables and commands.
 
     Attributes:
         name: registry name.
@@ -257,7 +257,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller asks of a task: checked names, defaults filled in.
+    """A request for a task's data: names are checked, defaults filled in.
 
     Attributes:
         data_dir: folder that holds the data files, never written to; None where none was given.
@@ -284,7 +284,7 @@ class Request:
 
 
 class TaskBuilder(Protocol):
-    """What a task file provides: its card, how to load it, what it finds."""
+    """The interface of a task file: a card, loading, and what data is there."""
 
     @property
     def card(self) -> TaskCard:

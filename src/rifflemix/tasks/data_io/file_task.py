@@ -112,7 +112,7 @@ class FileTask(ABC):
         return self.build(request, source, load_source(self.card, source, request.progress))
 
     def status(self, data_dir: Path | None) -> TaskStatus:
-        """What is found in `data_dir`, or was fetched before."""
+        """Whether data is in `data_dir` or was downloaded before."""
         options = self.card.options
         found = self.remote_source(options) if data_dir is None else self.find(data_dir, options)
         return source_status(self.card, found, data_dir)

@@ -21,7 +21,7 @@ from rifflemix.tasks.text.next_token import NextTokenTask
 from rifflemix.tasks.text.vocabulary import Vocabulary
 
 START = 256
-"""What the first number is predicted from."""
+"""The token from which the first number is predicted."""
 
 _WHOLE: Mapping[str, Any] = {
     "patch_size": 1,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")
-"""What is read, by Pillow's names; a file's content decides, not its name."""
+"""Formats that are read, by Pillow's names; a file's content decides, not its name."""
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 """Endings, in any case, of files that are taken for images."""

@@ -1,4 +1,4 @@
-"""Where ImageNet, Tiny-ImageNet and Dogs vs. Cats keep their images and labels."""
+"""The folders in which ImageNet, Tiny-ImageNet and Dogs vs. Cats keep images and labels."""
 
 from __future__ import annotations
 

@@ -26,12 +26,12 @@ AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip", "rand_augment")
 STATISTICS = ("data", "per_image")
 _TOP = 5
 PARTS = ("train", "test")
-"""What image data sets come in; validation is carved from the first."""
+"""The parts of image data sets; validation samples are taken from the first."""
 
 
 @dataclass(frozen=True)
 class PixelScale:
-    """How pixel values become floats: (value / top - mean) / std, by channel."""
+    """The scale from pixel values to floats: (value / top - mean) / std, by channel."""
 
     top: int
     mean: tuple[float, ...]

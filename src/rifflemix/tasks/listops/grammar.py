@@ -29,7 +29,7 @@ _FRUITLESS_ROUNDS = 50
 
 @dataclass(frozen=True)
 class Grammar:
-    """Which expressions are drawn.
+    """Bounds of the expressions that are drawn.
 
     Attributes:
         min_length: every expression has more tokens than this.

@@ -36,7 +36,7 @@ _CELLS = 4  # cells of the grid of occupied positions in one clearance
 
 @dataclass(frozen=True)
 class Scene:
-    """What the images show; lengths in pixels.
+    """The contents of the images; lengths in pixels.
 
     Attributes:
         size: height and width of the image.
@@ -96,7 +96,7 @@ class Scene:
 
 
 class Pictures(NamedTuple):
-    """What is to be drawn of S images.
+    """The shapes to draw in S images.
 
     Attributes:
         dashes: (S, T, 2, 2) both ends of every dash, as x and y.
@@ -298,7 +298,7 @@ class _Layout:
         marked: bool = False,
         near: Floats | None = None,
     ) -> _Contours:
-        """One more contour in each image that is alive; it then occupies its position.
+        """One more contour in each image that is alive; its cells are then occupied.
 
         Args:
             occupied: what it may not touch.

@@ -55,7 +55,7 @@ _WHAT = "generating {title}, {split}"
 
 @dataclass(frozen=True)
 class _Look:
-    """What is drawn at one image size, by the Long Range Arena's settings of that size.
+    """The Long Range Arena's settings for one image size.
 
     Attributes:
         paddle_length, paddle_thickness, continuity, contrast: see `Scene`.
@@ -255,7 +255,7 @@ class Pathfinder:
 
 
 def scenes_of(size: int, options: Mapping[str, Any]) -> tuple[Scene, ...]:
-    """What the images of a size show: the preset's, changed by the options that are set.
+    """The scenes of an image size: the preset's, changed by the options that are set.
 
     Args:
         size: 32, 64, 128 or 256.

@@ -309,7 +309,7 @@ def _read(path: Path) -> str:
 
 
 def tokens_tag(options: Mapping[str, Any]) -> str:
-    """What of the options shapes the tokens."""
+    """The options that shape the tokens."""
     level = str(options["level"])
     if level != "bpe":
         return level

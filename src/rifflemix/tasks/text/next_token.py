@@ -122,7 +122,7 @@ class NextTokenTask(Task):
         return measured
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """What follows from the means over a split: perplexity, of a token and of a word."""
+        """Metrics computed from means over a split: perplexity per token and per word."""
         found = {"perplexity": _exp(means["loss"])}
         if "nats_per_word" in means:
             found["word_perplexity"] = _exp(means["nats_per_word"])

@@ -30,7 +30,7 @@ JOINED = (
     "joined: the two sentences as one sequence of at most max_length tokens, a token of its own "
     "between them; else a pair, each of at most max_length."
 )
-"""What the option "joined" of tasks of pairs is, for their cards."""
+"""A sentence on the option "joined", for the cards of tasks on pairs."""
 
 _PAD_AND_BYTES = 257
 _WORDS = re.compile(r"\w+|[^\w\s]")
