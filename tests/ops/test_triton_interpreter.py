@@ -22,22 +22,18 @@ pytestmark = [
         os.environ.get("TRITON_INTERPRET") == "1", reason="those tests run in this process already"
     ),
 ]
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize(
-    ("file", "which"),
+    ("files", "which"),
     [
-        pytest.param(PERMUTATION, "not slow", id="permutation"),
-        pytest.param(STATISTICS, "not slow", id="statistics"),
-        pytest.param(
-            PERMUTATION,
-            "slow",
-            id="permutation-slow",
-            marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
-        ),
+        pytest.param((PERMUTATION, STATISTICS), "not slow", id="few"),
+        pytest.param((PERMUTATION,), "slow", id="permutation", marks=SLOW),
+        pytest.param((STATISTICS,), "slow", id="statistics", marks=SLOW),
     ],
 )
-def test_in_the_interpreter(file: str, which: str) -> None:
+def test_in_the_interpreter(files: tuple[str, ...], which: str) -> None:
     command = [
         sys.executable,
         "-m",
@@ -45,7 +41,7 @@ def test_in_the_interpreter(file: str, which: str) -> None:
         "-q",
         "-m",
         f"{which} and not gpu",
-        str(FOLDER / file),
+        *(str(FOLDER / file) for file in files),
     ]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(

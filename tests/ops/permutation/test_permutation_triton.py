@@ -173,6 +173,7 @@ def test_no_samples() -> None:
     ],
     ids=["shift", "pairs", "permute"],
 )
+@pytest.mark.slow
 def test_compiles_to_one_graph(operator: object, arguments: tuple[object, ...]) -> None:
     x = torch.randn(2, 12, 2, device=DEVICE, requires_grad=True)
 
@@ -188,6 +189,7 @@ def test_compiles_to_one_graph(operator: object, arguments: tuple[object, ...]) 
     assert torch.equal(*gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_groups", [3, 2], ids=["pairs", "sort"])
 def test_opcheck(num_groups: int) -> None:
     x = torch.randn(2, 6, 2, device=DEVICE, requires_grad=True)

@@ -134,7 +134,7 @@ def test_gradients(iterations: int, causal: bool) -> None:
         scores = values.masked_fill(~live, -math.inf)
         return sinkhorn(scores, iterations, causal=causal, block_padding_mask=dead)
 
-    assert torch.autograd.gradcheck(run, (values,))
+    assert torch.autograd.gradcheck(run, (values,), fast_mode=True)
 
 
 @pytest.mark.parametrize("causal", [False, True])

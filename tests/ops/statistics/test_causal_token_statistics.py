@@ -78,7 +78,7 @@ def test_eager_equals_the_reference(data: st.DataObject) -> None:
     torch.testing.assert_close(results[1], results[0], atol=1e-10, rtol=1e-8)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["eager", pytest.param("reference", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize("continued", [False, True], ids=["fresh", "continued"])
 def test_gradcheck(backend: str, masked: bool, continued: bool) -> None:

@@ -19,7 +19,12 @@ require_kernels()
 
 Outputs = tuple[Tensor, ...]
 # Odd sizes, one head, one feature, more tokens than a chunk, more chunks than a tile of them.
-SHAPES = [(2, 3, 37, 5), (2, 1, 5, 1), (1, 2, 260, 16), (1, 1, 70, 1100)]
+SHAPES = [
+    (2, 3, 37, 5),
+    (1, 2, 260, 16),
+    pytest.param((2, 1, 5, 1), marks=pytest.mark.slow),
+    pytest.param((1, 1, 70, 1100), marks=pytest.mark.slow),
+]
 
 
 def tokens(
@@ -54,13 +59,16 @@ def check(run: Callable[[str], Outputs], inputs: list[Tensor], tolerance: float 
         torch.testing.assert_close(value, expected, rtol=0, atol=tolerance * max(largest, 1e-3))
 
 
+MASKED = [pytest.param(False, id="whole", marks=pytest.mark.slow), pytest.param(True, id="padded")]
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("masked", MASKED)
 def test_token_statistics(shape: tuple[int, int, int, int], masked: bool) -> None:
     check_token_statistics(shape, masked, normalize=True)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("masked", MASKED)
 def test_without_normalization(masked: bool) -> None:
     check_token_statistics((2, 3, 37, 5), masked, normalize=False)
 
@@ -114,7 +122,12 @@ def causal_case(
 
 
 @pytest.mark.parametrize(
-    ("masked", "stated", "biased"), list(itertools.product((False, True), repeat=3))
+    ("masked", "stated", "biased"),
+    [
+        # test_causal_sizes has all three at once.
+        pytest.param(*options, marks=[pytest.mark.slow] if any(options) else [])
+        for options in itertools.product((False, True), repeat=3)
+    ],
 )
 def test_causal_token_statistics(masked: bool, stated: bool, biased: bool) -> None:
     check(*causal_case((3, 2, 37, 5), masked, stated, biased))
@@ -148,6 +161,7 @@ def test_columns_of_zeros(operator: Callable[..., Tensor]) -> None:
     check(lambda backend: (operator(w, temperature, backend=backend),), [w])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
 def test_tokens_below_the_floors(operator: Callable[..., Tensor]) -> None:
     values = torch.randn(1, 2, 9, 3, device=DEVICE)
@@ -158,6 +172,7 @@ def test_tokens_below_the_floors(operator: Callable[..., Tensor]) -> None:
     check(lambda backend: (operator(w, temperature, backend=backend),), [w])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
 def test_layouts(operator: Callable[..., Tensor]) -> None:
     """Tokens and gradients with strides of their own; the result is laid out as (B, N, H, D)."""
@@ -218,6 +233,7 @@ def test_no_samples(operator: Callable[..., Tensor]) -> None:
     y.sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
 def test_compiles_to_one_graph(operator: Callable[..., Tensor]) -> None:
     w = tokens(1, 2, 7, 3)
@@ -234,6 +250,7 @@ def test_compiles_to_one_graph(operator: Callable[..., Tensor]) -> None:
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.slow
 def test_opcheck() -> None:
     w = tokens(1, 2, 5, 3)
     temperature = torch.ones(2, device=DEVICE, requires_grad=True)
