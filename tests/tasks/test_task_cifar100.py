@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ Planes = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
 def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
     """Coarse labels, fine labels and images (M, 3, 32, 32) of a tiny CIFAR-100."""
     counts = {"train": 30, "test": 6}
-    monkeypatch.setattr(cifar100, "_COUNTS", counts)
+    files = {part: {f"{part}.bin": count} for part, count in counts.items()}
+    monkeypatch.setattr(cifar100, "_BINARY", replace(cifar100._BINARY, files=files))
     rng = np.random.default_rng(0)
     made = {
         part: (

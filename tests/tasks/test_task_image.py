@@ -7,6 +7,7 @@ import io
 import math
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ Planes = dict[str, tuple[np.ndarray, np.ndarray]]
 @pytest.fixture
 def planes(monkeypatch: pytest.MonkeyPatch) -> Planes:
     """Images (M, 3, 32, 32) and labels of a tiny CIFAR-10."""
-    monkeypatch.setattr(image, "_IMAGES_PER_BATCH", PER_BATCH)
+    files = {part: dict.fromkeys(names, PER_BATCH) for part, names in image._BINARY.files.items()}
+    monkeypatch.setattr(image, "_BINARY", replace(image._BINARY, files=files))
     rng = np.random.default_rng(0)
     return {
         part: (

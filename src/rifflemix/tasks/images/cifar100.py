@@ -7,26 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
 from rifflemix.tasks.core.base import Progress, Request, Task, TaskCard, check_one_of
-from rifflemix.tasks.data_io.bounded import read_tar_members
-from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
-from rifflemix.tasks.data_io.files import Array, Arrays, Source, damaged, reading
+from rifflemix.tasks.data_io.file_task import FileTask, Form, Options
+from rifflemix.tasks.data_io.files import Array, Arrays, Source
 from rifflemix.tasks.data_io.hub import HubData, hub_source
+from rifflemix.tasks.images.cifar import BinaryVersion, holds_pickles
 from rifflemix.tasks.images.pixels import (
-    PARTS,
     PixelScale,
-    binary_records,
     carved_task,
     check_layout,
     check_parts,
-    holds_pickles,
+    hub_parts,
     scale_of,
 )
 
-_FOLDER = "cifar-100-binary"
-_TAR = "cifar-100-binary.tar.gz"
 _HUB = HubData(
     "uoft-cs/cifar100",
     "aadb3af77e9048adbea6b47c21a81e47dd092ae5",
@@ -36,7 +32,13 @@ _HUB = HubData(
         "test": "98776c529bb146a9c791229df74a5cf076be9b43d82dbbd334b6a7788d73dc68",
     },
 )
-_COUNTS = {"train": 50_000, "test": 10_000}
+_BINARY = BinaryVersion(
+    "CIFAR-100",
+    "cifar-100-binary",
+    "cifar-100-binary.tar.gz",
+    {"train": {"train.bin": 50_000}, "test": {"test.bin": 10_000}},
+    label_bytes=2,
+)
 _CLASSES = 100
 _SHAPE = (32, 32, 3)
 # Pixel mean and standard deviation of the 50,000 training images.
@@ -62,7 +64,7 @@ class Cifar100(FileTask):
         options={"patch_size": 1, "layout": "image", "augment": "none", "statistics": "data"},
     )
 
-    get_it = f"{_TAR} from https://www.cs.toronto.edu/~kriz/cifar.html"
+    get_it = f"{_BINARY.archive} from https://www.cs.toronto.edu/~kriz/cifar.html"
 
     def check(self, options: Options) -> None:
         """Patches that fit, a layout and a scale."""
@@ -72,11 +74,7 @@ class Cifar100(FileTask):
 
     def forms(self, options: Options) -> Sequence[Form]:
         """The binary version, unpacked or not."""
-        files = {part: f"{_FOLDER}/{part}.bin" for part in PARTS}
-        return (
-            Form(_FOLDER, files, _decode_folder, looked_for=f"{_FOLDER}/"),
-            Form(_TAR, {"all": _TAR}, _decode_tar),
-        )
+        return _BINARY.forms(_fine, (_BINARY.folder,))
 
     def why_not(self, data_dir: Path, options: Options) -> str:
         """The version with pickles."""
@@ -92,40 +90,12 @@ class Cifar100(FileTask):
         return carved_task(self.card, request.options, arrays, scale, source.description, _CLASSES)
 
 
-def _decode_folder(paths: Paths, progress: Progress) -> Arrays:
-    progress("decoding CIFAR-100", 0, None)
-    content = {}
-    for part, path in paths.items():
-        with reading(path):
-            content[part] = binary_records(path, path.read_bytes(), _COUNTS[part], label_bytes=2)
-    return _arrays(content, str(paths["test"].parent))
-
-
-def _decode_tar(paths: Paths, progress: Progress) -> Arrays:
-    path = paths["all"]
-    progress(f"decoding {path.name}", 0, None)
-    wanted = {f"{_FOLDER}/{part}.bin": part for part in PARTS}
-    content = {
-        wanted[name]: binary_records(path, member, _COUNTS[wanted[name]], label_bytes=2)
-        for name, member in read_tar_members(path, wanted.__contains__)
-    }
-    for name, part in wanted.items():
-        if part not in content:
-            raise damaged(path, f"it holds no {name}")
-    return _arrays(content, str(path))
-
-
-def _arrays(content: dict[str, Arrays], name: str) -> Arrays:
+def _fine(parts: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], name: str) -> Arrays:
     """Images and fine labels, which come second, behind the coarse ones."""
-    parts = {part: (content[part]["images"], content[part]["labels"][:, 1]) for part in PARTS}
-    return check_parts(name, parts, _SHAPE, _CLASSES)
+    chosen = {part: (images, labels[:, 1]) for part, (images, labels) in parts.items()}
+    return check_parts(name, chosen, _SHAPE, _CLASSES)
 
 
 def _decode_hub(splits: Any, progress: Progress) -> Arrays:
-    parts: dict[str, tuple[object, object]] = {}
-    for part in PARTS:
-        rows = splits[part]
-        progress(f"decoding CIFAR-100 {part} images", 0, len(rows))
-        images = np.stack([np.asarray(row["img"], dtype=np.uint8) for row in rows])
-        parts[part] = images, np.asarray(rows["fine_label"])
+    parts = hub_parts(splits, "CIFAR-100", "img", "fine_label", progress)
     return check_parts(_HUB.repository, parts, _SHAPE, _CLASSES)

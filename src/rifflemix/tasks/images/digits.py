@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,10 @@ from rifflemix.tasks.core.base import (
     Request,
     Task,
     TaskCard,
-    TaskStatus,
     check_one_of,
     content_order,
 )
+from rifflemix.tasks.core.generated import GeneratedTask
 from rifflemix.tasks.data_io.files import Array, check_sha256
 from rifflemix.tasks.images.pixels import PixelScale, pixel_task
 
@@ -27,10 +26,10 @@ _SHA256 = "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e"
 _SCALE = PixelScale(top=16, mean=(0.3054,), std=(0.3759,))
 
 
-class Digits:
+class Digits(GeneratedTask):
     """UCI Optical Recognition of Handwritten Digits, 8x8 pixels with 17 levels."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="digits",
         title="Handwritten digits",
         source="UCI Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998)",
@@ -43,6 +42,8 @@ class Digits:
         options={"patch_size": 1},
         budget=Budget(max_steps=400, batch_size=64, lr=5e-3, evaluations=8),
     )
+
+    at_hand = "ships with the package"
 
     def load(self, request: Request) -> Task:
         """The task; its file is checked against a known sha256."""
@@ -62,13 +63,6 @@ class Digits:
             ),
             data_source="digits.npz of the package",
         )
-
-    def status(self, data_dir: Path | None) -> TaskStatus:
-        """Always available."""
-        return TaskStatus(self.card.name, True, "ships with the package")
-
-    def prepared(self, request: Request) -> None:
-        """Nothing is kept: the file is small."""
 
 
 def _split_rows(

@@ -12,25 +12,22 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import check_choice
 from rifflemix.tasks.core.base import Budget, Progress, Request, Task, TaskCard, check_one_of
-from rifflemix.tasks.data_io.bounded import read_npz_xz, read_tar_members
+from rifflemix.tasks.data_io.bounded import read_npz_xz
 from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
-from rifflemix.tasks.data_io.files import Array, Arrays, Source, damaged, reading
+from rifflemix.tasks.data_io.files import Array, Arrays, Source
 from rifflemix.tasks.data_io.hub import HubData, hub_source
+from rifflemix.tasks.images.cifar import BinaryVersion, channels_last, holds_pickles
 from rifflemix.tasks.images.pixels import (
     PARTS,
     PixelScale,
-    binary_records,
     carved_task,
-    channels_last,
     check_layout,
     check_parts,
     decode_npz_parts,
-    holds_pickles,
+    hub_parts,
     scale_of,
 )
 
-_FOLDER = "cifar-10-batches-bin"
-_TAR = "cifar-10-binary.tar.gz"
 _GRAY = "cifar10_gray.npz.xz"
 _RGB = "cifar10_rgb.npz.xz"
 _APPROXIMATE = "172 of its 60,000 images are JPEG approximations"
@@ -43,11 +40,16 @@ _HUB = HubData(
         "test": "841389e6f2d64f28bf17310e430aebac20ec3ba611a3c5e231dc93c645ce84de",
     },
 )
-_BATCHES = {
-    "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-    "test": ("test_batch.bin",),
-}
-_IMAGES_PER_BATCH = 10_000
+_BINARY = BinaryVersion(
+    "CIFAR-10",
+    "cifar-10-batches-bin",
+    "cifar-10-binary.tar.gz",
+    {
+        "train": {f"data_batch_{number}.bin": 10_000 for number in range(1, 6)},
+        "test": {"test_batch.bin": 10_000},
+    },
+    label_bytes=1,
+)
 _SHAPES = {"gray": (32, 32), "rgb": (32, 32, 3)}
 # Pixel mean and standard deviation of the 50,000 training images.
 _SCALES = {
@@ -87,7 +89,7 @@ class Image(FileTask):
         budget=Budget(evaluations=2),
     )
 
-    get_it = f"{_TAR} from https://www.cs.toronto.edu/~kriz/cifar.html"
+    get_it = f"{_BINARY.archive} from https://www.cs.toronto.edu/~kriz/cifar.html"
 
     def check(self, options: Options) -> None:
         """Patches that fit, a color, a layout and a scale."""
@@ -103,17 +105,7 @@ class Image(FileTask):
     def forms(self, options: Options) -> Sequence[Form]:
         """The binary version, unpacked or not, or an archive, which may be gray."""
         color = str(options["color"])
-        files = {name: name for names in _BATCHES.values() for name in names}
-        binary = (
-            Form(
-                _FOLDER,
-                files,
-                partial(_decode_folder, color),
-                (_FOLDER, "."),
-                looked_for=f"{_FOLDER}/",
-            ),
-            Form(_TAR, {"all": _TAR}, partial(_decode_tar, color)),
-        )
+        binary = _BINARY.forms(partial(_colored_parts, color), (_BINARY.folder, "."))
         gray = Form(_GRAY, {"all": _GRAY}, _decode_gray, note=_APPROXIMATE)
         rgb = Form(_RGB, {"all": _RGB}, partial(_decode_rgb, color), note=_APPROXIMATE)
         return (*binary, rgb) if color == "rgb" else (*binary, gray, rgb)
@@ -143,40 +135,13 @@ def _scale(options: Options) -> PixelScale:
     return scale_of(options, _SCALES[color], _PER_IMAGE if color == "rgb" else None)
 
 
-def _decode_folder(color: str, paths: Paths, progress: Progress) -> Arrays:
-    progress("decoding CIFAR-10", 0, None)
-    content = {}
-    for name, path in paths.items():
-        with reading(path):
-            content[name] = _records(path, path.read_bytes())
-    return _from_records(content, color, str(next(iter(paths.values())).parent))
-
-
-def _decode_tar(color: str, paths: Paths, progress: Progress) -> Arrays:
-    path = paths["all"]
-    progress(f"decoding {path.name}", 0, None)
-    wanted = {f"{_FOLDER}/{name}" for names in _BATCHES.values() for name in names}
-    content = {
-        Path(name).name: _records(path, member)
-        for name, member in read_tar_members(path, wanted.__contains__)
+def _colored_parts(
+    color: str, parts: Mapping[str, tuple[NDArray[np.uint8], NDArray[Any]]], name: str
+) -> Arrays:
+    colored = {
+        part: (_colored(images, color), y.reshape(-1)) for part, (images, y) in parts.items()
     }
-    for name in sorted(wanted):
-        if Path(name).name not in content:
-            raise damaged(path, f"it holds no {name}")
-    return _from_records(content, color, str(path))
-
-
-def _records(path: Path, content: bytes) -> Arrays:
-    return binary_records(path, content, _IMAGES_PER_BATCH, label_bytes=1)
-
-
-def _from_records(content: Mapping[str, Arrays], color: str, name: str) -> Arrays:
-    parts: dict[str, tuple[object, object]] = {}
-    for part, names in _BATCHES.items():
-        batches = [content[name] for name in names]
-        images, labels = (np.concatenate([b[k] for b in batches]) for k in ("images", "labels"))
-        parts[part] = _colored(images, color), labels[:, 0]
-    return check_parts(name, parts, _SHAPES[color])
+    return check_parts(name, colored, _SHAPES[color])
 
 
 def _decode_gray(paths: Paths, progress: Progress) -> Arrays:
@@ -205,13 +170,8 @@ def _decode_rgb(color: str, paths: Paths, progress: Progress) -> Arrays:
 
 
 def _decode_hub(color: str, splits: Any, progress: Progress) -> Arrays:
-    parts: dict[str, tuple[object, object]] = {}
-    for part in PARTS:
-        rows = splits[part]
-        progress(f"decoding CIFAR-10 {part} images", 0, len(rows))
-        images = np.stack([np.asarray(row["img"], dtype=np.uint8) for row in rows])
-        parts[part] = _colored(images, color), np.asarray(rows["label"])
-    return check_parts(_HUB.repository, parts, _SHAPES[color])
+    parts = hub_parts(splits, "CIFAR-10", "img", "label", progress)
+    return _colored_parts(color, parts, _HUB.repository)
 
 
 def _colored(images: NDArray[np.uint8], color: str) -> NDArray[np.uint8]:

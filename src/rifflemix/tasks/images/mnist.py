@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from rifflemix.tasks.core.base import Budget, Progress, Request, Task, TaskCard, check_one_of
 from rifflemix.tasks.data_io.bounded import read_idx
 from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
@@ -20,6 +18,7 @@ from rifflemix.tasks.images.pixels import (
     check_layout,
     check_parts,
     decode_npz_parts,
+    hub_parts,
 )
 
 _IDX = {
@@ -98,10 +97,5 @@ def _decode_archive(paths: Paths, progress: Progress) -> Arrays:
 
 
 def _decode_hub(splits: Any, progress: Progress) -> Arrays:
-    parts: dict[str, tuple[object, object]] = {}
-    for part in PARTS:
-        rows = splits[part]
-        progress(f"decoding MNIST {part} images", 0, len(rows))
-        images = np.stack([np.asarray(row["image"], dtype=np.uint8) for row in rows])
-        parts[part] = images, np.asarray(rows["label"])
+    parts = hub_parts(splits, "MNIST", "image", "label", progress)
     return check_parts(_HUB.repository, parts, _SHAPE)

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from rifflemix.errors import InputError, bad_argument, check_choice
-from rifflemix.tasks.core.base import Batch, Sample, Task, TaskCard
+from rifflemix.tasks.core.base import Batch, Progress, Sample, Task, TaskCard
 from rifflemix.tasks.data_io.bounded import read_npz_xz
-from rifflemix.tasks.data_io.files import Array, Arrays, check_ids, damaged
+from rifflemix.tasks.data_io.files import Array, Arrays, check_ids
 from rifflemix.tasks.images.rand_augment import rand_augment
 
 LAYOUTS = ("sequence", "image")
@@ -58,13 +58,6 @@ def scale_of(
     if per_image is None:
         raise bad_argument("statistics", "data with color gray", options["statistics"])
     return per_image
-
-
-def holds_pickles(data_dir: Path, *names: str) -> str:
-    """Why a folder is not enough where it has one of these names, or its .tar.gz; else empty."""
-    if any((data_dir / f"{name}{ending}").exists() for name in names for ending in ("", ".tar.gz")):
-        return "the python version there holds pickles, which can run code and are not read"
-    return ""
 
 
 class ImageStack(Protocol):
@@ -375,6 +368,19 @@ def check_parts(
     return arrays
 
 
+def hub_parts(
+    splits: Any, title: str, image: str, label: str, progress: Progress
+) -> dict[str, tuple[NDArray[np.uint8], NDArray[Any]]]:
+    """Images and labels of each part of a data set of the hub, from the columns of these names."""
+    parts = {}
+    for part in PARTS:
+        rows = splits[part]
+        progress(f"decoding {title} {part} images", 0, len(rows))
+        images = np.stack([np.asarray(row[image], dtype=np.uint8) for row in rows])
+        parts[part] = images, np.asarray(rows[label])
+    return parts
+
+
 def decode_npz_parts(path: Path, shape: tuple[int, ...]) -> Arrays:
     """`check_parts` of an .npz.xz archive of train_x, train_y, test_x and test_y."""
     content = read_npz_xz(path)
@@ -401,29 +407,6 @@ def _check_images(
         raise InputError(
             f"{name}: expected labels 0 to {num_classes - 1}, got {labels.min()} to {labels.max()}"
         )
-
-
-def binary_records(path: Path, content: bytes, count: int, label_bytes: int) -> Arrays:
-    """The `count` records of one file of the CIFAR binary versions.
-
-    A record is `label_bytes` labels, then 3,072 bytes: planes of red, green and blue, 32 x 32.
-
-    Returns:
-        "labels" (count, label_bytes) and "images" (count, 32, 32, 3), uint8.
-
-    Raises:
-        InputError: another size.
-    """
-    size = label_bytes + 3 * 32 * 32
-    if len(content) != count * size:
-        raise damaged(path, f"it has {len(content)} bytes, expected {count * size}")
-    rows = np.frombuffer(content, dtype=np.uint8).reshape(count, size)
-    return {"labels": rows[:, :label_bytes], "images": channels_last(rows[:, label_bytes:])}
-
-
-def channels_last(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Planes of red, green and blue, 3,072 bytes an image in any shape, as (M, 32, 32, 3)."""
-    return np.ascontiguousarray(planes.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
 def _is_tokens(patch_size: int, images: ImageStack) -> bool:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from rifflemix.tasks.core.base import (
     TaskStatus,
     check_integer,
 )
+from rifflemix.tasks.core.generated import GeneratedTask, refuse_generator_options
 from rifflemix.tasks.data_io.files import (
     Arrays,
     Source,
@@ -42,10 +43,10 @@ _GRAMMAR_OPTIONS = ("min_length", "max_depth", "max_args")
 Parts = dict[str, tuple[PackedRows, ...]]
 
 
-class ListOps:
+class ListOps(GeneratedTask):
     """ListOps of the Long Range Arena."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="listops",
         title="ListOps",
         source=(
@@ -109,9 +110,7 @@ class ListOps:
         source = find_tsv(data_dir)
         if source is not None:
             return TaskStatus(self.card.name, True, f"{source.description} in {data_dir}")
-        kept = sorted(path.name for path in (cache_root() / self.card.name).glob("generated-*"))
-        detail = f"kept: {', '.join(kept)}" if kept else "none kept yet"
-        return TaskStatus(self.card.name, True, f"generated on demand, {detail}")
+        return self.status_of_kept(cache_root() / self.card.name)
 
     def prepared(self, request: Request) -> Path:
         """The folder of generated or decoded expressions."""
@@ -121,14 +120,7 @@ class ListOps:
         return _folder(request.seed, _grammar(request.options), _counts(request))
 
     def _read(self, source: Source, request: Request) -> Parts:
-        for name in _GRAMMAR_OPTIONS:
-            if name in request.given:
-                raise bad_argument(
-                    name,
-                    f"to be left out with the files in {request.data_dir}",
-                    request.options[name],
-                    "it is an option of the generator",
-                )
+        refuse_generator_options(request, _GRAMMAR_OPTIONS)
         arrays = load_source(self.card, source, request.progress)
         parts: Parts = {name: (packed_rows(arrays, f"{name}_"),) for name in SPLITS}
         for name, (rows,) in parts.items():

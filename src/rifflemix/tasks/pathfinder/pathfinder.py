@@ -24,6 +24,7 @@ from rifflemix.tasks.core.base import (
     check_integer,
     check_number,
 )
+from rifflemix.tasks.core.generated import GeneratedTask, refuse_generator_options
 from rifflemix.tasks.core.random_words import Streams
 from rifflemix.tasks.data_io.files import cache_root
 from rifflemix.tasks.data_io.shards import ShardedImages, check_room, prepare_shards
@@ -134,7 +135,7 @@ def _draw(
     return images, pictures.labels
 
 
-class Pathfinder:
+class Pathfinder(GeneratedTask):
     """Pathfinder at one image size."""
 
     def __init__(self, name: str, title: str, size: int) -> None:
@@ -172,7 +173,7 @@ class Pathfinder:
         counts = {name: request.count(name) for name in SPLITS}
         release = find_release(request.data_dir, self.size, str(request.options["preset"]))
         if release is not None:
-            self._refuse_generator_options(request)
+            refuse_generator_options(request, _GENERATOR_OPTIONS)
             splits, source = load_release(self.card, release, counts, request)
             options = {k: v for k, v in request.options.items() if k not in _GENERATOR_OPTIONS}
         else:
@@ -203,10 +204,7 @@ class Pathfinder:
         names = [release.preset for release in found if release]
         if names:
             return TaskStatus(self.card.name, True, f"{', '.join(names)} in {data_dir}")
-        folder = cache_root() / f"pathfinder{self.size}"
-        kept = sorted(path.name for path in folder.glob("generated-*"))
-        detail = f"kept: {', '.join(kept)}" if kept else "none kept yet"
-        return TaskStatus(self.card.name, True, f"generated on demand, {detail}")
+        return self.status_of_kept(cache_root() / f"pathfinder{self.size}")
 
     def prepared(self, request: Request) -> Path:
         """The folder of generated or decoded images."""
@@ -242,16 +240,6 @@ class Pathfinder:
             / f"pathfinder{self.size}"
             / f"generated-v{_VERSION}-seed{seed}-contour{scenes[0].contour_length}-{values}"
         )
-
-    def _refuse_generator_options(self, request: Request) -> None:
-        for name in _GENERATOR_OPTIONS:
-            if name in request.given:
-                raise bad_argument(
-                    name,
-                    f"to be left out with the files in {request.data_dir}",
-                    request.options[name],
-                    "it is an option of the generator",
-                )
 
 
 def scenes_of(size: int, options: Mapping[str, Any]) -> tuple[Scene, ...]:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
-from rifflemix.tasks.core.base import SPLITS, Request, Task, TaskCard, TaskStatus, check_integer
+from rifflemix.tasks.core.base import SPLITS, Request, Task, TaskCard, check_integer
+from rifflemix.tasks.core.generated import GeneratedTask
 from rifflemix.tasks.data_io.files import Array, Arrays, cache_root, cached_arrays
 
 _VERSION = 1
@@ -29,10 +29,10 @@ _OCTAHEDRON = np.array(
 )
 
 
-class PointClouds:
+class PointClouds(GeneratedTask):
     """Eight kinds of bodies, turned at random; every sample has a seed of its own."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="point_clouds",
         title="Point clouds",
         source="generated (synthetic: no scans, no ModelNet)",
@@ -73,10 +73,6 @@ class PointClouds:
             data_source="generated (synthetic)",
             splits=splits,
         )
-
-    def status(self, data_dir: Path | None) -> TaskStatus:
-        """Always available."""
-        return TaskStatus(self.card.name, True, "generated on demand")
 
     def prepared(self, request: Request) -> Path:
         """The folder of drawn points."""

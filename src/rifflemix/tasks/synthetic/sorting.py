@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,9 +23,9 @@ from rifflemix.tasks.core.base import (
     Sample,
     Task,
     TaskCard,
-    TaskStatus,
     check_integer,
 )
+from rifflemix.tasks.core.generated import GeneratedTask
 from rifflemix.tasks.core.random_words import Streams
 
 PAD, END, FIRST_SYMBOL = 0, 1, 2
@@ -36,10 +35,10 @@ _UNCOUNTED = -100
 _ROWS_AT_ONCE = 4096
 
 
-class Sorting:
+class Sorting(GeneratedTask):
     """Sequences of random symbols, with repetitions."""
 
-    card: ClassVar[TaskCard] = TaskCard(
+    card = TaskCard(
         name="sort",
         title="Sequence sorting",
         source="Tay et al., Sparse Sinkhorn Attention (2020), section 5.1, after Tensor2Tensor",
@@ -63,6 +62,8 @@ class Sorting:
         backbone="seq2seq",
         budget=Budget(batch_size=16, evaluations=4),
     )
+
+    at_hand = "generated"
 
     def load(self, request: Request) -> Task:
         """The task, generated anew each time: a second or two."""
@@ -92,13 +93,6 @@ class Sorting:
             splits=splits,
             pad_id=PAD,
         )
-
-    def status(self, data_dir: Path | None) -> TaskStatus:
-        """Always available."""
-        return TaskStatus(self.card.name, True, "generated")
-
-    def prepared(self, request: Request) -> None:
-        """Nothing is kept: it is generated in a moment."""
 
 
 @dataclass(frozen=True, eq=False)
