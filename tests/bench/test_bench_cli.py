@@ -43,7 +43,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
     return run
 
 
-@pytest.mark.parametrize("command", ["ops", "models", "scaling", "published"])
+@pytest.mark.parametrize("command", ["ops", "layers", "models", "scaling", "published"])
 def test_help_has_an_example(command: str, cli: Cli) -> None:
     outcome = cli("bench", command, "--help")
     assert outcome.code == 0
@@ -95,6 +95,19 @@ def test_models_and_ops_print_a_table_a_pass(cli: Cli) -> None:
     assert models.code == 0, models.err
     assert "(1, 8, 8), 2 heads: training step" in models.out
     assert "Tokens/s" in models.out
+
+
+def test_layers_are_small_and_their_calls_are_counted(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "layers.json"
+    outcome = cli("bench", "layers", "--mixers", "tssa", "--repeats", "1", "--out", str(file))
+    assert outcome.code == 0, outcome.err
+    assert "(1, 64, 64), 4 heads: forward" in outcome.out
+    assert "Calls in rifflemix" in outcome.out
+    rows = {row["name"]: row for row in json.loads(file.read_text())["rows"]}
+    assert list(rows) == ["two linear maps", "softmax", "tssa"]
+    assert rows["two linear maps"]["extra"] == {"package_calls": 0}
+    assert rows["softmax"]["extra"]["package_calls"] > 0
+    assert set(rows["tssa"]["passes"]["forward"]["ratios"]) == {"two linear maps", "softmax"}
 
 
 def test_ops_come_from_their_own_shapes(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

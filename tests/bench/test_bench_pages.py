@@ -90,7 +90,7 @@ def is_shown(text: str, value: float) -> bool:
 
 def kind_and_name(text: str, benchmark: str) -> tuple[str, str]:
     if benchmark != "scaling":
-        return {"ops": "operator", "models": "model"}[benchmark], text
+        return {"ops": "operator", "layers": LAYER, "models": "model"}[benchmark], text
     name = text.removesuffix(" (package)")
     return (PEER if name != text else LAYER), name
 
@@ -133,6 +133,8 @@ def check_pass(title: str, table: list[list[str]], benchmark: str, rows: list[An
             continue
         assert is_shown(shown["p50, ms"], 1e3 * timing["p50"])
         count += 1
+        if "Calls in rifflemix" in shown:
+            assert number(shown["Calls in rifflemix"]) == row["extra"]["package_calls"]
         if "Steps/s" in shown:
             assert is_shown(shown["Steps/s"], row["extra"]["steps_per_second"])
             assert number(shown["Parameters"]) == row["extra"]["parameters"]

@@ -7,54 +7,27 @@ are checked once, at the mixer's door.
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from contextlib import nullcontext
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import rifflemix
+from rifflemix.bench.calls import package_calls
 from rifflemix.mixers import create_mixer
 from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.ops.native import library
 
-PACKAGE = str(Path(rifflemix.__file__).parent)
 # With the compiled kernels, where there are any, and without.
 MOST_CALLS = {"csp": (25, 30), "tssa": (25, 25), "sinkhorn": (40, 40)}
 
 
-def package_calls(module: nn.Module, *inputs: Any) -> Counter[str]:
-    """Functions of the package that `module(*inputs)` calls, by file and name."""
-    calls: Counter[str] = Counter()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(PACKAGE):
-            calls[f"{Path(code.co_filename).relative_to(PACKAGE)} {code.co_name}"] += 1
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        module(*inputs)
-    finally:
-        sys.setprofile(before)
-    return calls
-
-
 def test_every_call_is_counted() -> None:
-    class Twice(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = inner(inner(x))
-            return y
-
-    inner = create_mixer("identity", 8)
-    calls = package_calls(Twice(), torch.randn(1, 4, 8))
+    mixer, x = create_mixer("identity", 8), torch.randn(1, 4, 8)
+    calls = package_calls(lambda: mixer(mixer(x)))
     assert calls["mixers/base.py forward"] == 2
+    assert calls["mixers/base.py _check_input"] == 2
     assert not any("test_package_calls" in name for name in calls)
+    assert sys.getprofile() is None
 
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
@@ -65,7 +38,7 @@ def test_a_small_forward_calls_few_functions(name: str, backend: str) -> None:
     preferred = nullcontext() if backend == "auto" else prefer_backend(backend)
     with torch.no_grad(), preferred:
         mixer(x)  # what is made once and kept
-        calls = package_calls(mixer, x)
+        calls = package_calls(lambda: mixer(x))
     with_kernels, without = MOST_CALLS[name]
     has_kernels = backend == "auto" and library() is not None
     assert calls.total() <= (with_kernels if has_kernels else without), calls

@@ -6,10 +6,12 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rifflemix.bench.calls import package_calls
 from rifflemix.bench.gate import (
     LAYER_TOLERANCE,
     OPERATOR_TOLERANCE,
@@ -19,15 +21,68 @@ from rifflemix.bench.gate import (
     output_and_gradients,
 )
 from rifflemix.bench.peers import Peer
-from rifflemix.bench.rows import LAYER, PEER, Shape
-from rifflemix.bench.runner import Built, Candidate, Settings, forward_and_backward
-from rifflemix.mixers import create_mixer
+from rifflemix.bench.rows import FORWARD, LAYER, PEER, Row, Shape
+from rifflemix.bench.runner import (
+    Built,
+    Candidate,
+    Group,
+    Hooks,
+    Settings,
+    forward_and_backward,
+    run_benchmark,
+)
+from rifflemix.mixers import create_mixer, list_mixers, mixer_card
 from rifflemix.ops.dispatch import prefer_backend
 
 PROJECTIONS, SOFTMAX = "two linear maps", "softmax"
+FLOOR, BASELINE = (LAYER, PROJECTIONS), (LAYER, SOFTMAX)
+DEFAULT_SHAPES = (Shape(1, 64, 64, 4),)
 _GATE_TOKENS = 256
 
 Build = Callable[[Shape], nn.Module]
+
+
+def run(
+    shapes: Sequence[Shape] = DEFAULT_SHAPES,
+    *,
+    mixers: Sequence[str] | None = None,
+    settings: Settings | None = None,
+    hooks: Hooks | None = None,
+) -> dict[str, Any]:
+    """Measure layers at shapes; at the default one the arithmetic is small and Python is not.
+
+    Args:
+        shapes: where to measure.
+        mixers: registry names, all by default; softmax always takes part.
+        settings: type, device, number of timings and limits.
+        hooks: progress, stopping and saving.
+
+    Returns:
+        See benchmarks/README.md. Rows of kind "layer", passes "forward" and "forward_backward",
+        ratios to "two linear maps" and "softmax"; "package_calls" counts the functions of this
+        package that a forward pass goes through.
+
+    Raises:
+        InputError: an unknown mixer, or a setting out of range.
+    """
+    settings = settings or Settings()
+    names = list_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
+    candidates = [
+        replace(candidate, build=partial(_counted, candidate.build))
+        for candidate in layer_candidates(names, (), settings)
+    ]
+    groups = [Group(shape, candidates, (FLOOR, BASELINE)) for shape in shapes]
+    return run_benchmark("layers", groups, settings, {"mixers": names}, hooks=hooks)
+
+
+def _counted(build: Callable[[Shape], Built], shape: Shape) -> Built:
+    """What is built, with the calls of a forward pass to say of it."""
+    built = build(shape)
+
+    def describe(row: Row) -> dict[str, float]:
+        return {"package_calls": package_calls(built.passes[FORWARD]).total()}
+
+    return replace(built, describe=describe)
 
 
 def layer_candidates(

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rifflemix.bench.fit import find_crossover, fit_exponent
-from rifflemix.bench.layers import PROJECTIONS, SOFTMAX, layer_candidates
+from rifflemix.bench.layers import BASELINE, FLOOR, layer_candidates
 from rifflemix.bench.peers import PEERS, peer_status
 from rifflemix.bench.rows import FORWARD, FORWARD_BACKWARD, LAYER, Key, Row, Shape
 from rifflemix.bench.runner import Group, Hooks, Settings, run_benchmark
@@ -15,7 +15,6 @@ from rifflemix.errors import bad_argument
 from rifflemix.mixers import list_mixers, mixer_card
 
 TOKENS, CHANNELS = "tokens", "channels"
-FLOOR, BASELINE = (LAYER, PROJECTIONS), (LAYER, SOFTMAX)
 DEFAULT_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 

@@ -16,8 +16,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from rifflemix.bench.layers import BASELINE, FLOOR
 from rifflemix.bench.rows import PEER, Key
-from rifflemix.bench.scaling import BASELINE, FLOOR
 from rifflemix.bench.tables import (
     AXES,
     PASS_TITLES,

@@ -120,9 +120,9 @@ def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
     timed = [row["passes"][name] for row in rows if name in row["passes"]]
     for peer in dict.fromkeys(peer for timing in timed for peer in timing["ratios"]):
         columns.append((f"x {_SHORT.get(peer, peer)}", _timed(name, _ratio(peer))))
-    if name == "training_step":
-        known = {key for row in rows for key in row["extra"]}
-        columns += [(title, _extra(key, show)) for key, title, show in _EXTRA if key in known]
+    known = {key for row in rows for key in row["extra"]}
+    described = _EXTRA.get(name, ())
+    columns += [(title, _extra(key, show)) for key, title, show in described if key in known]
     return _table(f"{shape}: {PASS_TITLES[name]}", columns, rows)
 
 
@@ -296,11 +296,15 @@ def _markdown_row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-_EXTRA: tuple[tuple[str, str, Show], ...] = (
-    ("steps_per_second", "Steps/s", format_rate),
-    ("tokens_per_second", "Tokens/s", format_rate),
-    ("kernel_share", "In kernels, %", format_percent),
-    ("parameters", "Parameters", format_count),
-    ("printed_seconds", "Paper's, ms", lambda seconds: _milliseconds(seconds)),
-    ("printed_memory_bytes", "Paper's memory", format_bytes),
-)
+# What else is known of a row, beside the pass that it is of.
+_EXTRA: Mapping[str, tuple[tuple[str, str, Show], ...]] = {
+    "forward": (("package_calls", "Calls in rifflemix", format_count),),
+    "training_step": (
+        ("steps_per_second", "Steps/s", format_rate),
+        ("tokens_per_second", "Tokens/s", format_rate),
+        ("kernel_share", "In kernels, %", format_percent),
+        ("parameters", "Parameters", format_count),
+        ("printed_seconds", "Paper's, ms", lambda seconds: _milliseconds(seconds)),
+        ("printed_memory_bytes", "Paper's memory", format_bytes),
+    ),
+}

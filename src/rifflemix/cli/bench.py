@@ -75,6 +75,32 @@ def ops(
 
 
 @app.command(
+    epilog="Examples:  rifflemix bench layers   |   "
+    "rifflemix bench layers --shape 1,64,64,4 --shape 8,64,64,4 --mixers csp,tssa --repeats 21"
+)
+def layers(
+    shape: Shapes = None,
+    mixers: Mixers = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    repeats: Repeats = 5,
+    max_seconds: MaxSeconds = 60.0,
+    threads: Threads = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Every mixer as one layer, against softmax; small unless told otherwise: what Python costs."""
+    from rifflemix.bench.layers import DEFAULT_SHAPES, run
+
+    shapes = _shapes(shape) or DEFAULT_SHAPES
+    names = None if mixers is None else parse_names(mixers, "--mixers")
+    common = _Common(dtype, device, repeats, max_seconds, threads, out, json)
+    common.measure(
+        lambda settings, hooks: run(shapes, mixers=names, settings=settings, hooks=hooks)
+    )
+
+
+@app.command(
     epilog="Examples:  rifflemix bench models   |   "
     "rifflemix bench models --shape 4,4096,256,8 --layers 2 --mixers tssa,csp --out models.json"
 )
