@@ -137,3 +137,9 @@ def test_width_inside(name: str, inner: int) -> None:
     assert mixer(x, key_padding_mask=mask).shape == (2, 20, 32)
     widths = {tuple(p.shape) for p in mixer.parameters() if p.dim() == 2}
     assert any(inner in shape or 3 * inner in shape for shape in widths)
+
+
+def test_a_wrong_dtype_is_refused_on_a_device_without_autocast() -> None:
+    mixer = rm.create_mixer("csp", 8).to("meta")
+    with pytest.raises(rm.InputError, match="x: expected the mixer's dtype"):
+        mixer(torch.zeros(1, 4, 8, dtype=torch.bfloat16, device="meta"))
