@@ -348,7 +348,7 @@ def test_an_interrupted_compare_ends_in_good_order(tmp_path: Path) -> None:
     outcome = kill_in_training(signal.SIGINT, tmp_path / "out")
     assert outcome.code == 130, outcome.err
     assert "stopping after this step" in outcome.err
-    assert outcome.err.splitlines()[-1].endswith("the same command goes on.")
+    assert outcome.err.splitlines()[-1].endswith("run the same command to continue.")
     assert "Softmax attention" in outcome.out
     assert "Partial results" in (tmp_path / "out" / "table.md").read_text()
     assert json.loads((tmp_path / "out" / "results.json").read_text())["status"] == "partial"

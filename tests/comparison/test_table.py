@@ -241,7 +241,7 @@ def test_notes_own_up() -> None:
         "environment": results["environment"] | {"git_commit": "1" * 40}
     }
     notes = comparison_notes(results)
-    assert notes[0] == "Partial results: 6 of 12 runs are done; the same command goes on."
+    assert notes[0] == "Partial results: 6 of 12 runs are done; run the same command to continue."
     assert any("One seed" in note for note in notes)
     assert any("csp, seed 1: training diverged" in note for note in notes)
     assert any("speeds do not compare" in note for note in notes)

@@ -83,7 +83,7 @@ def test_a_budget_that_ends_is_no_error(tmp_path: Path, cli: Cli, listed: list[R
     arguments = ("reproduce", "test/digits", "--out", tmp_path / "run")
     stopped = cli(*arguments, "--budget", 1e-9)
     assert stopped.code == 0
-    assert "stopped; the same command goes on" in stopped.err
+    assert "stopped; run the same command to continue" in stopped.err
     assert json.loads((tmp_path / "run" / "results.json").read_text())["status"] == "partial"
     assert cli(*arguments, "--json").code == 0
     assert json.loads((tmp_path / "run" / "results.json").read_text())["status"] == "complete"
@@ -199,7 +199,7 @@ def test_ctrl_c_stops_in_good_order(tmp_path: Path) -> None:
         process.kill()
         process.communicate()
     assert process.returncode == 130, errors
-    assert "the same command goes on" in errors
+    assert "run the same command to continue" in errors
     results = json.loads(printed)
     assert results["status"] == "partial"
     assert results["steps"] > 0

@@ -34,7 +34,7 @@ class Forecast:
         self._seen: dict[Key, dict[str, dict[int, Probe]]] = defaultdict(lambda: defaultdict(dict))
 
     def record(self, key: Key, tokens: int, probes: Mapping[str, Probe]) -> None:
-        """What the passes of `key` took at so many tokens."""
+        """The cost of the passes of `key` at this many tokens."""
         for name, probe in probes.items():
             self._seen[key][name][tokens] = probe
 

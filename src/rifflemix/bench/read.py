@@ -1,4 +1,4 @@
-"""Reading the files that benchmarks wrote, those of earlier formats as well."""
+"""Reading the files that benchmarks wrote, earlier formats too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BY_NAME = "rifflemix.bench/1"
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A result in the present format.
+    """A result in the current format.
 
     Format 1 told the growth of a mixer and of a package of the same name by one and the same curve;
     it is computed anew from the rows, which say what kind each is.

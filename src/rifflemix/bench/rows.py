@@ -137,7 +137,7 @@ def assemble(
         benchmark: ops, models or scaling.
         settings: everything that was asked for.
         rows: in the order of the tables.
-        complete: False if somebody stopped the benchmark before its end.
+        complete: False if the benchmark was stopped before its end.
         wall_seconds: of the whole benchmark so far.
     """
     place = environment()

@@ -29,7 +29,7 @@ from rifflemix.bench.tables import (
 )
 
 # Okabe and Ito's palette without its yellow: safe for all common kinds of colour blindness. More
-# layers than hues take darker and lighter shades of them, told apart by their markers as well;
+# layers than hues take darker and lighter shades of them, told apart by their markers too;
 # every curve carries its name.
 _HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _SHADES = ((0.0, "o"), (-0.4, "s"), (0.3, "^"), (-0.65, "D"), (0.5, "v"))

@@ -45,7 +45,7 @@ Out = Annotated[
     typer.Option(
         metavar="PATH",
         parser=parse_path,
-        help="New file for the JSON, or a folder, where it gets a name of its own.",
+        help="New file for the JSON, or a folder, where it gets its own name.",
     ),
 ]
 

@@ -28,7 +28,7 @@ EPILOG = """Examples:
 
   rifflemix compare --task digits --mixers csp --mixer-option csp.num_groups=4 --out runs/csp
 
-Ctrl-C stops after the present step; the same command goes on where it stopped.
+Ctrl-C stops after the current step; the same command continues from there.
 """
 
 

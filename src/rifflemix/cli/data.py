@@ -54,7 +54,7 @@ def prepare(
     data_dir: DataDir = None,
     task_option: TaskOptions = None,
     max_samples: Annotated[
-        int | None, typer.Option(help="Only so many samples of each split; all if unset.")
+        int | None, typer.Option(help="Most samples of each split; all if unset.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -23,7 +23,7 @@ class StopRequest:
         self._previous: Any = None
 
     def __call__(self) -> bool:
-        """Whether somebody asked to stop."""
+        """Whether a stop was asked for."""
         return self._requested
 
     def __enter__(self) -> Self:

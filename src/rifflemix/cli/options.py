@@ -14,7 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and not
 
 
 def parse_path(text: str) -> Path:
-    """A path as typed; an empty one would name the present folder."""
+    """A path as typed; an empty one would name the current folder."""
     if not text:
         raise typer.BadParameter("expected a path, got an empty text")
     return Path(text)

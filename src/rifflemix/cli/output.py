@@ -22,10 +22,10 @@ from rifflemix.errors import InputError
 def checked_output() -> Iterator[None]:
     """Inside, stdout and stderr take every character; at the end all output is written.
 
-    A reader who went away (`| head`) is no error.
+    A closed pipe (`| head`) is no error.
 
     Raises:
-        InputError: stdout is closed, or what is behind it cannot be written.
+        InputError: stdout is closed, or cannot be written.
     """
     if sys.stdout is None:
         raise InputError("cannot write the output: stdout is closed")
@@ -71,7 +71,7 @@ def progress_console() -> Console:
 
 
 def plain_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
-    """A table of texts; nothing in them is taken for markup. Names, in front, stay whole."""
+    """A table of texts, never read as markup. The first column, names, is never cut."""
     table = Table(box=SIMPLE_HEAD)
     for index, header in enumerate(headers):
         table.add_column(header, overflow="fold", no_wrap=index == 0)

@@ -26,7 +26,7 @@ EPILOG = """Examples:
   rifflemix reproduce dimension_mixer/table6-64 --start-from runs/px32 --out runs/px64
 
 --max-steps shortens the schedule with the run; --budget and Ctrl-C stop cleanly, and the
-same command goes on. Results say how much of the paper's run was made.
+same command continues. Results say how much of the paper's run was made.
 """
 
 
@@ -91,7 +91,7 @@ def _tell(plan: ReproducePlan, results: dict[str, Any], as_json: bool) -> None:
     else:
         _show(plan, results)
     if results["status"] != "complete":
-        progress_console().print("stopped; the same command goes on", soft_wrap=True)
+        progress_console().print("stopped; run the same command to continue", soft_wrap=True)
 
 
 def _run(plan: ReproducePlan, budget: float | None) -> tuple[dict[str, Any], bool]:

@@ -22,7 +22,7 @@ EPILOG = """Examples:
 
   rifflemix train --task digits --task-option patch_size=2 --mixer csp --seed 7 --out runs/csp
 
-Ctrl-C stops after the present step; the same command goes on where it stopped.
+Ctrl-C stops after the current step; the same command continues from there.
 """
 
 
@@ -68,7 +68,7 @@ def train(
     else:
         _show(out, results)
     if not results["result"]["finished"]:
-        progress_console().print("stopped; the same command goes on", soft_wrap=True)
+        progress_console().print("stopped; run the same command to continue", soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

@@ -33,7 +33,7 @@ def partial_note(results: Mapping[str, Any]) -> str:
     """The share of the plan that has been done."""
     return (
         f"Partial results: {results['runs_done']} of {results['runs_planned']} runs are done; "
-        "the same command goes on."
+        "run the same command to continue."
     )
 
 

@@ -66,7 +66,7 @@ def plan_comparison(
         config: the settings.
         out: results folder, new, empty or of an earlier run with the same settings.
         data_dir: folder of the task's data files.
-        progress: told how long loading data goes on.
+        progress: called with the progress of loading data.
 
     Raises:
         InputError: data is missing or damaged, a mixer cannot be built at

@@ -43,8 +43,8 @@ def run_comparison(
 
     Args:
         plan: a checked comparison.
-        on_status: told where the present run stands, at every step.
-        should_stop: polled at every step; when True the present run is checkpointed and left.
+        on_status: told where the current run stands, at every step.
+        should_stop: polled at every step; when True the current run is checkpointed and left.
 
     Returns:
         What results.json holds: "status" is "complete", or "partial" after a stop.
@@ -77,7 +77,7 @@ def train_mixer(
     on_status: OnStatus | None = None,
     should_stop: ShouldStop | None = None,
 ) -> TrainResult:
-    """One training run of a comparison, or of its own; goes on where `out` was left.
+    """One training run of a comparison, or of its own; continues where `out` was left.
 
     Raises:
         InputError: as rifflemix.train.train.

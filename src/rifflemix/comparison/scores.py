@@ -45,7 +45,7 @@ class Score:
 
     @property
     def error(self) -> float | None:
-        """Standard error of the mean: of the seeds, and of a share that of so many samples.
+        """Standard error of the mean: from the seeds and, for a share, from the number of samples.
 
         None where the spread is not known.
         """
@@ -72,7 +72,7 @@ class Score:
         return max(self.spread or 0.0, self.std or 0.0) / math.sqrt(self.n)
 
     def _sampling_error(self, share: float) -> float:
-        """Of a share of so many samples (binomial); 0 for what is no share."""
+        """Standard error of a share of this many samples (binomial); 0 for other metrics."""
         if self.metric not in SHARES or not self.samples:
             return 0.0
         return math.sqrt(max(share * (1 - share), 0.0) / self.samples)

@@ -208,7 +208,7 @@ def _chance(task: Mapping[str, Any]) -> float:
 
 
 def _columns(rows: list[Row]) -> tuple[_Column, ...]:
-    """The metric that chose the weights in front; accuracy after it, if that is another."""
+    """The metric that chose the weights first, then accuracy if that is another."""
     first = rows[0]
     columns = list(_scores_columns(metric_title(first.metric), "", first.higher_is_better))
     if any(row.test_accuracy or row.validation_accuracy for row in rows):

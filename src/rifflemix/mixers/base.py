@@ -131,7 +131,7 @@ class TokenMixer(nn.Module):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The mixing itself, on checked arguments with zeros at padded positions.
 
-        Padded outputs may hold anything finite: `forward` zeroes them.
+        Padded outputs may hold any finite values: `forward` zeroes them.
         """
         raise NotImplementedError
 

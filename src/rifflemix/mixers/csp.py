@@ -28,7 +28,7 @@ class CSP(TokenMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` and `num_layers`
-            position the layer in the schedules "power" and "code_exp"; `dropout` has no use here.
+            position the layer in the schedules "power" and "code_exp"; `dropout` is ignored.
         num_groups: groups K of ceil(N / K) tokens each; 1 sorts the whole sequence.
         group_size: tokens G in a group; 1 only shifts. 2 when neither is given.
         shift: a kind of `rifflemix.ops.shift_steps`, or C integers (a sequence, array or tensor).

@@ -23,7 +23,7 @@ class Sliceformer(TokenMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` (and with
-            `reverse` `num_layers`) set the columns of "interleave"; `dropout` has no use here.
+            `reverse` `num_layers`) set the columns of "interleave"; `dropout` is ignored.
         variant: "ascending", "descending", "interleave" (ascending, but descending in
             `rifflemix.ops.interleave_columns`) or "max_exchange".
         heads: contiguous heads the sorted channels are split into.

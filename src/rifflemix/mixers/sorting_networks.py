@@ -17,7 +17,7 @@ GUMBEL = ("training", "always", "never")
 
 
 class SortingNetwork(nn.Module):
-    """Scores of every block for every block, by a network of its own for each head.
+    """Scores of every block for every block, by its own network for each head.
 
     - "linear": F1(x), the best of the paper's ablation
     - "relu": relu(F1(x))

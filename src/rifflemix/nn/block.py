@@ -23,7 +23,7 @@ class Block(nn.Module):
         mixer: a module (B, N, C) -> (B, N, C) that takes `key_padding_mask`.
         mlp: the feed-forward branch.
         dim: channels C.
-        dropout: probability in [0, 1) behind the mixer.
+        dropout: probability in [0, 1) after the mixer.
         norm: "pre" or "post".
         norm_eps: what the norms add to a variance.
         norm_bias: give the norms a bias.

@@ -15,7 +15,7 @@ class FeedForward(nn.Module):
         dim: channels C in and out.
         hidden_dim: channels between the two maps.
         dropout: probability in [0, 1).
-        hidden_dropout: probability behind the activation; unset, `dropout`.
+        hidden_dropout: probability after the activation; unset, `dropout`.
         activation: one of `rifflemix.nn.activations.ACTIVATIONS`.
         bias: add a bias to both maps.
     """

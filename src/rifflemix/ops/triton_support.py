@@ -24,7 +24,7 @@ def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[s
     """Backends, slowest first, with "triton" among them where its kernels run.
 
     Interpreted they are the slowest, for tests; and an exported program must run without this
-    library, so that there as well they are for those who ask for them.
+    library, so they run only where a caller names them.
 
     Args:
         names: the other backends.
@@ -45,7 +45,7 @@ def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[s
 
 
 def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **options: Any) -> None:
-    """Run so many programs of a kernel on the device of `like`."""
+    """Run this many programs of a kernel on the device of `like`."""
     if programs:
         with torch.cuda.device_of(like):
             kernel[(programs,)](*arguments, **options)

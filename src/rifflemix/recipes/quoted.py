@@ -237,7 +237,7 @@ def _of_task(task: str) -> dict[str, Any]:
 
 
 def _stack(task: str, mixer: str, size: _Size) -> tuple[dict[str, Any], TrainConfig]:
-    """Settings of `mixer_stack`, and AdamW along a cosine of so many epochs."""
+    """Settings of `mixer_stack`, and AdamW along a cosine of this many epochs."""
     settings: dict[str, Any] = {
         **_of_task(task),
         "mixer": mixer,

@@ -162,7 +162,7 @@ def _of_two_sizes(table: int, row: str, size: str, corpus: _Corpus) -> Recipe:
 
 
 def table3(parameters: str) -> Recipe:
-    """A row of Table 3, which Table 2 holds as well."""
+    """A row of Table 3 that is in Table 2 too."""
     row, printed, note = {
         "450M": ("b64", 28.39, "the same run as sinkhorn/table2-lm1b-big-b64, 430 M in Table 2"),
         "1.9B": (

@@ -18,7 +18,7 @@ TUNED = (
 
 
 def own(block: int, **options: Any) -> Mixing:
-    """Sinkhorn attention with blocks of so many tokens."""
+    """Sinkhorn attention with blocks of this many tokens."""
     return "sinkhorn", {"block_size": block, "bias": False, "num_iterations": 5, **options}
 
 

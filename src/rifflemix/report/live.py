@@ -159,7 +159,7 @@ def status_line(status: RunStatus) -> str:
 
 
 def remaining(status: RunStatus) -> str:
-    """Time left for this run at the present speed."""
+    """Time left for this run at the current speed."""
     if status.state != "training" or not status.steps_per_second:
         return MISSING
     return format_duration((status.max_steps - status.step) / status.steps_per_second)

@@ -1,4 +1,4 @@
-"""The course of a reproduction: check, train or go on, write results.json."""
+"""Running a reproduction: check, train or resume, write results.json."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def plan_reproduction(
         compiled: run the model through torch.compile.
         start_from: folder of another run, whose chosen weights this one starts from, or of a
             saved model.
-        progress: told how long loading data goes on.
+        progress: called with the progress of loading data.
 
     Raises:
         InputError: data is missing, the model cannot be built or started from those weights, or
@@ -137,7 +137,7 @@ def run_reproduction(
     on_status: OnStatus | None = None,
     should_stop: ShouldStop | None = None,
 ) -> dict[str, Any]:
-    """Train to the end, or until stopped; the same call goes on.
+    """Train to the end, or until stopped; the same call continues.
 
     Args:
         plan: a checked recipe.
@@ -188,7 +188,7 @@ def run_reproduction(
 def _stored(path: Path) -> dict[str, Any]:
     """Results that an earlier process left; empty where there are none that are whole.
 
-    They follow from the run's other files, and are written again where somebody changed them.
+    They follow from the run's other files, and are written again if they were changed.
     """
     stored = read_json(path) if path.exists() else {}
     try:

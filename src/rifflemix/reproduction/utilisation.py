@@ -14,7 +14,7 @@ from rifflemix.tasks import Task
 from rifflemix.train import TrainConfig
 from rifflemix.train.evaluate import run_model
 
-_SAMPLES = 2  # FLOPs are counted on so many and multiplied up
+_SAMPLES = 2  # samples on which FLOPs are counted, then multiplied up
 
 
 @dataclass(frozen=True)

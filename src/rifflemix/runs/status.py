@@ -64,7 +64,7 @@ class StatusFeed:
 
 
 def silent(status: RunStatus) -> None:
-    """Tell nobody."""
+    """Ignore the status."""
 
 
 def never() -> bool:

@@ -104,7 +104,7 @@ def load_task(
             depend on it: it is not the training seed.
         progress: called with what is being done, how much is done, and of how much.
         options: the task's own options (see its card), and `max_samples`, which every task has:
-            only the first so many samples of each split; None for all.
+            most samples of each split, the first ones; None for all.
 
     Raises:
         InputError: unknown name or option, a value out of range, missing or damaged data.

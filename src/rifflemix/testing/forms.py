@@ -50,7 +50,7 @@ class Form:
     def build(
         self, dim: int = DIM, *, num_heads: int = HEADS, dtype: torch.dtype = torch.float64
     ) -> TokenMixer:
-        """The same for evaluation: parameters that start at zero or one play a part as well."""
+        """The same for evaluation: parameters that start at zero or one matter too."""
         torch.manual_seed(7)
         mixer = self.new(dim, num_heads=num_heads)
         with torch.no_grad():

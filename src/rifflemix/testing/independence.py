@@ -80,7 +80,7 @@ def a_mask_without_padding_changes_nothing(form: Form) -> None:
 
 
 def amount_of_padding_changes_nothing(form: Form) -> None:
-    """More padding behind the tokens changes none of their outputs."""
+    """More padding after the tokens changes none of their outputs."""
     mixer = form.build()
     for length, extra in LENGTHS_AND_PADDING:
         x = tokens(2, length)

@@ -1,4 +1,4 @@
-"""Everything a run needs to go on exactly, in one safetensors file.
+"""Everything a run needs to resume exactly, in one safetensors file.
 
 torch's distributed state dicts give whole tensors under the model's own names whether the model
 is plain, under DDP or sharded by FSDP, so that all three share this code. Nothing is pickled.

@@ -45,7 +45,7 @@ class TrainConfig:
         schedule: constant, linear, cosine, cosine_restarts, rsqrt, rsqrt_decay, inverse_sqrt,
             one_cycle or multistep; rifflemix.train.schedules has the formulas.
         schedule_steps: length of the decay, or of one cycle; None means max_steps.
-        schedule_interval: the rate changes only every so many steps (per-epoch schedules).
+        schedule_interval: the rate changes only once in this many steps (per-epoch schedules).
         warmup_steps, warmup_init, warmup_power: the rate rises from warmup_init over
             warmup_steps updates with (step / warmup_steps) ** warmup_power.
         min_lr: where linear and cosine end.

@@ -85,7 +85,7 @@ def set_rates(optimizer: Optimizer, lr: float, beta1: float) -> None:
 def allocate_state(optimizer: Optimizer) -> None:
     """Give every parameter its moments, zero, and its update count, zero.
 
-    Optimisers make them at a parameter's first gradient. Made beforehand they change no update,
+    Optimisers make them at a parameter's first gradient. Made earlier they change no update,
     and a parameter without gradients so far is restored as exactly as any other.
     """
     rates = [group["lr"] for group in optimizer.param_groups]

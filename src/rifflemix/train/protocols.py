@@ -98,7 +98,7 @@ class MeasuresWriting(Protocol):
     ) -> Mapping[str, tuple[float, int]]:
         """Metric name -> (sum, count), as `TrainableTask.metrics`.
 
-        `should_stop` is asked between tokens; after it was True nobody looks at what is returned.
+        `should_stop` is asked between tokens; once it is True the result is not used.
         """
 
 

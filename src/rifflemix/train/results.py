@@ -44,7 +44,7 @@ class TrainResult:
     """The outcome of a run, finished or stopped.
 
     Attributes:
-        finished: False when `should_stop` ended it; train again with the same arguments to go on.
+        finished: False when `should_stop` ended it; call again with the same arguments to continue.
         step, max_steps: updates made and to make.
         metric: the metric that chose the weights.
         best_step, best_value: where it was best on the validation split, and its value there.

@@ -58,7 +58,7 @@ class RunState:
             seed_everything(noise_seed)
 
     def keep_best(self, value: float, metric: str) -> None:
-        """Take the present weights for the best and write them to best.safetensors."""
+        """Take the current weights for the best and write them to best.safetensors."""
         self.progress.best_step = self.progress.step
         self.progress.best_value = value
         self.best = model_weights(self.model)

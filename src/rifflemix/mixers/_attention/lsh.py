@@ -72,7 +72,7 @@ def lsh_attention(
         dropout: probability with which attention weights are dropped; 0 in evaluation.
 
     Returns:
-        (B, H, N, D), finite at every position; padded positions hold nothing of use.
+        (B, H, N, D), finite at every position; values at padded positions are undefined.
 
     Source: Kitaev et al. 2020, "Reformer: The Efficient Transformer", equations (3) to (6) and
     appendix A for the rounds.

@@ -27,7 +27,7 @@ def masked_attention(
         dropout: probability with which attention weights are dropped; 0 in evaluation.
 
     Returns:
-        (B, H, N, D), finite at every position; padded positions hold nothing of use.
+        (B, H, N, D), finite at every position; values at padded positions are undefined.
     """
     mask = _attention_mask(key_padding_mask, causal)
     return F.scaled_dot_product_attention(
@@ -39,7 +39,7 @@ def _attention_mask(key_padding_mask: Tensor | None, causal: bool) -> Tensor | N
     """Bool, (B, 1, 1, N), or (B, 1, N, N) when causal; True = may attend.
 
     A query that may attend nowhere would turn into NaN. Such queries are padded ones, whose
-    outputs are zeroed later, so they are let look somewhere harmless.
+    outputs are zeroed later, so they may look at anything.
     """
     if key_padding_mask is None:
         return None

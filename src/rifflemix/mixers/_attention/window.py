@@ -56,7 +56,7 @@ def block_attention(
         dropout: probability with which attention weights are dropped; 0 in evaluation.
 
     Returns:
-        (B, H, N, D), finite at every position; a query that sees nothing holds nothing of use.
+        (B, H, N, D), finite at every position; undefined where a query sees nothing.
 
     Raises:
         InputError: `block_size` under 1.
@@ -101,7 +101,7 @@ def window_attention(
         dropout: probability with which attention weights are dropped; 0 in evaluation.
 
     Returns:
-        (B, H, N, D), finite at every position; a query that sees nothing holds nothing of use.
+        (B, H, N, D), finite at every position; undefined where a query sees nothing.
 
     Raises:
         InputError: a window that reaches a negative number of tokens.
@@ -143,7 +143,7 @@ def with_neighbours(x: Tensor, before: int, after: int, dim: int = 3) -> Tensor:
 
 
 def see_something(sees: Tensor) -> Tensor:
-    """`sees` (..., queries, keys), where a query that sees no key is let see all of them.
+    """`sees` (..., queries, keys), where a query that would see no key sees all of them.
 
     Its softmax would be NaN otherwise. Only queries at padded positions are such, and what comes
     out there is zeroed later.

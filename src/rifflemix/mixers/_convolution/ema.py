@@ -19,7 +19,7 @@ class DampedEMA(nn.Module):
 
     h[n] = q h[n - 1] + p beta x[n] and EMA(x)[n] = gamma . h[n] / sqrt(ema_dim), with
     p = sigmoid(delta) and q = 1 - p sigmoid(alpha). In both directions a second set of parameters
-    runs from the last token back, and both include the present token. Parameters have the names
+    runs from the last token back, and both include the current token. Parameters have the names
     and shapes of the released code at the commit of the paper; later commits swap the roles of
     alpha and delta, and let the second direction start at the next token.
 

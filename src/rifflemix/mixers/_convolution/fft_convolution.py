@@ -31,13 +31,13 @@ def fft_convolution(
     """Each channel convolved with a kernel as long as the sequence, in O(N log N) per channel.
 
     y[n] = sum over m <= n of forward[n - m] x[m], plus the sum over m >= n + s of
-    backward[m - n - s] x[m], where s is 0 if `backward` starts at the present token and 1 if at
+    backward[m - n - s] x[m], where s is 0 if `backward` starts at the current token and 1 if at
     the next. A transform mixes all positions: by rounding, and only so, a later token reaches
     an earlier output.
 
     Args:
         x: (B, N, C) tokens.
-        forward: (C, N) kernel over the present and the earlier tokens.
+        forward: (C, N) kernel over the current and the earlier tokens.
         backward: (C, N) kernel over the later tokens.
         backward_from: "present" or "next".
 

@@ -17,7 +17,7 @@ class AveragePooling(TokenMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout`
-            have no use here.
+            are ignored.
         shared: the other arguments of `TokenMixer`.
 
     Source: the causal form is Zhang et al. 2018, "Accelerating Neural Transformer via an Average

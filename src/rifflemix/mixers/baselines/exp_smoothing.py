@@ -86,8 +86,8 @@ class ExpSmoothing(TokenMixer):
     In a stream its memory is one complex number per hidden channel.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` have
-            no use.
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` are
+            ignored.
         hidden_dim: channels that are smoothed, C where unset.
         gate: have the sigmoid gate (ETSMLP-Gate); without it, plain ETSMLP.
         bidirectional: smooth over later tokens too; where unset, unless `causal`.

@@ -24,7 +24,7 @@ class FNet(TokenMixer):
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout`
-            have no use here.
+            are ignored.
         norm: as in torch.fft. "backward" scales nothing, as in the paper, whose blocks normalise
             after mixing; "ortho" divides by sqrt(N C), which suits blocks that normalise before.
         shared: the other arguments of `TokenMixer`.
@@ -80,7 +80,7 @@ def fft_of_lengths(x: Tensor, lengths: Tensor) -> Tensor:
         lengths: (B,) integers from 1 to N.
 
     Returns:
-        (B, N, C) complex; positions from lengths[b] on hold nothing of use.
+        (B, N, C) complex; values from position lengths[b] on are undefined.
     """
     tokens = x.shape[1]
     padded = 2 * tokens

@@ -16,7 +16,7 @@ class MegaChunk(MegaLayer):
     """MEGA whose attention stays inside chunks; its moving average crosses them.
 
     Chunks are laid out over the valid tokens; the last one may be shorter. A stream keeps keys
-    and values of the present chunk only: its memory is bounded. See `MegaLayer` for the formula
+    and values of the current chunk only: its memory is bounded. See `MegaLayer` for the formula
     and the residual connection in it.
 
     Args:

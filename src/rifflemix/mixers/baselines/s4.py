@@ -1,4 +1,4 @@
-"""S4 in its diagonal form, S4D-Lin: a state space of its own for every channel."""
+"""S4 in its diagonal form, S4D-Lin: every channel has its own state space."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class S4(TokenMixer):
     Parameters have the names of the released code.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` have
-            no use.
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` are
+            ignored.
         state_size: numbers in the state of a channel, half of them stored (conjugates pair).
         bidirectional: read later tokens too; where unset, unless `causal`.
         shared: the other arguments of `TokenMixer`.

@@ -34,8 +34,8 @@ class S5(TokenMixer):
     Parameters have the names of the released code.
 
     Args:
-        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` have
-            no use.
+        dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout` are
+            ignored.
         state_size: numbers P in the state, half of them stored (conjugates pair).
         num_blocks: copies J of the initial matrix; 2 J divides `state_size`.
         bidirectional: read later tokens too; where unset, unless `causal`.

@@ -26,7 +26,7 @@ class Spade(OrderedAttention):
             this is. `dropout` drops attention weights.
         radius: tokens that a query sees on either side. Default: 64, or an eighth of
             `max_length` where that is less.
-        ssm_every: give every so many layers a state space, the bottom layer first; where unset,
+        ssm_every: give one in this many layers a state space, the bottom layer first; where unset,
             the bottom layer only, as published.
         state_size: numbers in the state of a channel of S4.
         bias: add a bias to the query, key and value maps.

@@ -71,7 +71,7 @@ class GraphBias(nn.Module):
         Args:
             distances: (B, N, N) integers: edges on a shortest path, -1 where there is none.
             path_edges: (B, N, N, L, E) integers: ids of the E features of edge 1, 2, ... of the
-                path from the first node to the second, 0 behind its end.
+                path from the first node to the second, 0 after its end.
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:

@@ -28,7 +28,7 @@ class GraphormerBlock(nn.Module):
         attention: takes tokens, bias and mask.
         mlp: the feed-forward branch.
         dim: channels C.
-        dropout: probability behind the attention.
+        dropout: probability after the attention.
     """
 
     def __init__(

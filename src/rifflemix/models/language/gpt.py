@@ -156,7 +156,7 @@ class GPT(Model):
             key_padding_mask: (B, N) bool, True = padding.
 
         Returns:
-            (B, N, vocab_size); padded positions hold nothing of use.
+            (B, N, vocab_size); values at padded positions are undefined.
 
         Raises:
             InputError: more than `max_length` tokens, or another shape.

@@ -195,7 +195,7 @@ class Seq2Seq(Model):
         Args:
             inputs: (B, N) int64, the sequence to read.
             decoder_inputs: (B, M) int64, the sequence to write, one position later: it begins with
-                a start token. What it holds behind its end changes nothing before it.
+                a start token. What it holds after its end changes nothing before it.
             key_padding_mask: (B, N) bool, True = padding of `inputs`.
 
         Returns:

@@ -25,7 +25,7 @@ class SequenceClassifier(Model):
     Args:
         embed: (B, N) tokens or (B, N, F) vectors -> (B, N, C).
         make_block: gives block 0, 1, ...: (B, N, C), key_padding_mask -> (B, N, C).
-        final_norm: the norm behind the last block.
+        final_norm: the norm after the last block.
         config: everything else.
 
     Raises:

@@ -26,14 +26,14 @@ class ClassifierConfig:
         num_classes: outputs.
         max_length: most tokens.
         dropout: probability that stands for those that a model does not have for itself.
-        embedding_dropout: probability behind the positions and their norm; None: `dropout`.
+        embedding_dropout: probability after the positions and their norm; None: `dropout`.
         embedding_std: deviation of the token embedding at the start, and of the class token where
             embeddings are scaled; that token is zero at the start where they are not.
         positions: "learned", "sinusoid" or "interleaved_sinusoid", see
             `rifflemix.nn.positions.SinusoidalPositions`, or "none".
         first_position: number of the first token in the sinusoids; 2 in fairseq.
         scale_embeddings: multiply embeddings, the class token's too, by sqrt(dim).
-        norm_embedding: LayerNorm behind the positions.
+        norm_embedding: LayerNorm after the positions.
         norm_eps: what the norms add to a variance.
         pool: see `rifflemix.nn.pooling.Pooling`; "cls" puts a learned token before the others.
         num_sequences: 1, or 2 for a pair that goes through the same blocks.
@@ -50,7 +50,7 @@ class ClassifierConfig:
             is used and padding takes part as all other tokens do.
         padding_id: a token id that is padding wherever it stands, beside what the mask says: 0
             in the published code of the Long Range Arena, on images too, whose black pixels are
-            hidden thereby. None: only the mask says what padding is.
+            hidden that way. None: only the mask says what padding is.
         cls_mask: the class token is "valid", or padding where the "first" token is, as in the
             published JAX code of the Long Range Arena.
 

@@ -40,7 +40,7 @@ class EncoderConfig(ClassifierConfig):
         mlp_ratio: hidden channels of the feed-forward branch over C.
         vocab_size: number of token ids.
         in_channels: features per input vector.
-        norm: "pre", with one more norm behind the last block, or "post".
+        norm: "pre", with one more norm after the last block, or "post".
         activation: of the feed-forward branch, one of `rifflemix.nn.activations.ACTIVATIONS`.
         attention_dropout: probability of dropping a mixing weight; None: `dropout`, here and in
             the next two.

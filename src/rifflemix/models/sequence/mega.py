@@ -71,7 +71,7 @@ class MegaClassifier(SequenceClassifier):
         hidden_dim: channels of the values.
         mlp_ratio: hidden channels of the feed-forward branch over C.
         attention_fn: "softmax" or "laplace".
-        norm: "pre", with one more norm behind the last block, or "post".
+        norm: "pre", with one more norm after the last block, or "post".
         norm_kind: "layer", "scale" or "batch", see `TokenNorm`.
         num_classes: outputs.
         vocab_size: number of token ids; exactly one of this and `in_channels` is given.

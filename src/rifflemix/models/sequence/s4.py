@@ -27,7 +27,7 @@ class MixerBlock(nn.Module):
     Args:
         mixer: a module (B, N, C) -> (B, N, C) that takes `key_padding_mask`.
         dim: channels C.
-        dropout: probability behind the mixer.
+        dropout: probability after the mixer.
         norm: "pre" or "post".
         norm_kind: see `TokenNorm`.
     """
@@ -59,14 +59,14 @@ class MixerClassifier(SequenceClassifier):
         num_layers: blocks.
         num_heads: heads, for mixers that have them.
         causal: let no token read a later one, in mixers that can do so.
-        norm: "pre", with one more norm behind the last block, or "post".
+        norm: "pre", with one more norm after the last block, or "post".
         norm_kind: "layer", "scale" or "batch", see `TokenNorm`.
         num_classes: outputs.
         vocab_size: number of token ids; exactly one of this and `in_channels` is given.
         in_channels: features per input vector.
         level_scale: mean and deviation; token ids are then read as levels from 0 to 1.
         max_length: most tokens.
-        dropout: probability, in the mixer and behind it.
+        dropout: probability, in the mixer and after it.
         num_sequences: 1, or 2 for pairs.
         pair_mix: how the two of a pair meet.
         head_hidden: channels of the hidden layers of the head.

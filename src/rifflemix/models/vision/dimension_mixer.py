@@ -63,10 +63,10 @@ class DimensionMixerViT(ImageModel):
         mlp_ratio: hidden channels of the feed-forward branch over C, rounded down.
         num_classes: outputs.
         image_size: height and width, one number where they are equal.
-        patch_size: of each patch, likewise; must divide the image.
+        patch_size: of each patch, in the same form; must divide the image.
         in_channels: channels of the image.
         bias: add a bias to the mixer's maps, where it has the option.
-        dropout: probability, behind the norms.
+        dropout: probability, after the norms.
 
     Raises:
         InputError: a size out of range, or patches that do not fill the image.

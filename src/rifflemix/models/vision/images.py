@@ -20,7 +20,7 @@ class ImageModel(Model):
     Args:
         name: of the model in errors.
         image_size: height and width, one number where they are equal.
-        patch_size: of each patch, likewise; must divide the image.
+        patch_size: of each patch, in the same form; must divide the image.
         in_channels: channels of the image.
 
     Raises:

@@ -38,7 +38,7 @@ class ViT(ImageModel):
         mlp_ratio: hidden channels of the feed-forward branch over C.
         num_classes: outputs.
         image_size: height and width, one number where they are equal.
-        patch_size: of each patch, likewise; must divide the image.
+        patch_size: of each patch, in the same form; must divide the image.
         in_channels: channels of the image.
         pool: "cls" reads a class token that goes in front of the patches, "mean" averages the
             patches and has no such token; or one of the two for each mixer by name, and for the

@@ -32,7 +32,7 @@ WORTH_A_CALL = 1 << 12  # values; with fewer torch's operators finish before a k
 
 
 def needs_sort(x: Tensor, num_groups: int, with_index: bool) -> bool:
-    """Whether groups are sorted: pairs whose index nobody wants need one comparison."""
+    """Whether groups are sorted: pairs without an index need one comparison."""
     return with_index or not statically_known_true(x.shape[1] == 2 * num_groups)
 
 

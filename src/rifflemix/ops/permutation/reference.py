@@ -121,7 +121,7 @@ def relaxed_plan(
 ) -> Tensor:
     """CSP equations (8) and (9): alternating normalisation of exp(v_1 v_c^T / temperature).
 
-    The kernel's rows and columns are scaled beforehand, which does not change the limit.
+    The kernel's rows and columns are scaled first, which does not change the limit.
     """
     batch, length, channels = x.shape
     size = length // num_groups

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 Permuted = tuple[Tensor, Tensor | None]
-"""Values (B, N, C), and the index that gathers them, or None where nobody asked for it."""
+"""Values (B, N, C), and the index that gathers them, or None if it was not asked for."""
 
 
 class SortSpec(NamedTuple):

@@ -264,8 +264,8 @@ class Request:
         seed: seed of data that is generated.
         options: every option of the card.
         given: names of the options that the caller set.
-        progress: told how long work goes on.
-        max_samples: at most so many samples of each split; None for all.
+        progress: called with the progress of the work.
+        max_samples: most samples of each split; None for all.
         must_keep: the prepared data has to be stored, not only to be used.
     """
 

@@ -1,4 +1,4 @@
-"""Random numbers by counter: every sample has a stream of its own, whatever it is drawn with.
+"""Random numbers by counter: every sample has its own stream, whatever it is drawn with.
 
 Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators (2014): SplitMix64.
 """

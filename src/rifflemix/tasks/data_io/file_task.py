@@ -125,7 +125,7 @@ class FileTask(ABC):
         """Where the data that is asked for comes from.
 
         Raises:
-            InputError: an option is out of range, or the data is nowhere.
+            InputError: an option is out of range, or the data was not found.
         """
         options, data_dir = request.options, request.data_dir
         self.check(options)
@@ -144,7 +144,7 @@ class FileTask(ABC):
         return [form.described() for form in self.forms(options)]
 
     def missing(self, options: Options, why: str = "", data_dir: Path | None = None) -> InputError:
-        """The error for data that is nowhere, for the reason `why`."""
+        """The error for data that was not found, for the reason `why`."""
         return missing_data(self.card, data_dir, self.looked_for(options), self.get_it, why)
 
     def incomplete(self, absent: Path, part: str, present: Paths) -> InputError:

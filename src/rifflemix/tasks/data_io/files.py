@@ -209,7 +209,7 @@ def reading(path: Path) -> Iterator[None]:
         raise damaged(path, why) from error
 
 
-# What the standard library, NumPy and Pillow raise at files that somebody made to break them.
+# What the standard library, NumPy and Pillow raise at files that were made to break them.
 _OF_DECODERS = (
     OSError,
     EOFError,
@@ -238,7 +238,7 @@ def damaged(path: Path, why: str) -> InputError:
 def missing_data(
     card: TaskCard, data_dir: Path | None, looked_for: Sequence[str], get_it: str, why: str = ""
 ) -> InputError:
-    """The error for data that is nowhere: what is missing, where to get it, which flag to use."""
+    """The error for missing data: what is missing, where to get it, which flag to use."""
     where = f"in {data_dir}" if data_dir else "without --data-dir"
     reason = f" ({why})" if why else ""
     return InputError(
@@ -263,7 +263,7 @@ def source_status(card: TaskCard, source: Source | None, data_dir: Path | None) 
 
 
 def absent(card: TaskCard, data_dir: Path | None) -> TaskStatus:
-    """The status of a task whose files are nowhere."""
+    """The status of a task whose files were not found."""
     where = "give --data-dir" if data_dir is None else f"no {card.title} files in {data_dir}"
     return TaskStatus(card.name, False, where)
 

@@ -18,7 +18,7 @@ _PREFIX = ".writing-"
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """A new folder in `parent`, which is made; it is gone afterwards, or after the next one.
 
-    While it is in use it is locked: a folder of this kind that nobody holds was left by a process
+    While it is in use it is locked: a folder of this kind without a lock was left by a process
     that was killed, and is deleted.
     """
     parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
             stack.callback(shutil.rmtree, name, ignore_errors=True)
             try:
                 stack.enter_context(locked(Path(name)))
-            except InputError:  # somebody took it for a leftover before it was locked
+            except InputError:  # another process took it for a leftover before it was locked
                 continue
             if Path(name).is_dir():
                 break

@@ -113,7 +113,7 @@ class StoredImages:
 
 @functools.lru_cache(maxsize=32)
 def _opened(shard: Path) -> dict[str, Array]:
-    arrays = load_arrays(shard, is_trusted=True)  # every image has a hash of its own
+    arrays = load_arrays(shard, is_trusted=True)  # every image has its own hash
     if arrays is None:
         raise _lost(shard)
     return arrays
@@ -153,7 +153,7 @@ def prepare_shards(
 def prepare_stack(
     folder: Path, make: ImageMaker, count: int, progress: Progress, what: str, length: int
 ) -> StoredImages:
-    """`prepare_shards` of so many images that their files cannot all be open, or so large.
+    """`prepare_shards` for more images than can be open at once, or larger ones.
 
     Args:
         folder: as there.
@@ -296,7 +296,7 @@ def _run(shards: list[_Shard], make: ImageMaker) -> Iterator[str]:
     except RuntimeError as error:
         raise InputError(
             f"making images was broken off ({str(error).splitlines()[0]}); is memory short? "
-            "The same command goes on where it was"
+            "The same command continues from there"
         ) from error
 
 

@@ -23,7 +23,7 @@ LOSSES = ("mse", "mae")
 
 Integers = NDArray[np.int64]
 
-# Axes that count nodes, axes behind them, and what fills padded positions.
+# Axes that count nodes, axes after them, and what fills padded positions.
 _LAYOUTS = {"inputs": (1, 1, 0), "distances": (2, 0, -1), "path_edges": (2, 2, 0)}
 
 
@@ -92,7 +92,7 @@ def graph_paths(
 
     Returns:
         (N, N) int64 edges on a shortest path, -1 where there is none; and (N, N, L, 3) int32 ids
-        of the features of its edge 1, 2, ... from the first node on, 0 behind the end.
+        of the features of its edge 1, 2, ... from the first node on, 0 after the end.
 
     Raises:
         InputError: SciPy is missing.

@@ -164,7 +164,7 @@ def _bond_features(bond: Any) -> tuple[int, ...]:
 
 
 def _position(name: str, known: Sequence[str]) -> int:
-    """Its position in `known`, or the position behind them."""
+    """Its position in `known`, or the position after them."""
     return known.index(name) if name in known else len(known)
 
 

@@ -74,7 +74,7 @@ class ListOps(GeneratedTask):
     )
 
     def load(self, request: Request) -> Task:
-        """The task; generating goes on where it was stopped."""
+        """The task; generating continues where it stopped."""
         counts = _counts(request)
         source = find_tsv(request.data_dir)
         if source is None:

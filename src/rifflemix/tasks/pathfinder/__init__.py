@@ -1,1 +1,1 @@
-"""Dashed contours, drawn by a generator of our own or read."""
+"""Dashed contours, drawn by our own generator or read from files."""

@@ -168,7 +168,7 @@ class Pathfinder(GeneratedTask):
         )
 
     def load(self, request: Request) -> Task:
-        """The task; generating or reading goes on where it was stopped."""
+        """The task; generating or reading continues where it stopped."""
         check_choice("preset", request.options["preset"], PRESETS)
         counts = {name: request.count(name) for name in SPLITS}
         release = find_release(request.data_dir, self.size, str(request.options["preset"]))

@@ -1,4 +1,4 @@
-"""Points on the surfaces of geometric bodies: a synthetic task of our own."""
+"""Points on the surfaces of geometric bodies: a synthetic task."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OCTAHEDRON = np.array(
 
 
 class PointClouds(GeneratedTask):
-    """Eight kinds of bodies, turned at random; every sample has a seed of its own."""
+    """Eight kinds of bodies, turned at random; every sample has its own seed."""
 
     card = TaskCard(
         name="point_clouds",

@@ -29,7 +29,7 @@ class Vocabulary:
     Attributes:
         level: "byte"; "character"; "word", words between white space and an end of every line; or
             "bpe", byte pair encoding.
-        pieces: bytes of each token, of a word with the space behind it.
+        pieces: bytes of each token, of a word with the space after it.
         merges: the BPE tokeniser in the JSON format of the `tokenizers` library; else empty.
     """
 
