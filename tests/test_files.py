@@ -20,6 +20,7 @@ from rifflemix import files
 from rifflemix.errors import InputError
 from rifflemix.files import (
     check_new_path,
+    first_difference,
     locked,
     make_folder,
     read_json,
@@ -289,3 +290,18 @@ def test_headers_of_types_that_torch_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + bytes(6))
     with pytest.raises(InputError, match="is damaged"):
         read_tensors(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "now", "expected"),
+    [
+        ({"a": 1}, {"a": 1}, None),
+        ({"a": 1}, {"a": 2}, ("a", 1, 2)),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}, ("a.c", 2, 3)),
+        ({"a": 1, "b": 2}, {"a": 1}, ("b", 2, None)),
+        ({"a": 1}, {"a": 1, "b": 2}, ("b", None, 2)),
+        ({"a": {}}, {"a": {"b": 1}}, ("a.b", None, 1)),
+    ],
+)
+def test_first_difference(earlier: Any, now: Any, expected: Any) -> None:
+    assert first_difference(earlier, now) == expected

@@ -11,7 +11,7 @@ import secrets
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -295,6 +295,92 @@ def locked(folder: Path) -> Iterator[None]:
         if descriptor in _held:
             _held.remove(descriptor)
             os.close(descriptor)
+
+
+CONFIG_FILE = "config.json"
+
+
+@contextlib.contextmanager
+def claimed_folder(
+    folder: Path, settings: Mapping[str, Any], *, name: str = "out", free: Collection[str] = ()
+) -> Iterator[None]:
+    """Make the folder of a run, or open it again, write its config.json and hold it.
+
+    Args:
+        folder: new, empty, or of an earlier start with the same settings.
+        settings: what the run is, as JSON values; goes to config.json.
+        name: the argument that chose the folder, for messages.
+        free: dotted names of settings that a run may change when it goes on.
+
+    Raises:
+        InputError: it cannot be written, is in use, or holds something else.
+    """
+    check_same_settings(folder, settings, name=name, free=free)
+    is_new = not folder.exists()
+    make_folder(folder)
+    with locked(folder):
+        remove_leftovers(folder)
+        # Again: another process may have been here.
+        check_same_settings(folder, settings, name=name, free=free)
+        try:
+            write_json(folder / CONFIG_FILE, settings)
+        except InputError:
+            if is_new:
+                _remove_folder(folder)
+            raise
+        yield
+
+
+def check_same_settings(
+    folder: Path, settings: Mapping[str, Any], *, name: str = "out", free: Collection[str] = ()
+) -> None:
+    """Raise InputError if a folder holds something else than an earlier start of this very run.
+
+    Arguments as for `claimed_folder`.
+    """
+    if not folder.is_dir():
+        return
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        for entry in sorted(e.name for e in folder.iterdir() if not e.name.startswith(".")):
+            raise bad_argument(
+                name,
+                f"a new or empty folder, or one with a run's {CONFIG_FILE}",
+                f"{folder}, which holds {entry} without it",
+            )
+        return
+    earlier = read_json(path)
+    if not isinstance(earlier, dict) or earlier.get("format") != settings.get("format"):
+        raise bad_argument(name, "a folder of the same command", f"another run's, {folder}")
+    difference = first_difference(earlier, settings, free)
+    if difference is not None:
+        setting, before, now = difference
+        raise InputError(
+            f"{name}: {folder} holds another run: it was started with {setting} = {before!r}, "
+            f"got {now!r}; choose another folder or the same settings"
+        )
+
+
+def first_difference(
+    earlier: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str] = (), prefix: str = ""
+) -> tuple[str, Any, Any] | None:
+    """The first setting that two configurations disagree on: its dotted name and both values."""
+    for key in [*now, *(key for key in earlier if key not in now)]:
+        name, before, after = f"{prefix}{key}", earlier.get(key), now.get(key)
+        if before == after or name in free:
+            continue
+        if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+            return name, before, after
+        inner = first_difference(before, after, free, f"{name}.")
+        if inner is not None:
+            return inner
+    return None
+
+
+def _remove_folder(folder: Path) -> None:
+    for entry in folder.iterdir():
+        entry.unlink()
+    folder.rmdir()
 
 
 def _forget_locks() -> None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from rifflemix.comparison.config import CompareConfig, default_model
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer, list_mixers
-from rifflemix.models import create_model, model_card, model_settings
+from rifflemix.models import Model, model_card, model_settings
+from rifflemix.runs.fit import check_batch_size, fit_model, task_settings, try_out
 from rifflemix.runs.measure import peak_memory
 from rifflemix.tasks import Task, task_card
 from rifflemix.tasks.images.pixels import WholeImages
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
-from rifflemix.train.seeds import seed_everything
 
 
-def build_model(config: CompareConfig, task: Task, mixer: str, seed: int) -> nn.Module:
+def build_model(config: CompareConfig, task: Task, mixer: str, seed: int) -> Model:
     """The backbone with one mixer.
 
     Mixers draw different amounts of random numbers when they are made, which would shift all
@@ -51,25 +52,11 @@ def check_model(config: CompareConfig, task: Task, mixer: str) -> int:
     Raises:
         InputError: it cannot be built or run, naming the mixer, or the batch is too large.
     """
-    _check_batch(config, task)
+    check_batch_size(config.train.batch_size, task)
     try:
-        model = build_model(config, task, mixer, config.seeds[0]).eval()
-        batch = task.collate([task.split("train")[index] for index in range(2)])
-        with torch.no_grad():
-            outputs = run_model(model, batch)
-            task.loss(outputs, batch)  # refuses outputs of another kind
+        model = try_out(lambda: build_model(config, task, mixer, config.seeds[0]), task)
     except InputError as error:
         raise InputError(f"mixer {mixer}: {error}") from error
-    except (RuntimeError, MemoryError, OverflowError) as error:  # more memory than there is
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(
-            f"mixer {mixer}: no model of this size can be made here: {reason}"
-        ) from error
-    if not torch.isfinite(outputs).all():
-        raise InputError(
-            f"mixer {mixer}: expected finite outputs for the first samples of task {task.name}, "
-            "got NaN or infinity; check the data"
-        )
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -100,8 +87,7 @@ def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
 
 def _create(
     config: CompareConfig, task: Task, mixer: str, options: dict[str, Any], seed: int
-) -> nn.Module:
-    seed_everything(seed)
+) -> Model:
     _check_inputs(config.model, task)
     settings = {
         "mixer": mixer,
@@ -109,17 +95,23 @@ def _create(
         "dim": config.dim,
         "num_layers": config.num_layers,
         "num_heads": config.num_heads,
-        **_task_settings(config.model, task),
     }
-    known = model_settings(config.model)
-    for name in settings:
-        if name not in known:
-            fitting = default_model(task.name, task.options)
+    if task.num_sequences > 1:
+        settings |= _pair_settings(config.model, task)
+    _check_settings(config.model, task, settings)
+    return fit_model(config.model, task, settings, seed)
+
+
+def _check_settings(model: str, task: Task, chosen: Iterable[str]) -> None:
+    """Raise unless a backbone has what a comparison and the task set."""
+    known, is_generative = model_settings(model), task_card(task.name).is_generative
+    fitting = default_model(task.name, task.options)
+    for name in (*chosen, *task_settings(task)):
+        if name not in known and not (name == "num_classes" and is_generative):
             raise InputError(
-                f"model {config.model} has no setting {name}, which a comparison on task "
-                f"{task.name} needs; choose a model that has it, such as {fitting}"
+                f"model {model} has no setting {name}, which a comparison on task {task.name} "
+                f"needs; choose a model that has it, such as {fitting}"
             )
-    return create_model(config.model, **settings)
 
 
 def _check_inputs(model: str, task: Task) -> None:
@@ -137,24 +129,6 @@ def _check_inputs(model: str, task: Task) -> None:
         f"model {model} takes {inputs}, but task {task.name} has {kind}; choose a model that "
         f"takes {kind}, such as {default_model(task.name, task.options)}{layout}"
     )
-
-
-def _task_settings(model: str, task: Task) -> dict[str, Any]:
-    """Settings of a backbone that follow from a task's samples and labels."""
-    if isinstance(task, WholeImages):
-        channels, size, _ = task.image_shape
-        own: dict[str, Any] = {"image_size": size, "in_channels": channels}
-    elif task.input_kind == "tokens":
-        own = {"max_length": task.max_length, "vocab_size": task.vocab_size}
-    elif task.input_kind == "vectors":
-        own = {"max_length": task.max_length, "in_channels": task.num_features}
-    else:  # graphs of any size, with the features that the presets are made for
-        own = {}
-    if not task_card(task.name).is_generative:
-        own["num_classes"] = task.num_classes
-    if task.num_sequences > 1:
-        own |= _pair_settings(model, task)
-    return own
 
 
 def _pair_settings(model: str, task: Task) -> dict[str, Any]:
@@ -181,14 +155,3 @@ def _copy_backbone(source: nn.Module, target: nn.Module) -> None:
         same = name in values and values[name].shape == tensor.shape
         if same and not name.startswith(mixers):
             tensor.copy_(values[name])
-
-
-def _check_batch(config: CompareConfig, task: Task) -> None:
-    """Raise unless a batch holds each training sample at most once."""
-    available = len(task.split("train"))
-    if config.train.batch_size > available:
-        raise bad_argument(
-            "batch_size",
-            f"at most the {available} samples of the training split",
-            config.train.batch_size,
-        )

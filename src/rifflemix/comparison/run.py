@@ -8,11 +8,11 @@ from typing import Any
 
 from rifflemix.comparison.config import CompareConfig
 from rifflemix.comparison.models import build_model, training_memory
-from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan, claimed_folder
+from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan
 from rifflemix.comparison.results import Run, assemble, failed_run, finished_run
 from rifflemix.comparison.stored import check_stored
 from rifflemix.errors import InputError
-from rifflemix.files import read_json, write_json
+from rifflemix.files import claimed_folder, read_json, write_json
 from rifflemix.runs.device import using_threads
 from rifflemix.runs.status import OnStatus, RunStatus, ShouldStop, StatusFeed, never, silent
 from rifflemix.tasks import Task
@@ -54,7 +54,7 @@ def run_comparison(
     """
     say = on_status or silent
     stop = should_stop or never
-    with claimed_folder(plan), using_threads(plan.config.threads):
+    with claimed_folder(plan.out, plan.settings), using_threads(plan.config.threads):
         progress, complete = _load(plan)
         if complete is not None:
             return complete

@@ -15,19 +15,18 @@ import torch
 from rifflemix.checks import check_integer
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import check_json, read_json, write_json
-from rifflemix.models import Model, create_model, model_settings
+from rifflemix.models import Model
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.checks import check_results
 from rifflemix.reproduction.results import results_of
 from rifflemix.reproduction.start import Start, read_start, start_model
 from rifflemix.reproduction.utilisation import Utilisation, utilisation
 from rifflemix.runs.device import MOST_THREADS, check_device, using_threads
+from rifflemix.runs.fit import check_batch_size, fit_model, try_out
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.status import OnStatus, ShouldStop, StatusFeed
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train
-from rifflemix.train.evaluate import run_model
-from rifflemix.train.seeds import seed_everything
 
 RESULTS_FILE = "results.json"
 
@@ -114,17 +113,10 @@ def plan_reproduction(
     recipe = replace(recipe, train=replace(recipe.train, **changes))
     start = None if start_from is None else read_start(start_from)
     task = load_task(recipe.task, data_dir=data_dir, progress=progress, **recipe.task_options)
-    if recipe.train.batch_size > len(task.split("train")):
-        raise bad_argument(
-            "batch_size",
-            f"at most the {len(task.split('train')):,} samples of the training split",
-            recipe.train.batch_size,
-        )
+    check_batch_size(recipe.train.batch_size, task)
     if max_steps is not None:
         recipe = _seldom_evaluated(recipe, len(task.split("validation")))
-    model = build_model(recipe, task, seed, start)
-    _try_out(model, task)
-    parameters = model.num_parameters()
+    parameters = try_out(lambda: build_model(recipe, task, seed, start), task).num_parameters()
     return ReproducePlan(
         recipe, task, out, seed, device, count, parameters, batch_size_planned, start
     )
@@ -218,18 +210,7 @@ def is_main_process() -> bool:
 
 def build_model(recipe: Recipe, task: Task, seed: int, start: Start | None = None) -> Model:
     """The recipe's model, fitted to the task's vocabulary, features, classes and lengths."""
-    fitted = {
-        "vocab_size": task.vocab_size,
-        "in_channels": task.num_features,
-        "num_classes": task.num_classes,
-        "max_length": task.max_length,
-    }
-    known = model_settings(recipe.model)
-    settings = {
-        name: value for name, value in fitted.items() if name in known and value is not None
-    }
-    seed_everything(seed)
-    model = create_model(recipe.model, **{**settings, **recipe.model_settings})
+    model = fit_model(recipe.model, task, recipe.model_settings, seed)
     if start is not None:
         start_model(model, start, task, recipe.width, new_head=recipe.new_head)
     return model
@@ -242,22 +223,6 @@ def _seldom_evaluated(recipe: Recipe, samples: int) -> Recipe:
         return recipe
     every = max(train.eval_every, math.ceil(samples / train.batch_size))
     return replace(recipe, train=replace(train, eval_every=every))
-
-
-def _try_out(model: Model, task: Task) -> None:
-    batch = task.collate([task.split("train")[index] for index in range(2)])
-    model.eval()
-    try:
-        with torch.no_grad():
-            outputs = run_model(model, batch)
-            loss = task.loss(outputs, batch)
-    except InputError:
-        raise
-    except (RuntimeError, MemoryError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"model {model.name} cannot run on task {task.name}: {reason}") from error
-    if not torch.isfinite(loss):
-        raise InputError(f"model {model.name} on task {task.name}: expected a finite loss, got NaN")
 
 
 def _identity(plan: ReproducePlan) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -13,22 +13,19 @@ from torch import nn
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import (
+    CONFIG_FILE,
     check_json,
+    claimed_folder,
     damaged_run,
     flush,
-    locked,
-    make_folder,
     parse_json,
-    read_json,
     read_json_lines,
-    remove_leftovers,
-    write_json,
 )
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.protocols import TrainableTask
 
 # Settings that change neither a number nor a line of the log: a resumed run may change them.
-_FREE_SETTINGS = ("num_workers", "checkpoint_every", "checkpoint_seconds")
+_FREE_SETTINGS = ("config.num_workers", "config.checkpoint_every", "config.checkpoint_seconds")
 
 
 class RunFolder:
@@ -38,44 +35,19 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.json"
+        self.config = path / CONFIG_FILE
         self.log = path / "log.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
         self.best = path / "best.safetensors"
         self.result = path / "result.json"
 
-    @contextlib.contextmanager
-    def opened(self, identity: Mapping[str, Any]) -> Iterator[None]:
+    def opened(self, identity: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Hold the folder for a run described by `identity`, new or to be resumed.
 
         Raises:
             InputError: the folder cannot be written, is in use, or holds something else.
         """
-        self._check(identity)
-        make_folder(self.path)
-        with locked(self.path):
-            remove_leftovers(self.path)
-            self._check(identity)  # again: another process may have been here
-            write_json(self.config, identity)
-            yield
-
-    def _check(self, identity: Mapping[str, Any]) -> None:
-        if not self.config.exists():
-            for entry in _visible_entries(self.path):
-                raise bad_argument(
-                    "out_dir",
-                    "a new or empty folder, or one with a run's config.json",
-                    f"{self.path}, which holds {entry} without it",
-                )
-            return
-        stored = read_json(self.config)
-        difference = _first_difference(_guarded(stored), _guarded(identity))
-        if difference is not None:
-            name, before, now = difference
-            raise InputError(
-                f"out_dir: {self.path} holds another run: expected {name} = {before!r}, "
-                f"got {now!r}; choose another folder or remove this one"
-            )
+        return claimed_folder(self.path, identity, name="out_dir", free=_FREE_SETTINGS)
 
     def cut_log(self, size: int) -> None:
         """Drop what was logged after the moment when the log had `size` bytes.
@@ -162,40 +134,7 @@ def describe_run(
     return plain
 
 
-def _visible_entries(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
-
-
 def _signature(model: nn.Module) -> str:
     """Hash of the modules with their settings and of the tensors' names, shapes and types."""
     tensors = [f"{k} {tuple(t.shape)} {t.dtype}" for k, t in model.state_dict().items()]
     return hashlib.sha256("\n".join([repr(model), *tensors]).encode()).hexdigest()[:16]
-
-
-def _guarded(description: Any) -> dict[str, Any]:
-    flat = dict(_flatten("", description))
-    return {
-        name: value
-        for name, value in flat.items()
-        if name.removeprefix("config.") not in _FREE_SETTINGS
-    }
-
-
-def _flatten(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _flatten(f"{name}.{key}" if name else key, inner)
-    else:
-        yield name, value
-
-
-def _first_difference(
-    stored: Mapping[str, Any], now: Mapping[str, Any]
-) -> tuple[str, Any, Any] | None:
-    for name in [*now, *stored]:
-        before, after = stored.get(name, "nothing"), now.get(name, "nothing")
-        if before != after:
-            return name, before, after
-    return None

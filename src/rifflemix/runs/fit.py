@@ -1,0 +1,85 @@
+"""Fitting a model to a task, and trying it out before a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.models import Model, create_model, model_settings
+from rifflemix.tasks import Task
+from rifflemix.tasks.images.pixels import WholeImages
+from rifflemix.train.evaluate import run_model
+from rifflemix.train.seeds import seed_everything
+
+
+def fit_model(name: str, task: Task, settings: Mapping[str, Any], seed: int) -> Model:
+    """A new model that fits the samples and labels of a task.
+
+    Args:
+        name: registry name.
+        task: gives vocabulary or features, classes and lengths, where the model has such settings.
+        settings: of the model; they win over what the task gives.
+        seed: of the initial weights.
+
+    Raises:
+        InputError: an unknown name or setting, or one out of range.
+    """
+    known = model_settings(name)
+    fitted = {key: value for key, value in task_settings(task).items() if key in known}
+    seed_everything(seed)
+    return create_model(name, **{**fitted, **settings})
+
+
+def task_settings(task: Task) -> dict[str, Any]:
+    """Settings of a model that follow from the samples and labels of a task."""
+    if isinstance(task, WholeImages):
+        channels, size, _ = task.image_shape
+        inputs: dict[str, Any] = {"image_size": size, "in_channels": channels}
+    elif task.input_kind == "tokens":
+        inputs = {"max_length": task.max_length, "vocab_size": task.vocab_size}
+    elif task.input_kind == "vectors":
+        inputs = {"max_length": task.max_length, "in_channels": task.num_features}
+    else:  # graphs of any size
+        inputs = {"vocab_size": task.vocab_size}
+    return {**inputs, "num_classes": task.num_classes}
+
+
+def check_batch_size(batch_size: int, task: Task) -> None:
+    """Raise unless a batch can hold each training sample at most once."""
+    available = len(task.split("train"))
+    if batch_size > available:
+        expected = f"at most the {available} samples of the training split"
+        raise bad_argument("batch_size", expected, batch_size)
+
+
+def try_out(build: Callable[[], Model], task: Task) -> Model:
+    """Build a model and run two training samples of a task through it.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        InputError: it cannot be built or run here, or its outputs are of another kind than the
+            task's, or not finite.
+    """
+    try:
+        model = build().eval()
+        batch = task.collate([task.split("train")[index] for index in range(2)])
+        with torch.no_grad():
+            outputs = run_model(model, batch)
+            loss = task.loss(outputs, batch)  # refuses outputs of another kind
+    except InputError:
+        raise
+    except (RuntimeError, MemoryError, OverflowError) as error:  # more memory than there is
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"no model of this size can be made here: {reason}") from error
+    for name, values in (("outputs", outputs), ("loss", loss)):
+        if not torch.isfinite(values).all():
+            raise InputError(
+                f"expected finite {name} for the first samples of task {task.name}, got NaN or "
+                "infinity; check the data"
+            )
+    return model
