@@ -8,6 +8,7 @@ import sys
 import typer
 
 from rifflemix.cli import bench, compare, data, listing, report, reproduce, train
+from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED
 from rifflemix.cli.output import checked_output
 from rifflemix.errors import InputError, RunFailed
@@ -18,7 +19,7 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 
-app = typer.Typer(
+app = Commands(
     name="rifflemix",
     help="Sub-quadratic token mixers for PyTorch, and the tools that compare them fairly.",
     add_completion=False,

@@ -11,45 +11,71 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
-from rifflemix.cli.options import (
-    Device,
-    Json,
-    Threads,
-    parse_device,
-    parse_names,
-    parse_path,
-    parse_threads,
-)
+from rifflemix.cli.options import parse_device, parse_names, parse_threads
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
 from rifflemix.errors import bad_argument
+from rifflemix.runs.options import Device, Json, Option, Threads
 
 if TYPE_CHECKING:
     from rifflemix.bench.rows import Shape
     from rifflemix.bench.runner import Hooks, Settings
 
 Shapes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shape", metavar="BATCH,TOKENS,CHANNELS,HEADS", help="What to measure at; repeatable."
-    ),
+    list[str], Option("What to measure at; repeatable.", metavar="BATCH,TOKENS,CHANNELS,HEADS")
 ]
-Mixers = Annotated[str | None, typer.Option(help="Names with commas between them; all if unset.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float64.")]
-Repeats = Annotated[int, typer.Option(help="Timings of each call.")]
-MaxSeconds = Annotated[
-    float, typer.Option(help="Limit for one pass of one row; what would take longer is left out.")
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH",
-        parser=parse_path,
-        help="New file for the JSON, or a folder, where it gets its own name.",
-    ),
-]
+Mixers = Annotated[str, Option("Names with commas between them; all if unset.")]
 
-app = typer.Typer(help="Measure time and memory: correctness first, then speed.")
+
+@dataclass(frozen=True)
+class Measurement:
+    """What the commands share: options, progress, Ctrl-C, files and printing."""
+
+    dtype: Annotated[str, Option("float32, bfloat16 or float64.")] = "float32"
+    device: Device = "cpu"
+    repeats: Annotated[int, Option("Timings of each call.")] = 5
+    max_seconds: Annotated[
+        float, Option("Limit for one pass of one row; what would take longer is left out.")
+    ] = 60.0
+    threads: Threads | None = None
+    out: Annotated[
+        Path | None,
+        Option("New file for the JSON, or a folder, where it gets its own name.", metavar="PATH"),
+    ] = None
+    json: Json = False
+
+    def measure(
+        self,
+        run: Callable[[Settings, Hooks], dict[str, Any]],
+        write_more: Callable[[dict[str, Any], Path], Path] | None = None,
+    ) -> None:
+        """Run, keep, print; exit with 130 after Ctrl-C."""
+        from rifflemix.bench.runner import Hooks, Settings
+        from rifflemix.runs.device import using_threads
+
+        threads = parse_threads(self.threads)
+        settings = Settings(self.dtype, parse_device(self.device), self.repeats, self.max_seconds)
+        file = _File(self.out)
+        bar = _Bar(progress_console())
+        with (
+            using_threads(threads),
+            bar,
+            StopRequest(bar.note) as stop,
+        ):
+            result = run(settings, Hooks(bar.update, stop, file.save))
+        written = file.paths()
+        if written and write_more is not None:
+            written.append(write_more(result, written[0]))
+        if self.json:
+            print_json(result)
+        else:
+            _show(result, written)
+        if result["status"] != "complete":
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+
+app = Commands(help="Measure time and memory: correctness first, then speed.")
 
 
 @app.command(
@@ -57,21 +83,15 @@ app = typer.Typer(help="Measure time and memory: correctness first, then speed."
     "rifflemix bench ops --shape 8,4096,256,8 --dtype bfloat16 --device cuda --out ops.json"
 )
 def ops(
-    shape: Shapes = None,
-    dtype: Dtype = "float32",
-    device: Device = "cpu",
-    repeats: Repeats = 5,
-    max_seconds: MaxSeconds = 60.0,
-    threads: Threads = None,
-    out: Out = None,
-    json: Json = False,
+    *,
+    shape: Shapes | None = None,
+    measurement: Measurement,
 ) -> None:
     """Every operator in every form that is here, against a copy and softmax attention."""
     from rifflemix.bench.ops import DEFAULT_SHAPES, run
 
     shapes = _shapes(shape) or DEFAULT_SHAPES
-    common = _Common(dtype, device, repeats, max_seconds, threads, out, json)
-    common.measure(lambda settings, hooks: run(shapes, settings, hooks))
+    measurement.measure(lambda settings, hooks: run(shapes, settings, hooks))
 
 
 @app.command(
@@ -79,23 +99,17 @@ def ops(
     "rifflemix bench layers --shape 1,64,64,4 --shape 8,64,64,4 --mixers csp,tssa --repeats 21"
 )
 def layers(
-    shape: Shapes = None,
-    mixers: Mixers = None,
-    dtype: Dtype = "float32",
-    device: Device = "cpu",
-    repeats: Repeats = 5,
-    max_seconds: MaxSeconds = 60.0,
-    threads: Threads = None,
-    out: Out = None,
-    json: Json = False,
+    *,
+    shape: Shapes | None = None,
+    mixers: Mixers | None = None,
+    measurement: Measurement,
 ) -> None:
     """Every mixer as one layer, against softmax; small unless told otherwise: what Python costs."""
     from rifflemix.bench.layers import DEFAULT_SHAPES, run
 
     shapes = _shapes(shape) or DEFAULT_SHAPES
     names = None if mixers is None else parse_names(mixers, "--mixers")
-    common = _Common(dtype, device, repeats, max_seconds, threads, out, json)
-    common.measure(
+    measurement.measure(
         lambda settings, hooks: run(shapes, mixers=names, settings=settings, hooks=hooks)
     )
 
@@ -105,24 +119,18 @@ def layers(
     "rifflemix bench models --shape 4,4096,256,8 --layers 2 --mixers tssa,csp --out models.json"
 )
 def models(
-    shape: Shapes = None,
-    layers: Annotated[int, typer.Option(help="Blocks of the encoder.")] = 4,
-    mixers: Mixers = None,
-    dtype: Dtype = "float32",
-    device: Device = "cpu",
-    repeats: Repeats = 5,
-    max_seconds: MaxSeconds = 60.0,
-    threads: Threads = None,
-    out: Out = None,
-    json: Json = False,
+    *,
+    shape: Shapes | None = None,
+    layers: Annotated[int, Option("Blocks of the encoder.")] = 4,
+    mixers: Mixers | None = None,
+    measurement: Measurement,
 ) -> None:
     """Training steps of the encoder with every mixer, against no mixer and softmax."""
     from rifflemix.bench.models import DEFAULT_SHAPES, run
 
     shapes = _shapes(shape) or DEFAULT_SHAPES
     names = None if mixers is None else parse_names(mixers, "--mixers")
-    common = _Common(dtype, device, repeats, max_seconds, threads, out, json)
-    common.measure(
+    measurement.measure(
         lambda settings, hooks: run(
             shapes, layers=layers, mixers=names, settings=settings, hooks=hooks
         )
@@ -134,26 +142,18 @@ def models(
     "rifflemix bench published --rows dimension_mixer/table4-cifar10-p4-l4-dense --batch 8"
 )
 def published(
-    rows: Annotated[
-        str | None, typer.Option(help="Recipes with commas between them; all if unset.")
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Samples of a step; the paper's if unset.")
-    ] = None,
-    dtype: Dtype = "float32",
-    device: Device = "cpu",
-    repeats: Repeats = 5,
-    max_seconds: MaxSeconds = 60.0,
-    threads: Threads = None,
-    out: Out = None,
-    json: Json = False,
+    *,
+    rows: Annotated[str | None, Option("Recipes with commas between them; all if unset.")] = None,
+    batch: Annotated[int | None, Option("Samples of a step; the paper's if unset.")] = None,
+    measurement: Measurement,
 ) -> None:
     """Rows whose papers print the time and memory of a training step, theirs beside ours."""
     from rifflemix.bench.published import run
 
     names = None if rows is None else parse_names(rows, "--rows")
-    common = _Common(dtype, device, repeats, max_seconds, threads, out, json)
-    common.measure(lambda settings, hooks: run(names, batch=batch, settings=settings, hooks=hooks))
+    measurement.measure(
+        lambda settings, hooks: run(names, batch=batch, settings=settings, hooks=hooks)
+    )
 
 
 @app.command(
@@ -162,33 +162,22 @@ def published(
     "rifflemix bench scaling --tokens 1024 --dims 96,192,384,768 --causal"
 )
 def scaling(
+    *,
     tokens: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="Numbers of tokens; 256 to 16384 if unset."),
+        Option("Numbers of tokens; 256 to 16384 if unset.", metavar="N,N,..."),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
-    dim: Annotated[int, typer.Option(help="Channels.")] = 512,
+    batch: Annotated[int, Option("Sequences.")] = 1,
+    dim: Annotated[int, Option("Channels.")] = 512,
     dims: Annotated[
         str | None,
-        typer.Option(
-            metavar="C,C,...", help="Numbers of channels, at one number of tokens; replaces --dim."
-        ),
+        Option("Numbers of channels, at one number of tokens; replaces --dim.", metavar="C,C,..."),
     ] = None,
-    heads: Annotated[int, typer.Option(help="Heads, where a layer has them.")] = 8,
-    mixers: Mixers = None,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="Causal layers, of the mixers that can be.")
-    ] = False,
-    peers: Annotated[
-        bool, typer.Option("--peers", help="Let layers of other installed packages take part.")
-    ] = False,
-    dtype: Dtype = "float32",
-    device: Device = "cpu",
-    repeats: Repeats = 5,
-    max_seconds: MaxSeconds = 60.0,
-    threads: Threads = None,
-    out: Out = None,
-    json: Json = False,
+    heads: Annotated[int, Option("Heads, where a layer has them.")] = 8,
+    mixers: Mixers | None = None,
+    causal: Annotated[bool, Option("Causal layers, of the mixers that can be.")] = False,
+    peers: Annotated[bool, Option("Let layers of other installed packages take part.")] = False,
+    measurement: Measurement,
 ) -> None:
     """Every mixer as a layer over a range of N or C: growth, crossover with softmax, plot.
 
@@ -199,8 +188,7 @@ def scaling(
     lengths = DEFAULT_TOKENS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
     widths = None if dims is None else _numbers(dims, "--dims", "C,C,...")
     names = None if mixers is None else parse_names(mixers, "--mixers")
-    common = _Common(dtype, device, repeats, max_seconds, threads, out, json, _write_plot)
-    common.measure(
+    measurement.measure(
         lambda settings, hooks: run(
             lengths,
             batch=batch,
@@ -212,7 +200,8 @@ def scaling(
             peers=peers,
             settings=settings,
             hooks=hooks,
-        )
+        ),
+        _write_plot,
     )
 
 
@@ -221,18 +210,13 @@ def scaling(
     "rifflemix bench lra --tokens 1024 --batch 2 --mixers sliceformer,linformer"
 )
 def lra(
+    *,
     tokens: Annotated[
-        str | None, typer.Option(metavar="N,N,...", help="1024 to 4096 if unset, as the paper.")
+        str | None, Option("1024 to 4096 if unset, as the paper.", metavar="N,N,...")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.")] = 32,
-    mixers: Mixers = None,
-    dtype: Dtype = "float32",
-    device: Device = "cpu",
-    repeats: Repeats = 5,
-    max_seconds: MaxSeconds = 60.0,
-    threads: Threads = None,
-    out: Out = None,
-    json: Json = False,
+    batch: Annotated[int, Option("Sequences.")] = 32,
+    mixers: Mixers | None = None,
+    measurement: Measurement,
 ) -> None:
     """Long Range Arena models, beside the figures of the Sliceformer paper's Table III."""
     from rifflemix.bench.lra import run
@@ -240,8 +224,7 @@ def lra(
 
     lengths = LENGTHS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
     names = None if mixers is None else parse_names(mixers, "--mixers")
-    common = _Common(dtype, device, repeats, max_seconds, threads, out, json)
-    common.measure(
+    measurement.measure(
         lambda settings, hooks: run(
             lengths, batch=batch, mixers=names, settings=settings, hooks=hooks
         )
@@ -259,45 +242,6 @@ def _write_plot(result: dict[str, Any], file: Path) -> Path:
 
 def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-
-
-@dataclass(frozen=True)
-class _Common:
-    """Options, progress, Ctrl-C, files and printing that the commands share."""
-
-    dtype: str
-    device: str
-    repeats: int
-    max_seconds: float
-    threads: int | None
-    out: Path | None
-    json: bool
-    write_more: Callable[[dict[str, Any], Path], Path] | None = None
-
-    def measure(self, run: Callable[[Settings, Hooks], dict[str, Any]]) -> None:
-        """Run, keep, print; exit with 130 after Ctrl-C."""
-        from rifflemix.bench.runner import Hooks, Settings
-        from rifflemix.runs.device import using_threads
-
-        threads = parse_threads(self.threads)
-        settings = Settings(self.dtype, parse_device(self.device), self.repeats, self.max_seconds)
-        file = _File(self.out)
-        bar = _Bar(progress_console())
-        with (
-            using_threads(threads),
-            bar,
-            StopRequest(bar.note) as stop,
-        ):
-            result = run(settings, Hooks(bar.update, stop, file.save))
-        written = file.paths()
-        if written and self.write_more is not None:
-            written.append(self.write_more(result, written[0]))
-        if self.json:
-            print_json(result)
-        else:
-            _show(result, written)
-        if result["status"] != "complete":
-            raise typer.Exit(EXIT_INTERRUPTED)
 
 
 class _File:

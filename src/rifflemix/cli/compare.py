@@ -12,8 +12,9 @@ from rifflemix.cli import options
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import print_json, progress_console, show
-from rifflemix.cli.settings import Settings
+from rifflemix.cli.settings import compare_config
 from rifflemix.errors import RunFailed
+from rifflemix.runs.options import Json, Option, Out, RunOptions, Task
 
 if TYPE_CHECKING:
     from rifflemix.comparison import ComparePlan
@@ -33,28 +34,15 @@ Ctrl-C stops after the current step; the same command continues from there.
 
 
 def compare(
-    task: Annotated[str, typer.Option(help="Task; see `rifflemix list tasks`.")],
-    out: options.Out,
-    mixers: Annotated[
-        str | None, typer.Option(help="Names with commas between them; all if unset.")
-    ] = None,
+    *,
+    task: Task,
+    out: Out,
+    mixers: Annotated[str | None, Option("Names with commas between them; all if unset.")] = None,
     seeds: Annotated[
-        str, typer.Option(metavar="NUMBER", help="Number of seeds 0, 1, ..., or a list of them.")
+        str, Option("Number of seeds 0, 1, ..., or a list of them.", metavar="NUMBER")
     ] = "1",
-    max_steps: options.MaxSteps = None,
-    batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
-    dim: options.Dim = None,
-    layers: options.Layers = None,
-    heads: options.Heads = None,
-    model: options.Model = None,
-    task_option: options.TaskOptions = None,
-    mixer_option: options.MixerOptions = None,
-    data_dir: options.DataDir = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "float32",
-    threads: options.Threads = None,
-    json: options.Json = False,
+    run: RunOptions,
+    json: Json = False,
 ) -> None:
     """Train every mixer on the same backbone, data, budget and seeds; write one fair table.
 
@@ -64,29 +52,14 @@ def compare(
     from rifflemix.comparison.notes import partial_note
 
     chosen = options.parse_seeds(seeds)
-    settings = Settings(
-        task=task,
-        model=model,
-        max_steps=max_steps,
-        batch_size=batch_size,
-        lr=lr,
-        dim=dim,
-        layers=layers,
-        heads=heads,
-        task_option=task_option,
-        mixer_option=mixer_option,
-        device=device,
-        precision=precision,
-        threads=threads,
-    )
     if mixers is None:
         names = default_mixers(task)
         _tell_left_out(task, names)
     else:
         names = options.parse_names(mixers, "--mixers")
-    config = settings.compare_config(names, chosen)
+    config = compare_config(task, names, chosen, run)
     with DataProgress(progress_console()) as progress:
-        plan = plan_comparison(config, out, data_dir=data_dir, progress=progress)
+        plan = plan_comparison(config, out, data_dir=run.data_dir, progress=progress)
     results = _run(plan)
     _write_report(plan.out, results)
     if json:

@@ -14,14 +14,16 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from rifflemix.cli.options import DataDir, Json, TaskOptions, parse_task_options
+from rifflemix.cli.commands import Commands
+from rifflemix.cli.options import parse_task_options
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
+from rifflemix.runs.options import DataDir, Json, Option, TaskOptions
 
-app = typer.Typer(help="Find and prepare data.")
+app = Commands(help="Find and prepare data.")
 
 
 @app.command("list", epilog="Examples:  rifflemix data list --data-dir data")
-def list_data(data_dir: DataDir = None, json: Json = False) -> None:
+def list_data(data_dir: DataDir | None = None, json: Json = False) -> None:
     """For every task: whether its data is at hand, where, where it comes from, the licence."""
     from rifflemix.tasks import list_tasks, task_card, task_status
 
@@ -51,11 +53,9 @@ def list_data(data_dir: DataDir = None, json: Json = False) -> None:
 )
 def prepare(
     task: Annotated[str, typer.Argument(help="Task; see `rifflemix list tasks`.")],
-    data_dir: DataDir = None,
-    task_option: TaskOptions = None,
-    max_samples: Annotated[
-        int | None, typer.Option(help="Most samples of each split; all if unset.")
-    ] = None,
+    data_dir: DataDir | None = None,
+    task_option: TaskOptions | None = None,
+    max_samples: Annotated[int | None, Option("Most samples of each split; all if unset.")] = None,
     json: Json = False,
 ) -> None:
     """Read, verify, decode or generate a task's data, so that later commands start at once."""

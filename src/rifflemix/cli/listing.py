@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from rifflemix.cli.options import DataDir, Json
+from rifflemix.cli.commands import Commands
 from rifflemix.cli.output import plain_table, print_json, show
+from rifflemix.runs.options import DataDir, Json
 
-app = typer.Typer(help="List mixers, models, tasks and recipes.")
+app = Commands(help="List mixers, models, tasks and recipes.")
 
 
 @app.command(
@@ -68,7 +67,7 @@ def recipes(json: Json = False) -> None:
 
 
 @app.command(epilog="Examples:  rifflemix list tasks   |   rifflemix list tasks --data-dir data")
-def tasks(data_dir: DataDir = None, json: Json = False) -> None:
+def tasks(data_dir: DataDir | None = None, json: Json = False) -> None:
     """Tasks: what they are, options with defaults, licence, and whether the data is at hand."""
     from rifflemix.tasks import list_tasks, task_card, task_status
 

@@ -1,69 +1,12 @@
-"""Options that several commands share, and how their texts become values."""
+"""How the texts of options become values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
-
-
-def parse_path(text: str) -> Path:
-    """A path as typed; an empty one would name the current folder."""
-    if not text:
-        raise typer.BadParameter("expected a path, got an empty text")
-    return Path(text)
-
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        metavar="PATH",
-        parser=parse_path,
-        help="Folder of data files; it is only read.",
-    ),
-]
-Out = Annotated[
-    Path,
-    typer.Option(metavar="PATH", parser=parse_path, help="Results folder, new or to be continued."),
-]
-TaskOptions = Annotated[
-    list[str] | None,
-    typer.Option("--task-option", metavar="KEY=VALUE", help="Option of the task; repeatable."),
-]
-MixerOptions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--mixer-option", metavar="MIXER.KEY=VALUE", help="Option of a mixer; repeatable."
-    ),
-]
-Model = Annotated[
-    str | None, typer.Option(help="Backbone; see `rifflemix list models`. By task if unset.")
-]
-MaxSteps = Annotated[
-    int | None,
-    typer.Option("--max-steps", "--steps", help="Optimiser steps of each run; by task if unset."),
-]
-BatchSize = Annotated[int | None, typer.Option(help="Sequences per step; by task if unset.")]
-LearningRate = Annotated[
-    float | None, typer.Option("--lr", help="Peak learning rate; by task if unset.")
-]
-Dim = Annotated[int | None, typer.Option(help="Channels of the backbone; by task if unset.")]
-Layers = Annotated[
-    int | None, typer.Option("--layers", help="Blocks of the backbone; by task if unset.")
-]
-Heads = Annotated[
-    int | None, typer.Option("--heads", help="Heads, where a mixer has them; by task if unset.")
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ..., or auto.")]
-Precision = Annotated[str, typer.Option(help="float32, or bf16 (autocast).")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; torch's own choice if unset.")]
+from rifflemix.runs.options import MOST_THREADS
 
 _PRECISIONS = {"float32": "no", "bf16": "bf16"}
 
@@ -87,8 +30,6 @@ def parse_device(text: str) -> str:
 def parse_threads(count: int | None) -> int:
     """The number of CPU threads, torch's own choice by default."""
     import torch
-
-    from rifflemix.runs.device import MOST_THREADS
 
     threads = torch.get_num_threads() if count is None else count
     if not 1 <= threads <= MOST_THREADS:

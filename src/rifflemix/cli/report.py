@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rifflemix.cli import options
 from rifflemix.cli.output import print_json, show
+from rifflemix.runs.options import Json, Option
 
 EPILOG = """Examples:
 
@@ -23,15 +23,8 @@ def report(
     places: Annotated[
         list[Path], typer.Argument(help="Folders, searched to any depth, or results files.")
     ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="PATH",
-            parser=options.parse_path,
-            help="Folder for report.md and report.html.",
-        ),
-    ],
-    json: options.Json = False,
+    out: Annotated[Path, Option("Folder for report.md and report.html.", metavar="PATH")],
+    json: Json = False,
 ) -> None:
     """Show all results of `rifflemix reproduce`: the papers' tables, their numbers and ours."""
     from rifflemix.files import make_folder, write_atomically

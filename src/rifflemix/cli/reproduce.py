@@ -11,6 +11,17 @@ from rifflemix.cli import options
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
+from rifflemix.runs.options import (
+    BatchSize,
+    DataDir,
+    Device,
+    Json,
+    MaxSteps,
+    Option,
+    Out,
+    Seed,
+    Threads,
+)
 
 if TYPE_CHECKING:
     from rifflemix.reproduction import ReproducePlan
@@ -32,30 +43,24 @@ same command continues. Results say how much of the paper's run was made.
 
 def reproduce(
     recipe: Annotated[str, typer.Argument(help="PAPER/ROW; see `rifflemix list recipes`.")],
-    out: options.Out,
-    data_dir: options.DataDir = None,
-    max_steps: options.MaxSteps = None,
-    scale: Annotated[float, typer.Option(help="Factor of the model's widths, over 0 to 1.")] = 1.0,
+    out: Out,
+    data_dir: DataDir | None = None,
+    max_steps: MaxSteps | None = None,
+    scale: Annotated[float, Option("Factor of the model's widths, over 0 to 1.")] = 1.0,
     budget: Annotated[
-        float | None, typer.Option(metavar="MINUTES", help="Stop after so long, to be continued.")
+        float | None, Option("Stop after so long, to be continued.", metavar="MINUTES")
     ] = None,
-    batch_size: options.BatchSize = None,
-    seed: Annotated[int, typer.Option(help="Of weights, data order and noise.")] = 0,
+    batch_size: BatchSize | None = None,
+    seed: Seed = 0,
     start_from: Annotated[
         Path | None,
-        typer.Option(
-            metavar="PATH",
-            parser=options.parse_path,
-            help="Folder of another run, or of a saved model, to start from.",
-        ),
+        Option("Folder of another run, or of a saved model, to start from.", metavar="PATH"),
     ] = None,
-    device: options.Device = "auto",
-    precision: Annotated[
-        str | None, typer.Option(help="float32 or bf16; the recipe's if unset.")
-    ] = None,
-    compile: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
-    threads: options.Threads = None,
-    json: options.Json = False,
+    device: Device = "auto",
+    precision: Annotated[str | None, Option("float32 or bf16; the recipe's if unset.")] = None,
+    compile: Annotated[bool, Option("Use torch.compile.")] = False,
+    threads: Threads | None = None,
+    json: Json = False,
 ) -> None:
     """Train a row of a paper's table and print the paper's number beside ours."""
     from rifflemix.recipes import get_recipe

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rifflemix.cli.options import (
@@ -16,64 +14,44 @@ from rifflemix.cli.options import (
 
 if TYPE_CHECKING:
     from rifflemix.comparison import CompareConfig
+    from rifflemix.runs.options import RunOptions
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The options as typed; None takes the task's default budget."""
+def compare_config(
+    task: str, mixers: tuple[str, ...], seeds: tuple[int, ...], options: RunOptions
+) -> CompareConfig:
+    """The resolved configuration.
 
-    task: str
-    model: str | None
-    max_steps: int | None
-    batch_size: int | None
-    lr: float | None
-    dim: int | None
-    layers: int | None
-    heads: int | None
-    task_option: Sequence[str] | None
-    mixer_option: Sequence[str] | None
-    device: str
-    precision: str
-    threads: int | None
+    Raises:
+        InputError: an unknown name, or a value out of range.
+    """
+    from rifflemix.comparison import CompareConfig, default_budget, default_model, train_config
+    from rifflemix.mixers import mixer_card
 
-    def compare_config(self, mixers: tuple[str, ...], seeds: tuple[int, ...]) -> CompareConfig:
-        """The resolved configuration.
-
-        Raises:
-            InputError: an unknown name, or a value out of range.
-        """
-        from rifflemix.comparison import (
-            CompareConfig,
-            default_budget,
-            default_model,
-            train_config,
-        )
-        from rifflemix.mixers import mixer_card
-
-        task_options = parse_task_options(self.task_option, self.task)
-        for name in mixers:
-            mixer_card(name)
-        budget = default_budget(self.task)
-        return CompareConfig(
-            task=self.task,
-            mixers=mixers,
-            seeds=seeds,
-            dim=_or(self.dim, budget.dim),
-            num_layers=_or(self.layers, budget.num_layers),
-            num_heads=_or(self.heads, budget.num_heads),
-            train=train_config(
-                budget,
-                max_steps=_or(self.max_steps, budget.max_steps),
-                batch_size=_or(self.batch_size, budget.batch_size),
-                lr=budget.lr if self.lr is None else self.lr,
-                precision=parse_precision(self.precision),
-            ),
-            task_options=task_options,
-            mixer_options=parse_mixer_options(self.mixer_option, mixers),
-            model=self.model or default_model(self.task, task_options),
-            device=parse_device(self.device),
-            threads=parse_threads(self.threads),
-        )
+    task_options = parse_task_options(options.task_option, task)
+    for name in mixers:
+        mixer_card(name)
+    budget = default_budget(task)
+    return CompareConfig(
+        task=task,
+        mixers=mixers,
+        seeds=seeds,
+        dim=_or(options.dim, budget.dim),
+        num_layers=_or(options.num_layers, budget.num_layers),
+        num_heads=_or(options.num_heads, budget.num_heads),
+        train=train_config(
+            budget,
+            max_steps=_or(options.max_steps, budget.max_steps),
+            batch_size=_or(options.batch_size, budget.batch_size),
+            lr=budget.lr if options.lr is None else options.lr,
+            precision=parse_precision(options.precision),
+        ),
+        task_options=task_options,
+        mixer_options=parse_mixer_options(options.mixer_option, mixers),
+        model=options.model or default_model(task, task_options),
+        device=parse_device(options.device),
+        threads=parse_threads(options.threads),
+    )
 
 
 def _or(given: int | None, default: int) -> int:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rifflemix.cli import options
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
-from rifflemix.cli.settings import Settings
+from rifflemix.cli.settings import compare_config
+from rifflemix.runs.options import Json, Option, Out, RunOptions, Seed, Task
 
 if TYPE_CHECKING:
     from rifflemix.comparison import CompareConfig
@@ -27,42 +27,17 @@ Ctrl-C stops after the current step; the same command continues from there.
 
 
 def train(
-    task: Annotated[str, typer.Option(help="Task; see `rifflemix list tasks`.")],
-    mixer: Annotated[str, typer.Option(help="Mixer; see `rifflemix list mixers`.")],
-    out: options.Out,
-    seed: Annotated[int, typer.Option(help="Of weights, data order and noise.")] = 0,
-    max_steps: options.MaxSteps = None,
-    batch_size: options.BatchSize = None,
-    lr: options.LearningRate = None,
-    dim: options.Dim = None,
-    layers: options.Layers = None,
-    heads: options.Heads = None,
-    model: options.Model = None,
-    task_option: options.TaskOptions = None,
-    mixer_option: options.MixerOptions = None,
-    data_dir: options.DataDir = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "float32",
-    threads: options.Threads = None,
-    json: options.Json = False,
+    *,
+    task: Task,
+    mixer: Annotated[str, Option("Mixer; see `rifflemix list mixers`.")],
+    out: Out,
+    seed: Seed = 0,
+    run: RunOptions,
+    json: Json = False,
 ) -> None:
     """Train one mixer on one task; resumes from --out by itself."""
-    settings = Settings(
-        task=task,
-        model=model,
-        max_steps=max_steps,
-        batch_size=batch_size,
-        lr=lr,
-        dim=dim,
-        layers=layers,
-        heads=heads,
-        task_option=task_option,
-        mixer_option=mixer_option,
-        device=device,
-        precision=precision,
-        threads=threads,
-    )
-    results = _run(settings.compare_config((mixer,), (seed,)), out, data_dir)
+    config = compare_config(task, (mixer,), (seed,), run)
+    results = _run(config, out, run.data_dir)
     if json:
         print_json(results)
     else:

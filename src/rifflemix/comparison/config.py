@@ -11,15 +11,15 @@ from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.mixers import list_mixers, mixer_card
 from rifflemix.models import list_models
 from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
-from rifflemix.runs.device import MOST_THREADS, check_device
+from rifflemix.runs.device import check_device
+from rifflemix.runs.options import Dim, Heads, Layers, Threads, check_options
 from rifflemix.tasks import task_card
 from rifflemix.train.config import TrainConfig
 
 FORMAT = "rifflemix.compare/1"
 
-# Beyond these a typing error is likelier than a wish.
+# Beyond this a typing error is likelier than a wish.
 MOST_SEEDS = 1_000
-_MOST = {"dim": 65_536, "num_layers": 1_000, "num_heads": 65_536, "threads": MOST_THREADS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +47,15 @@ class CompareConfig:
     task: str
     mixers: tuple[str, ...]
     seeds: tuple[int, ...]
-    dim: int
-    num_layers: int
-    num_heads: int
+    dim: Dim
+    num_layers: Layers
+    num_heads: Heads
     train: TrainConfig
     task_options: Mapping[str, Any] = field(default_factory=dict)
     mixer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     model: str = "encoder"
     device: str = "cpu"
-    threads: int = 1
+    threads: Threads = 1
 
     def __post_init__(self) -> None:
         """Check all that can be told without data."""
@@ -76,9 +76,7 @@ class CompareConfig:
                 raise bad_argument("mixer_options", f"one of {', '.join(self.mixers)}", name)
         if self.model not in list_models():
             raise unknown_name("model", self.model, list_models())
-        for name in ("dim", "num_layers", "num_heads", "threads"):
-            if not 1 <= getattr(self, name) <= _MOST[name]:
-                raise bad_argument(name, f"1 to {_MOST[name]:,}", getattr(self, name))
+        check_options(self)
         check_device(self.device)
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from rifflemix.models import Model, model_card, model_settings
 from rifflemix.runs.fit import check_batch_size, fit_model, task_settings, try_out
 from rifflemix.runs.measure import peak_memory
 from rifflemix.tasks import Task, task_card
-from rifflemix.tasks.images.pixels import WholeImages
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
 

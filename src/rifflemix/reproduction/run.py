@@ -21,9 +21,10 @@ from rifflemix.reproduction.checks import check_results
 from rifflemix.reproduction.results import results_of
 from rifflemix.reproduction.start import Start, read_start, start_model
 from rifflemix.reproduction.utilisation import Utilisation, utilisation
-from rifflemix.runs.device import MOST_THREADS, check_device, using_threads
+from rifflemix.runs.device import check_device, using_threads
 from rifflemix.runs.fit import check_batch_size, fit_model, try_out
 from rifflemix.runs.folder import check_folder
+from rifflemix.runs.options import MOST_THREADS
 from rifflemix.runs.status import OnStatus, ShouldStop, StatusFeed
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train

@@ -9,8 +9,6 @@ import torch
 
 from rifflemix.errors import InputError, bad_argument
 
-MOST_THREADS = 1_024
-
 
 def check_device(device: str) -> None:
     """Raise unless `device` names one that is there."""

@@ -1,0 +1,100 @@
+"""The options of a run, each declared once: help, names on the command line, bounds.
+
+The command line makes its options from these declarations, configurations their checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+from rifflemix.errors import bad_argument
+
+# Beyond these a typing error is likelier than a wish.
+MOST_THREADS = 1_024
+_MOST_LAYERS, _MOST_WIDTH = 1_000, 65_536
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a type says of the values that a user chooses.
+
+    Attributes:
+        help: one line for the command line.
+        names: on the command line; "--" and the name of the field if empty.
+        metavar: how the value is shown there; its type if None.
+        most: whole numbers go from 1 to this; unbounded if None.
+    """
+
+    help: str
+    names: tuple[str, ...] = ()
+    metavar: str | None = None
+    most: int | None = None
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise InputError, about `name`, unless `value` is within the bounds."""
+        if self.most is not None and not 1 <= value <= self.most:
+            raise bad_argument(name, f"1 to {self.most:,}", value)
+
+
+Task = Annotated[str, Option("Task; see `rifflemix list tasks`.")]
+Out = Annotated[Path, Option("Results folder, new or to be continued.", metavar="PATH")]
+DataDir = Annotated[Path, Option("Folder of data files; it is only read.", metavar="PATH")]
+MaxSteps = Annotated[
+    int, Option("Optimiser steps of each run; by task if unset.", ("--max-steps", "--steps"))
+]
+BatchSize = Annotated[int, Option("Sequences per step; by task if unset.")]
+Dim = Annotated[int, Option("Channels of the backbone; by task if unset.", most=_MOST_WIDTH)]
+Layers = Annotated[
+    int, Option("Blocks of the backbone; by task if unset.", ("--layers",), most=_MOST_LAYERS)
+]
+Heads = Annotated[
+    int,
+    Option("Heads, where a mixer has them; by task if unset.", ("--heads",), most=_MOST_WIDTH),
+]
+TaskOptions = Annotated[list[str], Option("Option of the task; repeatable.", metavar="KEY=VALUE")]
+Seed = Annotated[int, Option("Of weights, data order and noise.")]
+Device = Annotated[str, Option("cpu, cuda, cuda:1 ..., or auto.")]
+Threads = Annotated[int, Option("CPU threads; torch's own choice if unset.", most=MOST_THREADS)]
+Json = Annotated[bool, Option("Print JSON on stdout and nothing else there.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How to train mixers on a task, as a user says it; None takes the task's default."""
+
+    max_steps: MaxSteps | None = None
+    batch_size: BatchSize | None = None
+    lr: Annotated[float | None, Option("Peak learning rate; by task if unset.")] = None
+    dim: Dim | None = None
+    num_layers: Layers | None = None
+    num_heads: Heads | None = None
+    model: Annotated[
+        str | None, Option("Backbone; see `rifflemix list models`. By task if unset.")
+    ] = None
+    task_option: TaskOptions | None = None
+    mixer_option: Annotated[
+        list[str] | None, Option("Option of a mixer; repeatable.", metavar="MIXER.KEY=VALUE")
+    ] = None
+    data_dir: DataDir | None = None
+    device: Device = "auto"
+    precision: Annotated[str, Option("float32, or bf16 (autocast).")] = "float32"
+    threads: Threads | None = None
+
+
+def declared_options(owner: Any) -> dict[str, Option]:
+    """The options that the annotations of a class or function declare, by name."""
+    found = {}
+    for name, hint in get_type_hints(owner, include_extras=True).items():
+        for part in (hint, *get_args(hint)):  # the second: Annotated[...] | None
+            for extra in getattr(part, "__metadata__", ()):
+                if isinstance(extra, Option):
+                    found[name] = extra
+    return found
+
+
+def check_options(config: Any) -> None:
+    """Raise InputError unless every attribute that declares bounds lies within them."""
+    for name, option in declared_options(type(config)).items():
+        option.check(name, getattr(config, name))
