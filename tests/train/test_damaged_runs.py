@@ -134,11 +134,11 @@ def test_best_weights_and_checkpoint_swapped(killed: Path, finished: Path, tmp_p
 )  # fmt: skip
 def test_changed_results(text: str | dict[str, Any], finished: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(finished, tmp_path / "run")
-    path = folder / "result.json"
+    path = folder / "training.json"
     if isinstance(text, dict):
         text = json.dumps({**json.loads(path.read_text()), **text})
     path.write_text(text)
-    with pytest.raises(InputError, match=r"result.json is damaged"):
+    with pytest.raises(InputError, match=r"training.json is damaged"):
         run(folder)
 
 

@@ -85,7 +85,7 @@ def test_two_processes_resume_exactly(tmp_path: Path, script: str) -> None:
     noisy = {"has_unused": False, "script": script}
     assert launch_training(tmp_path / "straight", {}, **noisy).returncode == 0
     assert launch_training(tmp_path / "killed", {}, 14, **noisy).returncode != 0
-    assert not (tmp_path / "killed" / "result.json").exists()
+    assert not (tmp_path / "killed" / "training.json").exists()
     assert launch_training(tmp_path / "killed", {}, **noisy).returncode == 0
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
     again = launch_training(tmp_path / "killed", {}, **noisy)

@@ -51,7 +51,7 @@ def run(
 def outcome(out_dir: Path) -> dict[str, Any]:
     """All that a run leaves except wall times."""
     tensors, progress = read_tensors(out_dir / "checkpoint.safetensors")
-    result = json.loads((out_dir / "result.json").read_text())
+    result = json.loads((out_dir / "training.json").read_text())
     for name in ("seconds", "steps_per_second", "tokens_per_second"):
         del result[name]
     for name in ("seconds", "timed_steps", "timed_tokens", "timed_seconds"):
@@ -269,7 +269,7 @@ def run_script(out_dir: Path, config: TrainConfig, kill_step: int = -1) -> int:
 
 def test_kill_minus_nine(tmp_path: Path, straight: Straight) -> None:
     assert run_script(tmp_path / "killed", make_config(), kill_step=14) == -9
-    assert not (tmp_path / "killed" / "result.json").exists()
+    assert not (tmp_path / "killed" / "training.json").exists()
     run(tmp_path / "killed", make_config())
     assert outcome(tmp_path / "killed") == straight(make_config())
 

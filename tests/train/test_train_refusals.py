@@ -87,7 +87,7 @@ def test_unwritable_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "config.json", "log.jsonl"])
 def test_damaged_files(tmp_path: Path, name: str) -> None:
     run(tmp_path)
-    (tmp_path / "result.json").unlink()
+    (tmp_path / "training.json").unlink()
     path = tmp_path / name
     path.write_bytes(path.read_bytes()[:30])
     message = refused(tmp_path)
@@ -97,7 +97,7 @@ def test_damaged_files(tmp_path: Path, name: str) -> None:
 
 def test_damaged_result(tmp_path: Path) -> None:
     run(tmp_path)
-    (tmp_path / "result.json").write_text('{"finished": true}')
+    (tmp_path / "training.json").write_text('{"finished": true}')
     assert "expected an entry" in refused(tmp_path)
 
 

@@ -56,7 +56,7 @@ def train(
     """Train `model` on `task`, choose the best weights on validation, test them once.
 
     Everything is kept in `out_dir`: config.json, log.jsonl, checkpoint.safetensors,
-    best.safetensors and, at the end, result.json. Called again with the same arguments it goes
+    best.safetensors and, at the end, training.json. Called again with the same arguments it goes
     on from the last checkpoint, on the CPU bit for bit as if it had never stopped, or returns
     the stored result of a finished run. The caller seeds before creating the model
     (`seed_everything`); data order and noise follow `config.seed` alone.

@@ -30,7 +30,7 @@ _FREE_SETTINGS = ("config.num_workers", "config.checkpoint_every", "config.check
 
 class RunFolder:
     """Names in `path`: config.json, log.jsonl, checkpoint.safetensors, best.safetensors,
-    result.json.
+    training.json.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class RunFolder:
         self.log = path / "log.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
         self.best = path / "best.safetensors"
-        self.result = path / "result.json"
+        self.result = path / "training.json"
 
     def opened(self, identity: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Hold the folder for a run described by `identity`, new or to be resumed.

@@ -1,0 +1,95 @@
+"""Options are declared once; the command line and configurations read the declarations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer.testing
+
+from rifflemix.cli.app import app
+from rifflemix.cli.commands import Commands
+from rifflemix.errors import InputError
+from rifflemix.runs.options import Option, RunOptions, check_options, declared_options
+
+RUNNER = typer.testing.CliRunner()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paint:
+    """Options of a made-up command."""
+
+    coats: Annotated[int, Option("How often.", ("--coats", "--layers"), most=3)] = 1
+    colours: Annotated[list[str] | None, Option("Repeatable.", metavar="NAME")] = None
+    tin: Annotated[Path, Option("Where from.", metavar="PATH")] | None = None
+    is_dry: Annotated[bool, Option("Wait.")] = False
+
+
+@pytest.fixture
+def called() -> tuple[Commands, list[Any]]:
+    """A command line of one command, and what the command was called with."""
+    calls: list[Any] = []
+    commands = Commands()
+
+    @commands.command()
+    def paint(*, wall: Annotated[str, Option("Which.")], how: Paint, json: bool = False) -> None:
+        """Paint a wall."""
+        calls.append((wall, how, json))
+
+    return commands, calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], Paint()),
+        (["--layers", "2", "--is-dry"], Paint(coats=2, is_dry=True)),
+        (["--colours", "red", "--colours", "blue"], Paint(colours=["red", "blue"])),
+        (["--tin", "a/b"], Paint(tin=Path("a/b"))),
+    ],
+)
+def test_a_command_gets_its_dataclass(
+    called: tuple[Commands, list[Any]], arguments: list[str], expected: Paint
+) -> None:
+    commands, calls = called
+    outcome = RUNNER.invoke(commands, ["--wall", "north", *arguments])
+    assert outcome.exit_code == 0, outcome.output
+    assert calls == [("north", expected, False)]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--wall", "north", "--tin", ""], ["--wall", "north", "--coats", "x"]]
+)
+def test_a_command_refuses_what_is_missing_or_of_another_type(
+    called: tuple[Commands, list[Any]], arguments: list[str]
+) -> None:
+    commands, calls = called
+    assert RUNNER.invoke(commands, arguments).exit_code == 2
+    assert not calls
+
+
+def test_help_and_names_come_from_the_declaration(called: tuple[Commands, list[Any]]) -> None:
+    shown = " ".join(RUNNER.invoke(called[0], ["--help"]).output.split())
+    for words in ("--coats", "--layers", "How often.", "--colours", "NAME", "--tin", "--is-dry"):
+        assert words in shown
+    assert "--no-is-dry" not in shown
+
+
+@pytest.mark.parametrize(("coats", "is_good"), [(0, False), (1, True), (3, True), (4, False)])
+def test_bounds(coats: int, is_good: bool) -> None:
+    if is_good:
+        check_options(Paint(coats=coats))
+        return
+    with pytest.raises(InputError, match=f"coats: expected 1 to 3, got {coats}"):
+        check_options(Paint(coats=coats))
+
+
+def test_every_option_of_a_run_is_declared_and_offered_by_both_commands() -> None:
+    declared = declared_options(RunOptions)
+    assert list(declared) == [field.name for field in fields(RunOptions)]
+    for command in ("compare", "train"):
+        shown = " ".join(RUNNER.invoke(app, [command, "--help"]).output.split())
+        for name, option in declared.items():
+            assert (option.names or (f"--{name.replace('_', '-')}",))[0] in shown, name
