@@ -30,7 +30,7 @@ Mixers = Annotated[str, Option("Names with commas between them; all if unset.")]
 
 @dataclass(frozen=True)
 class Measurement:
-    """What the commands share: options, progress, Ctrl-C, files and printing."""
+    """Options, progress, Ctrl-C, files and printing that the commands share."""
 
     dtype: Annotated[str, Option("float32, bfloat16 or float64.")] = "float32"
     device: Device = "cpu"
