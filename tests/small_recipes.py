@@ -10,7 +10,7 @@ from rifflemix.recipes import Recipe
 from rifflemix.reproduction import FORMAT
 from rifflemix.train import TrainConfig
 
-QUICK = TrainConfig(max_steps=8, batch_size=8, warmup_steps=2, eval_every=4, log_every=2)
+QUICK = TrainConfig(max_steps=8, batch_size=64, warmup_steps=2, eval_every=4, log_every=2)
 
 
 def small(**changes: Any) -> Recipe:

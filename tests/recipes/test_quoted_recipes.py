@@ -71,6 +71,7 @@ def test_sizes_are_the_published_ones(row: str, task: str) -> None:
     assert isinstance(model.norm, torch.nn.Identity) == (norm == "post")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_a_small_one_learns(row: str) -> None:
     """Whether most symbols are of the upper half, in a few steps."""

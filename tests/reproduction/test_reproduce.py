@@ -104,8 +104,8 @@ def test_results_of_a_whole_run(tmp_path: Path) -> None:
     [
         ({"max_steps": 4}, 4, 1.0),
         ({"scale": 0.5}, 8, 0.5),
-        ({"batch_size": 4}, 8, 1.0),
-        ({"max_steps": 4, "scale": 0.5, "batch_size": 4, "precision": "bf16"}, 4, 0.5),
+        ({"batch_size": 32}, 8, 1.0),
+        ({"max_steps": 4, "scale": 0.5, "batch_size": 32, "precision": "bf16"}, 4, 0.5),
     ],
     ids=["steps", "scale", "batch", "all"],
 )
@@ -117,10 +117,10 @@ def test_reduced_runs_are_marked(
     assert (results["steps"], results["steps_planned"]) == (steps, 8)
     assert results["recipe"]["width"] == width
     assert results["recipe"]["train"]["precision"] == options.get("precision", "no")
-    assert results["recipe"]["train"]["batch_size"] == options.get("batch_size", 8)
-    assert results["batch_size_planned"] == 8
+    assert results["recipe"]["train"]["batch_size"] == options.get("batch_size", 64)
+    assert results["batch_size_planned"] == 64
     labels = dict(summary_rows(results))
-    assert labels.get("batch") == ("4 of the recipe's 8" if "batch_size" in options else None)
+    assert labels.get("batch") == ("32 of the recipe's 64" if "batch_size" in options else None)
     assert labels["steps"] == f"{steps} of the paper's 8"
     assert "no reproduction" in labels["reduced run"]
 
@@ -167,7 +167,9 @@ def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
 # Stopping and going on.
 
 
-@pytest.mark.parametrize("updates", [1, 3, 4, 6])
+@pytest.mark.parametrize(
+    "updates", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4, 6))]
+)
 def test_stopped_and_continued_equals_straight(tmp_path: Path, updates: int) -> None:
     run(tmp_path / "straight")
     partial = run(tmp_path / "broken", should_stop=stop_after(updates))

@@ -147,11 +147,11 @@ def test_report_tables(tmp_path: Path, found: list[tuple[Path, dict[str, Any]]])
     ]
     runs = next(place for place, row in enumerate(page.rows) if row[0] == "Run")
     assert page.rows[runs + 1 :] == [
-        ["TSSA", "Digits", "50.00", "20.00", "4 of 8", "8 of 8", "1", "1", "12,345", "20.0",
+        ["TSSA", "Digits", "50.00", "20.00", "4 of 8", "64 of 64", "1", "1", "12,345", "20.0",
          "25.00", "256 MiB", "seed 0"],
-        ["TSSA", "Digits", "50.00", "62.00 ± 2.00", "8 of 8", "8 of 8", "1", "3", "12,345",
+        ["TSSA", "Digits", "50.00", "62.00 ± 2.00", "8 of 8", "64 of 64", "1", "3", "12,345",
          "20.0", "25.00", "256 MiB", "seed 0, seed 1, seed 2"],
-        ["CSP", "Digits", "-", "80.00 (val.)", "3 of 8", "8 of 8", "1", "1", "12,345", "20.0",
+        ["CSP", "Digits", "-", "80.00 (val.)", "3 of 8", "64 of 64", "1", "1", "12,345", "20.0",
          "", "256 MiB", "seed 0"],
     ]  # fmt: skip
 
@@ -234,11 +234,11 @@ def test_smaller_batches_are_reduced_runs(
     """Files of earlier versions do not tell the recipe's batch: there it is the listed one's."""
     name = "test/digits" if is_listed else "gone/away"
     recipe = small(train=replace(QUICK, batch_size=4), name=name, row="Fewer")
-    told = {} if is_listed else {"batch_size_planned": 8}
+    told = {} if is_listed else {"batch_size_planned": 64}
     write(tmp_path / "a.json", made_up(recipe=recipe, **told))
     text = report_files(load_results([tmp_path]), tmp_path)["report.md"].decode()
     assert "**60.00**\\* |" in text
-    assert "| 8 of 8 | 4 of 8 | 1 |" in text
+    assert "| 8 of 8 | 4 of 64 | 1 |" in text
 
 
 ORIGIN = {"recipe": "test/other", "step": 1234, "blake2b": "00"}
