@@ -11,7 +11,6 @@ from rifflemix.ops.sinkhorn.balancing import (
     top_k_blocks,
 )
 from rifflemix.ops.sinkhorn.blocks import (
-    PADDING_RULES,
     block_scores,
     pool_blocks,
     sort_blocks,
@@ -22,7 +21,6 @@ from rifflemix.ops.sinkhorn.unchecked import KERNELS
 __all__ = [
     "COMBINE",
     "KERNELS",
-    "PADDING_RULES",
     "block_attention",
     "block_scores",
     "gumbel_noise",
