@@ -99,7 +99,14 @@ def test_same_seed_same_weights(name: str) -> None:
         assert torch.equal(first, second), key
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# Tracing takes seconds a model.
+COMPILED = {"encoder", "gpt"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in COMPILED else [pytest.mark.slow]) for n in NAMES],
+)
 def test_compiles_without_a_break(name: str) -> None:
     model = build(name).eval()
     args, options = sample(name)
