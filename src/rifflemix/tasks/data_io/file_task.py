@@ -65,7 +65,7 @@ class Form:
         """What to look for."""
         first, *others = self.endings
         ending = first or "".join(f"[{other}]" for other in others)
-        files = (f"{' or '.join(_names(names))}{ending}" for names in self.files.values())
+        files = (" or ".join(f"{n}{ending}" for n in _names(ns)) for ns in self.files.values())
         return self.looked_for or " with ".join(files)
 
 
