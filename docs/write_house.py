@@ -48,8 +48,6 @@ ROOMS: Mapping[str, Room] = {
     "nn": Room(5, 250, "shared layers"),
     "ops": Room(6, 250, "functions on tensors"),
 }
-# Arrows over several rows go down here, between the boxes.
-_LANES = {("comparison", "models"): 250, ("runs", "nn"): 545}
 _WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _ROW_HEIGHT, _TOP = 880, 148, 46, 92, 16
 _PORT = 26  # pixels between two arrows at one side of a box
 
@@ -117,33 +115,13 @@ def _port(name: str, way: int, ways: list[int]) -> int:
 
 
 def _arrow(room: str, target: str, arrows: list[tuple[str, str]]) -> str:
-    """A curve from the bottom of one box to the top of the other, or down a lane to its side."""
-
-    def lane_or(pair: tuple[str, str], end: str) -> int:
-        return _LANES.get(pair, ROOMS[end].x)
-
-    def at_side(pair: tuple[str, str]) -> bool:
-        return lane_or(pair, pair[1]) != ROOMS[pair[1]].x
-
-    pair = (room, target)
-    leaving = sorted(lane_or(other, other[1]) for other in arrows if other[0] == room)
-    arriving = sorted(
-        lane_or(other, other[0]) for other in arrows if other[1] == target and not at_side(other)
-    )
-    top, bottom = _y(ROOMS[target].row), _y(ROOMS[room].row) + _BOX_HEIGHT
-    x1 = _port(room, lane_or(pair, target), leaving)
-    if pair not in _LANES:
-        x2, middle = _port(target, ROOMS[room].x, arriving), (bottom + top) // 2
-        way = f"M {x1} {bottom} C {x1} {middle}, {x2} {middle}, {x2} {top - 2}"
-    else:
-        lane = _LANES[pair]
-        way = f"M {x1} {bottom} C {x1} {bottom + 20}, {lane} {bottom + 20}, {lane} {bottom + 40} "
-        if at_side(pair):
-            side, y = ROOMS[target].x + _BOX_WIDTH // 2, top + _BOX_HEIGHT // 2
-            way += f"V {y - 30} Q {lane} {y}, {lane - 30} {y} H {side + 2}"
-        else:
-            x2 = _port(target, lane, arriving)
-            way += f"V {top - 42} C {lane} {top - 22}, {x2} {top - 22}, {x2} {top - 2}"
+    """A curve from the bottom of one box to the top of the other."""
+    leaving = sorted(ROOMS[to].x for start, to in arrows if start == room)
+    arriving = sorted(ROOMS[start].x for start, to in arrows if to == target)
+    top, bottom = _y(ROOMS[target].row) - 2, _y(ROOMS[room].row) + _BOX_HEIGHT
+    x1, x2 = _port(room, ROOMS[target].x, leaving), _port(target, ROOMS[room].x, arriving)
+    middle = (bottom + top) // 2
+    way = f"M {x1} {bottom} C {x1} {middle}, {x2} {middle}, {x2} {top}"
     return f'<path class="arrow" d="{way}" marker-end="url(#tip)"/>'
 
 
