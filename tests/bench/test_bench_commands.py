@@ -102,7 +102,7 @@ def scaled(request: pytest.FixtureRequest) -> Measured:
 def test_every_mixer_is_measured_at_every_length(scaled: Measured) -> None:
     mixers, result = scaled
     json.dumps(result, allow_nan=False)
-    expected = [(n, name) for n in (16, 33, 48, 64) for name in (scaling.PROJECTIONS, *mixers)]
+    expected = [(n, name) for n in (16, 33, 48, 64) for name in (layers.PROJECTIONS, *mixers)]
     assert [(row["shape"]["tokens"], row["name"]) for row in result["rows"]] == expected
     assert set(statuses(result).values()) == {("measured", "")}
 
@@ -112,7 +112,7 @@ def test_layers_are_gated(scaled: Measured) -> None:
         against = [check["against"] for check in row["gate"]]
         assert against == (
             []
-            if row["name"] == scaling.PROJECTIONS
+            if row["name"] == layers.PROJECTIONS
             else ["eager operators", "eager operators, float64"]
         )
 
@@ -126,7 +126,7 @@ def test_growth_states_claims_and_crossovers(scaled: Measured) -> None:
         if name in mixers:
             assert entry["claimed_exponent"] == mixer_card(name).cost_exponent
             assert entry["contradicts_claim"] in (True, False)
-        has_crossover = name not in (scaling.SOFTMAX, scaling.PROJECTIONS)
+        has_crossover = name not in (layers.SOFTMAX, layers.PROJECTIONS)
         assert (entry["crossover"] is not None) is has_crossover
 
 
@@ -141,9 +141,9 @@ def test_layers_in_other_types(dtype: str, mixers: list[str] | None) -> None:
 
 def test_softmax_always_takes_part() -> None:
     result = scaling.run((8,), dim=8, heads=2, mixers=["tssa"], settings=QUICK)
-    assert [row["name"] for row in result["rows"]] == [scaling.PROJECTIONS, "softmax", "tssa"]
+    assert [row["name"] for row in result["rows"]] == [layers.PROJECTIONS, "softmax", "tssa"]
     assert result["rows"][2]["passes"]["forward"]["ratios"].keys() == {
-        scaling.PROJECTIONS, "softmax",
+        layers.PROJECTIONS, "softmax",
     }  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def test_causal_layers_are_causal() -> None:
     result = scaling.run((8,), dim=8, heads=2, causal=True, settings=QUICK)
     names = [row["name"] for row in result["rows"]]
     assert names == [
-        scaling.PROJECTIONS,
+        layers.PROJECTIONS,
         *(name for name in list_mixers() if mixer_card(name).causal),
     ]
     assert "csp" not in names
