@@ -228,9 +228,10 @@ _MAKERS: dict[str, Callable[[str], _Parts]] = {
 
 def _of_task(task: str) -> dict[str, Any]:
     """Vocabulary, classes, lengths; images are read as levels; pairs meet as [a, b, ab, a - b]."""
-    host = model_settings(f"lra_{task}")
+    # MEGA's preset: the JAX host, unlike these rows' code, cuts Text at 1,000 bytes.
+    shared = model_settings(f"mega_lra_{task}")
     return {
-        **{name: host[name] for name in _MORE_SETTINGS if host[name] is not None},
+        **{name: shared[name] for name in _MORE_SETTINGS if shared[name] is not None},
         **({"level_scale": _LEVELS[task]} if task in _LEVELS else {}),
         **({"pair_mix": "concat_product_difference"} if task == "retrieval" else {}),
     }
