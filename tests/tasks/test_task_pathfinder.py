@@ -127,6 +127,11 @@ IMAGES = ["e5523500d6d71336", "71e0ba42b9ef085c", "8553cfe3beebd84a"]
         pytest.param(
             48 // 3 * 2, {"preset": "curv_baseline", "paddle_length": 1, "gap": 2}, id="short"
         ),
+        pytest.param(
+            32,
+            {"preset": "curv_baseline", "contour_length": 3, "num_distractors": 2},
+            id="distractors-of-one-dash",
+        ),
     ],
 )
 def test_contours_are_as_the_scene_says(size: int, options: dict[str, object]) -> None:

@@ -370,7 +370,7 @@ class _Pen:
         scene, length = self._scene, self.dashes.shape[1]
         random = self._streams.uniform(self._rows, (length - 1) * _BENDS)
         bends = (random * np.float32(2 * scene.max_bend + 1)).astype(np.int64) - scene.max_bend
-        bends = bends.reshape(-1, length - 1, _BENDS)
+        bends = bends.reshape(len(bends), length - 1, _BENDS)
         for step in range(1, length):
             if step == scene.lag:
                 self._occupied.block(self.dashes[:, 0, 0], start_clearance)
