@@ -69,7 +69,7 @@ def test_page_is_accessible() -> None:
     assert page.all("html")[0]["lang"] == "en"
     assert "Csp: " in (page.all("img")[0]["alt"] or "")
     assert all(cell["scope"] in ("row", "col") for cell in page.all("th"))
-    assert len(page.all("caption")) == len(page.all("table")) == 2
+    assert len(page.all("caption")) == len(page.all("table")) == 3
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in page.all("svg"))
     ids = {a["id"] for _, a in page.tags if "id" in a}
     assert {a["aria-labelledby"] for a in page.all("section")} == ids
@@ -78,7 +78,7 @@ def test_page_is_accessible() -> None:
 
 def test_page_shows_every_mixer_and_run() -> None:
     page = page_of(comparison())
-    assert len(page.all("tr")) == (1 + 6) + (1 + 18)
+    assert len(page.all("tr")) == (1 + 6) + (1 + 5) + (1 + 18)
     assert len(page.all("svg")) == 2 * 6
     assert len(page.all("polyline")) == 2 * 6 * 18
 

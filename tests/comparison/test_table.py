@@ -5,9 +5,14 @@ from typing import Any
 import pytest
 from fake_comparison import comparison, mixer, run, unfinished, with_perplexity
 
+from rifflemix.comparison.differences import (
+    difference_cells,
+    differences_from_softmax,
+    markdown_differences,
+)
 from rifflemix.comparison.notes import bold_note, comparison_notes, softmax_note
 from rifflemix.comparison.results import summarise
-from rifflemix.comparison.scores import Score, pooled_spread
+from rifflemix.comparison.scores import pooled_spread
 from rifflemix.comparison.table import (
     comparison_rows,
     markdown_table,
@@ -83,32 +88,69 @@ def test_one_seed_makes_no_score_and_no_speed_bold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("best", "is_bold"),
-    [((0.955, 0.965), True), ((0.915, 0.925), False), ((0.91, 0.93), False), ((0.90, 0.90), False)],
+    ("third", "expected"),
+    [
+        ((0.955, 0.965), [False, False, True]),
+        ((0.915, 0.925), [True, False, True]),
+        ((0.90, 0.90), [False, False, False]),
+    ],
 )
-def test_a_score_is_bold_where_it_is_ahead_by_more_than_noise(
-    best: tuple[float, float], is_bold: bool
+def test_bold_is_what_cannot_be_told_from_the_best(
+    third: tuple[float, float], expected: list[bool]
 ) -> None:
     """300 samples at 0.9 alone make a standard error of 1.7 %."""
     results = results_of(
         softmax=[(0.895, 1.0), (0.905, 1.0)],
         tssa=[(0.85, 1.0), (0.86, 1.0)],
-        csp=[(best[0], 1.0), (best[1], 1.0)],
+        csp=[(third[0], 1.0), (third[1], 1.0)],
     )
-    assert bold(results, 2) == [False, False, is_bold]
+    assert bold(results, 2) == expected
 
 
-def test_a_mixer_with_two_equal_seeds_is_not_taken_for_exact() -> None:
-    """Its own spread is 0 by luck; that of the table counts."""
+def test_scores_are_compared_seed_by_seed() -> None:
+    """Seeds that are hard for both hide no difference."""
+    ours, theirs = (0.50, 0.70, 0.90), (0.47, 0.66, 0.87)
     results = results_of(
-        softmax=[(0.90, 1.0), (0.90, 1.0)],
-        tssa=[(0.70, 1.0), (0.90, 1.0)],
-        csp=[(0.96, 1.0), (0.96, 1.0)],
+        softmax=[(score, 1.0) for score in theirs], csp=[(score, 1.0) for score in ours]
     )
-    results["task"]["sizes"] = dict.fromkeys(("train", "validation", "test"), 10**9)
-    assert bold(results, 2) == [False] * 3
-    results["mixers"][1]["test"] = summarise([0.79, 0.79])
-    assert bold(results, 2) == [False, False, True]
+    assert bold(results, 2) == [False, False]
+    results["task"]["sizes"] = dict.fromkeys(("train", "validation", "test"), 10**6)
+    assert bold(results, 2) == [False, True]
+    for entry in results["runs"]:  # the same scores, other seeds together
+        if entry["mixer"] == "csp":
+            entry["seed"] = (entry["seed"] + 1) % 3
+    assert bold(results, 2) == [False, False]
+
+
+def test_without_two_common_seeds_no_score_is_bold() -> None:
+    results = results_of(softmax=[(0.5, 1.0)], csp=[(0.9, 1.0), (0.91, 1.0)])
+    assert bold(results, 2) == [False, False]
+    assert difference_cells(comparison_rows(results)) == []
+
+
+def test_differences_from_softmax() -> None:
+    results = results_of(
+        softmax=[(0.80, 1.0), (0.82, 1.0), (0.81, 1.0)],
+        csp=[(0.90, 1.0), (0.93, 1.0), (0.91, 1.0)],
+        tssa=[(0.80, 1.0), (0.81, 1.0), (0.82, 1.0)],
+    )
+    text = markdown_differences(comparison_rows(results))
+    assert "| Mixer | Difference in test accuracy, points | 95 % interval | p | Seeds |" in text
+    csp, tssa = difference_cells(comparison_rows(results))
+    assert csp[:2] == ["Csp", "+10.33"]
+    assert tssa[0:2] == ["Tssa", "+0.00"]
+    first, second = differences_from_softmax(comparison_rows(results))
+    alone = first.difference
+    assert first.probability == pytest.approx(2 * alone.probability)
+    assert alone.low < 0.1033 < alone.high
+    assert (first.is_shown, first.is_loss, second.is_shown) == (True, False, False)
+
+
+def test_a_lower_perplexity_is_no_loss() -> None:
+    results = results_of(softmax=[(0.80, 1.0), (0.80, 1.0)], csp=[(0.99, 1.0), (0.99, 1.0)])
+    (of,) = differences_from_softmax(comparison_rows(with_perplexity(results)))
+    assert of.difference.mean < 0
+    assert (of.is_shown, of.is_loss) == (True, False)
 
 
 def test_a_speed_is_bold_where_every_seed_is_faster() -> None:
@@ -122,13 +164,6 @@ def test_pooled_spread() -> None:
     assert pooled_spread([]) is None
     assert pooled_spread([(None, 1)]) is None
     assert pooled_spread([(3.0, 2), (None, 1), (1.0, 5)]) == pytest.approx((13 / 5) ** 0.5)
-
-
-def test_standard_error_of_a_score() -> None:
-    assert Score(0.8, 0.1, 4, samples=400).error is None
-    shares = Score(0.8, 0.1, 4, "accuracy", spread=0.05, samples=400)
-    assert shares.error == pytest.approx((0.1**2 / 4 + 0.8 * 0.2 / 400) ** 0.5)
-    assert Score(8.0, 0.1, 4, "perplexity", spread=0.2, samples=400).error == pytest.approx(0.1)
 
 
 def at_chance(**changes: Any) -> dict[str, Any]:
@@ -253,8 +288,11 @@ def test_no_warning_for_one_machine() -> None:
 
 def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
     results = comparison(mixers=2, seeds=2)
-    for entry, values in zip(results["mixers"], ((41.5, 42.5), (39.0, 39.5)), strict=True):
+    for entry, values in zip(results["mixers"], ((41.5, 42.5), (39.0, 39.9)), strict=True):
         scores = summarise(list(values))
+        for own in (of for of in results["runs"] if of["mixer"] == entry["name"]):
+            for split in ("test", "validation"):
+                own[split]["perplexity"] = values[own["seed"]]
         entry["metric"] = {
             "name": "perplexity",
             "higher_is_better": False,
@@ -269,7 +307,7 @@ def test_the_metric_that_chose_the_weights_stands_in_front() -> None:
     ]
     first, second = table_cells(rows)
     assert (first[2].text, first[2].best) == ("42 ± 0.7071", False)
-    assert (second[2].text, second[2].best) == ("39.25 ± 0.3536", True)
+    assert (second[2].text, second[2].best) == ("39.45 ± 0.6364", True)
     assert [row.chance for row in rows] == [None, None]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rifflemix.comparison.differences import markdown_differences
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.page import html_report
 from rifflemix.comparison.plot import comparison_plot
-from rifflemix.comparison.table import markdown_table
+from rifflemix.comparison.table import comparison_rows, markdown_table
 
 REPORT_FILES = ("table.md", "plot.png", "report.html")
 
@@ -17,8 +18,9 @@ def comparison_files(results: Mapping[str, Any]) -> dict[str, bytes]:
     """table.md, plot.png and report.html, by name."""
     notes = comparison_notes(results)
     plot = comparison_plot(results)
+    table = markdown_table(results, notes) + markdown_differences(comparison_rows(results))
     return {
-        "table.md": markdown_table(results, notes).encode(),
+        "table.md": table.encode(),
         "plot.png": plot,
         "report.html": html_report(results, notes, plot).encode(),
     }

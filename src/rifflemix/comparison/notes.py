@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from rifflemix.comparison.differences import differences_from_softmax
 from rifflemix.comparison.table import (
     BASELINE,
     Row,
@@ -44,9 +45,10 @@ def bold_note(results: Mapping[str, Any]) -> str:
         return "Bold: the least memory, the fewest parameters; with one seed no score and no speed."
     if not nothing_learned(rows):
         return (
-            "Bold: the best of its column by more than noise. Of scores that is two standard "
-            "errors, from the spread over seeds and the size of the split; of speeds, every seed "
-            "faster than every seed of the others."
+            "Bold: what cannot be told from the best of its column; where that is every mixer, "
+            "nothing. Scores are told apart by their differences seed by seed (t test with the "
+            "error of the finite split, Holm-corrected, 5 %), speeds where no seed of one is as "
+            "fast as any of the other."
         )
     best = max((row for row in rows if row.test), key=lambda row: row.test.mean if row.test else 0)
     is_known = results["task"].get("majority_share") is not None
@@ -63,12 +65,18 @@ def softmax_note(results: Mapping[str, Any]) -> str:
     softmax = baseline_row(rows)
     if softmax is None or softmax.test is None:
         return f"{BASELINE} has no finished run here, so nothing is said relative to it."
-    metric = softmax.metric.replace("_", " ")
     others = [row for row in rows if row is not softmax and row.test is not None]
+    differences = differences_from_softmax(rows)
+    contests = {
+        f"better mean test {_metric(softmax)}": [of.row for of in differences if of.is_loss],
+        "faster training": [row for row in others if _is_slower(row, softmax)],
+        "less memory": [row for row in others if _is_larger(row, softmax)],
+        "fewer parameters": [row for row in others if row.parameters > softmax.parameters],
+    }
     wins = [
-        f"{what.format(metric=metric)} than {', '.join(beaten)}"
-        for what, better in _CONTESTS
-        if (beaten := [row.title for row in others if better(softmax, row)])
+        f"{what} than {', '.join(row.title for row in beaten)}"
+        for what, beaten in contests.items()
+        if beaten
     ]
     sentence = (
         f"Where softmax attention wins: {'; '.join(wins)}."
@@ -77,45 +85,29 @@ def softmax_note(results: Mapping[str, Any]) -> str:
     )
     if nothing_learned(rows):
         return sentence
-    alike = [row.title for row in others if not _scores_differ(softmax, row)]
-    if len(results["seeds"]) == 1:
-        sentence += f" One seed shows no difference in test {metric}."
-    elif len(alike) == len(others):
-        sentence += f" No difference in test {metric} is larger than noise."
-    elif alike:
-        sentence += f" No difference in test {metric} is shown from {', '.join(alike)}."
-    return sentence
+    shown = {of.row.name for of in differences if of.is_shown}
+    alike = [row.title for row in others if row.name not in shown]
+    return sentence + _no_difference(_metric(softmax), alike, len(others), len(results["seeds"]))
 
 
-def _scores_differ(softmax: Row, other: Row) -> bool:
-    return bool(softmax.test and other.test and softmax.test.differs(other.test))
+def _no_difference(metric: str, alike: list[str], others: int, seeds: int) -> str:
+    if seeds == 1:
+        return f" One seed shows no difference in test {metric}."
+    if len(alike) == others:
+        return f" No difference in test {metric} is larger than noise."
+    return f" No difference in test {metric} is shown from {', '.join(alike)}." if alike else ""
 
 
-def _scores_better(softmax: Row, other: Row) -> bool:
-    if softmax.test is None or other.test is None or not _scores_differ(softmax, other):
-        return False
-    ahead = softmax.test.shown - other.test.shown
-    return ahead > 0 if softmax.higher_is_better else ahead < 0
+def _metric(row: Row) -> str:
+    return row.metric.replace("_", " ")
 
 
-def _faster(softmax: Row, other: Row) -> bool:
-    return (softmax.steps_per_second or 0.0) > (other.steps_per_second or 0.0)
+def _is_slower(row: Row, softmax: Row) -> bool:
+    return (softmax.steps_per_second or 0.0) > (row.steps_per_second or 0.0)
 
 
-def _smaller(softmax: Row, other: Row) -> bool:
-    return (softmax.peak_memory_bytes or 0) < (other.peak_memory_bytes or 0)
-
-
-def _fewer_parameters(softmax: Row, other: Row) -> bool:
-    return softmax.parameters < other.parameters
-
-
-_CONTESTS: tuple[tuple[str, Callable[[Row, Row], bool]], ...] = (
-    ("better mean test {metric}", _scores_better),
-    ("faster training", _faster),
-    ("less memory", _smaller),
-    ("fewer parameters", _fewer_parameters),
-)
+def _is_larger(row: Row, softmax: Row) -> bool:
+    return (softmax.peak_memory_bytes or 0) < (row.peak_memory_bytes or 0)
 
 
 def _task(results: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rifflemix.comparison.curves import loss_curves, score_curves
+from rifflemix.comparison.differences import HOW_TO_READ, difference_cells, difference_headers
 from rifflemix.comparison.notes import partial_note
 from rifflemix.comparison.table import comparison_rows, table_cells, table_headers
 from rifflemix.report.page import render
@@ -19,7 +20,7 @@ from rifflemix.report.units import (
     metric_title,
 )
 
-_HOW_TO_READ = (
+_PLOT = (
     "In the plot, further right is faster and further {up} is better; a smaller disk needs less "
     "memory. A mixer is better than another in every way only where it lies to the right, "
     "further {up}, and is smaller. Bars show one standard deviation over seeds, and the slowest "
@@ -48,6 +49,11 @@ def html_report(results: Mapping[str, Any], notes: Iterable[str], plot: bytes) -
         headers=table_headers(rows),
         rows=table_cells(rows),
         notes=list(notes),
+        differences={
+            "headers": difference_headers(rows),
+            "rows": difference_cells(rows),
+            "caption": HOW_TO_READ,
+        },
         metric=_metric(results),
         metric_title=metric_title(metric),
         plot=_plot(results, plot),
@@ -72,7 +78,7 @@ def _plot(results: Mapping[str, Any], plot: bytes) -> dict[str, str]:
         "data": base64.b64encode(plot).decode("ascii"),
         "alt": f"Test {_metric(results)} against training steps per second. "
         f"{described or 'No run yet'}.",
-        "caption": _HOW_TO_READ.format(up="up" if rows[0].higher_is_better else "down"),
+        "caption": _PLOT.format(up="up" if rows[0].higher_is_better else "down"),
     }
 
 

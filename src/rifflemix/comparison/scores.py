@@ -1,14 +1,14 @@
-"""Scores over seeds, and which differences between them are larger than noise."""
+"""Scores over seeds, and which of them differ by more than noise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from rifflemix.comparison.paired import LEVEL, Difference, holm, paired_difference
 from rifflemix.report.units import SHARES, format_percent
 
-_OF_TWO = 2.0
 _OF_THE_BEST = 3.0  # more than of two scores: the best of many rows is a lucky one
 
 
@@ -24,6 +24,7 @@ class Score:
         spread: standard deviation over seeds, pooled over all rows of the table: two seeds of one
             mixer say little. None where no mixer has two.
         samples: size of the split; None where it is not known.
+        values: seed -> the metric.
     """
 
     mean: float
@@ -32,6 +33,7 @@ class Score:
     metric: str = "accuracy"
     spread: float | None = None
     samples: int | None = None
+    values: Mapping[int, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Percent: "98.77 ± 0.12"."""
@@ -43,25 +45,14 @@ class Score:
         """The mean as printed, so that two mixers that print alike tie."""
         return float(self._text(self.mean))
 
-    @property
-    def error(self) -> float | None:
-        """Standard error of the mean: from the seeds and, for a share, from the number of samples.
+    def difference(self, other: Score) -> Difference | None:
+        """Our score minus the other, paired over common seeds; None for fewer than two of them.
 
-        None where the spread is not known.
+        The same samples judge both, which the error of the test set does not make use of: it
+        errs on the side of no difference.
         """
-        if self.spread is None:
-            return None
-        return math.hypot(self._seed_error(), self._sampling_error(self.mean))
-
-    def differs(self, other: Score) -> bool:
-        """Whether two scores are further apart than two standard errors of their difference.
-
-        The same samples judge both, which their errors do not make use of: this errs on the side
-        of no difference.
-        """
-        if self.error is None or other.error is None:
-            return False
-        return abs(self.mean - other.mean) > _OF_TWO * math.hypot(self.error, other.error)
+        errors = self._sampling_error(self.mean), other._sampling_error(other.mean)
+        return paired_difference(self.values, other.values, math.hypot(*errors))
 
     def is_above(self, chance: float) -> bool:
         """Whether a share, the best of a table, is above what no learning gives."""
@@ -79,6 +70,16 @@ class Score:
 
     def _text(self, value: float) -> str:
         return format_percent(value) if self.metric in SHARES else f"{value:.4g}"
+
+
+def told_apart(score: Score, others: Sequence[Score]) -> list[bool] | None:
+    """Which others differ from `score` by more than noise; None where nothing is known of noise."""
+    differences = [score.difference(other) for other in others]
+    known = [difference for difference in differences if difference is not None]
+    if len(known) < len(differences):
+        return None
+    corrected = holm([difference.probability for difference in known])
+    return [probability < LEVEL for probability in corrected]
 
 
 def pooled_spread(stds: Iterable[tuple[float | None, int]]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rifflemix.comparison.scores import Score, pooled_spread
+from rifflemix.comparison.scores import Score, pooled_spread, told_apart
 from rifflemix.report.units import MISSING, format_bytes, format_count, format_rate, metric_title
 
 BASELINE = "softmax"
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell's text, and whether it is the best of its column by more than noise."""
+    """A cell's text, and whether it cannot be told from the best of its column."""
 
     text: str
     best: bool = False
@@ -61,20 +61,20 @@ class Cell:
 class _Column:
     """How a column is shown and ranked; `value` is None for columns that rank nothing.
 
-    `differ` says whether two values are further apart than noise; counts and bytes have none.
+    `told_apart` says which rows differ from the best by more than noise, or None where nothing
+    is known of the noise. Counts and bytes have none: what is not equal differs.
     """
 
     header: str
     show: Callable[[Row, Row | None], str]
     value: Callable[[Row], float | None] | None = None
     higher_is_better: bool = True
-    differ: Callable[[Row, Row], bool] = lambda row, other: True
+    told_apart: Callable[[Row, Sequence[Row]], list[bool] | None] | None = None
 
 
 def comparison_rows(results: Mapping[str, Any]) -> list[Row]:
     """One row a mixer, in the registry's order (never by a score: the table is no ranking)."""
     spreads = {key: pooled_spread(of) for key, of in _deviations(results).items()}
-    sizes = results["task"]["sizes"]
     return [
         Row(
             name=mixer["name"],
@@ -83,7 +83,7 @@ def comparison_rows(results: Mapping[str, Any]) -> list[Row]:
             parameters=mixer["parameters"],
             steps_per_second=mixer["steps_per_second"],
             peak_memory_bytes=mixer["peak_memory_bytes"],
-            **_scores(mixer, spreads, sizes),
+            **_scores(mixer, spreads, results),
             **_speeds(mixer["name"], results["runs"]),
             chance=None if mixer.get("metric") else _chance(results["task"]),
         )
@@ -108,7 +108,7 @@ def table_headers(rows: list[Row]) -> list[str]:
 
 
 def table_cells(rows: list[Row]) -> list[list[Cell]]:
-    """Cells of each row, the best value of each ranked column marked where noise allows it."""
+    """Cells of each row; those that cannot be told from the best of their column are marked."""
     baseline = baseline_row(rows)
     columns = _columns(rows)
     texts = [[column.show(row, baseline) for column in columns] for row in rows]
@@ -121,7 +121,7 @@ def table_cells(rows: list[Row]) -> list[list[Cell]]:
 
 
 def markdown_table(results: Mapping[str, Any], notes: Iterable[str]) -> str:
-    """The whole of table.md: title, table, notes."""
+    """The first part of table.md: title, table, notes."""
     return f"# {results['task']['title']}\n\n{markdown_body(results, notes)}"
 
 
@@ -129,11 +129,11 @@ def markdown_body(results: Mapping[str, Any], notes: Iterable[str]) -> str:
     """Table and notes."""
     headers = table_headers(comparison_rows(results))
     lines = [
-        _markdown_row(headers),
-        _markdown_row(["---"] + ["---:"] * (len(headers) - 2) + ["---"]),
+        markdown_row(headers),
+        markdown_row(["---"] + ["---:"] * (len(headers) - 2) + ["---"]),
     ]
     lines.extend(
-        _markdown_row(f"**{cell.text}**" if cell.best else cell.text for cell in cells)
+        markdown_row(f"**{cell.text}**" if cell.best else cell.text for cell in cells)
         for cells in table_cells(comparison_rows(results))
     )
     lines.append("")
@@ -172,15 +172,18 @@ def _deviations(results: Mapping[str, Any]) -> dict[tuple[str, str], list[tuple[
 def _scores(
     mixer: Mapping[str, Any],
     spreads: Mapping[tuple[str, str], float | None],
-    sizes: Mapping[str, int],
+    results: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The scores of a row: of accuracy alone, or of another metric and, if known, accuracy."""
+    sizes = results["task"]["sizes"]
+    runs = [run for run in results["runs"] if run["mixer"] == mixer["name"]]
 
     def score(summary: Mapping[str, Any] | None, metric: str, split: str) -> Score | None:
         if summary is None:
             return None
-        spread = spreads[metric, split]
-        return Score(summary["mean"], summary["std"], summary["n"], metric, spread, sizes[split])
+        spread, values = spreads[metric, split], {run["seed"]: run[split][metric] for run in runs}
+        mean, std, n = summary["mean"], summary["std"], summary["n"]
+        return Score(mean, std, n, metric, spread, sizes[split], values)
 
     accuracy = {split: score(mixer[split], "accuracy", split) for split in _SPLITS}
     chosen = mixer.get("metric")
@@ -231,37 +234,42 @@ def _score_column(header: str, name: str, higher_is_better: bool) -> _Column:
         found = score(row)
         return None if found is None else found.shown
 
-    def differ(row: Row, other: Row) -> bool:
-        one, two = score(row), score(other)
-        return one is not None and two is not None and one.differs(two)
+    def differ(best: Row, others: Sequence[Row]) -> list[bool] | None:
+        first, rest = score(best), [found for row in others if (found := score(row)) is not None]
+        return None if first is None else told_apart(first, rest)
 
     return _Column(header, lambda row, _: _show_score(score(row)), shown, higher_is_better, differ)
 
 
 def _best(column: _Column, rows: list[Row]) -> list[bool]:
-    """Which rows hold the best value; none of fewer than two values, or of values within noise."""
+    """Which rows cannot be told from the best; none where that is so of all, or not known."""
     if column.value is None:
         return [False] * len(rows)
     values = [column.value(row) for row in rows]
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
+    ranked = {index: value for index, value in enumerate(values) if value is not None}
+    if len(ranked) < 2:
         return [False] * len(rows)
-    best = max(known) if column.higher_is_better else min(known)
-    others = [row for row, value in zip(rows, values, strict=True) if value is not None]
-    return [
-        value == best and all(column.differ(row, other) for other in others if other is not row)
-        for row, value in zip(rows, values, strict=True)
-    ]
+    best = (max if column.higher_is_better else min)(ranked.values())
+    if column.told_apart is None:
+        return [value == best for value in values]
+    first, *others = sorted(ranked, key=lambda index: ranked[index] != best)
+    apart = column.told_apart(rows[first], [rows[index] for index in others])
+    if apart is None or not any(apart):
+        return [False] * len(rows)
+    worse = {index for index, is_apart in zip(others, apart, strict=True) if is_apart}
+    return [index in ranked and index not in worse for index in range(len(rows))]
 
 
-def _speeds_differ(row: Row, other: Row) -> bool:
-    """Whether every seed of one was faster than every seed of the other."""
-    if row.slowest is None or row.fastest is None or other.slowest is None or other.fastest is None:
-        return False
-    return row.slowest > other.fastest or other.slowest > row.fastest
+def _speeds_apart(best: Row, others: Sequence[Row]) -> list[bool] | None:
+    """Which mixers had no seed as fast as the slowest of the fastest mixer."""
+    slowest, fastest = best.slowest, [row.fastest for row in others]
+    if slowest is None or None in fastest:
+        return None
+    return [speed < slowest for speed in fastest if speed is not None]
 
 
-def _markdown_row(cells: Iterable[str]) -> str:
+def markdown_row(cells: Iterable[str]) -> str:
+    """One line of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -298,7 +306,7 @@ _COLUMNS = (
         "Steps/s (vs softmax)",
         _show_speed,
         lambda row: row.steps_per_second,
-        differ=_speeds_differ,
+        told_apart=_speeds_apart,
     ),
     _Column(
         "Peak memory (vs softmax)",

@@ -1,0 +1,98 @@
+"""How far every mixer is from softmax attention, and whether that is more than noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rifflemix.comparison.paired import LEVEL, Difference, holm
+from rifflemix.comparison.table import Row, baseline_row, markdown_row
+from rifflemix.report.units import SHARES, metric_title, metric_value
+
+HOW_TO_READ = (
+    "Paired over seeds. The interval is Student's t for that row alone; p is corrected for the "
+    "number of rows (Holm). Both count the finite test set, as if each mixer had one of its own."
+)
+
+
+@dataclass(frozen=True)
+class RowDifference:
+    """One mixer's test score minus that of softmax attention.
+
+    Attributes:
+        row: the mixer's.
+        difference: over the seeds that both have.
+        probability: of one as large where there is none, corrected for the number of mixers.
+    """
+
+    row: Row
+    difference: Difference
+    probability: float
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the difference is larger than noise."""
+        return self.probability < LEVEL
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether softmax attention is better, by more than noise."""
+        ahead = self.difference.mean > 0
+        return self.is_shown and ahead != self.row.higher_is_better
+
+
+def differences_from_softmax(rows: Sequence[Row]) -> list[RowDifference]:
+    """Of every mixer that shares two seeds with softmax attention; none without softmax."""
+    baseline = baseline_row(rows)
+    if baseline is None or baseline.test is None:
+        return []
+    found = [
+        (row, difference)
+        for row in rows
+        if row is not baseline
+        and row.test is not None
+        and (difference := row.test.difference(baseline.test)) is not None
+    ]
+    corrected = holm([difference.probability for _, difference in found])
+    return [
+        RowDifference(row, difference, probability)
+        for (row, difference), probability in zip(found, corrected, strict=True)
+    ]
+
+
+def difference_headers(rows: Sequence[Row]) -> list[str]:
+    """Column titles of the table of differences."""
+    title = metric_title(rows[0].metric).replace(", %", ", points")
+    return ["Mixer", f"Difference in test {title}", "95 % interval", "p", "Seeds"]
+
+
+def difference_cells(rows: Sequence[Row]) -> list[list[str]]:
+    """The table's rows, as text."""
+    return [_cells(difference) for difference in differences_from_softmax(rows)]
+
+
+def markdown_differences(rows: Sequence[Row]) -> str:
+    """The second part of table.md; empty where there is nothing to compare with."""
+    cells = difference_cells(rows)
+    if not cells:
+        return ""
+    headers = difference_headers(rows)
+    lines = ["", "## Differences from softmax attention", "", markdown_row(headers)]
+    lines.append(markdown_row(["---"] + ["---:"] * (len(headers) - 1)))
+    lines += [markdown_row(row) for row in cells]
+    return "\n".join([*lines, "", HOW_TO_READ, ""])
+
+
+def _cells(of: RowDifference) -> list[str]:
+    metric, difference = of.row.metric, of.difference
+    return [
+        of.row.title,
+        _signed(metric, difference.mean),
+        f"{_signed(metric, difference.low)} to {_signed(metric, difference.high)}",
+        "< 0.001" if of.probability < 0.001 else f"{of.probability:.3f}",
+        str(difference.seeds),
+    ]
+
+
+def _signed(metric: str, value: float) -> str:
+    return f"{metric_value(metric, value):+{'.2f' if metric in SHARES else '.4g'}}"

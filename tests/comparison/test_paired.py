@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from scipy import stats
+
+from rifflemix.comparison.paired import (
+    holm,
+    paired_difference,
+    student_quantile,
+    student_tails,
+)
+
+
+@pytest.mark.parametrize("freedom", [1, 1.5, 2, 3, 7.3, 50, 1e3, 1e6])
+def test_students_distribution(freedom: float) -> None:
+    for t in (0.0, 0.1, 1.0, -2.0, 4.0, 12.7, 100.0, 1e5):
+        expected = 2 * stats.t.sf(abs(t), freedom)
+        assert student_tails(t, freedom) == pytest.approx(expected, rel=1e-8, abs=1e-300)
+    for level in (0.05, 0.5, 1e-6):
+        expected = stats.t.isf(level / 2, freedom)
+        assert student_quantile(level, freedom) == pytest.approx(expected, rel=1e-7)
+
+
+def test_without_error_over_seeds_it_is_the_normal_distribution() -> None:
+    assert student_tails(1.3, math.inf) == pytest.approx(2 * stats.norm.sf(1.3))
+    found = paired_difference({0: 0.9, 1: 0.8}, {0: 0.85, 1: 0.75}, sampling_error=0.04)
+    assert found is not None
+    assert found.probability == pytest.approx(2 * stats.norm.sf(0.05 / 0.04))
+    assert found.high - found.mean == pytest.approx(stats.norm.isf(0.025) * 0.04)
+
+
+def test_paired_t_test() -> None:
+    ours, theirs = [0.91, 0.80, 0.95, 0.7], [0.88, 0.79, 0.90, 0.71]
+    found = paired_difference(dict(enumerate(ours)), dict(enumerate(theirs)))
+    expected = stats.ttest_rel(ours, theirs)
+    interval = expected.confidence_interval(0.95)
+    assert found is not None
+    assert found.probability == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.seeds == 4
+
+
+def test_only_common_seeds_count() -> None:
+    found = paired_difference({0: 1.0, 1: 2.0, 7: 99.0}, {0: 0.5, 1: 1.0, 2: -99.0})
+    assert found is not None
+    assert (found.mean, found.seeds) == (0.75, 2)
+    assert paired_difference({0: 1.0, 1: 2.0}, {1: 1.0}) is None
+
+
+def test_two_errors_add_up() -> None:
+    """The degrees of freedom lie between those of the seeds and infinity."""
+    ours, theirs = {0: 0.90, 1: 0.94, 2: 0.92}, {0: 0.85, 1: 0.86, 2: 0.89}
+    alone = paired_difference(ours, theirs)
+    both = paired_difference(ours, theirs, sampling_error=0.02)
+    assert alone is not None
+    assert both is not None
+    over_seeds = stats.sem([0.05, 0.08, 0.03])
+    error = math.hypot(over_seeds, 0.02)
+    freedom = 2 * error**4 / over_seeds**4
+    assert both.probability == pytest.approx(2 * stats.t.sf(both.mean / error, freedom))
+
+
+@pytest.mark.parametrize(("theirs", "probability"), [(0.5, 1.0), (0.4, 0.0)])
+def test_without_any_error_equal_is_equal(theirs: float, probability: float) -> None:
+    found = paired_difference({0: 0.5, 1: 0.5}, {0: theirs, 1: theirs})
+    assert found is not None
+    assert found.probability == probability
+    assert found.low == found.mean == found.high
+
+
+def test_holm() -> None:
+    assert holm([]) == []
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
