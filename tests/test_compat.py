@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rifflemix import compat
 from rifflemix.checks import autocast_enabled
-from rifflemix.runs.macs import attention_on_cpu
+from rifflemix.models.macs import attention_on_cpu
 from rifflemix.runs.measure import peak_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

@@ -14,12 +14,19 @@ if TYPE_CHECKING:
     from rifflemix.errors import InputError
     from rifflemix.mixers import MixerCard, TokenMixer, create_mixer, list_mixers, mixer_card
     from rifflemix.models import create_model, list_models
+    from rifflemix.surgery import (
+        SurgeryReport,
+        register_adapter,
+        replace_attention,
+        restore_attention,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "InputError",
     "MixerCard",
+    "SurgeryReport",
     "TokenMixer",
     "__version__",
     "create_mixer",
@@ -29,18 +36,25 @@ __all__ = [
     "mixer_card",
     "models",
     "ops",
+    "register_adapter",
+    "replace_attention",
+    "restore_attention",
 ]
 
 _ROOMS = {"models", "ops"}
 _HOMES = {
     "InputError": "errors",
     "MixerCard": "mixers",
+    "SurgeryReport": "surgery",
     "TokenMixer": "mixers",
     "create_mixer": "mixers",
     "create_model": "models",
     "list_mixers": "mixers",
     "list_models": "models",
     "mixer_card": "mixers",
+    "register_adapter": "surgery",
+    "replace_attention": "surgery",
+    "restore_attention": "surgery",
 }
 
 

@@ -22,6 +22,12 @@ in_function_transform: Callable[[], bool] = torch._C._are_functorch_transforms_a
 """Whether a transform of torch.func (vmap, grad, jvp) is at work."""
 
 
+def values_can_be_read() -> bool:
+    """Whether tensors have values now: no graph is being compiled, exported, traced or mapped."""
+    traced = torch.jit._trace.is_tracing()  # type: ignore[no-untyped-call]
+    return not (torch.compiler.is_compiling() or traced or in_function_transform())
+
+
 def has_plain_autograd() -> bool:
     """Whether neither torch.func's transforms nor forward-mode differentiation are at work.
 
@@ -77,4 +83,5 @@ __all__ = [
     "memory_changes",
     "runs_on_gpu",
     "statically_known_true",
+    "values_can_be_read",
 ]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
+from rifflemix.models.macs import multiply_accumulates
 from rifflemix.models.vision.dimension_mixer import DimensionMixerViT, PostNormBlock
-from rifflemix.runs.macs import multiply_accumulates
 
 Golden = Callable[[str], dict[str, np.ndarray]]
 TINY = {"image_size": 8, "patch_size": 2, "dim": 16, "num_layers": 4, "num_heads": 4}

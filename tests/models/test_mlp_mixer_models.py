@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
+from rifflemix.models.macs import multiply_accumulates
 from rifflemix.models.vision.mlp_mixer import MLPMixer
 from rifflemix.models.vision.patch_only import PatchOnlyMixer
-from rifflemix.runs.macs import multiply_accumulates
 
 Golden = Callable[[str], dict[str, np.ndarray]]
 

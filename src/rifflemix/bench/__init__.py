@@ -1,7 +1,7 @@
 """Measure time and memory, and compare mixers."""
 
+from rifflemix.models.macs import multiply_accumulates
 from rifflemix.runs.environment import describe_hardware, environment
-from rifflemix.runs.macs import multiply_accumulates
 from rifflemix.runs.measure import median, median_seconds, peak_memory
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from rifflemix.models import Model
-from rifflemix.runs.macs import attention_on_cpu
+from rifflemix.models.macs import attention_on_cpu
 from rifflemix.tasks import Task
 from rifflemix.train import TrainConfig
 from rifflemix.train.evaluate import run_model

@@ -1,1 +1,24 @@
 """Replace attention in models of other libraries."""
+
+from rifflemix.surgery.adapters import Adapter, HostAttention, ParentChange, SwappedAttention
+from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
+from rifflemix.surgery.registry import register_adapter
+from rifflemix.surgery.replace import replace_attention, restore_attention
+from rifflemix.surgery.report import SurgeryReport
+from rifflemix.surgery.weights import HostWeights, Projection
+
+__all__ = [
+    "Adapter",
+    "HostAttention",
+    "HostWeights",
+    "ParentChange",
+    "Projection",
+    "SurgeryReport",
+    "SwappedAttention",
+    "check_causality",
+    "key_padding_mask",
+    "merge_padding",
+    "register_adapter",
+    "replace_attention",
+    "restore_attention",
+]

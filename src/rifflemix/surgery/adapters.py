@@ -1,0 +1,143 @@
+"""What surgery asks of a host: which modules are attention, how they are called, what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.mixers import TokenMixer
+from rifflemix.surgery.settings import MixerSettings
+from rifflemix.surgery.weights import HostWeights, copy_weights
+
+
+@dataclass(frozen=True)
+class HostAttention:
+    """What an attention module of a host is.
+
+    Attributes:
+        dim: channels C that go in and come out.
+        num_heads: heads of the queries.
+        causal: True: it hides later tokens by itself; None: the call decides; False: it never does.
+        dropout: probability with which attention weights are dropped.
+        inner_dim: channels of the values of all heads, C where unset.
+        max_length: most tokens the host takes, where it says so.
+        cross: it attends to another sequence; never replaced, and not counted among the layers.
+        refusal: empty, or why it cannot be replaced.
+        notes: what a replacement changes, each one sentence for the report.
+        warnings: what it loses; in the report too, and warned of once.
+    """
+
+    dim: int
+    num_heads: int
+    causal: bool | None = None
+    dropout: float = 0.0
+    inner_dim: int | None = None
+    max_length: int | None = None
+    cross: bool = False
+    refusal: str = ""
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class ParentChange(NamedTuple):
+    """An attribute of a module around the attention that must differ while it is replaced."""
+
+    module: nn.Module
+    attribute: str
+    value: Any
+
+
+class SwappedAttention(nn.Module):
+    """A mixer with the call signature of the attention whose place it takes.
+
+    A subclass writes `forward` as the host calls it. The replaced attention is kept for
+    `restore_attention`, outside of parameters and `state_dict`; it follows to other devices and
+    dtypes, and it is copied with the module.
+
+    Args:
+        mixer: what computes the outputs.
+        original: the attention that it replaces.
+    """
+
+    settings: MixerSettings | None = None
+    """How the mixer was built, by which a file can say it."""
+
+    def __init__(self, mixer: TokenMixer, original: nn.Module) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self._kept = (original,)
+        self.train(original.training)
+
+    @property
+    def original(self) -> nn.Module:
+        """The replaced attention."""
+        return self._kept[0]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        self.original._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(fn, recurse)
+
+
+class Adapter:
+    """How attention of one kind of host is found, described, called and read.
+
+    Write a subclass for a host of your own and pass an instance to `rifflemix.register_adapter`.
+    """
+
+    name: str = ""
+    """Shown in reports, for example "timm"."""
+    has_cache: bool = False
+    """The host keeps keys and values of earlier calls (generation)."""
+
+    def matches(self, module: nn.Module) -> bool:
+        """Whether `module` is attention of this kind, by class name and attributes.
+
+        The host's library is not imported for this.
+        """
+        raise NotImplementedError
+
+    def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
+        """What `module` is; `parents` are the modules around it, the model first."""
+        raise NotImplementedError
+
+    def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
+        """A module that is called as `module` is, returns what it returns, and computes `mixer`."""
+        raise NotImplementedError
+
+    def weights(self, module: nn.Module) -> HostWeights | None:
+        """Its query, key, value and output maps; None where they cannot be told."""
+        return None
+
+    def copy_weights(self, module: nn.Module, mixer: TokenMixer) -> list[str]:
+        """Copy what `mixer` has a place for; the names of its parameters that were set."""
+        weights = self.weights(module)
+        return [] if weights is None else copy_weights(mixer, weights)
+
+    def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
+        """Attributes of `parents` that must differ while `module` is replaced."""
+        return []
+
+
+def class_names(module: nn.Module) -> set[str]:
+    """Names of the module's class and of those that it is derived from."""
+    return {cls.__name__ for cls in type(module).__mro__}
+
+
+def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype] | None:
+    """Device and dtype of the first floating-point parameter; None if there is none."""
+    found: Tensor | None = next((p for p in module.parameters() if p.is_floating_point()), None)
+    return None if found is None else (found.device, found.dtype)
+
+
+__all__ = [
+    "Adapter",
+    "HostAttention",
+    "ParentChange",
+    "SwappedAttention",
+    "class_names",
+    "place_of",
+]

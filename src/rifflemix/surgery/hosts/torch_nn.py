@@ -1,0 +1,162 @@
+"""torch.nn.MultiheadAttention, alone or within torch.nn's transformer layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor, nn
+
+from rifflemix.compat import values_can_be_read
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.mixers import TokenMixer
+from rifflemix.surgery.adapters import (
+    Adapter,
+    HostAttention,
+    ParentChange,
+    SwappedAttention,
+    class_names,
+)
+from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
+from rifflemix.surgery.weights import HostWeights, Projection
+
+
+class SwappedMultiheadAttention(SwappedAttention):
+    """A mixer that is called as `torch.nn.MultiheadAttention` is.
+
+    The encoder layers of torch.nn look at the attributes below before they run a fused kernel on
+    the attention's weights; with these they call the module instead.
+
+    Args:
+        mixer: what computes the outputs.
+        original: the attention that it replaces.
+    """
+
+    _qkv_same_embed_dim = False
+    in_proj_bias = None
+
+    def __init__(self, mixer: TokenMixer, original: nn.MultiheadAttention) -> None:
+        super().__init__(mixer, original)
+        self.batch_first = original.batch_first
+        self.embed_dim = original.embed_dim
+        self.num_heads = original.num_heads
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool | None = None,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """The mixed tokens in the shape of `query`, and None in place of weights.
+
+        Raises:
+            InputError: `need_weights=True`, other keys or values than the queries' tokens, nested
+                tensors, or a mask that says more than padding (and causality).
+        """
+        if need_weights:
+            raise bad_argument(
+                "need_weights", f"False: {self.mixer.card.title} has no attention weights", True
+            )
+        if query.is_nested:
+            raise bad_argument("query", "a dense tensor and key_padding_mask", "a nested tensor")
+        if not (_is_same(query, key) and _is_same(query, value)):
+            raise InputError(
+                "key and value: expected the very tensor of query, got others; a token mixer reads "
+                "one sequence (cross-attention and keys with added positions cannot be replaced)"
+            )
+        check_causality(is_causal, self.mixer)
+        x = query.unsqueeze(0) if query.dim() == 2 else query
+        if query.dim() == 3 and not self.batch_first:
+            x = x.transpose(0, 1)
+        y = self.mixer(x, key_padding_mask=self._padding(x, key_padding_mask, attn_mask))
+        if query.dim() == 2:
+            return y.squeeze(0), None
+        return (y if self.batch_first else y.transpose(0, 1)), None
+
+    def _padding(
+        self, x: Tensor, of_keys: Tensor | None, of_scores: Tensor | None
+    ) -> Tensor | None:
+        if of_keys is not None and of_keys.dim() == 1:
+            of_keys = of_keys.unsqueeze(0)
+        masks = [
+            key_padding_mask(
+                mask,
+                batch=x.shape[0],
+                length=x.shape[1],
+                causal=self.mixer.causal,
+                true_means="padding",
+                per_query=per_query,
+            )
+            for mask, per_query in ((of_keys, False), (of_scores, True))
+        ]
+        return merge_padding(*masks)
+
+
+class TorchMultiheadAttention(Adapter):
+    """`torch.nn.MultiheadAttention`; the encoder's fast path and nested tensors go off."""
+
+    name = "torch.nn"
+
+    def matches(self, module: nn.Module) -> bool:
+        """Subclasses with a forward of their own compute something else."""
+        return (
+            isinstance(module, nn.MultiheadAttention)
+            and type(module).forward is nn.MultiheadAttention.forward
+        )
+
+    def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
+        """Whether it is causal, each call decides."""
+        attention = cast(nn.MultiheadAttention, module)
+        is_second = getattr(parents[-1], "multihead_attn", None) is module
+        refusal = ""
+        if attention.bias_k is not None or attention.add_zero_attn:
+            refusal = "it attends to keys that are no tokens (add_bias_kv or add_zero_attn)"
+        return HostAttention(
+            dim=attention.embed_dim,
+            num_heads=attention.num_heads,
+            dropout=float(attention.dropout),
+            cross=is_second or not attention._qkv_same_embed_dim,
+            refusal=refusal,
+        )
+
+    def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
+        """See `SwappedMultiheadAttention`."""
+        return SwappedMultiheadAttention(mixer, cast(nn.MultiheadAttention, module))
+
+    def weights(self, module: nn.Module) -> HostWeights | None:
+        """`in_proj_weight` in thirds, and `out_proj`."""
+        attention = cast(nn.MultiheadAttention, module)
+        if not attention._qkv_same_embed_dim:
+            return None
+        weights = attention.in_proj_weight.chunk(3)
+        bias = attention.in_proj_bias
+        biases = (None,) * 3 if bias is None else bias.chunk(3)
+        query, key, value = (Projection(w, b) for w, b in zip(weights, biases, strict=True))
+        output = Projection(attention.out_proj.weight, attention.out_proj.bias)
+        return HostWeights(query, key, value, output)
+
+    def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
+        """An encoder would hand nested tensors to its layers."""
+        return [
+            ParentChange(parent, "use_nested_tensor", False)
+            for parent in parents
+            if "TransformerEncoder" in class_names(parent)
+            and getattr(parent, "use_nested_tensor", False)
+        ]
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    """Whether both are one tensor, or views that show the same numbers in the same order."""
+    if a is b:
+        return True
+    if a.is_meta or b.is_meta or not values_can_be_read():
+        return False
+    return a.shape == b.shape and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()
+
+
+__all__ = ["SwappedMultiheadAttention", "TorchMultiheadAttention"]

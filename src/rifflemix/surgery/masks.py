@@ -1,0 +1,262 @@
+"""Masks of other libraries as our `key_padding_mask`: one function, which checks what is lost.
+
+Values are read, and so checked, in eager mode only: the reading waits for the device once for each
+mask, not once for each layer. A graph that is being compiled, exported or traced cannot read them;
+there a mask is taken to be what the host's convention says, and the same mask given once in eager
+mode is the check.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.checks import shown
+from rifflemix.compat import values_can_be_read
+from rifflemix.errors import InputError, bad_argument, check_choice
+
+TRUE_MEANS = ("attend", "padding")
+_HIDDEN = -1e3
+"""Scores to which this much or less is added are hidden; hosts add -1e4, finfo.min or -inf."""
+_MIXED_UP = "were keep and padding mixed up?"
+
+_known: dict[int, tuple[weakref.ref[Tensor], tuple[Any, ...], Tensor | None]] = {}
+
+
+def key_padding_mask(
+    mask: Tensor | None,
+    *,
+    batch: int,
+    length: int,
+    causal: bool = False,
+    true_means: str = "attend",
+    per_query: bool | None = None,
+) -> Tensor | None:
+    """The padding that a host's attention mask describes.
+
+    Args:
+        mask: None; per key (B, N): bool, or numbers, 1 = keep and 0 = padding; per query (N, N),
+            (B or B*H, N, N) or (B or 1, H or 1, N or 1, N): bool, or floats that are added to the
+            scores, 0 = attend and -inf, the dtype's lowest or -1e4 = do not. Floats per key are
+            additive where `true_means` is "padding", as in torch.nn, or where one is negative.
+        batch: sequences B.
+        length: tokens N.
+        causal: the mixer is causal; a mask per query must then be causal, and else must not.
+        true_means: what True stands for: "attend" (transformers, scaled_dot_product_attention) or
+            "padding" (torch.nn.MultiheadAttention).
+        per_query: whether a mask of two dimensions is (N, N); unset, it is (B, N).
+
+    Returns:
+        (B, N) bool, True = padding; None without padding (in a traced graph only without a mask).
+
+    Raises:
+        InputError: another shape or dtype; a sequence without one valid token; a mask that says
+            more than padding and causality: packed sequences, a window, a bias, other heads.
+    """
+    check_choice("true_means", true_means, TRUE_MEANS)
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.is_complex():
+        raise bad_argument("attention mask", "a tensor of bools or real numbers", shown(mask))
+    by_query = mask.dim() != 2 if per_query is None else per_query
+    settings = (batch, length, causal, true_means, by_query)
+    if mask.is_meta or not values_can_be_read():
+        return ~_keep(mask, *settings, check=False)
+    seen = _known.get(id(mask))
+    state = (*settings, None if mask.is_inference() else mask._version)
+    if seen is not None and seen[0]() is mask and seen[1] == state:
+        return seen[2]
+    padding = ~_keep(mask, *settings, check=True)
+    _check_some_are_valid(padding)
+    result = padding if bool(padding.any()) else None
+    _remember(mask, by_query, state, result)
+    return result
+
+
+def merge_padding(*masks: Tensor | None) -> Tensor | None:
+    """The tokens that are padding in one of the masks (B, N), each bool, True = padding."""
+    merged: Tensor | None = None
+    for mask in masks:
+        if mask is not None:
+            merged = mask if merged is None else merged | mask
+    return merged
+
+
+def check_causality(is_causal: bool | None, mixer: Any) -> None:
+    """Raise where a host asks for causal attention of a mixer that was built to see both ways."""
+    if is_causal and not mixer.causal:
+        raise _not_causal(mixer.card.title)
+
+
+def _remember(mask: Tensor, by_query: bool, state: tuple[Any, ...], result: Tensor | None) -> None:
+    """Keep the answer for the other layers, where asking again costs: N x N, or a device's wait.
+
+    A small mask on a CPU may be a NumPy array that changes without torch's knowledge.
+    """
+    if state[-1] is None or not (by_query or mask.device.type != "cpu"):
+        return
+    key = id(mask)
+    _known[key] = (weakref.ref(mask, lambda _: _known.pop(key, None)), state, result)
+
+
+def _keep(
+    mask: Tensor,
+    batch: int,
+    length: int,
+    causal: bool,
+    true_means: str,
+    by_query: bool,
+    *,
+    check: bool,
+) -> Tensor:
+    """(B, N) bool, True = a valid token."""
+    if not by_query:
+        if tuple(mask.shape) not in {(batch, length), (1, length)}:
+            raise bad_argument(
+                "attention mask", f"shape (B, N) = {(batch, length)}", tuple(mask.shape)
+            )
+        return _keep_of_keys(mask, true_means, check=check).expand(batch, length)
+    scores = _four_dimensional(mask, batch, length)
+    attend = _attend(scores, true_means, check=check)
+    if check and attend.shape[1] > 1 and bool((attend != attend[:, :1]).any()):
+        raise _too_much("differs between heads")
+    attend = attend[:, 0]
+    if attend.shape[1] == 1:
+        return attend[:, 0].expand(batch, length)
+    keep = attend[:, -1]
+    if not causal or check:
+        # A query at a padded position may have been hidden from everything.
+        keep = torch.where(keep.any(-1, keepdim=True), keep, attend.any(1))
+    if check:
+        _check_nothing_is_lost(attend, keep, causal)
+    return keep.expand(batch, length)
+
+
+def _keep_of_keys(mask: Tensor, true_means: str, *, check: bool) -> Tensor:
+    if mask.dtype == torch.bool:
+        return mask if true_means == "attend" else ~mask
+    additive = mask.is_floating_point() and true_means == "padding"
+    if check and mask.is_floating_point() and bool((mask < 0).any()):
+        additive = True
+    if additive:
+        return _attend(mask, true_means, check=check)
+    if check and bool(((mask != 0) & (mask != 1)).any()):
+        raise bad_argument(
+            "attention mask",
+            "1 = keep and 0 = padding in shape (B, N)",
+            f"values from {mask.min().item()} to {mask.max().item()}",
+            "sequences packed into one row need attention of their own",
+        )
+    return mask != 0 if true_means == "attend" else mask == 0
+
+
+def _attend(scores: Tensor, true_means: str, *, check: bool) -> Tensor:
+    """Bools, True = attend, of bools or of floats that are added to the scores."""
+    if not scores.is_floating_point():
+        return (scores != 0) if true_means == "attend" else (scores == 0)
+    attend = scores > _HIDDEN
+    if check and bool((attend & (scores != 0)).any()):
+        raise _too_much("adds a bias to the scores (relative positions, ALiBi)")
+    return attend
+
+
+def _four_dimensional(mask: Tensor, batch: int, length: int) -> Tensor:
+    """(B or 1, H, N or 1, N) from the shapes per query that hosts use."""
+    shape = tuple(mask.shape)
+    if mask.dim() == 2:
+        mask = mask[None, None]
+    elif mask.dim() == 3:
+        mask = mask.unflatten(0, (batch, -1)) if shape[0] % batch == 0 else mask.unsqueeze(1)
+    fits = mask.dim() == 4 and mask.shape[0] in (1, batch)
+    if not fits or mask.shape[2] not in (1, length) or mask.shape[3] != length:
+        raise bad_argument(
+            "attention mask",
+            f"{length} queries and keys of {batch} sequences, (B, 1, N, N)",
+            shape,
+            "other keys than the queries' own tokens (a cache, cross-attention) cannot be mixed",
+        )
+    return mask
+
+
+def _check_nothing_is_lost(attend: Tensor, keep: Tensor, causal: bool) -> None:
+    """Raise unless (B, N, N) `attend` is `keep` (B, N) at all keys, earlier ones where causal."""
+    length = attend.shape[-1]
+    earlier = torch.ones(length, length, dtype=torch.bool, device=attend.device).tril()
+    queries, keys = keep.unsqueeze(2), keep.unsqueeze(1)
+
+    def is_lost(said: Tensor) -> bool:
+        return bool(((attend != said) & queries).any())
+
+    expected = keys & earlier if causal else keys
+    if not is_lost(expected):
+        return
+    if causal and not is_lost(keys.expand_as(attend)):
+        raise bad_argument(
+            "attention mask",
+            "a causal one, as the mixer is",
+            "one that shows later tokens",
+            "build the mixer with causal=False",
+        )
+    if not causal and _is_causal_with_padding(attend, earlier):
+        raise _not_causal("the mixer")
+    raise _too_much(_name_of_pattern(attend))
+
+
+def _is_causal_with_padding(attend: Tensor, earlier: Tensor) -> bool:
+    keys = attend[:, -1].unsqueeze(1)
+    queries = attend.diagonal(dim1=1, dim2=2).unsqueeze(2)
+    return not bool(((attend != (keys & earlier)) & queries).any())
+
+
+def _name_of_pattern(attend: Tensor) -> str:
+    """What a mask (B, N, N) that says more than padding probably is."""
+    either = attend | attend.transpose(1, 2)
+    linked = either.float()
+    if bool(((linked @ linked > 0) == either).all()):
+        return "separates packed sequences"
+    if bool((attend[:, 1:, 1:] == attend[:, :-1, :-1]).all()):
+        return "is a sliding window"
+    valid = attend.diagonal(dim1=1, dim2=2)
+    both = valid.unsqueeze(1) & valid.unsqueeze(2)
+    length = attend.shape[-1]
+    distances = torch.arange(length, device=attend.device)
+    distances = distances - distances.unsqueeze(1)
+    offsets = range(1 - length, length)
+    seen = torch.stack([(attend & both & (distances == d)).any() for d in offsets])
+    if torch.equal(attend & both, both & seen[distances + length - 1]):
+        return "is a sliding window"
+    return "differs from query to query"
+
+
+def _check_some_are_valid(padding: Tensor) -> None:
+    empty = padding.all(dim=1)
+    if bool(empty.any()):
+        first = int(empty.to(torch.uint8).argmax())
+        raise bad_argument(
+            "attention mask",
+            "at least one valid token in every sequence",
+            f"padding alone in sequence {first} of {len(padding)}",
+            _MIXED_UP,
+        )
+
+
+def _too_much(what: str) -> InputError:
+    return InputError(
+        f"attention mask: expected padding (and causality) alone, got one that {what}; "
+        "a token mixer has no scores to mask, so keep the host's attention in these layers"
+    )
+
+
+def _not_causal(title: str) -> InputError:
+    return bad_argument(
+        "attention mask",
+        f"padding alone: {title} sees later tokens",
+        "a causal mask",
+        "replace the attention with causal=True, by a mixer that can be causal",
+    )
+
+
+__all__ = ["TRUE_MEANS", "check_causality", "key_padding_mask", "merge_padding"]

@@ -1,0 +1,302 @@
+"""Replacing attention in a model, and putting it back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from rifflemix.checks import check_bool
+from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.mixers import TokenMixer
+from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of
+from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, host_macs, mixer_macs
+from rifflemix.surgery.settings import MixerSettings, class_of, takes_option
+from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select
+
+INITS = ("copy", "fresh")
+_BEFORE = "_before_surgery"
+_NOT_CHOSEN = "not among layers"
+
+
+class Swap(NamedTuple):
+    """One replacement that is ready to be made."""
+
+    site: Site
+    settings: MixerSettings
+    module: SwappedAttention
+    copied: list[str]
+
+
+def replace_attention(
+    model: nn.Module,
+    mixer: str | type[TokenMixer],
+    *,
+    layers: Layers = "all",
+    init: str = "copy",
+    mixer_options: Mapping[str, Any] | None = None,
+    max_length: int | None = None,
+    causal: bool | None = None,
+    dry_run: bool = False,
+) -> SurgeryReport:
+    """Replace the self-attention in a model of another library by a token mixer, in place.
+
+    Dtype, device, training mode, heads, dropout, layer index and depth are taken over from the
+    host. Only this model changes, no class; either every chosen layer is replaced or none.
+
+    Args:
+        model: a model that holds attention of timm, transformers or torch.nn, or of a host that
+            `register_adapter` was told of.
+        mixer: a name of `list_mixers()`, or a subclass of `TokenMixer`.
+        layers: "all"; indices of the model's self-attention layers from 0, in its order; or a
+            callable, (index) or (index, name) -> bool.
+        init: "copy" takes over the host's value and output maps, and queries and keys where the
+            mixer has them; "fresh" leaves the mixer as it is initialised.
+        mixer_options: options of the mixer; with init="copy", `bias` and `out_bias` follow the
+            host where they are not set here.
+        max_length: most tokens that the model will see; the host's own limit where it has one.
+        causal: unset, as the host is; True or False where the host lets each call decide.
+        dry_run: change nothing, and only report.
+
+    Returns:
+        What was replaced, what was skipped and why, and what that costs.
+
+    Raises:
+        InputError: nothing can be replaced; a chosen layer cannot be; a mixer that sees both ways
+            in a causal host; arguments that do not suit the mixer. Nothing is changed then.
+    """
+    check_choice("init", init, INITS)
+    check_bool("dry_run", dry_run)
+    class_of(mixer)
+    if causal is not None:
+        check_bool("causal", causal)
+    sites = find_sites(model)
+    chosen, skipped = _choose(sites, layers, dry_run)
+    wishes = _Wishes(mixer, dict(mixer_options or {}), max_length, causal, init)
+    position = depths(sites)
+    with torch.random.fork_rng(enabled=dry_run):
+        swaps = [_prepare(site, wishes, *position[site.name]) for site in chosen]
+    report = _report(model, mixer, swaps, skipped, max_length)
+    report.dry_run = dry_run
+    if not dry_run:
+        commit(swaps)
+        for warning in dict.fromkeys(w for swap in swaps for w in swap.site.host.warnings):
+            warnings.warn(warning, stacklevel=2)
+    return report
+
+
+def restore_attention(model: nn.Module) -> list[str]:
+    """Put back the very modules that `replace_attention` took out, in the model's present mode.
+
+    What the mixers learnt is lost; the restored modules hold the weights that they had.
+
+    Args:
+        model: a model, or a part of one, in which attention was replaced.
+
+    Returns:
+        Names of the modules that are back; empty if nothing was replaced.
+    """
+    if isinstance(model, SwappedAttention):
+        raise bad_argument("model", "a module around the replaced attention", "one of these alone")
+    back = []
+    named = dict(model.named_modules(remove_duplicate=False))
+    for name, module in named.items():
+        if isinstance(module, SwappedAttention):
+            parent, _, attribute = name.rpartition(".")
+            module.original.train(module.training)
+            setattr(named[parent], attribute, module.original)
+            back.append(name)
+    _unchange(model.modules())
+    return back
+
+
+def prepare(site: Site, settings: MixerSettings, init: str) -> Swap:
+    """Build the mixer for one site and wrap it; nothing in the model changes."""
+    original = site.module
+    place = place_of(original)
+    mixer = settings.build()
+    if place is not None:
+        mixer.to(device=place[0], dtype=place[1])
+    copied = site.adapter.copy_weights(original, mixer) if init == "copy" else []
+    module = site.adapter.wrap(original, mixer)
+    return Swap(site, settings, module, copied)
+
+
+def commit(swaps: Sequence[Swap]) -> None:
+    """Put the prepared modules into the model; where one fails, all are taken out again."""
+    done: list[tuple[nn.Module, str, Any]] = []
+    try:
+        for swap in swaps:
+            for parent, attribute in swap.site.places:
+                done.append((parent, attribute, swap.site.module))
+                setattr(parent, attribute, swap.module)
+            swap.module.settings = swap.settings
+        for swap in swaps:
+            for change in swap.site.adapter.parent_changes(swap.site.module, swap.site.parents):
+                _change(change)
+    except BaseException:
+        for parent, attribute, original in reversed(done):
+            setattr(parent, attribute, original)
+        _unchange(parent for swap in swaps for parent in swap.site.parents)
+        raise
+
+
+class _Wishes(NamedTuple):
+    mixer: str | type[TokenMixer]
+    options: dict[str, Any]
+    max_length: int | None
+    causal: bool | None
+    init: str
+
+
+def _choose(
+    sites: Sequence[Site], layers: Layers, dry_run: bool
+) -> tuple[list[Site], list[tuple[str, str]]]:
+    """The sites to replace, and the others with the reason why not."""
+    if not sites:
+        raise InputError(
+            "model: expected attention of timm, transformers or torch.nn, got none; "
+            "tell of other hosts with register_adapter"
+        )
+    chosen, skipped = [], []
+    for site, wanted in zip(sites, select(sites, layers), strict=True):
+        reason = _why_not(site)
+        if wanted and reason and layers != "all" and not callable(layers):
+            raise bad_argument("layers", "attention that can be replaced", site.name, reason)
+        if wanted and not reason:
+            chosen.append(site)
+        else:
+            skipped.append((site.name, reason or _NOT_CHOSEN))
+    if not chosen and not dry_run:
+        name, reason = skipped[0]
+        raise InputError(f"model: nothing can be replaced; {name}: {reason}")
+    return chosen, skipped
+
+
+def _why_not(site: Site) -> str:
+    if site.host.refusal:
+        return site.host.refusal
+    if isinstance(site.module, SwappedAttention):
+        title = site.module.mixer.card.name
+        return f"already replaced by {title}; restore_attention puts it back"
+    if site.host.cross:
+        return "cross-attention: it reads another sequence, which a token mixer cannot"
+    place = place_of(site.module)
+    if place is None and any(True for _ in site.module.parameters()):
+        return "its weights are not floating-point (quantised)"
+    return ""
+
+
+def _prepare(site: Site, wishes: _Wishes, layer_index: int, num_layers: int) -> Swap:
+    host = site.host
+    settings = MixerSettings(
+        mixer=wishes.mixer,
+        dim=host.dim,
+        num_heads=host.num_heads,
+        max_length=host.max_length if wishes.max_length is None else wishes.max_length,
+        layer_index=layer_index,
+        num_layers=num_layers,
+        causal=_causal(site, wishes),
+        dropout=host.dropout,
+        options=_options(site, wishes),
+    )
+    return prepare(site, settings, wishes.init)
+
+
+def _causal(site: Site, wishes: _Wishes) -> bool:
+    """Whether the mixer must hide later tokens; raise where host and wish do not agree."""
+    host, card = site.host, class_of(wishes.mixer).card
+    if host.causal and wishes.causal is False:
+        raise bad_argument("causal", f"True: {site.name} hides later tokens", False)
+    causal = bool(host.causal) if wishes.causal is None else wishes.causal
+    if causal and not card.causal:
+        raise bad_argument(
+            "mixer",
+            f"one that can be causal for {site.name}",
+            f"{card.name}, which sees later tokens",
+            "rifflemix.list_mixers() and mixer_card(name).causal tell which can",
+        )
+    return causal
+
+
+def _options(site: Site, wishes: _Wishes) -> dict[str, Any]:
+    """The caller's options, and with init="copy" those that let all weights be copied."""
+    options = dict(wishes.options)
+    weights = site.adapter.weights(site.module) if wishes.init == "copy" else None
+    if weights is None:
+        return options
+    cls = class_of(wishes.mixer)
+    maps = (weights.query, weights.key, weights.value)
+    follows = {"bias": any(part.bias is not None for part in maps)}
+    if weights.output is not None:
+        follows["out_bias"] = weights.output.bias is not None
+    inner = weights.value.weight.shape[0]
+    for name, value in follows.items():
+        if name not in options and takes_option(cls, name):
+            options[name] = value
+    if inner != site.host.dim and "inner_dim" not in options and takes_option(cls, "inner_dim"):
+        options["inner_dim"] = inner
+    return options
+
+
+def _report(
+    model: nn.Module,
+    mixer: str | type[TokenMixer],
+    swaps: Sequence[Swap],
+    skipped: list[tuple[str, str]],
+    max_length: int | None,
+) -> SurgeryReport:
+    limits = [s.site.host.max_length for s in swaps if s.site.host.max_length is not None]
+    length = max_length or (min(limits) if limits else DEFAULT_LENGTH)
+    before = sum(p.numel() for p in model.parameters())
+    old = {id(p): p.numel() for s in swaps for p in s.site.module.parameters()}
+    new = sum(p.numel() for s in swaps for p in s.module.parameters())
+    report = SurgeryReport(
+        class_of(mixer).card.name,
+        replaced=[s.site.name for s in swaps],
+        skipped=skipped,
+        length=length,
+        parameters_before=before,
+        parameters_after=before - sum(old.values()) + new,
+    )
+    after = [mixer_macs(s.module.mixer, length) for s in swaps]
+    if swaps and all(number is not None for number in after):
+        report.macs_after = sum(number or 0 for number in after)
+    if swaps and all(s.site.adapter.weights(s.site.module) is not None for s in swaps):
+        hosts = (host_macs(s.site.module, s.site.host, length) for s in swaps)
+        report.macs_before = sum(hosts)
+    for swap in swaps:
+        prefix = f"{swap.site.name}.mixer"
+        report.copied += [f"{prefix}.{name}" for name in swap.copied]
+        report.no_weight_decay += [f"{prefix}.{name}" for name in _undecayed(swap.module.mixer)]
+        notes = (*swap.site.host.warnings, *swap.site.host.notes)
+        report.notes += [note for note in notes if note not in report.notes]
+    return report
+
+
+def _undecayed(mixer: nn.Module) -> list[str]:
+    """Names in the mixer that its modules want to have no weight decay."""
+    names = []
+    for prefix, module in mixer.named_modules():
+        own = getattr(module, "no_weight_decay", None)
+        if own is not None:
+            names += [f"{prefix}.{name}" if prefix else name for name in sorted(own())]
+    return names
+
+
+def _change(change: ParentChange) -> None:
+    before = vars(change.module).setdefault(_BEFORE, {})
+    before.setdefault(change.attribute, getattr(change.module, change.attribute))
+    setattr(change.module, change.attribute, change.value)
+
+
+def _unchange(modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        for attribute, value in vars(module).pop(_BEFORE, {}).items():
+            setattr(module, attribute, value)
+
+
+__all__ = ["INITS", "Swap", "commit", "prepare", "replace_attention", "restore_attention"]

@@ -1,0 +1,117 @@
+"""What a replacement did to a model."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from rifflemix.errors import InputError
+from rifflemix.mixers import TokenMixer
+from rifflemix.models.macs import multiply_accumulates
+from rifflemix.surgery.adapters import HostAttention
+
+DEFAULT_LENGTH = 1024
+"""Tokens for which MACs are counted where neither the caller nor the host names a length."""
+
+
+@dataclass
+class SurgeryReport:
+    """What `replace_attention` replaced, what it left alone, and what that changes.
+
+    Attributes:
+        mixer: name of the mixer.
+        replaced: names of the replaced modules, in the order of the model.
+        skipped: (name, reason) of the attention that was left alone.
+        notes: what the replacements lose or change, each one sentence.
+        copied: names of the new parameters that took the host's weights.
+        no_weight_decay: names of the new parameters that weight decay should leave alone.
+        parameters_before: of the whole model.
+        parameters_after: of the whole model.
+        length: tokens N for which the MACs are counted.
+        macs_before: multiply-accumulates of the replaced attention for one sequence of `length`
+            tokens; None where the host's cannot be known.
+        macs_after: of the mixers in its place; None where the mixer cannot be counted.
+        dry_run: nothing was changed.
+    """
+
+    mixer: str
+    replaced: list[str] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    copied: list[str] = field(default_factory=list)
+    no_weight_decay: list[str] = field(default_factory=list)
+    parameters_before: int = 0
+    parameters_after: int = 0
+    length: int = DEFAULT_LENGTH
+    macs_before: int | None = None
+    macs_after: int | None = None
+    dry_run: bool = False
+
+    def __str__(self) -> str:
+        """Some lines for people."""
+        verb = "would replace" if self.dry_run else "replaced"
+        lines = [f"{self.mixer} {verb} {_counted(len(self.replaced), 'attention module')}"]
+        lines += [f"  {name}" for name in _shortened(self.replaced)]
+        if self.skipped:
+            lines.append(f"left alone: {len(self.skipped)}")
+            lines += _grouped(self.skipped)
+        if self.replaced:
+            before, after = self.parameters_before, self.parameters_after
+            lines.append(f"parameters: {before:,} -> {after:,} ({after - before:+,})")
+            macs = f"{_macs(self.macs_before)} -> {_macs(self.macs_after)}"
+            lines.append(f"MACs of these modules, one sequence of {self.length:,} tokens: {macs}")
+            lines.append(f"copied from the host: {_counted(len(self.copied), 'parameter')}")
+        if self.no_weight_decay:
+            lines.append("no weight decay for:")
+            lines += [f"  {name}" for name in _shortened(self.no_weight_decay)]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+
+def host_macs(module: nn.Module, host: HostAttention, length: int) -> int:
+    """MACs of softmax attention: its maps on every token, and two products of N x N scores."""
+    maps = sum(p.numel() for p in module.parameters() if p.dim() >= 2)
+    return length * maps + 2 * length * length * (host.inner_dim or host.dim)
+
+
+def mixer_macs(mixer: TokenMixer, length: int) -> int | None:
+    """MACs of a mixer, counted on the meta device; None if it cannot run there."""
+    try:
+        on_meta = copy.deepcopy(mixer).to("meta").eval()
+        tokens = torch.empty(1, length, mixer.dim, device="meta", dtype=_dtype(mixer))
+        return multiply_accumulates(on_meta, tokens)
+    except (InputError, NotImplementedError, RuntimeError):
+        return None
+
+
+def _dtype(mixer: TokenMixer) -> torch.dtype:
+    parameter = next(mixer.parameters(), None)
+    return torch.get_default_dtype() if parameter is None else parameter.dtype
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _macs(number: int | None) -> str:
+    return "not known" if number is None else f"{number:,}"
+
+
+def _shortened(names: list[str], most: int = 8) -> list[str]:
+    if len(names) <= most:
+        return names
+    return [*names[: most - 2], f"... {len(names) - most + 1} more", names[-1]]
+
+
+def _grouped(skipped: list[tuple[str, str]]) -> list[str]:
+    """Modules with the same reason in one line."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in skipped:
+        by_reason.setdefault(reason, []).append(name)
+    return [f"  {', '.join(_shortened(names, 4))}: {reason}" for reason, names in by_reason.items()]
+
+
+__all__ = ["DEFAULT_LENGTH", "SurgeryReport", "host_macs", "mixer_macs"]

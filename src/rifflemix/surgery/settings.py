@@ -1,0 +1,64 @@
+"""How one mixer in a host is built, so that it can be built again from a file."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+from rifflemix.mixers import TokenMixer, create_mixer, mixer_class
+
+
+@dataclass(frozen=True)
+class MixerSettings:
+    """The arguments of `create_mixer` for one layer.
+
+    Attributes:
+        mixer: registry name, or a class of your own.
+        dim: see `create_mixer` for this and the others.
+    """
+
+    mixer: str | type[TokenMixer]
+    dim: int
+    num_heads: int
+    max_length: int | None
+    layer_index: int
+    num_layers: int
+    causal: bool
+    dropout: float
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def build(self) -> TokenMixer:
+        """The mixer, newly initialised; InputError where an argument does not suit it."""
+        shared: dict[str, Any] = {
+            "num_heads": self.num_heads,
+            "max_length": self.max_length,
+            "layer_index": self.layer_index,
+            "num_layers": self.num_layers,
+            "causal": self.causal,
+            "dropout": self.dropout,
+        }
+        if isinstance(self.mixer, str):
+            return create_mixer(self.mixer, self.dim, **shared, **self.options)
+        return self.mixer(self.dim, **shared, **self.options)
+
+
+def class_of(mixer: str | type[TokenMixer]) -> type[TokenMixer]:
+    """The class that a name or a class stands for; an unknown name suggests the nearest."""
+    if isinstance(mixer, type) and issubclass(mixer, TokenMixer):
+        return mixer
+    return mixer_class(mixer)
+
+
+def takes_option(cls: type[TokenMixer], name: str) -> bool:
+    """Whether a mixer can be built with the option `name`."""
+    if name in cls.fixed_options:
+        return False
+    return any(
+        name in inspect.signature(vars(base)["__init__"]).parameters
+        for base in cls.__mro__
+        if "__init__" in vars(base) and issubclass(base, TokenMixer)
+    )
+
+
+__all__ = ["MixerSettings", "class_of", "takes_option"]

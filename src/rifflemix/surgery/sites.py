@@ -1,0 +1,159 @@
+"""Where attention is in a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from rifflemix.checks import check_integers
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.surgery.adapters import Adapter, HostAttention, SwappedAttention
+from rifflemix.surgery.registry import adapter_for
+
+Layers = str | Sequence[int] | Callable[..., bool]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention module in a model.
+
+    Attributes:
+        name: its first name.
+        module: the attention itself; a `SwappedAttention` where it was replaced before.
+        adapter: what knows it.
+        host: what the adapter says of it.
+        parents: the modules around it, the model first.
+        places: (parent, attribute) under which it is found; several where layers share it.
+        stack: the name of the stack of layers that it is in.
+    """
+
+    name: str
+    module: nn.Module
+    adapter: Adapter
+    host: HostAttention
+    parents: tuple[nn.Module, ...]
+    places: tuple[tuple[nn.Module, str], ...]
+    stack: str
+
+
+def find_sites(model: nn.Module) -> list[Site]:
+    """All attention of a model that an adapter knows, in the model's order.
+
+    Raises:
+        InputError: the model is no module, is itself an attention, or is wrapped for several
+            devices.
+    """
+    _check_model(model)
+    named = dict(model.named_modules(remove_duplicate=False))
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    found: dict[int, tuple[str, Adapter]] = {}
+    inside: tuple[str, ...] = ()
+    for name, module in named.items():
+        if inside and name.startswith(inside):
+            continue
+        adapter = _adapter_of(module)
+        if adapter is None:
+            continue
+        if not name:
+            raise bad_argument(
+                "model", "a module that holds attention", f"the attention {type(model).__name__}"
+            )
+        inside = (f"{name}.",)
+        parent, _, attribute = name.rpartition(".")
+        places.setdefault(id(module), []).append((named[parent], attribute))
+        found.setdefault(id(module), (name, adapter))
+    return [_site(name, adapter, named, places) for name, adapter in found.values()]
+
+
+def select(sites: Sequence[Site], layers: Layers) -> list[bool]:
+    """Which of the sites `layers` names; cross-attention has no number and is never named.
+
+    Raises:
+        InputError: an index out of range, or not one of the forms that `layers` has.
+    """
+    own = [i for i, site in enumerate(sites) if not site.host.cross]
+    if isinstance(layers, str):
+        if layers != "all":
+            raise _bad_layers(layers)
+        chosen = set(own)
+    elif callable(layers):
+        chosen = {own[i] for i in range(len(own)) if _asks(layers, i, sites[own[i]].name)}
+    else:
+        chosen = {own[_index(i, len(own))] for i in check_integers("layers", layers)}
+    return [i in chosen for i in range(len(sites))]
+
+
+def depths(sites: Sequence[Site]) -> dict[str, tuple[int, int]]:
+    """(layer_index, num_layers) of each site in its own stack, cross-attention aside."""
+    own = [site for site in sites if not site.host.cross]
+    sizes = Counter(site.stack for site in own)
+    seen: Counter[str] = Counter()
+    result = {}
+    for site in own:
+        result[site.name] = (seen[site.stack], sizes[site.stack])
+        seen[site.stack] += 1
+    return result
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if kind in {"DistributedDataParallel", "FullyShardedDataParallel"} or kind.startswith(
+            "FSDP"
+        ):
+            raise InputError(
+                f"model: {name or 'it'} is wrapped in {kind}, which has taken hold of the "
+                "parameters; replace the attention first, then wrap"
+            )
+
+
+def _adapter_of(module: nn.Module) -> Adapter | None:
+    return adapter_for(module.original if isinstance(module, SwappedAttention) else module)
+
+
+def _site(
+    name: str,
+    adapter: Adapter,
+    named: dict[str, nn.Module],
+    places: dict[int, list[tuple[nn.Module, str]]],
+) -> Site:
+    parts = name.split(".")
+    parents = tuple(named[".".join(parts[:i])] for i in range(len(parts)))
+    module = named[name]
+    original = module.original if isinstance(module, SwappedAttention) else module
+    numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
+    stack = ".".join(parts[: numbers[0]] if numbers else parts[:-1])
+    host = adapter.describe(original, parents)
+    return Site(name, module, adapter, host, parents, tuple(places[id(module)]), stack)
+
+
+def _asks(layers: Callable[..., bool], index: int, name: str) -> bool:
+    """A callable of the index, or of index and name."""
+    positional = [
+        p
+        for p in inspect.signature(layers).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    return bool(layers(index, name) if len(positional) > 1 else layers(index))
+
+
+def _index(index: int, number: int) -> int:
+    if not -number <= index < number:
+        raise bad_argument("layers", f"indices of {number} attention layers, from 0", index)
+    return index % number
+
+
+def _bad_layers(layers: object) -> InputError:
+    return bad_argument(
+        "layers", "'all', indices, or a callable (index) or (index, name) -> bool", repr(layers)
+    )
+
+
+__all__ = ["Layers", "Site", "depths", "find_sites", "select"]

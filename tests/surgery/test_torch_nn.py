@@ -1,0 +1,75 @@
+"""torch.nn's attention and its transformer layers as hosts."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rifflemix as rm
+
+
+def encoder(batch_first: bool = True, layers: int = 3, bias: bool = True) -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=batch_first, bias=bias)
+    model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=batch_first and bias)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def padding(batch: int = 2, length: int = 9, valid: int = 6) -> Tensor:
+    mask = torch.zeros(batch, length, dtype=torch.bool)
+    mask[1, valid:] = True
+    return mask
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "batch second"])
+def test_softmax_with_copied_weights_is_the_host(batch_first: bool, bias: bool) -> None:
+    model = encoder(batch_first, bias=bias)
+    x = torch.randn(2, 9, 32) if batch_first else torch.randn(9, 2, 32)
+    mask = padding()
+    model.train()  # without the fast path, whose outputs at padding differ
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+        if isinstance(layer, nn.MultiheadAttention):
+            layer.dropout = 0.0
+    expected = model(x, src_key_padding_mask=mask)
+    report = rm.replace_attention(model, "softmax")
+    found = model(x, src_key_padding_mask=mask)
+    valid = ~mask if batch_first else ~mask.T
+    torch.testing.assert_close(found[valid], expected[valid], atol=1e-5, rtol=1e-5)
+    assert report.replaced == [f"layers.{i}.self_attn" for i in range(3)]
+    assert report.parameters_before == report.parameters_after
+    assert report.macs_before == report.macs_after is not None
+
+
+def test_the_fast_path_does_not_run_the_replaced_weights() -> None:
+    model = encoder().eval()
+    rm.replace_attention(model, "tssa")
+    x = torch.randn(2, 9, 32)
+    with torch.no_grad():
+        fast = model(x, src_key_padding_mask=padding())
+    slow = model(x, src_key_padding_mask=padding())
+    torch.testing.assert_close(fast[~padding()], slow[~padding()].detach())
+
+
+def test_restore_gives_back_the_very_modules() -> None:
+    model = encoder().eval()
+    before = [layer.self_attn for layer in model.layers]
+    state = copy.deepcopy(model.state_dict())
+    rm.replace_attention(model, "tssa")
+    assert not model.use_nested_tensor
+    model.train()
+    assert rm.restore_attention(model) == [f"layers.{i}.self_attn" for i in range(3)]
+    assert all(layer.self_attn is b for layer, b in zip(model.layers, before, strict=True))
+    assert all(module.training for module in model.modules())
+    assert model.use_nested_tensor
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert vars(model).keys() == vars(encoder()).keys()
+    assert rm.restore_attention(model) == []
