@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 FOLDER = Path(__file__).resolve().parent
 SOURCE = FOLDER.parent / "src" / "rifflemix"
 PICTURE = FOLDER / "house.svg"
-GROUND = ("errors", "files", "checks", "compat")
+GROUND = ("errors", "files", "checks", "compat", "plugins")
 
 
 @dataclass(frozen=True)

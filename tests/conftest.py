@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,25 @@ SHARED = Path(os.environ.get("RIFFLEMIX_SHARED", REPOSITORY.parent / "shared"))
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is gone after it."""
+    from rifflemix.mixers import registry as mixers
+    from rifflemix.models import presets
+    from rifflemix.plugins import loading
+    from rifflemix.tasks import registry as tasks
+
+    for module, name in ((mixers, "_MIXERS"), (tasks, "_TASKS"), (presets, "_PRESETS")):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+    monkeypatch.setattr(loading, "_loaded", {})
+    monkeypatch.setenv(loading._VARIABLE, "")
+    yield
+    for registry in (mixers, tasks, presets):
+        registry._OUTSIDE.forget()
+    for name in [name for name in sys.modules if name.startswith(loading._PREFIX)]:
+        del sys.modules[name]
 
 
 @pytest.fixture

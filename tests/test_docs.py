@@ -35,6 +35,7 @@ def python_blocks() -> list[object]:
     ]
 
 
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("code", python_blocks())
 def test_python_in_the_documents_runs(code: str) -> None:
     exec(compile(code, "document", "exec", dont_inherit=True), {"__name__": "document"})

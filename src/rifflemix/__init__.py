@@ -10,16 +10,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rifflemix import models, ops
+    from rifflemix import mixers, models, ops, tasks, testing, train
     from rifflemix.errors import InputError
-    from rifflemix.mixers import MixerCard, TokenMixer, create_mixer, list_mixers, mixer_card
-    from rifflemix.models import create_model, list_models
+    from rifflemix.mixers import (
+        MixerCard,
+        TokenMixer,
+        create_mixer,
+        list_mixers,
+        mixer_card,
+        register_mixer,
+    )
+    from rifflemix.models import create_model, list_models, register_model
     from rifflemix.surgery import (
         SurgeryReport,
         register_adapter,
         replace_attention,
         restore_attention,
     )
+    from rifflemix.tasks import Task, register_task
 
 __version__ = "0.1.0"
 
@@ -27,6 +35,7 @@ __all__ = [
     "InputError",
     "MixerCard",
     "SurgeryReport",
+    "Task",
     "TokenMixer",
     "__version__",
     "create_mixer",
@@ -34,18 +43,26 @@ __all__ = [
     "list_mixers",
     "list_models",
     "mixer_card",
+    "mixers",
     "models",
     "ops",
     "register_adapter",
+    "register_mixer",
+    "register_model",
+    "register_task",
     "replace_attention",
     "restore_attention",
+    "tasks",
+    "testing",
+    "train",
 ]
 
-_ROOMS = {"models", "ops"}
+_ROOMS = {"mixers", "models", "ops", "tasks", "testing", "train"}
 _HOMES = {
     "InputError": "errors",
     "MixerCard": "mixers",
     "SurgeryReport": "surgery",
+    "Task": "tasks",
     "TokenMixer": "mixers",
     "create_mixer": "mixers",
     "create_model": "models",
@@ -55,15 +72,21 @@ _HOMES = {
     "register_adapter": "surgery",
     "replace_attention": "surgery",
     "restore_attention": "surgery",
+    "register_mixer": "mixers",
+    "register_model": "models",
+    "register_task": "tasks",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return importlib.import_module(f"rifflemix.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"rifflemix.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'rifflemix' has no attribute {name!r}")
+# Hidden from type checkers: with it they would take every misspelt name for one that exists.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _ROOMS:
+            return importlib.import_module(f"rifflemix.{name}")
+        if name in _HOMES:
+            return getattr(importlib.import_module(f"rifflemix.{_HOMES[name]}"), name)
+        raise AttributeError(f"module 'rifflemix' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,13 @@ class RunFailed(InputError):
     """A run that started well and came to nothing; the command line exits with code 1."""
 
 
+class InputWarning(UserWarning):
+    """What a user should know of files, data or packages of his that work only in part.
+
+    The command line prints it as one sentence.
+    """
+
+
 def bad_argument(name: str, expected: str, got: object, hint: str = "") -> InputError:
     """The error for argument `name`; `hint` says what to do about it."""
     sentence = f"{name}: expected {expected}, got {got}"

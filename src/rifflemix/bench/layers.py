@@ -31,7 +31,7 @@ from rifflemix.bench.runner import (
     forward_and_backward,
     run_benchmark,
 )
-from rifflemix.mixers import create_mixer, list_mixers, mixer_card
+from rifflemix.mixers import create_mixer, mixer_card, usable_mixers
 from rifflemix.ops.dispatch import prefer_backend
 
 PROJECTIONS, SOFTMAX = "two linear maps", "softmax"
@@ -66,7 +66,7 @@ def run(
         InputError: an unknown mixer, or a setting out of range.
     """
     settings = settings or Settings()
-    names = list_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
+    names = usable_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
     candidates = [
         replace(candidate, build=partial(_counted, candidate.build))
         for candidate in layer_candidates(names, (), settings)

@@ -15,7 +15,7 @@ from rifflemix.bench.gate import OPERATOR_TOLERANCE, Check, check, output_and_gr
 from rifflemix.bench.rows import FORWARD, MODEL, TRAINING_STEP, Row, Shape
 from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument
-from rifflemix.mixers import list_mixers, mixer_card
+from rifflemix.mixers import mixer_card, usable_mixers
 from rifflemix.models import create_model
 from rifflemix.nn.block import Block
 from rifflemix.ops.dispatch import prefer_backend
@@ -64,7 +64,7 @@ def run(
     settings = settings or Settings()
     if layers < 1:
         raise bad_argument("layers", "at least 1", layers)
-    names = list_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
+    names = usable_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
     names = [NO_MIXER, SOFTMAX, *(name for name in names if name != SOFTMAX)]
     candidates = [model_candidate(name, partial(_model, name, layers), settings) for name in names]
     references = tuple((MODEL, name) for name in (NO_MIXER, SOFTMAX))

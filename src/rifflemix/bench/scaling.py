@@ -12,7 +12,7 @@ from rifflemix.bench.peers import PEERS, peer_status
 from rifflemix.bench.rows import FORWARD, FORWARD_BACKWARD, LAYER, Key, Row, Shape
 from rifflemix.bench.runner import Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument
-from rifflemix.mixers import list_mixers, mixer_card
+from rifflemix.mixers import mixer_card, usable_mixers
 
 TOKENS, CHANNELS = "tokens", "channels"
 DEFAULT_TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -67,7 +67,7 @@ def run(
         names, [p for p in PEERS if p.name in present], settings, causal=causal
     )
     # The cards claim for N; for C there is no claim.
-    claimed = list_mixers() if axis == TOKENS else []
+    claimed = usable_mixers() if axis == TOKENS else []
     claims = {name: mixer_card(name).cost_exponent for name in claimed}
     details = {
         "axis": axis, "tokens": sorted(tokens), "batch": batch, "heads": heads,
@@ -95,7 +95,7 @@ def _shapes(tokens: Sequence[int], batch: int, dims: Sequence[int], heads: int) 
 def _mixers(names: Sequence[str] | None, causal: bool) -> list[str]:
     """Those asked for, or all that can be what is asked for."""
     if names is None:
-        return [name for name in list_mixers() if mixer_card(name).causal or not causal]
+        return [name for name in usable_mixers() if mixer_card(name).causal or not causal]
     cards = [mixer_card(name) for name in names]
     for card in cards:
         if causal and not card.causal:

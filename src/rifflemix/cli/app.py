@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import typer
 
@@ -11,7 +15,7 @@ from rifflemix.cli import bench, compare, data, listing, report, reproduce, trai
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED
 from rifflemix.cli.output import checked_output
-from rifflemix.errors import InputError, RunFailed
+from rifflemix.errors import InputError, InputWarning, RunFailed
 
 # typer carries click inside itself in newer versions and beside itself in older ones; the base
 # class of all wrong-usage errors is found the same way in both.
@@ -48,7 +52,9 @@ def main() -> int:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
-        with checked_output():
+        with checked_output(), warnings.catch_warnings():
+            warnings.simplefilter("always", InputWarning)
+            warnings.showwarning = partial(_warn, warnings.showwarning)
             code = app(sys.argv[1:] or ["--help"], prog_name="rifflemix", standalone_mode=False)
     except RunFailed as error:
         _fail(str(error))
@@ -60,6 +66,20 @@ def main() -> int:
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     return code if isinstance(code, int) else 0
+
+
+def _warn(
+    otherwise: Callable[..., None],
+    message: Warning | str,
+    category: type[Warning],
+    *where: Any,
+    **more: Any,
+) -> None:
+    """Show what is meant for a user without the line of code that found it."""
+    if issubclass(category, InputWarning):
+        print(f"warning: {message}", file=sys.stderr)
+    else:
+        otherwise(message, category, *where, **more)
 
 
 def _fail(message: str) -> int:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from rifflemix.runs.options import Option, declared_options
+from rifflemix.plugins import load_plugin
+from rifflemix.runs.options import Option, Plugins, declared_options
 
 
 def parse_path(text: str) -> Path:
@@ -24,7 +25,7 @@ class Commands(typer.Typer):
     """Commands whose parameters are annotated with `Option`, or are dataclasses of such fields.
 
     A dataclass stands in the command line as its fields, in its place among the parameters, and
-    comes to the command as one value.
+    comes to the command as one value. Every command takes `--plugin`, last of its options.
     """
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
@@ -47,7 +48,11 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
                 parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=own[parameter.name])
             )
 
+    parameters.append(_plugins())
+
     def command(**values: Any) -> None:
+        for path in values.pop(_PLUGINS) or ():
+            load_plugin(path)
         for name, kind in groups.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         function(**values)
@@ -56,6 +61,20 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
+
+
+_PLUGINS = "plugin"
+
+
+def _plugins() -> inspect.Parameter:
+    """The option of every command that loads files before the command starts."""
+
+    def declared(*, plugin: Plugins = None) -> None: ...
+
+    annotation = _annotations(declared)[_PLUGINS]
+    return inspect.Parameter(
+        _PLUGINS, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
+    )
 
 
 def _field_parameters(kind: Any) -> list[inspect.Parameter]:

@@ -75,10 +75,10 @@ def compare(
 
 def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
     """Say which mixers are left out by default, and why."""
-    from rifflemix.mixers import list_mixers, mixer_card
+    from rifflemix.mixers import mixer_card, usable_mixers
     from rifflemix.tasks import task_card
 
-    left_out = ", ".join(mixer_card(name).title for name in list_mixers() if name not in names)
+    left_out = ", ".join(mixer_card(name).title for name in usable_mixers() if name not in names)
     if not left_out:
         return
     if task_card(task).output == "number":

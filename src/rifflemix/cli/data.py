@@ -25,7 +25,7 @@ app = Commands(help="Find and prepare data.")
 @app.command("list", epilog="Examples:  rifflemix data list --data-dir data")
 def list_data(data_dir: DataDir | None = None, json: Json = False) -> None:
     """For every task: whether its data is at hand, where, where it comes from, the licence."""
-    from rifflemix.tasks import list_tasks, task_card, task_status
+    from rifflemix.tasks import task_card, task_status, usable_tasks
 
     entries = [
         {
@@ -35,7 +35,7 @@ def list_data(data_dir: DataDir | None = None, json: Json = False) -> None:
             "source": task_card(name).source,
             "licence": task_card(name).licence,
         }
-        for name in list_tasks()
+        for name in usable_tasks()
     ]
     if json:
         print_json(entries)

@@ -69,10 +69,10 @@ def recipes(json: Json = False) -> None:
 @app.command(epilog="Examples:  rifflemix list tasks   |   rifflemix list tasks --data-dir data")
 def tasks(data_dir: DataDir | None = None, json: Json = False) -> None:
     """Tasks: what they are, options with defaults, licence, and whether the data is at hand."""
-    from rifflemix.tasks import list_tasks, task_card, task_status
+    from rifflemix.tasks import task_card, task_status, usable_tasks
 
     entries: list[dict[str, Any]] = []
-    for name in list_tasks():
+    for name in usable_tasks():
         card, status = task_card(name), task_status(name, data_dir)
         entries.append(
             {

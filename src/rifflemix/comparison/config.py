@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
-from rifflemix.mixers import list_mixers, mixer_card
+from rifflemix.mixers import mixer_card, usable_mixers
 from rifflemix.models import list_models
 from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
+from rifflemix.plugins import plugin_files
 from rifflemix.runs.device import check_device
 from rifflemix.runs.options import Dim, Heads, Layers, Threads, check_options
 from rifflemix.tasks import task_card
@@ -95,6 +96,7 @@ class CompareConfig:
             "train": self.train.to_dict(),
             "device": self.device,
             "threads": self.threads,
+            **_plugins(),
         }
 
     def model_settings(self, mixer: str) -> dict[str, Any]:
@@ -106,7 +108,14 @@ class CompareConfig:
             "dim": self.dim,
             "num_layers": self.num_layers,
             "num_heads": self.num_heads,
+            **_plugins(),
         }
+
+
+def _plugins() -> dict[str, Any]:
+    """The files that may define mixers, task or model: a run goes on only with the same."""
+    files = plugin_files()
+    return {"plugins": files} if files else {}
 
 
 def default_mixers(task: str) -> tuple[str, ...]:
@@ -115,7 +124,7 @@ def default_mixers(task: str) -> tuple[str, ...]:
     if card.output == "number":
         return tuple(GRAPH_MIXERS)
     can_all = not card.is_generative
-    return tuple(name for name in list_mixers() if can_all or mixer_card(name).causal)
+    return tuple(name for name in usable_mixers() if can_all or mixer_card(name).causal)
 
 
 def default_model(task: str, options: Mapping[str, Any] | None = None) -> str:

@@ -9,6 +9,8 @@ from rifflemix.mixers.registry import (
     mixer_card,
     mixer_class,
     mixer_options,
+    register_mixer,
+    usable_mixers,
 )
 
 __all__ = [
@@ -21,4 +23,6 @@ __all__ = [
     "mixer_card",
     "mixer_class",
     "mixer_options",
+    "register_mixer",
+    "usable_mixers",
 ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from rifflemix.mixers import create_mixer, list_mixers, mixer_card
+from rifflemix.mixers import create_mixer, mixer_card, usable_mixers
 
 _DIM, _HEADS, _LENGTH = 256, 8, 256
 
 
 def mixer_entries() -> list[dict[str, Any]]:
     """An entry for each registered mixer: its card and the parameters of one layer."""
-    return [_entry(name) for name in list_mixers()]
+    return [_entry(name) for name in usable_mixers()]
 
 
 def mixers_markdown() -> str:

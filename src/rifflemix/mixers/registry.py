@@ -1,9 +1,13 @@
-"""The one list of mixers. A new mixer is one file and one line here."""
+"""The one list of mixers. A new mixer is one file and one line here.
+
+Mixers of other people come from `register_mixer` and from entry points `rifflemix.mixers`.
+"""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import math
+from typing import Any, TypeVar
 
 from rifflemix.checks import check_bool
 from rifflemix.errors import bad_argument, unknown_name
@@ -40,6 +44,9 @@ from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.mixers.sliceformer import Sliceformer
 from rifflemix.mixers.token_parallel import TokenParallel
 from rifflemix.mixers.tssa import TSSA
+from rifflemix.plugins import Outside, check_new_name
+
+_Class = TypeVar("_Class", bound=type[TokenMixer])
 
 _MIXERS: dict[str, type[TokenMixer]] = {
     mixer.card.name: mixer
@@ -80,15 +87,46 @@ _MIXERS: dict[str, type[TokenMixer]] = {
 }
 
 
+def register_mixer(cls: _Class) -> _Class:
+    """Make a mixer of your own known by its card's name; a decorator.
+
+    Every list, comparison, benchmark and model with `mixer=` then takes it like the others.
+
+    Args:
+        cls: a subclass of `TokenMixer` with a `card`. `rifflemix.testing.check_mixer` checks the
+            rest of what mixers promise.
+
+    Returns:
+        The class itself.
+
+    Raises:
+        InputError: no such class, a card that is not whole, or a name that is taken.
+    """
+    _check_class(cls)
+    check_new_name("mixer", cls.card.name, cls, _MIXERS)
+    _MIXERS[cls.card.name] = cls
+    _OUTSIDE.registered()
+    return cls
+
+
+_OUTSIDE = Outside("mixer", lambda: _MIXERS, register_mixer)
+
+
 def list_mixers() -> list[str]:
-    """Names of all registered mixers, in the order of the tables."""
-    return list(_MIXERS)
+    """Names of all mixers in the order of the tables; other packages are not imported."""
+    return _OUTSIDE.names()
+
+
+def usable_mixers() -> list[str]:
+    """As `list_mixers`, without those whose packages cannot be imported, but warn."""
+    return _OUTSIDE.usable()
 
 
 def mixer_class(name: str) -> type[TokenMixer]:
     """The class behind a registry name; an unknown name suggests the nearest."""
+    _OUTSIDE.look_up(name)
     if not isinstance(name, str) or name not in _MIXERS:
-        raise unknown_name("mixer", name, _MIXERS)
+        raise unknown_name("mixer", name, list_mixers())
     return _MIXERS[name]
 
 
@@ -164,3 +202,40 @@ def _check_options(cls: type[TokenMixer], options: dict[str, Any]) -> None:
             raise bad_argument(f"options of {cls.card.name}", expected, repr(name))
         if isinstance(known[name], bool):
             check_bool(name, value)
+
+
+def _check_class(cls: Any) -> None:
+    """Raise unless a class can be a mixer and its card is whole."""
+    if not isinstance(cls, type) or not issubclass(cls, TokenMixer):
+        got = cls.__name__ if isinstance(cls, type) else f"a {type(cls).__name__}"
+        raise bad_argument("mixer", "a subclass of TokenMixer", got)
+    name, card = cls.__name__, getattr(cls, "card", None)
+    if not isinstance(card, MixerCard):
+        raise bad_argument(f"card of {name}", "a MixerCard", repr(card))
+    for entry, kind in inspect.get_annotations(MixerCard, eval_str=True).items():
+        value = getattr(card, entry)
+        is_number = isinstance(value, int) and kind is float and not isinstance(value, bool)
+        if not (type(value) is kind or is_number):
+            raise bad_argument(f"card of {name}, {entry}", f"a {kind.__name__}", repr(value))
+    for entry in ("title", "paper", "equations", "complexity"):
+        if not getattr(card, entry):
+            raise bad_argument(f"card of {name}, {entry}", "a text", "an empty one")
+    if not 0 < card.cost_exponent < math.inf:
+        raise bad_argument(f"card of {name}, cost_exponent", "a number above 0", card.cost_exponent)
+    if card.streaming and not card.causal:
+        raise bad_argument(f"card of {name}, streaming", "False where causal is False", True)
+    if cls.mix is TokenMixer.mix and cls.forward is TokenMixer.forward:
+        raise bad_argument(f"mixer {name}", "a method mix(x, key_padding_mask)", "none")
+    try:
+        inspect.signature(cls).bind(8, **_SHARED)
+    except TypeError as error:
+        raise bad_argument(
+            f"{name}.__init__", f"dim and {', '.join(_SHARED)}", error, "pass **shared on to super"
+        ) from None
+
+
+_SHARED = {
+    name: parameter.default
+    for name, parameter in inspect.signature(TokenMixer.__init__).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+}

@@ -5,9 +5,15 @@ from rifflemix.models.language.generation import generate
 from rifflemix.models.language.gpt import GPT
 from rifflemix.models.language.seq2seq import Seq2Seq
 from rifflemix.models.official import OfficialTensor, load_official
-from rifflemix.models.presets import ModelCard
+from rifflemix.models.presets import ModelCard, register_model
 from rifflemix.models.pretrained import from_pretrained
-from rifflemix.models.registry import create_model, list_models, model_card, model_settings
+from rifflemix.models.registry import (
+    create_model,
+    list_models,
+    model_card,
+    model_settings,
+    usable_models,
+)
 from rifflemix.models.sequence.encoder import Encoder
 from rifflemix.models.vision.dimension_mixer import DimensionMixerViT, PostNormBlock
 from rifflemix.models.vision.mlp_mixer import MLPMixer, MLPMixerBlock
@@ -38,4 +44,6 @@ __all__ = [
     "load_official",
     "model_card",
     "model_settings",
+    "register_model",
+    "usable_models",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.models import create_model, list_models, model_card
+from rifflemix.models import create_model, model_card, usable_models
 
 _MILLION = " M"
 
@@ -20,7 +20,7 @@ def model_entries() -> list[dict[str, Any]]:
     `difference` is ours minus the paper's, in the paper's digits; empty where it prints none.
     """
     entries = []
-    for name in list_models():
+    for name in usable_models():
         card, parameters = model_card(name), count_parameters(name)
         difference = "" if parameters is None else difference_to(card.printed, parameters)
         entries.append(asdict(card) | {"parameters": parameters, "difference": difference})

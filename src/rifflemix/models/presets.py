@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rifflemix.errors import bad_argument, unknown_name
+from rifflemix.plugins import Outside, check_new_name
 
 if TYPE_CHECKING:
     from rifflemix.models.base import Model
@@ -59,15 +61,84 @@ def add_presets(presets: Iterable[Preset]) -> None:
     _PRESETS.update({preset.card.name: preset for preset in presets})
 
 
+_Build = TypeVar("_Build", bound=Callable[..., Any])
+
+
+def register_model(card: ModelCard, **settings: Any) -> Callable[[_Build], _Build]:
+    """Make a model of your own known by its card's name; a decorator with arguments.
+
+    Every list and command then takes it like the others; it is a backbone of comparisons where it
+    has `mixer` and the settings that they choose.
+
+    Args:
+        card: what the model is.
+        settings: of this name, where they are not the defaults of what builds it.
+
+    Returns:
+        The decorator of a `Model` class, or of a function that returns a `Model`. It can be used
+        again with another card, for another size.
+
+    Raises:
+        InputError: a card that is not whole, a name that is taken, or an unknown setting.
+    """
+    _check_model_card(card)
+
+    def register(build: _Build) -> _Build:
+        if not callable(build):
+            raise bad_argument(f"model {card.name}", "a class or function", repr(build))
+        _register_preset(Preset(card, build, settings))
+        return build
+
+    return register
+
+
+def _register_preset(preset: Any) -> None:
+    if not isinstance(preset, Preset):
+        raise bad_argument("model", "a Preset, or what register_model decorates", repr(preset))
+    name = preset.card.name
+    _check_model_card(preset.card)
+    known = inspect.signature(preset.build).parameters
+    for setting in preset.settings:
+        if setting not in known:
+            raise bad_argument(f"settings of {name}", ", ".join(known) or "none", repr(setting))
+    builds = {name: preset.build for name, preset in _PRESETS.items()}
+    check_new_name("model", name, preset.build, builds)
+    _PRESETS[name] = preset
+    _OUTSIDE.registered()
+
+
+def _check_model_card(card: Any) -> None:
+    if not isinstance(card, ModelCard):
+        raise bad_argument("card of the model", "a ModelCard", repr(card))
+    for entry in ("title", "paper", "inputs"):
+        value = getattr(card, entry)
+        if not isinstance(value, str) or not value:
+            raise bad_argument(f"card of model {card.name}, {entry}", "a text", repr(value))
+    if card.printed and not _PRINTED.fullmatch(card.printed):
+        raise bad_argument(
+            f"card of model {card.name}, printed", "a count as '9.52 M' or '1148042'", card.printed
+        )
+
+
+_PRINTED = re.compile(r"\d+(\.\d+)? M|\d+")
+_OUTSIDE = Outside("model", lambda: _PRESETS, _register_preset)
+
+
 def preset_names() -> list[str]:
-    """All names, in the order in which they were added."""
-    return list(_PRESETS)
+    """All names in the order of the tables; other packages are not imported."""
+    return _OUTSIDE.names()
+
+
+def usable_presets() -> list[str]:
+    """As `preset_names`, without those whose packages cannot be imported, with a warning each."""
+    return _OUTSIDE.usable()
 
 
 def find_preset(name: str) -> Preset:
     """The preset of a name; an unknown name suggests the nearest."""
+    _OUTSIDE.look_up(name)
     if not isinstance(name, str) or name not in _PRESETS:
-        raise unknown_name("model", name, _PRESETS)
+        raise unknown_name("model", name, preset_names())
     return _PRESETS[name]
 
 
@@ -83,6 +154,8 @@ def build_model(name: str, settings: Mapping[str, Any]) -> Model:
         if setting not in known:
             raise bad_argument(f"settings of {name}", ", ".join(known), repr(setting))
     model = preset.build(**settings)
+    if not hasattr(model, "save_pretrained"):
+        raise bad_argument(f"what builds {name}", "a rifflemix.models.Model", type(model).__name__)
     # A copy: what the caller, or the preset, does with its dicts later is no setting of the model.
     model.name, model.settings = name, copy.deepcopy(dict(settings))
     return model

@@ -1,4 +1,7 @@
-"""The one list of models. A family of presets is one line here."""
+"""The one list of models. A family of presets is one line here.
+
+Models of other people come from `register_model` and from entry points `rifflemix.models`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,14 @@ from typing import Any
 from rifflemix.models.base import Model
 from rifflemix.models.graphs import graphormer
 from rifflemix.models.language import gpt_presets, seq2seq
-from rifflemix.models.presets import ModelCard, add_presets, build_model, find_preset, preset_names
+from rifflemix.models.presets import (
+    ModelCard,
+    add_presets,
+    build_model,
+    find_preset,
+    preset_names,
+    usable_presets,
+)
 from rifflemix.models.sequence import encoder, imdb, lra, mega, point_cloud, s4
 from rifflemix.models.vision import (
     dimension_mixer,
@@ -41,8 +51,13 @@ for _family in (
 
 
 def list_models() -> list[str]:
-    """Names of all registered models."""
+    """Names of all registered models; other packages are not imported."""
     return preset_names()
+
+
+def usable_models() -> list[str]:
+    """As `list_models`, without those whose packages cannot be imported, but warn."""
+    return usable_presets()
 
 
 def model_card(name: str) -> ModelCard:

@@ -14,6 +14,8 @@ from typing import Any, TypedDict
 
 import torch
 
+from rifflemix.plugins import plugin_files
+
 _LIBRARIES = ("rifflemix", "torch", "numpy", "safetensors", "accelerate", "triton")
 
 
@@ -44,7 +46,8 @@ def environment() -> dict[str, Any]:
     """Everything a reader needs to judge a number, as JSON-ready values.
 
     Keys: command, time (UTC, ISO 8601), git_commit (None outside a checkout), git_dirty, python,
-    platform, libraries (name -> version), hardware (cpu, cores, threads, memory_bytes, gpu).
+    platform, libraries (name -> version), plugins (file name -> sha256), hardware (cpu, cores,
+    threads, memory_bytes, gpu).
     """
     commit, dirty = _git()
     return {
@@ -55,6 +58,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "libraries": {name: v for name in _LIBRARIES if (v := _version(name)) is not None},
+        "plugins": plugin_files(),
         "hardware": {
             "cpu": _cpu_name(),
             "cores": os.cpu_count(),

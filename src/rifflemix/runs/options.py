@@ -57,6 +57,10 @@ TaskOptions = Annotated[list[str], Option("Option of the task; repeatable.", met
 Seed = Annotated[int, Option("Of weights, data order and noise.")]
 Device = Annotated[str, Option("cpu, cuda, cuda:1 ..., or auto.")]
 Threads = Annotated[int, Option("CPU threads; torch's own choice if unset.", most=MOST_THREADS)]
+Plugins = Annotated[
+    list[str] | None,
+    Option("File of your own mixers, tasks or models; repeatable.", ("--plugin",), "FILE.py"),
+]
 Json = Annotated[bool, Option("Print JSON on stdout and nothing else there.")]
 
 

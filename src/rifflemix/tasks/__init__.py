@@ -14,8 +14,10 @@ from rifflemix.tasks.registry import (
     list_tasks,
     load_task,
     prepare_task,
+    register_task,
     task_card,
     task_status,
+    usable_tasks,
 )
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "list_tasks",
     "load_task",
     "prepare_task",
+    "register_task",
     "task_card",
     "task_status",
+    "usable_tasks",
 ]

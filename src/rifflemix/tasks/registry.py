@@ -1,15 +1,22 @@
-"""The one list of tasks. A new task is one file and one line here."""
+"""The one list of tasks. A new task is one file and one line here.
+
+Tasks of other people come from `register_task` and from entry points `rifflemix.tasks`.
+"""
 
 from __future__ import annotations
 
+import inspect
+import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast, get_args
 
-from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.errors import InputError, bad_argument, check_choice, unknown_name
 from rifflemix.files import make_folder, user_path
+from rifflemix.plugins import Outside, check_new_name
 from rifflemix.tasks.core.base import (
     FirstSamples,
+    Output,
     Progress,
     Request,
     Task,
@@ -18,6 +25,7 @@ from rifflemix.tasks.core.base import (
     TaskStatus,
     check_integer,
 )
+from rifflemix.tasks.core.function_task import FunctionTask
 from rifflemix.tasks.graphs.molecules import ESOL, FREESOLV, PCQM4M
 from rifflemix.tasks.images.cifar100 import Cifar100
 from rifflemix.tasks.images.digits import Digits
@@ -76,9 +84,46 @@ _TASKS: dict[str, TaskBuilder] = {
 _SHARED_OPTIONS: dict[str, Any] = {"max_samples": None}
 
 
+_Given = TypeVar("_Given")
+
+
+def register_task(task: _Given) -> _Given:
+    """Make a task of your own known by a name; a decorator.
+
+    Every list, comparison and run then takes it like the others.
+
+    Args:
+        task: a class with a `card`, `load`, `status` and `prepared` that is built without arguments
+            (a `GeneratedTask`, a `FileTask`), an instance of one, or a function that returns a
+            `Task`, `Task.from_arrays(...)` for example. A function's name names the task, its
+            docstring describes it, and its keyword arguments with their defaults are the options.
+
+    Returns:
+        What was given.
+
+    Raises:
+        InputError: neither of these, a card that is not whole, or a name that is taken.
+    """
+    builder = _builder_of(task)
+    card = builder.card
+    _check_card(card)
+    check_new_name("task", card.name, builder, _TASKS)
+    _TASKS[card.name] = builder
+    _OUTSIDE.registered()
+    return task
+
+
+_OUTSIDE = Outside("task", lambda: _TASKS, register_task)
+
+
 def list_tasks() -> list[str]:
-    """Names of all registered tasks."""
-    return list(_TASKS)
+    """Names of all registered tasks; other packages are not imported."""
+    return _OUTSIDE.names()
+
+
+def usable_tasks() -> list[str]:
+    """As `list_tasks`, without those whose packages cannot be imported, but warn."""
+    return _OUTSIDE.usable()
 
 
 def task_card(name: str) -> TaskCard:
@@ -170,9 +215,51 @@ def _load(builder: TaskBuilder, request: Request) -> Task:
 
 
 def _builder(name: str) -> TaskBuilder:
+    _OUTSIDE.look_up(name)
     if not isinstance(name, str) or name not in _TASKS:
-        raise unknown_name("task", name, _TASKS)
+        raise unknown_name("task", name, list_tasks())
     return _TASKS[name]
+
+
+def _builder_of(task: Any) -> TaskBuilder:
+    if inspect.isfunction(task):
+        return FunctionTask(task)
+    if isinstance(task, type):
+        try:
+            task = task()
+        except TypeError as error:
+            raise bad_argument(
+                f"task {task.__name__}", "a class built without arguments", error
+            ) from None
+    for name in ("load", "status", "prepared"):
+        if not callable(getattr(task, name, None)):
+            what = "a task with a card, load, status and prepared, or a function"
+            raise bad_argument("task", what, f"{task!r} without {name}")
+    if not isinstance(getattr(task, "card", None), TaskCard):
+        raise bad_argument(
+            f"card of {type(task).__name__}", "a TaskCard", repr(getattr(task, "card", None))
+        )
+    return cast(TaskBuilder, task)
+
+
+def _check_card(card: TaskCard) -> None:
+    """Raise unless a card is whole and its options can be written down."""
+    for entry in ("title", "source", "licence", "description", "backbone", "image_backbone"):
+        value = getattr(card, entry)
+        if not isinstance(value, str) or not value:
+            raise bad_argument(f"card of task {card.name}, {entry}", "a text", repr(value))
+    check_choice(f"card of task {card.name}, output", card.output, get_args(Output))
+    try:
+        json.dumps(dict(card.options), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise bad_argument(
+            f"card of task {card.name}, options", "values that JSON has", error
+        ) from None
+    for name in card.options:
+        if name in _SHARED_OPTIONS:
+            raise bad_argument(
+                f"card of task {card.name}, options", f"none called {name}", "it", "all have it"
+            )
 
 
 def _request(

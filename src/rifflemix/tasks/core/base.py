@@ -171,6 +171,7 @@ class Task:
         higher_is_better: whether more of `metric` is better.
         pad_id: token id that fills padded positions.
         num_sequences: 1, or 2 where a sample is a pair.
+        card: of data that is in no registry; None where the registry has it by `name`.
     """
 
     name: str
@@ -188,6 +189,7 @@ class Task:
     higher_is_better: bool = True
     pad_id: int = 0
     num_sequences: int = 1
+    card: TaskCard | None = None
 
     def split(self, name: str) -> Split:
         """The split "train", "validation" or "test"."""

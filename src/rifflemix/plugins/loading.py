@@ -1,0 +1,171 @@
+"""Python files that register mixers, tasks or models: `--plugin mine.py`.
+
+A file becomes the module `rifflemix.plugins.file_mine`. Its path is left in the environment, so
+that processes started from here can unpickle what it defines and know the names it registers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from rifflemix.errors import InputError, bad_argument
+
+_VARIABLE = "RIFFLEMIX_PLUGINS"
+_PREFIX = "rifflemix.plugins.file_"
+
+_loaded: dict[Path, str] = {}
+_registrations = 0
+
+
+def load_plugin(path: str | os.PathLike[str]) -> None:
+    """Run a Python file that registers mixers, tasks or models.
+
+    Loading the same content again does nothing; a file that was changed is run again.
+
+    Raises:
+        InputError: no Python file, one that raises, or one that registers nothing.
+    """
+    file = _python_file(path)
+    sha256 = _sha256(file)
+    if _loaded.get(file) == sha256:
+        return
+    name = _module_name(file)
+    for other in _loaded:
+        if other != file and _module_name(other) == name:
+            raise bad_argument("plugin", "files of different names", f"{other} and {file}")
+    before, inherited = _registrations, os.environ.get(_VARIABLE)
+    _announce(file)
+    try:
+        _run(file, name)
+        if _registrations == before:
+            raise InputError(
+                f"plugin {file}: expected it to register a mixer, task or model, it registers "
+                "none; put @rm.register_mixer before the class"
+            )
+    except InputError:
+        _restore(inherited)
+        raise
+    _loaded[file] = sha256
+
+
+def load_inherited() -> None:
+    """Load the files that the process that started this one had loaded."""
+    for file in _announced():
+        if file not in _loaded and _module_name(file) not in sys.modules:
+            load_plugin(file)
+
+
+def plugin_files() -> dict[str, str]:
+    """File name -> sha256 of each file that is loaded."""
+    return {file.name: sha256 for file, sha256 in sorted(_loaded.items())}
+
+
+def note_registration() -> None:
+    """Count one more registration: by this the files that register nothing are told."""
+    global _registrations
+    _registrations += 1
+
+
+def _python_file(path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise bad_argument("plugin", "the path of a Python file", repr(path))
+    file = Path(path).expanduser().absolute()
+    if file.suffix != ".py" or not file.is_file() or os.pathsep in str(file):
+        what = "" if file.exists() else ", which is not there"
+        raise bad_argument("plugin", "a Python file, NAME.py", f"{path}{what}")
+    return file
+
+
+def _sha256(file: Path) -> str:
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"plugin {file}: cannot be read ({error.strerror})") from error
+
+
+def _run(file: Path, name: str) -> None:
+    sys.modules.pop(name, None)
+    try:
+        importlib.import_module(name)
+    except InputError as error:
+        raise InputError(f"plugin {file}: {error}") from error
+    except (Exception, SystemExit) as error:  # the file may hold any code
+        reason = (str(error) or "no message").splitlines()[0]
+        raise InputError(
+            f"plugin {file}{_line(error, file)}: {type(error).__name__}: {reason}"
+        ) from error
+
+
+def _line(error: BaseException, file: Path) -> str:
+    """Where in the file it went wrong."""
+    if isinstance(error, SyntaxError):
+        return "" if error.lineno is None else f", line {error.lineno}"
+    lines = []
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(file):
+            lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _module_name(file: Path) -> str:
+    return _PREFIX + re.sub(r"\W", "_", file.stem)
+
+
+def _announced() -> list[Path]:
+    return [Path(part) for part in os.environ.get(_VARIABLE, "").split(os.pathsep) if part]
+
+
+def _announce(file: Path) -> None:
+    files = dict.fromkeys([*_announced(), file])
+    os.environ[_VARIABLE] = os.pathsep.join(map(str, files))
+
+
+def _restore(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(_VARIABLE, None)
+    else:
+        os.environ[_VARIABLE] = value
+
+
+class _Loader(SourceLoader):
+    """Reads a file anew: nothing is kept beside it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def get_filename(self, fullname: str) -> str:
+        """The path of the file."""
+        return str(self.file)
+
+    def get_data(self, path: str | bytes) -> bytes:
+        """The content of the file."""
+        return Path(os.fsdecode(path)).read_bytes()
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of the announced files, also when an object of theirs is unpickled."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module of a file that is announced."""
+        if fullname.startswith(_PREFIX):
+            for file in _announced():
+                if _module_name(file) == fullname:
+                    return spec_from_file_location(fullname, file, loader=_Loader(file))
+        return None
+
+
+sys.meta_path.append(_Finder())

@@ -1,0 +1,64 @@
+"""A function that returns a task, as a task of the registry."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.tasks.core.base import Request, Task, TaskCard
+from rifflemix.tasks.core.generated import GeneratedTask
+
+
+class FunctionTask(GeneratedTask):
+    """The task that a function makes.
+
+    Args:
+        function: its name names the task, its docstring describes it, its arguments, all with
+            defaults, are the options. An argument `data_dir` is the folder of data files, an
+            argument `seed` the seed of generated data; these are no options.
+    """
+
+    at_hand = "made by a function"
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__module__, self.__qualname__ = function.__module__, function.__qualname__
+        name = function.__name__
+        parameters = inspect.signature(function).parameters.values()
+        for parameter in parameters:
+            is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            if not is_named or parameter.default is parameter.empty:
+                raise bad_argument(f"function {name}", "arguments with defaults", parameter.name)
+        self._given = {p.name for p in parameters} & {"data_dir", "seed"}
+        text = inspect.getdoc(function) or f"What {name} returns."
+        self.card = TaskCard(
+            name=name,
+            title=name.replace("_", " ").capitalize(),
+            source=f"function {name} of {function.__module__}",
+            licence="none stated",
+            description=" ".join(text.split()),
+            needs_data=False,
+            options={p.name: p.default for p in parameters if p.name not in self._given},
+        )
+
+    def load(self, request: Request) -> Task:
+        """What the function returns, under the name of the function.
+
+        Raises:
+            InputError: it returns no task.
+        """
+        given: dict[str, Path | int | None] = {"data_dir": request.data_dir, "seed": request.seed}
+        task = self.function(
+            **request.options, **{name: given[name] for name in sorted(self._given)}
+        )
+        if not isinstance(task, Task):
+            raise InputError(
+                f"function {self.card.name}: expected it to return a Task, got {task!r}"
+            )
+        options = {**task.options, **request.options}
+        card = replace(task.card or self.card, name=self.card.name)
+        return replace(task, name=self.card.name, options=options, card=card)
