@@ -222,10 +222,11 @@ def test_the_floor_of_models_has_no_mixer(trained: Measured) -> None:
 
 
 def test_a_training_step_trains() -> None:
-    settings, shape = Settings(), Shape(2, 16, 16, 2)
+    shape = Shape(2, 16, 16, 2)
     torch.manual_seed(0)
     model = models._model("tssa", 1, shape)
-    step = models.training_step(model, *models._batch(shape, settings))
+    labels = torch.randint(models.CLASSES, (shape.batch,))
+    step = models.training_step(model, models.byte_inputs(model, shape), labels)
     before = [parameter.clone() for parameter in model.parameters()]
     start = [parameter.grad for parameter in model.parameters()]
     step()

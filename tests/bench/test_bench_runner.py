@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from rifflemix.errors import InputError
 
 SHAPE = Shape(1, 8, 4, 2)
 QUICK = Settings(repeats=2, max_seconds=5.0)
+QUICK_LIMIT = Settings(repeats=1, max_seconds=0.4)
 
 
 def sleeper(name: str, seconds: float = 0.001, **changes: Any) -> Candidate:
@@ -28,9 +30,14 @@ def sleeper(name: str, seconds: float = 0.001, **changes: Any) -> Candidate:
     return replace(Candidate("layer", name, None, build), **changes)
 
 
-def run(candidates: list[Candidate], shapes: tuple[Shape, ...] = (SHAPE,), **hooks: Any) -> Any:
+def run(
+    candidates: list[Candidate],
+    shapes: tuple[Shape, ...] = (SHAPE,),
+    settings: Settings = QUICK,
+    **hooks: Any,
+) -> Any:
     groups = [Group(shape, candidates, (("layer", "unit"),)) for shape in shapes]
-    return run_benchmark("scaling", groups, QUICK, {"note": "x"}, hooks=Hooks(**hooks))
+    return run_benchmark("scaling", groups, settings, {"note": "x"}, hooks=Hooks(**hooks))
 
 
 def by_name(result: dict[str, Any]) -> dict[str, Any]:
@@ -100,41 +107,47 @@ def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(
     assert result["status"] == "complete"
 
 
-def costly(name: str, seconds: Callable[[int], float], calls: Counter[int]) -> Candidate:
+def test_a_point_over_the_limit_is_cut_short_and_longer_ones_are_not_tried() -> None:
+    made: Counter[int] = Counter()
+
     def build(shape: Shape) -> Built:
-        def call() -> None:
-            calls[shape.tokens] += 1
-            time.sleep(seconds(shape.tokens))
+        made[shape.tokens] += 1
+        return Built({"forward": lambda: time.sleep(1e-3 if shape.tokens == 8 else 60.0)})
 
-        return Built({"forward": call})
-
-    return Candidate("layer", name, None, build)
-
-
-def test_points_beyond_the_limit_are_never_tried() -> None:
-    calls: Counter[int] = Counter()
-    quadratic = costly("quadratic", lambda n: 0.02 * (n / 256) ** 2, calls)
-    shapes = tuple(replace(SHAPE, tokens=n) for n in (256, 512, 65536))
-    result = run([sleeper("unit"), quadratic], shapes)
-    rows = [row for row in result["rows"] if row["name"] == "quadratic"]
-    assert [row["status"] for row in rows] == ["measured", "measured", "left out"]
-    assert "the limit is 5 s" in rows[2]["note"]
-    assert max(calls) <= 4096
+    shapes = tuple(replace(SHAPE, tokens=n) for n in (8, 16, 32))
+    start = time.monotonic()
+    result = run([Candidate("layer", "slow", None, build), sleeper("unit")], shapes, QUICK_LIMIT)
+    assert time.monotonic() - start < 20
+    slow = [row for row in result["rows"] if row["name"] == "slow"]
+    assert [(row["status"], row["note"]) for row in slow] == [
+        ("measured", ""),
+        ("left out", "forward takes over 0.2 s, half of the limit of 0.4 s"),
+        ("left out", "16 tokens took too long already"),
+    ]
+    assert made == {8: 1, 16: 1}
+    assert all(row["status"] == "measured" for row in result["rows"] if row["name"] == "unit")
 
 
-def test_a_single_long_shape_is_judged_by_shorter_ones() -> None:
-    calls: Counter[int] = Counter()
-    candidates = [sleeper("unit"), costly("quadratic", lambda n: 1e-3 * (n / 256) ** 2, calls)]
-    row = by_name(run(candidates, (replace(SHAPE, tokens=65536),)))["quadratic"]
-    assert row["status"] == "left out"
-    assert sorted(calls) == [256, 1024, 4096]
+def test_a_point_over_the_limit_is_left_out_where_nothing_can_interrupt_it() -> None:
+    with ThreadPoolExecutor() as pool:  # only the main thread is interrupted
+        result = pool.submit(run, [sleeper("slow", 0.3)], (SHAPE,), QUICK_LIMIT).result()
+    assert "takes over 0.2 s" in by_name(result)["slow"]["note"]
 
 
-def test_a_cheap_long_shape_is_measured() -> None:
-    calls: Counter[int] = Counter()
-    candidates = [sleeper("unit"), costly("linear", lambda n: 1e-6 * n, calls)]
-    row = by_name(run(candidates, (replace(SHAPE, tokens=65536),)))["linear"]
-    assert row["status"] == "measured"
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone grants memory it does not have")
+def test_a_tensor_larger_than_the_free_memory_is_an_error_and_not_the_end() -> None:
+    kept: list[torch.Tensor] = []
+
+    def build(shape: Shape) -> Built:
+        def grow() -> None:  # pages that nothing writes to take no memory: a failure is harmless
+            kept.extend(torch.empty(2**30, dtype=torch.uint8) for _ in range(4096))
+
+        return Built({"forward": grow})
+
+    result = run([Candidate("layer", "huge", None, build), sleeper("unit")])
+    kept.clear()
+    assert by_name(result)["huge"]["note"] == "out of memory"
+    assert by_name(result)["unit"]["status"] == "measured"
 
 
 def test_stopping_before_a_shape_keeps_the_shapes_before() -> None:

@@ -19,6 +19,7 @@ from rifflemix.files import read_tensors
 from rifflemix.recipes import Recipe, get_recipe, registry
 from rifflemix.reproduction import (
     FORMAT,
+    ReproduceOptions,
     load_results,
     plan_reproduction,
     run_reproduction,
@@ -41,7 +42,7 @@ def run(out: Path, recipe: Recipe | None = None, **options: Any) -> dict[str, An
         if name in options
     }
     recipe = recipe or small(train=QUICK)
-    return run_reproduction(plan_reproduction(recipe, out, **options), **running)
+    return run_reproduction(plan_reproduction(recipe, out, ReproduceOptions(**options)), **running)
 
 
 def stop_after(updates: int) -> Callable[[], bool]:
@@ -215,7 +216,9 @@ def test_budget_spent_in_an_evaluation_lets_it_end(tmp_path: Path) -> None:
 def test_short_runs_evaluate_seldom(tmp_path: Path, batch_size: int) -> None:
     """The digits keep samples for validation: as many must be trained on between evaluations."""
     recipe = small()
-    plan = plan_reproduction(recipe, tmp_path, max_steps=35, batch_size=batch_size)
+    plan = plan_reproduction(
+        recipe, tmp_path, ReproduceOptions(max_steps=35, batch_size=batch_size)
+    )
     held_out = len(plan.task.split("validation"))
     expected = max(recipe.shortened(35).train.eval_every or 0, -(-held_out // batch_size))
     assert plan.recipe.train.eval_every == expected
@@ -297,7 +300,7 @@ def test_another_configuration_is_refused(
         ({"batch_size": 0}, "batch_size: expected a whole number of at least 1"),
         ({"batch_size": 100_000}, "batch_size: expected at most the .* samples"),
         ({"seed": -1}, "seed"),
-        ({"precision": "fp8"}, "precision: expected one of no, bf16"),
+        ({"precision": "fp8"}, "precision: expected one of float32, bf16"),
         ({"device": "tpu"}, "device"),
         ({"recipe": small(task_options={"patch_size": 3})}, "patch_size"),
         ({"recipe": small(model_settings={"mixer": "tssaa"})}, "tssa"),

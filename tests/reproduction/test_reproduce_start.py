@@ -15,7 +15,12 @@ from rifflemix.files import read_tensors, write_tensors
 from rifflemix.models import Model
 from rifflemix.nn.resize import enlarge_grid
 from rifflemix.recipes import Recipe, get_recipe
-from rifflemix.reproduction import load_results, plan_reproduction, run_reproduction
+from rifflemix.reproduction import (
+    ReproduceOptions,
+    load_results,
+    plan_reproduction,
+    run_reproduction,
+)
 from rifflemix.reproduction.page import report_files
 from rifflemix.reproduction.run import build_model
 from rifflemix.reproduction.start import Start, read_start, start_model
@@ -36,7 +41,9 @@ def first(tmp_path: Path) -> Path:
 
 def test_weights_are_those_of_the_other_run(first: Path, tmp_path: Path) -> None:
     recipe = small(train=QUICK)
-    plan = plan_reproduction(recipe, tmp_path / "second", seed=5, start_from=first)
+    plan = plan_reproduction(
+        recipe, tmp_path / "second", ReproduceOptions(seed=5, start_from=first)
+    )
     weights, about = read_tensors(first / "best.safetensors")
     model = build_model(plan.recipe, plan.task, plan.seed, plan.start)
     assert model.state_dict().keys() == weights.keys()
@@ -50,7 +57,9 @@ def test_weights_are_those_of_the_other_run(first: Path, tmp_path: Path) -> None
 
 
 def test_fresh_runs_say_so_and_stand_apart(first: Path, tmp_path: Path) -> None:
-    plan = plan_reproduction(small(train=QUICK), tmp_path / "second", start_from=first)
+    plan = plan_reproduction(
+        small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=first)
+    )
     run_reproduction(plan)
     assert json.loads((first / "results.json").read_text())["started_from"] is None
     entries = report_entries(load_results([tmp_path]))
@@ -62,14 +71,18 @@ def test_fresh_runs_say_so_and_stand_apart(first: Path, tmp_path: Path) -> None:
 
 def test_going_on_needs_the_same_start(first: Path, tmp_path: Path) -> None:
     out = tmp_path / "second"
-    plan = plan_reproduction(small(train=QUICK), out, start_from=first)
+    plan = plan_reproduction(small(train=QUICK), out, ReproduceOptions(start_from=first))
     partial = run_reproduction(plan, should_stop=iter([False, True]).__next__)
     assert partial["status"] == "partial"
     with pytest.raises(InputError, match="started_from"):
         run_reproduction(plan_reproduction(small(train=QUICK), out))
-    done = run_reproduction(plan_reproduction(small(train=QUICK), out, start_from=first))
+    done = run_reproduction(
+        plan_reproduction(small(train=QUICK), out, ReproduceOptions(start_from=first))
+    )
     straight = run_reproduction(
-        plan_reproduction(small(train=QUICK), tmp_path / "straight", start_from=first)
+        plan_reproduction(
+            small(train=QUICK), tmp_path / "straight", ReproduceOptions(start_from=first)
+        )
     )
     assert done["ours"] == straight["ours"]
     assert done["result"]["validation"] == straight["result"]["validation"]
@@ -92,7 +105,7 @@ def test_models_that_differ_are_refused(
     recipe: Recipe, message: str, first: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=message):
-        plan_reproduction(recipe, tmp_path / "second", start_from=first)
+        plan_reproduction(recipe, tmp_path / "second", ReproduceOptions(start_from=first))
     assert not (tmp_path / "second").exists()
 
 
@@ -101,14 +114,18 @@ def test_folders_without_weights_are_refused(first: Path, tmp_path: Path) -> Non
         if folder == first:
             (first / "best.safetensors").unlink()
         with pytest.raises(InputError, match=message):
-            plan_reproduction(small(train=QUICK), tmp_path / "second", start_from=folder)
+            plan_reproduction(
+                small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=folder)
+            )
 
 
 def test_widths_that_differ_are_told_apart_from_other_shapes(first: Path, tmp_path: Path) -> None:
     """Another --scale is named only where that is the reason."""
     for recipe, scale in ((small(train=QUICK), 0.5), (wider(), 1.0)):
         with pytest.raises(InputError) as raised:
-            plan_reproduction(recipe, tmp_path / "second", scale=scale, start_from=first)
+            plan_reproduction(
+                recipe, tmp_path / "second", ReproduceOptions(scale=scale, start_from=first)
+            )
         assert str(raised.value).startswith("start_from: expected a run whose weight ")
         assert ("same --scale" in str(raised.value)) is (scale != 1.0)
 
@@ -121,7 +138,9 @@ def test_widths_that_differ_are_told_apart_from_other_shapes(first: Path, tmp_pa
 def test_damaged_settings_are_refused(config: str, first: Path, tmp_path: Path) -> None:
     (first / "config.json").write_text(config)
     with pytest.raises(InputError, match="start_from: expected") as raised:
-        plan_reproduction(small(train=QUICK), tmp_path / "second", start_from=first)
+        plan_reproduction(
+            small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=first)
+        )
     assert "\n" not in str(raised.value)
 
 
@@ -130,7 +149,9 @@ def test_weights_of_no_step_are_refused(about: object, first: Path, tmp_path: Pa
     weights, _ = read_tensors(first / "best.safetensors")
     write_tensors(first / "best.safetensors", weights, about)
     with pytest.raises(InputError, match=r"start_from: expected the step .* whole number"):
-        plan_reproduction(small(train=QUICK), tmp_path / "second", start_from=first)
+        plan_reproduction(
+            small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=first)
+        )
 
 
 def test_positions_are_enlarged_to_the_nearest() -> None:
@@ -212,7 +233,7 @@ def fine_tuned(tmp_path: Path, *, classes: int, new_head: bool) -> tuple[Recipe,
 
 def test_a_saved_model_of_other_classes_gives_all_but_its_head(tmp_path: Path) -> None:
     recipe, folder, saved = fine_tuned(tmp_path, classes=7, new_head=True)
-    plan = plan_reproduction(recipe, tmp_path / "run", start_from=folder)
+    plan = plan_reproduction(recipe, tmp_path / "run", ReproduceOptions(start_from=folder))
     model = build_model(plan.recipe, plan.task, plan.seed, plan.start)
     fresh = build_model(plan.recipe, plan.task, plan.seed).state_dict()
     weights = saved.state_dict()
@@ -227,7 +248,7 @@ def test_a_saved_model_of_other_classes_gives_all_but_its_head(tmp_path: Path) -
 def test_a_saved_model_of_other_classes_needs_a_new_head(tmp_path: Path) -> None:
     recipe, folder, _ = fine_tuned(tmp_path, classes=7, new_head=False)
     with pytest.raises(InputError, match="a run whose weight head"):
-        plan_reproduction(recipe, tmp_path / "run", start_from=folder)
+        plan_reproduction(recipe, tmp_path / "run", ReproduceOptions(start_from=folder))
 
 
 def test_fine_tuning_of_tost_takes_released_weights(tmp_path: Path) -> None:

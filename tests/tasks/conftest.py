@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rifflemix.tasks.data_io.download import Remote
 
@@ -72,3 +73,18 @@ def write_lines_xz() -> Callable[[Path, list[Any]], None]:
         path.write_bytes(lzma.compress(text.encode(), preset=0))
 
     return write
+
+
+@pytest.fixture
+def write() -> Callable[..., np.ndarray]:
+    """Writes one image, told from all others by its pixels, and gives them (height, width, 3)."""
+    rng = np.random.default_rng(0)
+
+    def image(path: Path, height: int = 8, width: int = 8) -> np.ndarray:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        # PNG whatever the name says: the content decides.
+        Image.fromarray(pixels).save(path, format="PNG")
+        return pixels
+
+    return image

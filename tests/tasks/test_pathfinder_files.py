@@ -260,5 +260,5 @@ def test_other_sizes_and_sets_are_generated(data: Path) -> None:
 def test_without_pillow(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(data, files())
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InputError, match="to read PNG images, install Pillow: pip install pillow"):
+    with pytest.raises(InputError, match="to read image files, install Pillow"):
         load_task("pathfinder32", data_dir=data)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from listops_files import to_source
 
 from rifflemix.tasks.listops import grammar
 from rifflemix.tasks.listops.grammar import DIGIT, END, OPERATOR, TOKENS, Expressions, Grammar
@@ -154,7 +155,7 @@ def test_evaluate_refuses(words: str) -> None:
 def test_written_form() -> None:
     tokens = ids(*["[MAX", "2", "[SM", "3", "4", "]", "]"])
     source = "( ( ( [MAX 2 ) ( ( ( [SM 3 ) 4 ) ] ) ) ] )"
-    assert grammar.to_source(tokens) == source
+    assert to_source(tokens) == source
     assert grammar.from_source(source.encode()) == tokens
 
 
@@ -178,6 +179,6 @@ def words_of(tree: Tree) -> list[str]:
 def test_any_expression_round_trips(tree: Tree) -> None:
     tokens = ids(*words_of(tree))
     assert grammar.evaluate(tokens) == value_of(tree)
-    source = grammar.to_source(tokens)
+    source = to_source(tokens)
     assert source.count("(") == source.count(")")
     assert grammar.from_source(source.encode()) == tokens

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from rifflemix.bench.models import CLASSES, model_candidate
+from rifflemix.bench.models import CLASSES, Subject
 from rifflemix.bench.printed_speed import LENGTHS, PRINTED
 from rifflemix.bench.rows import MODEL, Shape
 from rifflemix.bench.runner import Group, Hooks, Settings, run_benchmark
@@ -53,7 +53,7 @@ def run(
     names = [SOFTMAX, *(name for name in names if name != SOFTMAX)]
     settings = settings or Settings()
     sizes = model_settings(_MODEL)
-    candidates = [model_candidate(name, partial(_model, name), settings) for name in names]
+    candidates = [Subject(name, partial(_model, name)).candidate(settings) for name in names]
     groups = [
         Group(Shape(batch, n, sizes["dim"], sizes["num_heads"]), candidates, ((MODEL, SOFTMAX),))
         for n in sorted(tokens)

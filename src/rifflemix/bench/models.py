@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ NO_MIXER, SOFTMAX = "no mixer", "softmax"
 DEFAULT_SHAPES = (Shape(4, 1024, 256, 8),)
 DEFAULT_LAYERS = 4
 _VOCABULARY, CLASSES = 256, 10
-_GATE_TOKENS = 128
 
 
 class NoMixer(nn.Module):
@@ -66,7 +65,8 @@ def run(
         raise bad_argument("layers", "at least 1", layers)
     names = usable_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
     names = [NO_MIXER, SOFTMAX, *(name for name in names if name != SOFTMAX)]
-    candidates = [model_candidate(name, partial(_model, name, layers), settings) for name in names]
+    subjects = [Subject(name, partial(_model, name, layers)) for name in names]
+    candidates = [subject.candidate(settings) for subject in subjects]
     references = tuple((MODEL, name) for name in (NO_MIXER, SOFTMAX))
     groups = [Group(shape, candidates, references) for shape in shapes]
     details = {"layers": layers, "mixers": names[1:], "optimizer": "AdamW"}
@@ -74,60 +74,84 @@ def run(
 
 
 Make = Callable[[Shape], nn.Module]
-"""A model of bytes for a shape, on the CPU in float32."""
+"""A model for a shape, on the CPU in float32, of `CLASSES` classes or more."""
+Inputs = Callable[[nn.Module, Shape], Tensor]
+"""Random inputs of a model, as many as the shape's batch."""
 
 
-def model_candidate(name: str, make: Make, settings: Settings) -> Candidate:
-    """A model's forward pass and training step, gated against the eager operators.
+def byte_inputs(model: nn.Module, shape: Shape) -> Tensor:
+    """(B, N) ids from 1 to 255."""
+    return torch.randint(1, _VOCABULARY, (shape.batch, shape.tokens))
 
-    Args:
+
+@dataclass(frozen=True)
+class Subject:
+    """A model whose training step is measured, gated against the eager operators.
+
+    Attributes:
         name: of the row.
-        make: the model for a shape, of (B, N) ids from 1 to 255 and `CLASSES` classes.
-        settings: type and device.
+        make: the model for a shape.
+        inputs: what it reads.
+        gate_tokens: most tokens that the gate compares; None where the model has its own number.
+        extra: what the row says beside rates and parameters.
     """
-    return Candidate(
-        MODEL,
-        name,
-        None,
-        build=partial(_build, make, settings),
-        gate=partial(_gate, make, settings),
-    )
 
+    name: str
+    make: Make
+    inputs: Inputs = byte_inputs
+    gate_tokens: int | None = 128
+    extra: Mapping[str, float] = field(default_factory=dict)
 
-def _placed(make: Make, settings: Settings, shape: Shape) -> nn.Module:
-    return make(shape).to(settings.torch_device, settings.torch_dtype)
+    def candidate(self, settings: Settings) -> Candidate:
+        """What the runner measures: forward pass and training step."""
+        return Candidate(
+            MODEL,
+            self.name,
+            None,
+            build=partial(self._build, settings),
+            gate=partial(self._gate, settings),
+        )
 
-
-def _gate(make: Make, settings: Settings, shape: Shape) -> list[Check]:
-    """Logits and gradients with the fast operators against the eager ones."""
-    small = replace(shape, batch=2, tokens=min(shape.tokens, _GATE_TOKENS))
-    model = _placed(make, settings, small).eval()
-    tokens, _ = _batch(small, settings)
-    leaves = tuple(model.parameters())
-    actual = output_and_gradients(lambda: model(tokens), leaves)
-    with prefer_backend("eager"):
-        expected = output_and_gradients(lambda: model(tokens), leaves)
-    tolerance = OPERATOR_TOLERANCE[settings.torch_dtype]
-    return [check("eager operators", small, actual, expected, tolerance)]
-
-
-def _build(make: Make, settings: Settings, shape: Shape) -> Built:
-    model = _placed(make, settings, shape)
-    tokens, labels = _batch(shape, settings)
-    step = training_step(model, tokens, labels)
-
-    def forward() -> Tensor:
+    def _gate(self, settings: Settings, shape: Shape) -> list[Check]:
+        """Logits and gradients with the fast operators against the eager ones."""
+        tokens = min(shape.tokens, self.gate_tokens or shape.tokens)
+        small = replace(shape, batch=2, tokens=tokens)
+        model, inputs, _ = self._ready(settings, small)
         model.eval()
-        with torch.no_grad():
-            out: Tensor = model(tokens)
-        return out
+        leaves = tuple(model.parameters())
+        actual = output_and_gradients(lambda: model(inputs), leaves)
+        with prefer_backend("eager"):
+            expected = output_and_gradients(lambda: model(inputs), leaves)
+        tolerance = OPERATOR_TOLERANCE[settings.torch_dtype]
+        return [check("eager operators", small, actual, expected, tolerance)]
 
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    device = settings.torch_device
-    return Built(
-        {FORWARD: forward, TRAINING_STEP: step},
-        describe=lambda row: _rates(row, parameters) | {"kernel_share": kernel_share(step, device)},
-    )
+    def _build(self, settings: Settings, shape: Shape) -> Built:
+        model, inputs, labels = self._ready(settings, shape)
+        step = training_step(model, inputs, labels)
+
+        def forward() -> Tensor:
+            model.eval()
+            with torch.no_grad():
+                out: Tensor = model(inputs)
+            return out
+
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        known = {"parameters": parameters, **self.extra}
+        device = settings.torch_device
+        return Built(
+            {FORWARD: forward, TRAINING_STEP: step},
+            describe=lambda row: (
+                _rates(row) | {"kernel_share": kernel_share(step, device), **known}
+            ),
+        )
+
+    def _ready(self, settings: Settings, shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
+        """The model, its inputs and a label for each."""
+        device, dtype = settings.torch_device, settings.torch_dtype
+        model = self.make(shape).to(device, dtype)
+        inputs = self.inputs(model, shape).to(device)
+        labels = torch.randint(CLASSES, (shape.batch,), device=device)
+        return model, inputs.to(dtype) if inputs.is_floating_point() else inputs, labels
 
 
 def training_step(model: nn.Module, inputs: Tensor, labels: Tensor) -> Callable[[], object]:
@@ -147,12 +171,11 @@ def training_step(model: nn.Module, inputs: Tensor, labels: Tensor) -> Callable[
     return step
 
 
-def _rates(row: Row, parameters: int) -> dict[str, float]:
+def _rates(row: Row) -> dict[str, float]:
     seconds = row.passes[TRAINING_STEP].p50
     return {
         "steps_per_second": 1 / seconds,
         "tokens_per_second": row.shape.batch * row.shape.tokens / seconds,
-        "parameters": parameters,
     }
 
 
@@ -172,9 +195,3 @@ def _model(name: str, layers: int, shape: Shape) -> nn.Module:
             if isinstance(block, Block):
                 block.mixer = NoMixer()
     return model
-
-
-def _batch(shape: Shape, settings: Settings) -> tuple[Tensor, Tensor]:
-    device = settings.torch_device
-    tokens = torch.randint(1, _VOCABULARY, (shape.batch, shape.tokens), device=device)
-    return tokens, torch.randint(CLASSES, (shape.batch,), device=device)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rifflemix.bench.gate import OPERATOR_TOLERANCE, Check, check, output_and_gradients
-from rifflemix.bench.models import training_step
-from rifflemix.bench.rows import FORWARD, TRAINING_STEP, Shape
-from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
+from rifflemix.bench.models import Subject
+from rifflemix.bench.rows import Shape
+from rifflemix.bench.runner import Candidate, Group, Hooks, Settings, run_benchmark
 from rifflemix.errors import bad_argument, unknown_name
 from rifflemix.models import create_model, model_settings
 from rifflemix.models.vision.images import ImageModel
-from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.recipes import Recipe, get_recipe
 
 _MIB = 2**20
@@ -55,9 +51,9 @@ def run(
         hooks: progress, stopping and saving.
 
     Returns:
-        See benchmarks/README.md. Rows of kind "model", named as recipes, passes "forward" and
-        "training_step"; "extra" has printed_seconds and printed_memory_bytes where the batch is
-        the paper's, and parameters.
+        See benchmarks/README.md. Rows of kind "model" as of `rifflemix bench models`, named as
+        recipes; "extra" has printed_seconds and printed_memory_bytes too where the batch is the
+        paper's.
 
     Raises:
         InputError: a recipe whose paper prints no such figures, or a setting out of range.
@@ -73,7 +69,8 @@ def run(
     for name in names:
         recipe = get_recipe(name)
         shape = _shape(recipe, batch or recipe.train.batch_size)
-        candidates.setdefault(shape, []).append(_candidate(recipe, shape, settings))
+        subject = _subject(recipe, shape.batch)
+        candidates.setdefault(shape, []).append(subject.candidate(settings))
     groups = [Group(shape, found, ()) for shape, found in candidates.items()]
     details = {"rows": names, "batch": batch, "optimizer": "AdamW"}
     return run_benchmark("published", groups, settings, details, hooks=hooks)
@@ -91,51 +88,19 @@ def _model(recipe: Recipe) -> ImageModel:
     return cast(ImageModel, create_model(recipe.model, **recipe.model_settings))
 
 
-def _candidate(recipe: Recipe, shape: Shape, settings: Settings) -> Candidate:
-    elsewhere = f"{recipe.name} has {shape.tokens} tokens"
-    return Candidate(
-        "model",
+def _subject(recipe: Recipe, batch: int) -> Subject:
+    """The row's model; the paper's figures where the batch is the paper's."""
+    milliseconds, mebibytes = PRINTED[recipe.name]
+    extra = {"printed_seconds": milliseconds / 1e3, "printed_memory_bytes": mebibytes * _MIB}
+    return Subject(
         recipe.name,
-        None,
-        build=partial(_build, recipe, settings),
-        gate=partial(_gate, recipe, settings),
-        obstacle=lambda at: "" if at.tokens == shape.tokens else elsewhere,
+        lambda shape: _model(recipe),
+        _images,
+        gate_tokens=None,
+        extra=extra if batch == recipe.train.batch_size else {},
     )
 
 
-def _gate(recipe: Recipe, settings: Settings, shape: Shape) -> list[Check]:
-    """Logits and gradients with the fast operators against the eager ones, on two images."""
-    model = _model(recipe).to(settings.torch_device, settings.torch_dtype).eval()
-    images, _ = _batch(model, 2, settings)
-    leaves = tuple(model.parameters())
-    actual = output_and_gradients(lambda: model(images), leaves)
-    with prefer_backend("eager"):
-        expected = output_and_gradients(lambda: model(images), leaves)
-    tolerance = OPERATOR_TOLERANCE[settings.torch_dtype]
-    return [check("eager operators", replace(shape, batch=2), actual, expected, tolerance)]
-
-
-def _build(recipe: Recipe, settings: Settings, shape: Shape) -> Built:
-    model = _model(recipe).to(settings.torch_device, settings.torch_dtype)
-    images, labels = _batch(model, shape.batch, settings)
-    milliseconds, mebibytes = PRINTED[recipe.name]
-    extra: dict[str, float] = {"parameters": model.num_parameters()}
-    if shape.batch == recipe.train.batch_size:
-        extra["printed_seconds"] = milliseconds / 1e3
-        extra["printed_memory_bytes"] = mebibytes * _MIB
-
-    def forward() -> Tensor:
-        model.eval()
-        with torch.no_grad():
-            logits: Tensor = model(images)
-        return logits
-
-    passes = {FORWARD: forward, TRAINING_STEP: training_step(model, images, labels)}
-    return Built(passes, describe=lambda row: extra)
-
-
-def _batch(model: ImageModel, count: int, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Random images, and a label for each that every model has."""
-    device = settings.torch_device
-    images = torch.randn(count, model.in_channels, *model.image_size, device=device)
-    return images.to(settings.torch_dtype), torch.randint(10, (count,), device=device)
+def _images(model: nn.Module, shape: Shape) -> Tensor:
+    kind = cast(ImageModel, model)
+    return torch.randn(shape.batch, kind.in_channels, *kind.image_size)

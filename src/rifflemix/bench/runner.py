@@ -1,17 +1,18 @@
-"""Measures candidates at shapes: gate first, then time and memory, within a limit per point."""
+"""Measures candidates at shapes: the gate first, then time and memory, within limits."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rifflemix.bench.forecast import Forecast, free_memory
 from rifflemix.bench.gate import Check
+from rifflemix.bench.limits import OutOfTimeError, memory_limit, time_limit
 from rifflemix.bench.rows import (
     FAILED,
     FORWARD,
@@ -40,7 +41,8 @@ class Settings:
         dtype: float32, bfloat16 or float64.
         device: "cpu", "cuda", "cuda:1" ...
         repeats: timings of each call.
-        max_seconds: for one pass of one row; what would take longer is left out.
+        max_seconds: for one pass of one row, a first call and a timed one; what takes longer is
+            left out.
     """
 
     dtype: str = "float32"
@@ -212,7 +214,7 @@ class _Bench:
         self.total = total
         self._done = 0
         self._device = settings.torch_device
-        self._forecast = Forecast(settings.max_seconds, free_memory(self._device))
+        self._too_long: dict[tuple[object, ...], int] = {}  # tokens at which time ran out
 
     def measure(self, group: Group) -> list[Row]:
         """Rows of a group, in the order of its candidates."""
@@ -237,7 +239,9 @@ class _Bench:
             row.status, row.note = STOPPED, "stopped before it was measured"
             return _Point(row)
         try:
-            return self._gate_and_probe(candidate, row)
+            # Free memory is that of a CPU; a GPU refuses what it does not have.
+            with memory_limit() if self._device.type == "cpu" else nullcontext():
+                return self._gate_and_probe(candidate, row)
         except InputError as error:
             row.status, row.note = LEFT_OUT, str(error)
         except Exception as error:  # what crashes has failed; the others are still worth knowing
@@ -258,33 +262,32 @@ class _Bench:
             row.status = FAILED
             row.note = "; ".join(check.failure() for check in failed)
             return _Point(row)
-        self._look_ahead(candidate, row.shape)
-        return _Point(row, *self._build_and_probe(candidate, row.shape))
-
-    def _look_ahead(self, candidate: Candidate, shape: Shape) -> None:
-        """Raise InputError if shorter inputs say that this point would take too much."""
-        key = _key(candidate, shape)
-        for tokens in self._forecast.ladder(key, shape.tokens):
-            step = replace(shape, tokens=tokens)
-            if not candidate.obstacle(step) and not self._forecast.excess(key, tokens):
-                self._build_and_probe(candidate, step)
-        excess = self._forecast.excess(key, shape.tokens)
-        if excess:
-            raise InputError(excess)
-
-    def _build_and_probe(
-        self, candidate: Candidate, shape: Shape
-    ) -> tuple[Built, dict[str, Probe]]:
+        key = _key(candidate, row.shape)
+        if row.shape.tokens > self._too_long.get(key, row.shape.tokens):
+            raise InputError(f"{self._too_long[key]:,} tokens took too long already")
         torch.manual_seed(0)
-        built = candidate.build(shape)
-        probes = {name: self._probe(call) for name, call in built.passes.items()}
-        self._forecast.record(_key(candidate, shape), shape.tokens, probes)
-        return built, probes
+        built = candidate.build(row.shape)
+        probes = {}
+        for name, call in built.passes.items():
+            try:
+                probes[name] = self._probe(call)
+            except OutOfTimeError:
+                self._too_long[key] = row.shape.tokens
+                limit = self.settings.max_seconds
+                took = f"{name.replace('_', ' ')} takes over {limit / 2:g} s"
+                raise InputError(f"{took}, half of the limit of {limit:g} s") from None
+        return _Point(row, built, probes)
 
     def _probe(self, call: Call) -> Probe:
+        """The cost of a call. It is made again to be timed, so each has half of the limit."""
         if self._device.type == "cuda":
             call()  # compiles kernels, which would count as time and memory
-        return probe(call, self._device)
+        limit = self.settings.max_seconds / 2
+        with time_limit(limit):
+            found = probe(call, self._device)
+        if found.seconds > limit:
+            raise OutOfTimeError
+        return found
 
     def _time(self, points: Sequence[_Point]) -> None:
         """Time one pass after the other, in each all points in turn."""
@@ -318,9 +321,10 @@ class _Bench:
 
 def _key(candidate: Candidate, shape: Shape) -> tuple[object, ...]:
     """The key under which times at two numbers of tokens are comparable."""
-    place = (shape.batch, shape.channels, shape.heads)
-    return (candidate.kind, candidate.name, candidate.backend, *place)
+    size = (shape.batch, shape.channels, shape.heads)
+    return (candidate.kind, candidate.name, candidate.backend, *size)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    kinds = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)

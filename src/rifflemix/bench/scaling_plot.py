@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from rifflemix.bench.tables import (
     machine,
     shown_name,
 )
+from rifflemix.report.figure import figure_png
 
 # Okabe and Ito's palette without its yellow: safe for all common kinds of colour blindness. More
 # layers than hues take darker and lighter shades of them, told apart by their markers too;
@@ -34,10 +34,10 @@ from rifflemix.bench.tables import (
 _HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _SHADES = ((0.0, "o"), (-0.4, "s"), (0.3, "^"), (-0.65, "D"), (0.5, "v"))
 _SOFTMAX_COLOUR, _FLOOR_COLOUR = "#222222", "#999999"
-_DPI = 150
+_DPI = 120
 _LABEL_POINTS, _LABEL_GAP = 7.5, 10.0  # size, and least distance of two labels, in points
 # Inches of a panel: room for the scale, the frame, room for the labels; and above and below it.
-_SCALE, _FRAME, _LABELS, _TOP, _BOTTOM = 0.9, 3.5, 2.85, 0.75, 0.95
+_SCALE, _FRAME, _LABELS, _TOP, _BOTTOM = 0.9, 3.5, 3.05, 0.75, 0.95
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,13 @@ def scaling_plot(result: Mapping[str, Any]) -> bytes:
         width = len(passes) * (_SCALE + _FRAME + _LABELS)
         height = _TOP + _BOTTOM + max(4.2, 1.2 * _LABEL_GAP / 72 * len(keys))
         figure = Figure(figsize=(width, height), dpi=_DPI)
-        FigureCanvasAgg(figure)
+        FigureCanvasAgg(figure)  # which measures the texts
         _write_captions(figure, result)
         for i, name in enumerate(passes):
             left = i * (_SCALE + _FRAME + _LABELS) + _SCALE
             place = (left / width, _BOTTOM / height, _FRAME / width, 1 - (_TOP + _BOTTOM) / height)
             _draw_panel(figure.add_axes(place), name, _curves(result, name), axis_of(result))
-        target = io.BytesIO()
-        figure.savefig(target, format="png", metadata={"Software": None})
-    return target.getvalue()
+        return figure_png(figure)
 
 
 def _write_captions(figure: Figure, result: Mapping[str, Any]) -> None:

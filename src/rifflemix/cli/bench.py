@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
-from rifflemix.cli.options import parse_device, parse_names, parse_threads
+from rifflemix.cli.options import parse_names, parse_threads
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
 from rifflemix.errors import bad_argument
 from rifflemix.runs.options import Device, Json, Option, Threads
@@ -36,7 +36,7 @@ class Measurement:
     device: Device = "cpu"
     repeats: Annotated[int, Option("Timings of each call.")] = 5
     max_seconds: Annotated[
-        float, Option("Limit for one pass of one row; what would take longer is left out.")
+        float, Option("Limit for one pass of one row; what takes longer is left out.")
     ] = 60.0
     threads: Threads | None = None
     out: Annotated[
@@ -52,10 +52,10 @@ class Measurement:
     ) -> None:
         """Run, keep, print; exit with 130 after Ctrl-C."""
         from rifflemix.bench.runner import Hooks, Settings
-        from rifflemix.runs.device import using_threads
+        from rifflemix.runs.device import resolve_device, using_threads
 
         threads = parse_threads(self.threads)
-        settings = Settings(self.dtype, parse_device(self.device), self.repeats, self.max_seconds)
+        settings = Settings(self.dtype, resolve_device(self.device), self.repeats, self.max_seconds)
         file = _File(self.out)
         bar = _Bar(progress_console())
         with (

@@ -6,25 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
-from rifflemix.runs.options import MOST_THREADS
-
-_PRECISIONS = {"float32": "no", "bf16": "bf16"}
+from rifflemix.runs.options import MOST_THREADS, PRECISIONS
 
 
 def parse_precision(text: str) -> str:
     """The name that `TrainConfig.precision` uses."""
-    if text not in _PRECISIONS:
-        raise bad_argument("--precision", " or ".join(_PRECISIONS), repr(text))
-    return _PRECISIONS[text]
-
-
-def parse_device(text: str) -> str:
-    """`auto` becomes cuda where there is one, else cpu."""
-    import torch
-
-    if text != "auto":
-        return text
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if text not in PRECISIONS:
+        raise bad_argument("--precision", " or ".join(PRECISIONS), repr(text))
+    return PRECISIONS[text]
 
 
 def parse_threads(count: int | None) -> int:

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rifflemix.cli import options
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
-from rifflemix.runs.options import (
-    BatchSize,
-    DataDir,
-    Device,
-    Json,
-    MaxSteps,
-    Option,
-    Out,
-    Seed,
-    Threads,
-)
+from rifflemix.runs.options import Json, Option, Out, ReproduceOptions
 
 if TYPE_CHECKING:
     from rifflemix.reproduction import ReproducePlan
@@ -44,22 +32,10 @@ same command continues. Results say how much of the paper's run was made.
 def reproduce(
     recipe: Annotated[str, typer.Argument(help="PAPER/ROW; see `rifflemix list recipes`.")],
     out: Out,
-    data_dir: DataDir | None = None,
-    max_steps: MaxSteps | None = None,
-    scale: Annotated[float, Option("Factor of the model's widths, over 0 to 1.")] = 1.0,
+    run: ReproduceOptions,
     budget: Annotated[
         float | None, Option("Stop after so long, to be continued.", metavar="MINUTES")
     ] = None,
-    batch_size: BatchSize | None = None,
-    seed: Seed = 0,
-    start_from: Annotated[
-        Path | None,
-        Option("Folder of another run, or of a saved model, to start from.", metavar="PATH"),
-    ] = None,
-    device: Device = "auto",
-    precision: Annotated[str | None, Option("float32 or bf16; the recipe's if unset.")] = None,
-    compile: Annotated[bool, Option("Use torch.compile.")] = False,
-    threads: Threads | None = None,
     json: Json = False,
 ) -> None:
     """Train a row of a paper's table and print the paper's number beside ours."""
@@ -68,21 +44,7 @@ def reproduce(
 
     chosen = get_recipe(recipe)
     with DataProgress(progress_console()) as progress:
-        plan = plan_reproduction(
-            chosen,
-            out,
-            data_dir=data_dir,
-            max_steps=max_steps,
-            scale=scale,
-            batch_size=batch_size,
-            seed=seed,
-            device=options.parse_device(device),
-            threads=threads,
-            precision=None if precision is None else options.parse_precision(precision),
-            compiled=compile,
-            start_from=start_from,
-            progress=progress,
-        )
+        plan = plan_reproduction(chosen, out, run, progress=progress)
     results, interrupted = _run(plan, budget)
     if is_main_process():
         _tell(plan, results, json)

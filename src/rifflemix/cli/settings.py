@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rifflemix.cli.options import (
-    parse_device,
     parse_mixer_options,
     parse_precision,
     parse_task_options,
@@ -27,6 +26,7 @@ def compare_config(
     """
     from rifflemix.comparison import CompareConfig, default_budget, default_model, train_config
     from rifflemix.mixers import mixer_card
+    from rifflemix.runs.device import resolve_device
 
     task_options = parse_task_options(options.task_option, task)
     for name in mixers:
@@ -49,7 +49,7 @@ def compare_config(
         task_options=task_options,
         mixer_options=parse_mixer_options(options.mixer_option, mixers),
         model=options.model or default_model(task, task_options),
-        device=parse_device(options.device),
+        device=resolve_device(options.device),
         threads=parse_threads(options.threads),
     )
 

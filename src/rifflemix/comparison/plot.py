@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from rifflemix.comparison.labels import Box, Disk, place_labels
 from rifflemix.comparison.table import BASELINE, Row, comparison_rows
+from rifflemix.report.figure import figure_png
 from rifflemix.report.units import SHARES, metric_title, metric_value
 
 # Okabe and Ito's palette without its yellow, which is too light for outlines; safe for all
@@ -49,7 +49,7 @@ def comparison_plot(results: Mapping[str, Any]) -> bytes:
     points = _points(results)
     with matplotlib.style.context("default"):
         figure = Figure(figsize=(9.0, 5.6), dpi=_DPI, layout="constrained")
-        FigureCanvasAgg(figure)
+        FigureCanvasAgg(figure)  # which measures the texts
         axes, legend = figure.subplots(1, 2, width_ratios=(6, 1))
         _set_titles(axes, results)
         if points:
@@ -57,9 +57,7 @@ def comparison_plot(results: Mapping[str, Any]) -> bytes:
         else:
             axes.text(0.5, 0.5, "no run has finished yet", transform=axes.transAxes, ha="center")
             legend.axis("off")
-        target = io.BytesIO()
-        figure.savefig(target, format="png", metadata={"Software": None})
-    return target.getvalue()
+        return figure_png(figure)
 
 
 def _points(results: Mapping[str, Any]) -> list[_Point]:

@@ -7,9 +7,11 @@ from rifflemix.reproduction.run import (
     plan_reproduction,
     run_reproduction,
 )
+from rifflemix.runs.options import ReproduceOptions
 
 __all__ = [
     "FORMAT",
+    "ReproduceOptions",
     "ReproducePlan",
     "is_main_process",
     "load_results",

@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import torch
 
 from rifflemix.checks import check_integer
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.files import check_json, read_json, write_json
 from rifflemix.models import Model
 from rifflemix.recipes import Recipe
@@ -21,10 +21,10 @@ from rifflemix.reproduction.checks import check_results
 from rifflemix.reproduction.results import results_of
 from rifflemix.reproduction.start import Start, read_start, start_model
 from rifflemix.reproduction.utilisation import Utilisation, utilisation
-from rifflemix.runs.device import check_device, using_threads
+from rifflemix.runs.device import check_device, resolve_device, using_threads
 from rifflemix.runs.fit import check_batch_size, fit_model, try_out
 from rifflemix.runs.folder import check_folder
-from rifflemix.runs.options import MOST_THREADS
+from rifflemix.runs.options import MOST_THREADS, PRECISIONS, ReproduceOptions
 from rifflemix.runs.status import OnStatus, ShouldStop, StatusFeed
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train
@@ -62,17 +62,8 @@ class ReproducePlan:
 def plan_reproduction(
     recipe: Recipe,
     out: Path,
+    options: ReproduceOptions | None = None,
     *,
-    data_dir: Path | None = None,
-    max_steps: int | None = None,
-    scale: float = 1.0,
-    batch_size: int | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    threads: int | None = None,
-    precision: str | None = None,
-    compiled: bool = False,
-    start_from: Path | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> ReproducePlan:
     """Check everything; write nothing.
@@ -80,47 +71,46 @@ def plan_reproduction(
     Args:
         recipe: the row.
         out: the run's folder, new, empty, or of an earlier start with the same settings.
-        data_dir: folder of the task's data files.
-        max_steps: fewer updates than the recipe's; its schedule shrinks with them, and its
-            evaluations see no more samples than the training between them.
-        scale: factor of the model's widths.
-        batch_size: samples per update, where the recipe's are too many.
-        seed: of the run.
-        device: where to train.
-        threads: CPU threads; None leaves torch's choice.
-        precision: "no" or "bf16"; None is the recipe's.
-        compiled: run the model through torch.compile.
-        start_from: folder of another run, whose chosen weights this one starts from, or of a
-            saved model.
+        options: what differs from the recipe, and where to run it.
         progress: called with the progress of loading data.
 
     Raises:
         InputError: data is missing, the model cannot be built or started from those weights, or
             `out` cannot be used.
     """
+    options = options or ReproduceOptions()
     check_folder(out)
+    device = resolve_device(options.device)
     check_device(device)
-    count = torch.get_num_threads() if threads is None else threads
-    check_integer("threads", count, 1, MOST_THREADS)
-    recipe = recipe.scaled(scale)
-    if max_steps is not None:
-        recipe = recipe.shortened(max_steps)
-    batch_size_planned = recipe.train.batch_size
-    changes: dict[str, Any] = {"seed": seed, "compile": compiled}
-    if batch_size is not None:
-        changes["batch_size"] = batch_size
-    if precision is not None:
-        changes["precision"] = precision
-    recipe = replace(recipe, train=replace(recipe.train, **changes))
-    start = None if start_from is None else read_start(start_from)
-    task = load_task(recipe.task, data_dir=data_dir, progress=progress, **recipe.task_options)
+    threads = torch.get_num_threads() if options.threads is None else options.threads
+    check_integer("threads", threads, 1, MOST_THREADS)
+    recipe, batch_size_planned = _changed(recipe, options)
+    start = None if options.start_from is None else read_start(options.start_from)
+    task = load_task(
+        recipe.task, data_dir=options.data_dir, progress=progress, **recipe.task_options
+    )
     check_batch_size(recipe.train.batch_size, task)
-    if max_steps is not None:
+    if options.max_steps is not None:
         recipe = _seldom_evaluated(recipe, len(task.split("validation")))
+    seed = options.seed
     parameters = try_out(lambda: build_model(recipe, task, seed, start), task).num_parameters()
     return ReproducePlan(
-        recipe, task, out, seed, device, count, parameters, batch_size_planned, start
+        recipe, task, out, seed, device, threads, parameters, batch_size_planned, start
     )
+
+
+def _changed(recipe: Recipe, options: ReproduceOptions) -> tuple[Recipe, int]:
+    """The recipe with the options in it, and the samples per update before they were."""
+    recipe = recipe.scaled(options.scale)
+    if options.max_steps is not None:
+        recipe = recipe.shortened(options.max_steps)
+    changes: dict[str, Any] = {"seed": options.seed, "compile": options.compile}
+    if options.batch_size is not None:
+        changes["batch_size"] = options.batch_size
+    if options.precision is not None:
+        check_choice("precision", options.precision, PRECISIONS)
+        changes["precision"] = PRECISIONS[options.precision]
+    return replace(recipe, train=replace(recipe.train, **changes)), recipe.train.batch_size
 
 
 def run_reproduction(

@@ -10,6 +10,13 @@ import torch
 from rifflemix.errors import InputError, bad_argument
 
 
+def resolve_device(device: str) -> str:
+    """`auto` becomes cuda where there is one, else cpu."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def check_device(device: str) -> None:
     """Raise unless `device` names one that is there."""
     try:

@@ -15,6 +15,9 @@ from rifflemix.errors import bad_argument
 MOST_THREADS = 1_024
 _MOST_LAYERS, _MOST_WIDTH = 1_000, 65_536
 
+PRECISIONS = {"float32": "no", "bf16": "bf16"}
+"""What users choose -> what `TrainConfig.precision` calls it."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -84,6 +87,29 @@ class RunOptions:
     data_dir: DataDir | None = None
     device: Device = "auto"
     precision: Annotated[str, Option("float32, or bf16 (autocast).")] = "float32"
+    threads: Threads | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions:
+    """How to run a recipe, as a user says it; None takes what the recipe says.
+
+    Fewer updates shrink the schedule with them, and evaluations see no more samples than the
+    training between them.
+    """
+
+    data_dir: DataDir | None = None
+    max_steps: MaxSteps | None = None
+    scale: Annotated[float, Option("Factor of the model's widths, over 0 to 1.")] = 1.0
+    batch_size: BatchSize | None = None
+    seed: Seed = 0
+    start_from: Annotated[
+        Path | None,
+        Option("Folder of another run, or of a saved model, to start from.", metavar="PATH"),
+    ] = None
+    device: Device = "auto"
+    precision: Annotated[str | None, Option("float32 or bf16; the recipe's if unset.")] = None
+    compile: Annotated[bool, Option("Use torch.compile.")] = False
     threads: Threads | None = None
 
 

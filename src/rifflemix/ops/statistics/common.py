@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,19 +14,8 @@ NORM_FLOOR = 1e-12  # of the norm of a feature column over the tokens
 ENERGY_FLOOR = 1e-12  # of the causal running sum of squares, which is a squared norm
 COUNT_OFFSET = 1e-8  # added to the number of tokens in a group
 
-
-ACCUMULATION = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float32: torch.float32,
-    torch.float64: torch.float64,
-}
-"""The dtype in which statistics of tokens are summed."""
-
-
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which statistics of `dtype` tokens are summed: float32, or float64 for it."""
-    return torch.promote_types(dtype, torch.float32)
+accumulation_dtype = partial(torch.promote_types, torch.float32)
+"""The dtype in which statistics of tokens of a dtype are summed: float32, or float64 for it."""
 
 
 class StatisticsState(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rifflemix.compat import has_plain_autograd
 from rifflemix.ops.native import instruction_level, library
-from rifflemix.ops.statistics.common import ACCUMULATION
+from rifflemix.ops.statistics.common import accumulation_dtype
 
 # Looked up once: a graph that is being traced must not meet the loading of a library.
 _KERNELS = library()
@@ -85,7 +85,7 @@ def empty_tokens(w: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def empty_per_token(w: Tensor) -> Tensor:
     """(B, H, N) in a (B, N, H) storage, in the accumulation dtype."""
     batch, heads, length, _ = w.shape
-    empty = w.new_empty((batch, length, heads), dtype=ACCUMULATION[w.dtype])
+    empty = w.new_empty((batch, length, heads), dtype=accumulation_dtype(w.dtype))
     return empty.transpose(1, 2)
 
 
@@ -98,7 +98,7 @@ def empty_per_chunk(w: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     """(B, chunks, H, columns) and (B, chunks, H), in the accumulation dtype."""
     batch, heads, length, _ = w.shape
     chunks = (length + _CHUNK - 1) // _CHUNK
-    dtype = ACCUMULATION[w.dtype]
+    dtype = accumulation_dtype(w.dtype)
     return (
         w.new_empty((batch, chunks, heads, columns), dtype=dtype),
         w.new_empty((batch, chunks, heads), dtype=dtype),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rifflemix.ops.native import HUGE, in_huge_pages
 from rifflemix.ops.statistics import eager
-from rifflemix.ops.statistics.common import ACCUMULATION, second_order_gradients
+from rifflemix.ops.statistics.common import accumulation_dtype, second_order_gradients
 from rifflemix.ops.statistics.cpu_common import (
     by_token,
     call,
@@ -37,7 +37,7 @@ def token_statistics(
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
     """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
-    temperature = temperature.to(ACCUMULATION[w.dtype])
+    temperature = temperature.to(accumulation_dtype(w.dtype))
     y, membership, *_ = _forward(w, temperature, key_padding_mask, normalize)
     return y, membership
 

@@ -74,6 +74,15 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, line.removesuffix(b"\n")
 
 
+def read_text_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and UTF-8 text of each line that is not blank, as from `read_lines`."""
+    for number, line in read_lines(path):
+        with reading(path):
+            text = line.decode("utf-8").rstrip("\r")
+        if text.strip():
+            yield number, text
+
+
 def read_npz_xz(path: Path) -> Arrays:
     """All arrays of an xz-compressed .npz file."""
     content = io.BytesIO(read_bytes(path))

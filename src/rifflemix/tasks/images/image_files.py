@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +78,20 @@ def read_image(path: Path, size: int, share: float, color: str) -> NDArray[np.ui
         InputError: the file is missing, damaged, no image of `FORMATS`, has over `MOST_PIXELS`
             pixels or not 8 bits a channel, or Pillow is not there.
     """
+    with opened_image(path) as image:
+        return _square(image, size, share, color)
+
+
+@contextmanager
+def opened_image(
+    path: Path, formats: Sequence[str] = FORMATS, most_bytes: int = _MOST_BYTES
+) -> Iterator[Image.Image]:
+    """An image file, opened and checked; Pillow decodes its pixels when they are asked for.
+
+    Raises:
+        InputError: the file is missing, damaged, no image of `formats`, has over `most_bytes`
+            bytes, over `MOST_PIXELS` pixels or not 8 bits a channel, or Pillow is not there.
+    """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -86,15 +101,16 @@ def read_image(path: Path, size: int, share: float, color: str) -> NDArray[np.ui
     with reading(path), warnings.catch_warnings():
         # Of pictures that are large or have odd metadata: what matters is checked here.
         warnings.simplefilter("ignore")
-        content = read_bytes(path, _MOST_BYTES)
+        content = read_bytes(path, most_bytes)
         try:
-            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            with Image.open(io.BytesIO(content), formats=formats) as image:
                 _check(path, image)
-                return _square(image, size, share, color)
+                yield image
         except Image.DecompressionBombError:
             raise _too_large(path, "more") from None
         except UnidentifiedImageError:
-            raise damaged(path, f"no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image") from None
+            names = " or ".join(filter(None, (", ".join(formats[:-1]), formats[-1])))
+            raise damaged(path, f"no {names} image") from None
 
 
 def _check(path: Path, image: Image.Image) -> None:

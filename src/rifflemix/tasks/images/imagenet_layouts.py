@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rifflemix.errors import InputError
-from rifflemix.tasks.data_io.bounded import read_bytes, read_lines
-from rifflemix.tasks.data_io.files import damaged, reading
+from rifflemix.tasks.data_io.bounded import read_bytes, read_text_lines
+from rifflemix.tasks.data_io.files import damaged
 from rifflemix.tasks.images.image_listing import (
     Entry,
     Listing,
@@ -20,9 +20,9 @@ from rifflemix.tasks.images.image_listing import (
     labelled,
 )
 
-IMAGENET_PLACES = (".", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
-TINY_PLACES = (".", "tiny-imagenet-200")
-DOGS_PLACES = (".", "train", "dogs-vs-cats", "dogs-vs-cats/train")
+_IMAGENET_FOLDERS = (".", "imagenet", "ILSVRC2012", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
+_TINY_FOLDERS = (".", "tiny-imagenet-200")
+_DOGS_FOLDERS = (".", "train", "dogs-vs-cats", "dogs-vs-cats/train")
 
 SOLUTION = "LOC_val_solution.csv"
 ANNOTATIONS = "Annotations/CLS-LOC/val"
@@ -46,7 +46,7 @@ class _Base(NamedTuple):
 
 def imagenet_is_there(data_dir: Path) -> bool:
     """Whether a folder has ImageNet's classes."""
-    base = _base(data_dir, IMAGENET_PLACES)
+    base = _base(data_dir, _IMAGENET_FOLDERS)
     return base is not None and len(base.classes) == IMAGENET_CLASSES
 
 
@@ -59,7 +59,7 @@ def imagenet_listing(data_dir: Path) -> Listing | None:
         InputError: there are not 1,000 classes, or labels are missing or damaged, or do not fit
             the images.
     """
-    base = _base(data_dir, IMAGENET_PLACES)
+    base = _base(data_dir, _IMAGENET_FOLDERS)
     if base is None:
         return None
     _check_classes("ImageNet", base, IMAGENET_CLASSES)
@@ -71,7 +71,7 @@ def imagenet_listing(data_dir: Path) -> Listing | None:
 
 def tiny_is_there(data_dir: Path) -> bool:
     """Whether a folder has Tiny-ImageNet's classes."""
-    base = _base(data_dir, TINY_PLACES)
+    base = _base(data_dir, _TINY_FOLDERS)
     return base is not None and len(base.classes) == TINY_CLASSES
 
 
@@ -82,7 +82,7 @@ def tiny_listing(data_dir: Path) -> Listing | None:
         InputError: there are not 200 classes, or labels are missing or damaged, or do not fit
             the images.
     """
-    base = _base(data_dir, TINY_PLACES)
+    base = _base(data_dir, _TINY_FOLDERS)
     if base is None:
         return None
     _check_classes("Tiny-ImageNet", base, TINY_CLASSES)
@@ -113,7 +113,7 @@ def dogs_listing(data_dir: Path) -> Listing | None:
 
 
 def _dogs_folder(data_dir: Path) -> Path | None:
-    for part in DOGS_PLACES:
+    for part in _DOGS_FOLDERS:
         folder = data_dir / part
         if all((folder / f"{pet}.0.jpg").is_file() for pet in _PETS):
             return folder
@@ -121,7 +121,7 @@ def _dogs_folder(data_dir: Path) -> Path | None:
 
 
 def _base(data_dir: Path, parts: Sequence[str]) -> _Base | None:
-    """The first place where "train" holds folders of synsets."""
+    """The first of the folders whose "train" holds folders of synsets."""
     for part in parts:
         folder = data_dir / part
         names = class_folders(folder / "train")
@@ -160,7 +160,7 @@ def _flat_labels(data_dir: Path, base: Path) -> dict[str, str]:
 
 def _solution_labels(path: Path) -> dict[str, str]:
     labels = {}
-    for number, line in _lines(path):
+    for number, line in read_text_lines(path):
         name, _, boxes = line.partition(",")
         synset = boxes.partition(" ")[0]
         if number == 1 and name == "ImageId":
@@ -186,21 +186,12 @@ def _annotated_labels(folder: Path) -> dict[str, str]:
 
 def _tiny_labels(path: Path) -> dict[str, str]:
     labels = {}
-    for number, line in _lines(path):
+    for number, line in read_text_lines(path):
         fields = line.split("\t")
         if len(fields) < 2 or not _SYNSET.fullmatch(fields[1]):
             raise damaged(path, f"line {number} is not an image and its synset")
         labels[Path(fields[0]).stem] = fields[1]
     return labels
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of each line that is not empty."""
-    for number, content in read_lines(path):
-        with reading(path):
-            line = content.decode("utf-8").strip("\r")
-        if line:
-            yield number, line
 
 
 def _by_name(base: _Base, folder: Path, names: Mapping[str, str]) -> tuple[Entry, ...]:

@@ -151,22 +151,6 @@ def _apply(operator: int, arguments: list[int]) -> int:
     return sum(arguments) % 10
 
 
-def to_source(tokens: bytes) -> str:
-    """One whole expression in the Long Range Arena's form: a pair of round brackets an argument."""
-    open_lists: list[list[str]] = [[]]
-    for token in tokens:
-        if OPERATOR <= token < END:
-            open_lists.append([TOKENS[token]])
-        elif token == END:
-            operator, *arguments = open_lists.pop()
-            brackets = "( " * (len(arguments) + 1)
-            items = " ) ".join([*arguments, TOKENS[END]])
-            open_lists[-1].append(f"{brackets}{operator} {items} )")
-        else:
-            open_lists[-1].append(TOKENS[token])
-    return open_lists[0][0]
-
-
 def from_source(source: bytes) -> bytes:
     """Token ids of an expression in the Long Range Arena's form; round brackets are dropped.
 

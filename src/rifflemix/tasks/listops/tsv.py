@@ -1,19 +1,16 @@
-"""The Long Range Arena's ListOps files: Source<tab>Target lines, read with a check and written."""
+"""The Long Range Arena's ListOps files: Source<tab>Target lines, read with a check."""
 
 from __future__ import annotations
 
-import csv
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from rifflemix.tasks.core.base import Progress, Task
+from rifflemix.tasks.core.base import Progress
 from rifflemix.tasks.data_io.bounded import read_lines
 from rifflemix.tasks.data_io.file_task import Form, Paths, find_source
 from rifflemix.tasks.data_io.files import Arrays, Source, damaged
 from rifflemix.tasks.data_io.packed import pack_parts
-from rifflemix.tasks.listops.grammar import evaluate, from_source, to_source
+from rifflemix.tasks.listops.grammar import evaluate, from_source
 
 FILES = {"train": "basic_train.tsv", "validation": "basic_val.tsv", "test": "basic_test.tsv"}
 """File of each split."""
@@ -29,38 +26,6 @@ def find_tsv(data_dir: Path | None) -> Source | None:
     """
     form = Form("basic_*.tsv", FILES, _decode, _FOLDERS)
     return None if data_dir is None else find_source((form,), data_dir)
-
-
-def export_tsv(task: Task, folder: Path, progress: Progress) -> None:
-    """Write a ListOps task as the Long Range Arena's three files, each whole or not at all.
-
-    Args:
-        task: loaded with `load_task("listops", ...)`.
-        folder: made where it does not exist.
-        progress: told how many expressions are written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, file_name in FILES.items():
-        descriptor, scratch = tempfile.mkstemp(prefix=".writing-", dir=folder)
-        try:
-            with os.fdopen(descriptor, "w", newline="", encoding="ascii") as stream:
-                writer = csv.writer(stream, delimiter="\t")
-                writer.writerow(["Source", "Target"])
-                writer.writerows(_lines(task, name, progress))
-                stream.flush()
-                os.fsync(stream.fileno())
-            Path(scratch).replace(folder / file_name)
-        finally:
-            Path(scratch).unlink(missing_ok=True)
-
-
-def _lines(task: Task, name: str, progress: Progress) -> Iterator[tuple[str, int]]:
-    split = task.split(name)
-    for index in range(len(split)):
-        if index % 500 == 0:
-            progress(f"writing {FILES[name]}", index, len(split))
-        tokens, label = split[index]
-        yield to_source(bytes(tokens.tolist())), label
 
 
 def _decode(paths: Paths, progress: Progress) -> Arrays:

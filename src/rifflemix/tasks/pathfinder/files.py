@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,15 +16,16 @@ from rifflemix.tasks.core.base import SPLITS, Request, TaskCard
 from rifflemix.tasks.data_io.bounded import read_bytes, read_npy
 from rifflemix.tasks.data_io.files import cache_root, damaged, reading, stat_key
 from rifflemix.tasks.data_io.shards import ShardedImages, prepare_shards, waiting_for
+from rifflemix.tasks.images.image_files import opened_image
 from rifflemix.tasks.pathfinder.archives import unpack
 
 DAMAGED = frozenset({"pathfinder32/curv_baseline/imgs/0/sample_172.png"})
 """Files of the published archive that are empty; they are left out."""
 
-_PLACES = (".", "lra_release", "lra_release/lra_release")
+_FOLDERS = (".", "lra_release", "lra_release/lra_release")
 _ARCHIVES = ("lra_release.gz", "lra_release.tar.gz")
 _MOST_PNG, _MOST_LIST = 1 << 22, 1 << 26
-_FOLDER = re.compile(r"imgs/\d+")
+_IMAGES = re.compile(r"imgs/\d+")
 _FILE = re.compile(r"sample_\d+\.png")
 
 Entry = tuple[str, int]
@@ -60,7 +60,7 @@ def find_release(data_dir: Path | None, size: int, preset: str) -> Release | Non
     """The set in `data_dir`, as a folder or in the whole archive of the Long Range Arena."""
     if data_dir is None:
         return None
-    for part in _PLACES:
+    for part in _FOLDERS:
         root = data_dir / part / f"pathfinder{size}" / preset
         lists = sorted((root / "metadata").glob("*.npy"))
         if lists:
@@ -126,18 +126,10 @@ def read_gray_png(path: Path, size: int) -> NDArray[np.uint8]:
     Raises:
         InputError: the file is missing or damaged or of another size, or Pillow is not there.
     """
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError("to read PNG images, install Pillow: pip install pillow") from None
-    with reading(path):
-        content = read_bytes(path, _MOST_PNG)
-        # Before Pillow looks: it would warn of, or refuse in its own words, what is very large.
-        found = tuple(int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
-        if content[12:16] == b"IHDR" and found != (size, size):
-            raise damaged(path, f"{found} pixels, expected {(size, size)}")
-        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-            return np.asarray(image.convert("L"), dtype=np.uint8)
+    with opened_image(path, ("PNG",), _MOST_PNG) as image:
+        if image.size != (size, size):
+            raise damaged(path, f"{image.size} pixels, expected {(size, size)}")
+        return np.asarray(image.convert("L"), dtype=np.uint8)
 
 
 def read_lists(root: Path) -> list[Entry]:
@@ -151,7 +143,7 @@ def read_lists(root: Path) -> list[Entry]:
         for number, fields in enumerate(_lines(path), start=1):
             if (
                 len(fields) < 4
-                or not _FOLDER.fullmatch(fields[0])
+                or not _IMAGES.fullmatch(fields[0])
                 or not _FILE.fullmatch(fields[1])
                 or fields[3] not in ("0", "1")
             ):

@@ -13,11 +13,11 @@ import numpy as np
 
 from rifflemix.errors import InputError, check_choice
 from rifflemix.tasks.core.base import SPLITS, Progress, TaskCard, check_integer
+from rifflemix.tasks.data_io.bounded import read_text_lines
 from rifflemix.tasks.data_io.file_task import Options
 from rifflemix.tasks.data_io.files import Arrays, Source, damaged, stat_key
 from rifflemix.tasks.text.language import Language, pack_vocabulary
 from rifflemix.tasks.text.vocabulary import Vocabulary, build_vocabulary
-from rifflemix.tasks.text.words import read_lines
 
 _RELEASE = "1-billion-word-language-modeling-benchmark-r13output"
 _TRAINING = "training-monolingual.tokenized.shuffled"
@@ -191,7 +191,7 @@ def _tokens(path: Path, known: frozenset[str] | None, vocabulary: Vocabulary) ->
 
 def _sentences(path: Path, known: frozenset[str] | None) -> Iterator[str]:
     """The sentences of a shard, each with the end of its line."""
-    for _, line in read_lines(path):
+    for _, line in read_text_lines(path):
         if known is None:
             yield f"{line}\n"
         else:
@@ -200,4 +200,4 @@ def _sentences(path: Path, known: frozenset[str] | None) -> Iterator[str]:
 
 
 def _words_of(path: Path) -> frozenset[str]:
-    return frozenset(line.strip() for _, line in read_lines(path))
+    return frozenset(line.strip() for _, line in read_text_lines(path))

@@ -9,9 +9,10 @@ from typing import ClassVar
 from rifflemix.errors import InputError, check_choice
 from rifflemix.files import parse_json
 from rifflemix.tasks.core.base import TaskCard, content_order
+from rifflemix.tasks.data_io.bounded import read_text_lines
 from rifflemix.tasks.data_io.file_task import Options
 from rifflemix.tasks.data_io.files import damaged, reading
-from rifflemix.tasks.text.words import JOINED, Parts, Row, SentenceTask, plain_words, read_lines
+from rifflemix.tasks.text.words import JOINED, Parts, Row, SentenceTask, plain_words
 
 _CLASSES = ("entailment", "neutral", "contradiction")
 _NO_MAJORITY = "-"
@@ -61,7 +62,7 @@ class SNLI(SentenceTask):
 
     def read(self, path: Path, options: Options) -> Iterator[Row]:
         """Lines of JSON; pairs on whose label the annotators did not agree are left out."""
-        for number, line in read_lines(path):
+        for number, line in read_text_lines(path):
             with reading(path):
                 row = parse_json(line)
             label, first, second = (

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rifflemix.tasks.core.base import SPLITS, TaskCard
+from rifflemix.tasks.data_io.bounded import read_text_lines
 from rifflemix.tasks.data_io.file_task import Options
 from rifflemix.tasks.data_io.files import damaged
-from rifflemix.tasks.text.words import JOINED, Row, SentenceTask, plain_words, read_lines
+from rifflemix.tasks.text.words import JOINED, Row, SentenceTask, plain_words
 
 _CLASSES = ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")
 _COLUMNS = ("sentence_A", "sentence_B", "entailment_judgment")
@@ -51,7 +52,7 @@ class Sick(SentenceTask):
 
     def read(self, path: Path, options: Options) -> Iterator[Row]:
         """Lines of a table whose head names the columns."""
-        lines = read_lines(path)
+        lines = read_text_lines(path)
         header = next(lines, (0, ""))[1].split("\t")
         if not set(_COLUMNS) <= set(header):
             raise damaged(path, f"its first line does not name the columns {', '.join(_COLUMNS)}")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rifflemix.errors import check_choice
 from rifflemix.tasks.core.base import SPLITS, TaskCard, TaskStatus
+from rifflemix.tasks.data_io.bounded import read_text_lines
 from rifflemix.tasks.data_io.file_task import Options
 from rifflemix.tasks.data_io.files import absent, damaged
-from rifflemix.tasks.text.words import Row, SentenceTask, read_lines
+from rifflemix.tasks.text.words import Row, SentenceTask
 
 _CLASSES = {"binary": 2, "fine": 5}
 _PARTS = dict(zip(SPLITS, ("train", "dev", "test"), strict=True))
@@ -62,7 +63,7 @@ class SST(SentenceTask):
     def read(self, path: Path, options: Options) -> Iterator[Row]:
         """Lines of a label, a space and a sentence."""
         classes = self.num_classes(options)
-        for number, line in read_lines(path):
+        for number, line in read_text_lines(path):
             label, _, sentence = line.partition(" ")
             if not label.isdecimal() or int(label) >= classes or not sentence.strip():
                 raise damaged(path, f"line {number} is no label 0 to {classes - 1} and a sentence")

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.tasks.core.base import SPLITS, Progress, Request, Task, check_integer
-from rifflemix.tasks.data_io import bounded
 from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
-from rifflemix.tasks.data_io.files import Array, Arrays, Source, damaged, reading
+from rifflemix.tasks.data_io.files import Array, Arrays, Source, damaged
 
 LEVELS = ("word", "byte")
 RESERVED = 2
@@ -243,12 +242,3 @@ def _ids(sentence: str, table: Mapping[str, int] | None) -> Ids:
     if table is None:
         return np.frombuffer(sentence.encode(), dtype=np.uint8).astype(np.int32) + 1
     return words_to_ids(sentence.split(), table)
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of each line of a UTF-8 file, xz-compressed (.xz) or not."""
-    with reading(path):
-        for number, line in bounded.read_lines(path):
-            text = line.decode("utf-8").rstrip("\r")
-            if text.strip():
-                yield number, text
