@@ -40,7 +40,7 @@ SETS = (
 class ContourNet(nn.Module):
     """A stem that halves the image, then the same residual convolution over and over.
 
-    What belongs together spreads along contours, a place at each repetition.
+    What belongs together spreads along contours, one position at each repetition.
 
     Args:
         channels: of the repeated convolution.
@@ -133,10 +133,10 @@ def train_and_test(
     while (share := (time.process_time() - start) / seconds) < 1:
         for group in optimizer.param_groups:
             group["lr"] = args.lr * min(1, share / 0.05) * (1 - share)
-        place = len(losses) % steps_an_epoch
-        if place == 0:
+        step = len(losses) % steps_an_epoch
+        if step == 0:
             order = torch.randperm(len(images))
-        rows = order[place * args.batch_size : (place + 1) * args.batch_size]
+        rows = order[step * args.batch_size : (step + 1) * args.batch_size]
         with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
             logits = model(floats(turned(images[rows])))
         loss = functional.cross_entropy(logits.float(), labels[rows])

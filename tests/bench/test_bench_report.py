@@ -103,8 +103,8 @@ def size_of(png: bytes) -> tuple[int, int]:
 def test_plot_draws_any_number_of_layers(count: int) -> None:
     names = ["two linear maps", "softmax", *(f"mixer_{i}" for i in range(count))]
     width, height = size_of(scaling_plot(fake_bench.scaling(names)))
-    assert width == 2175
-    assert height >= 885
+    assert width == 1788
+    assert height >= 708
 
 
 def test_plot_of_a_single_length_or_of_nothing() -> None:

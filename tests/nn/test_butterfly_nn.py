@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import rifflemix as rm
+from rifflemix.mixers.butterfly import mix_groups
 from rifflemix.nn.butterfly import (
     BlockLinear,
     BlockMLP,
     BlockResMLP,
-    ButterflyBlocks,
     ButterflyLinear,
     ButterflyLinearMLP,
     ButterflyMLP,
@@ -49,6 +49,17 @@ class PostNormBlock(nn.Module):
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         x = self.norm1(self.attention(x, key_padding_mask=key_padding_mask) + x)
         return self.norm2(self.mlp(x) + x)
+
+
+class ButterflyBlocks(nn.Module):
+    """A block of the paper's on butterfly groups of tokens, as its Algorithm 1 has it."""
+
+    def __init__(self, host: nn.Module, block: int, stride: int) -> None:
+        super().__init__()
+        self.host, self.block, self.stride = host, block, stride
+
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        return mix_groups(self.host, x, self.block, self.stride, key_padding_mask)
 
 
 HOST_NAMES = {

@@ -104,7 +104,7 @@ def test_a_budget_that_ends_is_no_error(tmp_path: Path, cli: Cli, listed: list[R
         (("test/digits", "--out", "{}/run", "--batch-size", "0"), "batch_size"),
         (("test/digits", "--out", "{}/run", "--seed", "-1"), "seed"),
         (("test/digits", "--out", "{}/run", "--device", "tpu"), "device"),
-        (("test/digits", "--out", "{}/run", "--precision", "fp8"), "--precision"),
+        (("test/digits", "--out", "{}/run", "--precision", "fp8"), "precision: expected one of"),
         (("test/digits", "--out", "{}/run", "--threads", "0"), "threads"),
         (("test/digits", "--out", "{}/run", "--data-dir", "{}/none"), "data_dir"),
         (("test/digits", "--out", "{}/foreign"), "holds note.txt"),

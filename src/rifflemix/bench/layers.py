@@ -76,7 +76,7 @@ def run(
 
 
 def _counted(build: Callable[[Shape], Built], shape: Shape) -> Built:
-    """What is built, with the calls of a forward pass to say of it."""
+    """The built layer, which also reports the package calls of a forward pass."""
     built = build(shape)
 
     def describe(row: Row) -> dict[str, float]:
@@ -103,7 +103,7 @@ def gate_mixer(build: Build, settings: Settings, shape: Shape) -> list[Check]:
     The first comparison is strict: both sides project alike, so that a sort sees the same values.
     In the second one rounding before a sort may exchange neighbours.
     """
-    place, module, x = _gate_layer(build, settings, shape)
+    at, module, x = _gate_layer(build, settings, shape)
     leaves = (x, *module.parameters())
     actual = output_and_gradients(lambda: module(x), leaves)
     with prefer_backend("eager"), torch.no_grad():
@@ -112,15 +112,15 @@ def gate_mixer(build: Build, settings: Settings, shape: Shape) -> list[Check]:
         eager = output_and_gradients(lambda: module(x), leaves)
     dtype = settings.torch_dtype
     return [
-        check("eager operators", place, actual, eager, OPERATOR_TOLERANCE[dtype]),
-        check("eager operators, float64", place, actual[:1], [exact], LAYER_TOLERANCE[dtype]),
+        check("eager operators", at, actual, eager, OPERATOR_TOLERANCE[dtype]),
+        check("eager operators, float64", at, actual[:1], [exact], LAYER_TOLERANCE[dtype]),
     ]
 
 
 def _gate_peer(build: Build, settings: Settings, shape: Shape) -> list[Check]:
-    place, module, x = _gate_layer(build, settings, shape)
+    at, module, x = _gate_layer(build, settings, shape)
     actual = output_and_gradients(lambda: module(x), (x, *module.parameters()))
-    return [check_finite(place, x, actual)]
+    return [check_finite(at, x, actual)]
 
 
 def _gate_layer(build: Build, settings: Settings, shape: Shape) -> tuple[Shape, nn.Module, Tensor]:

@@ -103,7 +103,7 @@ class Subject:
     extra: Mapping[str, float] = field(default_factory=dict)
 
     def candidate(self, settings: Settings) -> Candidate:
-        """What the runner measures: forward pass and training step."""
+        """The forward pass and the training step, for the runner."""
         return Candidate(
             MODEL,
             self.name,

@@ -140,14 +140,14 @@ def assemble(
         complete: False if the benchmark was stopped before its end.
         wall_seconds: of the whole benchmark so far.
     """
-    place = environment()
+    made_in = environment()
     return {
         "format": FORMAT,
         "benchmark": benchmark,
         "status": "complete" if complete else "partial",
-        "command": place["command"],
+        "command": made_in["command"],
         "settings": dict(settings),
-        "environment": place,
+        "environment": made_in,
         "wall_seconds": wall_seconds,
         "rows": [asdict(row) for row in rows],
     }
@@ -155,13 +155,13 @@ def assemble(
 
 def result_name(result: Mapping[str, Any]) -> str:
     """File name by benchmark, date and hardware: ops-20250102-131415-amd-epyc-2-cores-1-threads."""
-    place = result["environment"]
-    digits = re.sub(r"\D", "", place["time"])[:14]
-    hardware = place["hardware"]
+    made_in = result["environment"]
+    digits = re.sub(r"\D", "", made_in["time"])[:14]
+    hardware = made_in["hardware"]
     if result["settings"]["device"] == "cpu":
         machine = f"{hardware['cpu']} {hardware['cores']} cores {hardware['threads']} threads"
     else:
-        machine = describe_hardware(place)
+        machine = describe_hardware(made_in)
     slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
     return f"{result['benchmark']}-{digits[:8]}-{digits[8:]}-{slug}"
 

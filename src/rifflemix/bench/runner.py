@@ -60,12 +60,12 @@ class Settings:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """What torch calls it."""
+        """The dtype as torch has it."""
         return DTYPES[self.dtype]
 
     @property
     def torch_device(self) -> torch.device:
-        """What torch calls it."""
+        """The device as torch has it."""
         return torch.device(self.device)
 
 

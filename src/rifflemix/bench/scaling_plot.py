@@ -66,8 +66,8 @@ def scaling_plot(result: Mapping[str, Any]) -> bytes:
         _write_captions(figure, result)
         for i, name in enumerate(passes):
             left = i * (_SCALE + _FRAME + _LABELS) + _SCALE
-            place = (left / width, _BOTTOM / height, _FRAME / width, 1 - (_TOP + _BOTTOM) / height)
-            _draw_panel(figure.add_axes(place), name, _curves(result, name), axis_of(result))
+            box = (left / width, _BOTTOM / height, _FRAME / width, 1 - (_TOP + _BOTTOM) / height)
+            _draw_panel(figure.add_axes(box), name, _curves(result, name), axis_of(result))
         return figure_png(figure)
 
 

@@ -214,16 +214,16 @@ def _memory(timing: Mapping[str, Any]) -> str:
 
 def _by_axis(title: str, name: str, show: Show, rows: Sequence[Row], axis: str) -> BenchTable:
     points = sorted({row["shape"][axis] for row in rows})
-    places: dict[Key, dict[int, Row]] = {}
+    by_key: dict[Key, dict[int, Row]] = {}
     for row in rows:
-        places.setdefault(key_of(row), {})[row["shape"][axis]] = row
+        by_key.setdefault(key_of(row), {})[row["shape"][axis]] = row
     cell = _timed(name, show, lambda row: row["status"])
     lines = [
         [
             shown_name(next(iter(at.values()))),
             *(cell(at[n]) if n in at else MISSING for n in points),
         ]
-        for at in places.values()
+        for at in by_key.values()
     ]
     return BenchTable(title, ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in points)], lines)
 
@@ -275,20 +275,20 @@ def _shape_text(row: Row) -> str:
 
 def machine(result: Mapping[str, Any]) -> str:
     """The machine: the GPU, or the CPU with cores and threads."""
-    place = result["environment"]
+    made_in = result["environment"]
     if result["settings"]["device"] == "cpu":
-        place = {**place, "hardware": {**place["hardware"], "gpu": None}}
-    return describe_hardware(place)
+        made_in = {**made_in, "hardware": {**made_in["hardware"], "gpu": None}}
+    return describe_hardware(made_in)
 
 
 def _caption(result: Mapping[str, Any]) -> str:
-    place = result["environment"]
-    commit = (place["git_commit"] or "unknown")[:12]
+    made_in = result["environment"]
+    commit = (made_in["git_commit"] or "unknown")[:12]
     return (
-        f"{machine(result)}, {result['settings']['dtype']}, torch {place['libraries']['torch']}, "
-        f"{place['time'][:10]}, commit {commit}"
-        f"{' with changes' if place['git_dirty'] else ''}, "
-        f"{format_duration(result['wall_seconds'])}: `{place['command']}`"
+        f"{machine(result)}, {result['settings']['dtype']}, torch {made_in['libraries']['torch']}, "
+        f"{made_in['time'][:10]}, commit {commit}"
+        f"{' with changes' if made_in['git_dirty'] else ''}, "
+        f"{format_duration(result['wall_seconds'])}: `{made_in['command']}`"
     )
 
 

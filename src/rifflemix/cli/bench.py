@@ -248,7 +248,7 @@ class _File:
     """The file of a result; it is written again as the result grows.
 
     Raises:
-        InputError: a file that is there already, or a place that cannot be written.
+        InputError: a file that is there already, or a path that cannot be written.
     """
 
     def __init__(self, out: Path | None) -> None:

@@ -20,7 +20,7 @@ EPILOG = """Examples:
 
 
 def report(
-    places: Annotated[
+    paths: Annotated[
         list[Path], typer.Argument(help="Folders, searched to any depth, or results files.")
     ],
     out: Annotated[Path, Option("Folder for report.md and report.html.", metavar="PATH")],
@@ -34,7 +34,7 @@ def report(
     from rifflemix.runs.folder import check_folder
 
     check_folder(out)
-    found = load_results(places)
+    found = load_results(paths)
     make_folder(out)
     for name, content in report_files(found, out).items():
         write_atomically(out / name, partial(_write, content))

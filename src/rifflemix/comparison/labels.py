@@ -60,7 +60,7 @@ def place_labels(
 ) -> list[Box]:
     """A box for each disk's label: near it, inside `area`, off the other labels and centres.
 
-    Every label tries places around its disk at growing distances; each takes the cheapest given
+    Every label tries positions around its disk at growing distances; each takes the cheapest given
     all others, in a few sweeps. Deterministic.
 
     Args:
@@ -112,7 +112,7 @@ def _half_extent(cos: float, sin: float, width: float, height: float) -> float:
 def _fixed_cost(
     box: Box, own: Disk, disks: Sequence[Disk], bars: Sequence[Box], area: Box
 ) -> float:
-    """The cost of a place that does not depend on the other labels."""
+    """The cost of a position that does not depend on the other labels."""
     surface = box.width * box.height
     cost = max(box.distance_to(own.x, own.y) - own.radius, 0.0)
     outside = 1 - box.overlap(area) / surface

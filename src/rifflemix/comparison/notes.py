@@ -167,8 +167,8 @@ def _speed(results: Mapping[str, Any]) -> str:
 def _mixed_places(results: Mapping[str, Any]) -> list[str]:
     """A warning where the runs do not all come from one machine and one version of the code."""
     keys = ("hardware", "libraries", "git_commit", "git_dirty")
-    places = [{key: run["environment"][key] for key in keys} for run in results["runs"]]
-    if all(place == places[0] for place in places):
+    found = [{key: run["environment"][key] for key in keys} for run in results["runs"]]
+    if all(one == found[0] for one in found):
         return []
     return [
         "The runs were not all made on one machine with one version of the code and its libraries "

@@ -104,7 +104,7 @@ def _draw(figure: Figure, axes: Axes, legend: Axes, points: Sequence[_Point], me
     _draw_memory_legend(figure, legend, points, area_per_byte)
     for point in sorted(points, key=lambda p: -p.memory):
         _draw_disk(axes, point, area_per_byte)
-    figure.draw_without_rendering()  # fixes the layout, so that screen places are known
+    figure.draw_without_rendering()  # fixes the layout, so that positions on the screen are known
     _draw_labels(figure, axes, points, area_per_byte)
 
 
@@ -185,8 +185,8 @@ def _draw_labels(
         disks.append(Disk(x, y, radius))
         bars += _error_bars(axes, point)
     area = Box(frame.x0, frame.y0, frame.width, frame.height)
-    places = place_labels(disks, sizes, area, bars)
-    for text, disk, box, point in zip(texts, disks, places, points, strict=True):
+    boxes = place_labels(disks, sizes, area, bars)
+    for text, disk, box, point in zip(texts, disks, boxes, points, strict=True):
         x, y = box.centre
         text.set(position=(x, y), ha="center", va="center")
         if box.distance_to(disk.x, disk.y) > disk.radius + 6 * per_point:

@@ -55,14 +55,14 @@ def single_run(
     config: CompareConfig, task: Task, mixer: str, seed: int, result: TrainResult
 ) -> dict[str, Any]:
     """results.json of a run that is part of no comparison; memory only once it is finished."""
-    place = environment()
+    here = environment()
     return {
         "format": RUN_FORMAT,
-        "command": place["command"],
+        "command": here["command"],
         "config": config.to_dict() | {"task_options": dict(task.options)},
         "seed": seed,
         "protocol": protocol(task),
-        "environment": place,
+        "environment": here,
         "wall_seconds": result.seconds["total"],
         "peak_memory_bytes": training_memory(config, task, mixer) if result.finished else None,
         "result": result.to_dict(),
@@ -83,18 +83,18 @@ def assemble(
 ) -> dict[str, Any]:
     """The whole of results.json from the runs so far; `made_in`: the environment, if not this."""
     done, planned = len(runs) + len(failed), len(plan.runs)
-    place = environment() if made_in is None else dict(made_in)
+    here = environment() if made_in is None else dict(made_in)
     return {
         "format": FORMAT,
         "status": "complete" if done == planned else "partial",
         "runs_done": done,
         "runs_planned": planned,
-        "command": place["command"],
+        "command": here["command"],
         "config": dict(plan.settings),
         "seeds": list(plan.config.seeds),
         "task": _task(plan),
         "protocol": protocol(plan.task),
-        "environment": place,
+        "environment": here,
         "wall_seconds": sum(run["wall_seconds"] for run in runs),
         "peak_memory_bytes": max(peak_memory.values(), default=None),
         "mixers": [

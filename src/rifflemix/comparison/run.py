@@ -146,8 +146,8 @@ def _load(plan: ComparePlan) -> tuple[_Progress, dict[str, Any] | None]:
     if not all(progress.has(seed, mixer) for seed, mixer in plan.runs):
         return progress, None
     # Everything else follows from the runs: it is put together again, not believed.
-    place = results["environment"]
-    whole = assemble(plan, progress.runs, progress.failed, memory, made_in=place)
+    made_in = results["environment"]
+    whole = assemble(plan, progress.runs, progress.failed, memory, made_in=made_in)
     if whole != results:
         write_json(path, whole)
     return progress, whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -13,8 +14,7 @@ from rifflemix.compat import constant_for_compiler
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
-from rifflemix.nn.butterfly import mix_groups
-from rifflemix.ops.butterfly import butterfly_layout
+from rifflemix.ops.butterfly import butterfly_layout, butterfly_split, unchecked
 
 
 class Butterfly(TokenMixer):
@@ -133,3 +133,43 @@ def _constant_layout(length: int, block: int) -> tuple[int, list[int]]:
 def default_block_size(length: int) -> int:
     """2^ceil(log2(sqrt(length))): 8, 16, 32 for 64, 256, 1024; in integers, without rounding."""
     return 1 << ((length - 1).bit_length() + 1) // 2
+
+
+def mix_groups(
+    layer: Callable[..., Tensor],
+    x: Tensor,
+    block: int,
+    stride: int,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """Run a layer on every butterfly group of tokens as on a short sequence.
+
+    Args:
+        layer: called as layer(x, key_padding_mask=...) with (B * N/block, block, C) tokens and a
+            mask of shape (B * N/block, block) or None; it never masks all tokens of a group.
+        x: (B, N, C) tokens.
+        block: tokens per group.
+        stride: distance between the tokens of a group.
+        key_padding_mask: (B, N) bool, True = padding; goes through the same permutation.
+
+    Returns:
+        (B, N, C) in the order of x, zero at padded positions.
+
+    Raises:
+        InputError: block * stride does not divide N.
+
+    Source: Dimension Mixer, Algorithm 1.
+    """
+    batch = x.shape[0]
+    if key_padding_mask is None:
+        groups = butterfly_split(x, block, stride)
+        y = layer(groups.flatten(0, 1), key_padding_mask=None)
+        return unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
+    padded = key_padding_mask.unsqueeze(-1)
+    groups = butterfly_split(x.masked_fill(padded, 0.0), block, stride)
+    mask = unchecked.butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
+    # Softmax over no token is NaN: a group of padding goes in as zeros, and is zeroed afterwards.
+    mask = mask & ~mask.all(dim=1, keepdim=True)
+    y = layer(groups.flatten(0, 1), key_padding_mask=mask)
+    merged = unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
+    return merged.masked_fill(padded, 0.0)

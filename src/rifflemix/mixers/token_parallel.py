@@ -19,7 +19,7 @@ from rifflemix.nn.butterfly import BlockLinear
 class TokenParallel(TokenMixer):
     """Attention over all tokens with block-diagonal maps: each group of channels has its own.
 
-    The feed-forward layer that follows in the host mixes the groups.
+    The feed-forward layer that follows in the model mixes the groups.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` counts the heads

@@ -1,4 +1,4 @@
-"""Butterfly structure as layers: block-diagonal maps, MLPs of them, and any block on groups."""
+"""Butterfly structure as layers: block-diagonal maps, and MLPs of them."""
 
 from __future__ import annotations
 
@@ -14,72 +14,6 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.butterfly import block_linear, butterfly_split, butterfly_strides, unchecked
 
 
-def mix_groups(
-    host: Callable[..., Tensor],
-    x: Tensor,
-    block: int,
-    stride: int,
-    key_padding_mask: Tensor | None = None,
-) -> Tensor:
-    """Let a host block run on every butterfly group of tokens as on a short sequence.
-
-    Args:
-        host: called as host(x, key_padding_mask=...) with (B * N/block, block, C) tokens and a
-            mask of shape (B * N/block, block) or None. No group comes to it masked throughout.
-        x: (B, N, C) tokens.
-        block: tokens per group.
-        stride: distance between the tokens of a group.
-        key_padding_mask: (B, N) bool, True = padding; goes through the same permutation.
-
-    Returns:
-        (B, N, C) in the order of x, zero at padded positions.
-
-    Raises:
-        InputError: block * stride does not divide N.
-
-    Source: Dimension Mixer, Algorithm 1.
-    """
-    batch = x.shape[0]
-    if key_padding_mask is None:
-        groups = butterfly_split(x, block, stride)
-        y = host(groups.flatten(0, 1), key_padding_mask=None)
-        return unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
-    padded = key_padding_mask.unsqueeze(-1)
-    groups = butterfly_split(x.masked_fill(padded, 0.0), block, stride)
-    mask = unchecked.butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
-    # Softmax over nothing is NaN: a group of padding is shown as zeros and zeroed afterwards.
-    mask = mask & ~mask.all(dim=1, keepdim=True)
-    y = host(groups.flatten(0, 1), key_padding_mask=mask)
-    merged = unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
-    return merged.masked_fill(padded, 0.0)
-
-
-class ButterflyBlocks(nn.Module):
-    """A host block, such as a whole transformer block, run on butterfly groups of tokens.
-
-    Args:
-        host: module called as host(x, key_padding_mask=...), (B, N, C) -> (B, N, C).
-        block: tokens per group.
-        stride: distance between the tokens of a group; see `ops.butterfly_strides`.
-
-    Source: Dimension Mixer, Algorithm 1.
-    """
-
-    def __init__(self, host: nn.Module, block: int, stride: int) -> None:
-        super().__init__()
-        self.host = host
-        self.block = block
-        self.stride = stride
-
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C), zero at padded positions; block * stride must divide N."""
-        return mix_groups(self.host, x, self.block, self.stride, key_padding_mask)
-
-    def extra_repr(self) -> str:
-        """The settings, for print(model)."""
-        return f"block={self.block}, stride={self.stride}"
-
-
 class BlockLinear(nn.Module):
     """A linear map whose matrix is block-diagonal.
 
@@ -88,7 +22,7 @@ class BlockLinear(nn.Module):
         in_features: features per block that come in.
         out_features: features per block that go out.
         bias: add a bias.
-        init: "uniform", U(-1/sqrt(in), 1/sqrt(in)) for weight and bias, which the reported runs
+        init: "uniform", U(-1/sqrt(in), 1/sqrt(in)) for weight and bias, which the paper's runs
             used; "randn", N(0, 1) for both, as the paper's pseudocode prints; or "identity", with
             zero bias, for square blocks.
 

@@ -72,7 +72,7 @@ def _start(entry: Entry) -> str:
     return "" if entry.started_from is None else f", started from {entry.started_from}"
 
 
-def _place(entry: Entry | None) -> tuple[str, str]:
+def _cell(entry: Entry | None) -> tuple[str, str]:
     """The printed number and ours, marked where it is a reduced run's."""
     if entry is None:
         return "", ""
@@ -86,10 +86,10 @@ def _headers(of_paper: PaperTable) -> list[str]:
     return ["Row", *columns, *(["Average, %"] if of_paper.averages else [])]
 
 
-def _places(of_paper: PaperTable, row: str) -> list[tuple[str, str]]:
+def _cells(of_paper: PaperTable, row: str) -> list[tuple[str, str]]:
     """Printed numbers of a row and ours, and their averages where the table has averages."""
-    places = [_place(of_paper.at(row, column)) for column, _ in of_paper.columns]
-    return [*places, of_paper.averages.get(row, ("", ""))] if of_paper.averages else places
+    cells = [_cell(of_paper.at(row, column)) for column, _ in of_paper.columns]
+    return [*cells, of_paper.averages.get(row, ("", ""))] if of_paper.averages else cells
 
 
 def _link(path: Path, out: Path) -> str:
@@ -108,7 +108,7 @@ def _markdown(tables: Sequence[PaperTable], out: Path) -> str:
     lines += ["", *_markdown_table(_OVERVIEW_HEADERS, _overview(tables))]
     for of_paper in tables:
         headers = _headers(of_paper)
-        rows = [[row, *map(_markdown_place, _places(of_paper, row))] for row in of_paper.rows]
+        rows = [[row, *map(_markdown_cell, _cells(of_paper, row))] for row in of_paper.rows]
         lines += ["", f"## {of_paper.title}", "", *_markdown_table(headers, rows)]
         if of_paper.runs:
             runs = [[*_run_cells(entry), _markdown_files(entry, out)] for entry in of_paper.runs]
@@ -116,8 +116,8 @@ def _markdown(tables: Sequence[PaperTable], out: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _markdown_place(place: tuple[str, str]) -> str:
-    printed, ours = place
+def _markdown_cell(cell: tuple[str, str]) -> str:
+    printed, ours = cell
     return (
         f"{printed} / **{ours.rstrip('*')}**" + ("\\*" if ours.endswith("*") else "")
         if ours
@@ -159,7 +159,7 @@ def _shown(of_paper: PaperTable, out: Path) -> dict[str, Any]:
         "title": of_paper.title,
         "caption": "Printed, and ours in colour." if of_paper.runs else "Printed.",
         "headers": _headers(of_paper),
-        "rows": [(row, _places(of_paper, row)) for row in of_paper.rows],
+        "rows": [(row, _cells(of_paper, row)) for row in of_paper.rows],
         "runs": [
             (_run_cells(entry), [(run["seed"], _link(path, out)) for path, run in entry.runs])
             for entry in of_paper.runs

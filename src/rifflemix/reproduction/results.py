@@ -41,7 +41,7 @@ def results_of(
     """
     ours = _in_unit(recipe, result.test or {})
     chosen = _of_best(recipe, result)
-    place = environment()
+    made_in = environment()
     is_known = ours is not None and recipe.printed is not None
     return {
         "format": FORMAT,
@@ -58,7 +58,7 @@ def results_of(
         "batch_size_planned": batch_size_planned,
         "is_reduced": _is_reduced(recipe, result, batch_size_planned),
         "started_from": None if started_from is None else dict(started_from),
-        "command": place["command"],
+        "command": made_in["command"],
         "protocol": protocol(task),
         "task": {"name": task.name, "options": dict(task.options), "data": task.data_source},
         "parameters": result.parameters,
@@ -68,35 +68,35 @@ def results_of(
         "peak_memory_bytes": _peak_memory(result),
         "wall_seconds": result.seconds["total"],
         "seconds": result.seconds,
-        "environment": place,
+        "environment": made_in,
         "result": result.to_dict(),
         "train_curve": read_log(folder / "log.jsonl"),
     }
 
 
-def load_results(places: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:
+def load_results(paths: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:
     """Every reproduction's results in files and, however deep, in folders; sorted by path.
 
     Of files with the same content, copies of one run, only the first counts.
 
     Raises:
-        InputError: a place does not exist, a file named is not a reproduction's, or a
+        InputError: a path does not exist, a file named is not a reproduction's, or a
             reproduction's is not whole.
     """
     found: dict[Path, dict[str, Any]] = {}
-    for place in places:
-        if place.is_dir():
-            for path in sorted(place.rglob("*.json")):
-                result = _read(path)
+    for path in paths:
+        if path.is_dir():
+            for inside in sorted(path.rglob("*.json")):
+                result = _read(inside)
                 if result is not None:
-                    found[path] = result
-        elif place.is_file():
-            result = _read(place)
+                    found[inside] = result
+        elif path.is_file():
+            result = _read(path)
             if result is None:
-                raise InputError(f"{place}: expected results of `rifflemix reproduce` in JSON")
-            found[place] = result
+                raise InputError(f"{path}: expected results of `rifflemix reproduce` in JSON")
+            found[path] = result
         else:
-            raise InputError(f"no results at {place}: expected a file or a folder")
+            raise InputError(f"no results at {path}: expected a file or a folder")
     different: list[tuple[Path, dict[str, Any]]] = []
     for path, result in sorted(found.items()):
         if not any(result == other for _, other in different):

@@ -111,8 +111,8 @@ class PaperTable:
         }
 
     def _average(self, row: str, average: Average) -> str:
-        places = [self.at(row, column) for column, _ in self.columns]
-        entries = [entry for entry in places if entry is not None]
+        cells = [self.at(row, column) for column, _ in self.columns]
+        entries = [entry for entry in cells if entry is not None]
         if not all(entry.runs and entry.values for entry in entries):
             return ""
         ours = average.of([statistics.fmean(entry.values) for entry in entries])

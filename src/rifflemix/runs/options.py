@@ -16,12 +16,12 @@ MOST_THREADS = 1_024
 _MOST_LAYERS, _MOST_WIDTH = 1_000, 65_536
 
 PRECISIONS = {"float32": "no", "bf16": "bf16"}
-"""What users choose -> what `TrainConfig.precision` calls it."""
+"""The user's word -> that of `TrainConfig.precision`."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a type says of the values that a user chooses.
+    """The help and the bounds of an option, declared in its type.
 
     Attributes:
         help: one line for the command line.

@@ -60,12 +60,12 @@ def low_precision_follows_float64(form: Form) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         error = (copy.deepcopy(mixer).to(dtype)(x.to(dtype)).double() - exact).abs()
         explained = rounding_error(mixer, x.double(), dtype)
-        for place, further in QUANTILES:
-            found = error.quantile(place).item()
+        for share, further in QUANTILES:
+            found = error.quantile(share).item()
             allowed = ROUNDINGS**0.5 * explained.quantile(further).item()
             require(
                 found <= allowed,
-                f"{place:.0%} of the {dtype} outputs are off by up to {found:.3g}, where roundings "
+                f"{share:.0%} of the {dtype} outputs are off by up to {found:.3g}, where roundings "
                 f"explain {allowed:.3g}; the outputs are about {exact.abs().median().item():.3g}",
             )
 

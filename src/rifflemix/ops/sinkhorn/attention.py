@@ -122,9 +122,9 @@ def sinkhorn_attention(
         key_padding_mask: (B, N) bool, True = padding.
         null_kv: (H, D) null key and (H, D) null value, repeated to fill null blocks.
         padding_rule: see `sorted_padding_mask`. "majority" also keeps padding out of the sums;
-            "argmax" mixes what stands there, as the port it comes from does.
-        rotation: causal only: blocks start at this token; the earlier tokens keep to
-            themselves. `sort` is then that of the sequence rolled left by as much.
+            "argmax" mixes the values at padding too, as the port that it comes from does.
+        rotation: causal only: blocks start at this token, and the earlier tokens attend only to
+            each other. `sort` belongs to the sequence rolled left by as much.
         dropout_p: probability of dropping an attention weight.
         backend: "auto", "reference" (no dropout) or "eager".
 

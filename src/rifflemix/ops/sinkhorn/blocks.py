@@ -32,8 +32,8 @@ def pool_blocks(
     Args:
         x: (B, N, C) tokens.
         block_size: tokens b in a block, a divisor of N.
-        causal: instead of the sum of block u, the sum of all tokens up to and with the first of
-            block u. A later token of the block would leak.
+        causal: sum all tokens up to the first of block u, and not those of block u: a later
+            token of the block would leak.
         key_padding_mask: (B, N) bool, True = padding, which adds nothing.
         backend: "auto", "reference" or "eager".
 

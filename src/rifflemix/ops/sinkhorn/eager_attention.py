@@ -118,7 +118,7 @@ def _local_hidden(
 def _hide_wrapped(
     hidden: Tensor | None, unseen: Tensor | None, q: Tensor, rotation: int
 ) -> tuple[Tensor, Tensor]:
-    """The first `rotation` tokens, which a rotation puts last, keep to themselves."""
+    """Hide the first `rotation` tokens, which end up last, and the others from each other."""
     num_blocks, block_size = q.shape[2:4]
     position = torch.arange(num_blocks * block_size, device=q.device)
     wrapped = (position >= num_blocks * block_size - rotation).reshape(num_blocks, block_size)
@@ -161,7 +161,7 @@ def attend(
     if hidden is not None:
         hidden = torch.atleast_2d(hidden)
         blind = hidden.all(-1, keepdim=True)
-        # A row without a key would turn into NaN: it looks anywhere, and is zeroed after.
+        # A query without a key would give NaN: it sees all keys, and is zeroed afterwards.
         mask = ~hidden | blind
         if q.dim() == 5 and mask.dim() > 2:
             mask = mask.reshape(*(1,) * (5 - mask.dim()), *mask.shape)

@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention written out, one entry at a time: slow, the truth."""
+"""Sparse Sinkhorn attention, one entry at a time: slow, and what other forms are tested against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over local and sorted blocks, one query at a time: slow, the truth."""
+"""Attention over local and sorted blocks, one query at a time: slow, for tests."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def sinkhorn_attention(
     padded = key_padding_mask
     if padded is None:
         padded = torch.zeros(k.shape[0], length, dtype=torch.bool, device=k.device)
-    # Place p of the rolled sequence holds token order[p]; blocks lie over the positions.
+    # Position p of the rolled sequence holds token order[p]; blocks are runs of such positions.
     order = [(position + rotation) % length for position in range(length)]
     sorted_k, sorted_v, unseen = _sorted(k, v, sort, b, padded, order, null_kv, padding_rule)
     per_block = 0 if sortcut else sort.shape[2] // (length // b)

@@ -11,9 +11,9 @@ from torch import Tensor
 def running_logsumexp(x: Tensor) -> Tensor:
     """c[..., u, :] = log sum over v <= u of exp(x[..., v, :]), for finite x (..., n, m).
 
-    The value is torch's logcumsumexp, but not its derivative: that goes through the logarithm of
-    the incoming gradient, and where this is zero the next derivative is NaN. Traced graphs, which
-    take no second derivative, keep it.
+    The value is torch's logcumsumexp, the derivative is our own: torch takes the logarithm of the
+    incoming gradient, and where that gradient is zero, the second derivative is NaN. Traced graphs
+    take no second derivative, and use torch's.
     """
     if torch.compiler.is_compiling():
         return x.logcumsumexp(-2)

@@ -1,6 +1,4 @@
-"""The family without argument checks, for callers that have made them: mixers, and the public
-functions.
-"""
+"""The family without argument checks, for callers that have checked: mixers and `rifflemix.ops`."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ def gumbel_noise(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """`rifflemix.ops.gumbel_noise`."""
-    # Not torch.rand, which takes no generator, not even None, beside a symbolic size.
+    # torch.rand takes no generator, not even None, where a size is symbolic.
     u = torch.empty(shape, device=device, dtype=eager.statistics_dtype(dtype))
     u = u.uniform_(generator=generator).clamp(_GUMBEL_EPSILON, 1.0 - _GUMBEL_EPSILON)
     return -torch.log(-torch.log(u)).to(dtype)

@@ -1,8 +1,8 @@
 """Token statistics on a GPU: three passes over the tokens forward, three backward.
 
-The membership needs the energy of all tokens, and the output the moments of all memberships: no
-fewer passes do, but tokens that fit the cache leave memory once. Backward, the same holds of the
-gradient of the moments and of the energy.
+The membership needs the energy of all tokens, and the output the moments of all memberships, so
+that three passes are the fewest; tokens that fit the cache are read from memory once. Backward,
+the same holds of the gradients of the moments and of the energy.
 """
 
 from __future__ import annotations

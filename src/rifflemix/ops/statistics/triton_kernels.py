@@ -44,7 +44,7 @@ def load_tokens(x, exists, batch, head, token, x_batch, x_head, x_token, feature
 def store_tokens(
     x, value, batch, head, token, length, x_batch, x_head, x_token, features, feature
 ):  # fmt: skip
-    """The other way round; padded tokens are written too."""
+    """The reverse of `load_tokens`; padded tokens are written too."""
     x += batch * x_batch + head * x_head
     offset = token.to(tl.int64)[:, None] * x_token + feature[None, :]
     there = (token < length)[:, None] & (feature < features)[None, :]

@@ -40,7 +40,7 @@ def open_data(path: Path) -> IO[bytes]:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """What `open_data` gives.
+    """The whole content of a file, decompressed as by `open_data`.
 
     Raises:
         InputError: the file is missing, damaged, or holds more than `most` bytes.

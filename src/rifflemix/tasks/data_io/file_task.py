@@ -62,7 +62,7 @@ class Form:
             }
 
     def described(self) -> str:
-        """What to look for."""
+        """The files to look for, in words."""
         first, *others = self.endings
         ending = first or "".join(f"[{other}]" for other in others)
         files = (" or ".join(f"{n}{ending}" for n in _names(ns)) for ns in self.files.values())
@@ -95,7 +95,7 @@ class FileTask(ABC):
         """Raise InputError for options out of range, before anything is read."""
 
     def key(self, options: Options) -> tuple[object, ...]:
-        """What of the options shapes the decoded arrays."""
+        """The options that shape the decoded arrays."""
         return ()
 
     def remote_source(self, options: Options) -> Source | None:
@@ -140,7 +140,7 @@ class FileTask(ABC):
         return find_source(self.forms(options), data_dir, self.key(options), self.incomplete)
 
     def looked_for(self, options: Options) -> Sequence[str]:
-        """What the data folder may hold."""
+        """The files that the data folder may hold, in words."""
         return [form.described() for form in self.forms(options)]
 
     def missing(self, options: Options, why: str = "", data_dir: Path | None = None) -> InputError:

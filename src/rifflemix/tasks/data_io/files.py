@@ -57,7 +57,7 @@ class Array:
         return shape
 
     def content(self, rows: NDArray[np.int64]) -> Iterator[bytes]:
-        """What tells rows from others: their bytes."""
+        """The bytes of each row."""
         return (self.values[row].tobytes() for row in rows.tolist())
 
 

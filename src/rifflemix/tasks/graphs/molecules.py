@@ -58,7 +58,7 @@ class Molecules(FileTask):
             check_integer(options, "max_rows", 10)
 
     def key(self, options: Options) -> tuple[object, ...]:
-        """What shapes the molecules and their splits."""
+        """The options that shape the molecules and their splits."""
         return _VERSION, options["split"], options["max_rows"]
 
     def forms(self, options: Options) -> Sequence[Form]:

@@ -52,7 +52,7 @@ class Release:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The name of the set in messages."""
         return f"pathfinder{self.size}/{self.preset}"
 
 

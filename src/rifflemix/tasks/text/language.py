@@ -72,7 +72,7 @@ class Language(FileTask):
     split_note = "the corpus's own validation split"
 
     def check(self, options: Options) -> None:
-        """Lengths, sizes and a path."""
+        """Check lengths, sizes and the path of a tokenizer."""
         length = check_integer(options, "max_length", 1)
         if options["stride"] is not None:
             check_integer(options, "stride", 1, length)
@@ -81,7 +81,7 @@ class Language(FileTask):
             raise bad_argument("tokenizer", "the path of a file", repr(options["tokenizer"]))
 
     def key(self, options: Options) -> tuple[object, ...]:
-        """The tokens, and the file that says what they are."""
+        """The options that shape the tokens, and the tokenizer's file."""
         path = Path(options["tokenizer"])
         return (tokens_tag(options), *([stat_key([path])] if path.is_file() else []))
 

@@ -32,7 +32,7 @@ _VOCABULARY_SENTENCES = 63_000
 
 @dataclass(frozen=True)
 class _Files:
-    """What is there: training shards in order, the two held-out ones, the published words."""
+    """The files found: training shards in order, two held-out shards, the published words."""
 
     train: tuple[Path, ...]
     validation: Path
@@ -80,14 +80,14 @@ class LM1B(Language):
     )
 
     def check(self, options: Options) -> None:
-        """A level and a number of shards too."""
+        """Check `level` and `num_shards` beside the other options."""
         check_choice("level", options["level"], ("bpe", "byte"))
         if options["num_shards"] is not None:
             check_integer(options, "num_shards", 1, _TRAINING_SHARDS)
         super().check(options)
 
     def remote_source(self, options: Options) -> None:
-        """There is none: the archive is larger than anybody wants to fetch unasked."""
+        """None: the archive is too large to be fetched without being asked for."""
 
     def looked_for(self, options: Options) -> Sequence[str]:
         """The published folder, or what is in it."""
@@ -140,7 +140,7 @@ def _held_out_shard(folder: Path, number: int) -> Path:
 
 
 def _training_shards(folder: Path) -> tuple[Path, ...]:
-    """Shards 1 to 99 in order; 0 is the one that the held-out text is of."""
+    """Shards 1 to 99 in order; the held-out text comes from shard 0."""
     numbered = {
         int(match[1]): path
         for path in sorted(folder.iterdir())

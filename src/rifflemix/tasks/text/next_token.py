@@ -27,9 +27,9 @@ class WindowSplit:
     """A text cut into windows of one length; every token but the first is predicted once.
 
     A window holds `length` tokens and the one after each. Windows start `stride` tokens apart,
-    and what an earlier window has predicted is not counted again: with `stride` = `length` the
-    text is cut in chunks, with less every window after the first brings at least `length` -
-    `stride` tokens of context. The last window starts early enough to be full.
+    and a token that an earlier window has predicted is not counted again. With `stride` = `length`
+    the windows are chunks of the text; with a smaller stride every window after the first has at
+    least `length` - `stride` tokens of context. The last window starts early enough to be full.
 
     Attributes:
         tokens: (T,) integers, T at least 2.
@@ -140,5 +140,5 @@ class NextTokenTask(Task):
 
 
 def _exp(nats: float) -> float:
-    # Beyond the largest float, a diverged model's perplexity is told as infinite.
+    # The perplexity of a diverged model may exceed the largest float: it is infinite then.
     return math.exp(nats) if nats < 700 else math.inf

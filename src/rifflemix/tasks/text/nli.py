@@ -22,7 +22,7 @@ _TOKENS = (
     "word: ids by frequency in the training split, at most vocab_size of them; byte: byte b is "
     "b + 1. "
 )
-# Of MultiNLI's training pairs one in so many, which makes about as many as either dev set has.
+# One of so many training pairs of MultiNLI: about as many as either development set has.
 _HELD_OUT = 40
 
 
@@ -108,7 +108,7 @@ class MultiNLI(SNLI):
     )
 
     def check(self, options: Options) -> None:
-        """A part to test on too."""
+        """Check `test_on` beside the other options."""
         check_choice("test_on", options["test_on"], ("both", "matched", "mismatched"))
         super().check(options)
 

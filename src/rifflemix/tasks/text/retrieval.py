@@ -82,7 +82,7 @@ class Retrieval(FileTask):
     )
 
     def check(self, options: Options) -> None:
-        """A length."""
+        """Check `max_length`."""
         check_integer(options, "max_length", 1)
 
     def forms(self, options: Options) -> Sequence[Form]:

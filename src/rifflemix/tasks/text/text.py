@@ -84,7 +84,7 @@ class Text(FileTask):
     get_it = f"{_TAR} from https://ai.stanford.edu/~amaas/data/sentiment/"
 
     def check(self, options: Options) -> None:
-        """A length, a level and a size."""
+        """Check `max_length`, `level` and `vocab_size`."""
         check_integer(options, "max_length", 1)
         check_choice("level", options["level"], LEVELS)
         check_integer(options, "vocab_size", RESERVED + 1)
@@ -97,7 +97,7 @@ class Text(FileTask):
         )
 
     def find(self, data_dir: Path, options: Options) -> Source | None:
-        """The folder of all reviews before the other forms."""
+        """The folder of all reviews where there is one, else another form."""
         for folder in (data_dir / _FOLDER, data_dir):
             if (folder / "train" / "pos").is_dir():
                 read = partial(_decode_folder, folder)
@@ -105,7 +105,7 @@ class Text(FileTask):
         return super().find(data_dir, options)
 
     def looked_for(self, options: Options) -> Sequence[str]:
-        """The folder too."""
+        """The folder of all reviews, and the files of each form."""
         return (f"{_FOLDER}/", *super().looked_for(options))
 
     def remote_source(self, options: Options) -> Source:
@@ -161,7 +161,7 @@ class Text(FileTask):
 def _carve(train: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows for training and for validation, chosen and ordered by the texts alone."""
     texts, labels = list(train), np.asarray(train.labels.values)
-    # Two hashes: in the order of the first, the classes of what is left would not be mixed.
+    # Two hashes: the first takes rows class by class, the second mixes the classes.
     chosen, order = content_order(texts, "text: split"), content_order(texts, "text: order")
     held_out = np.zeros(len(labels), dtype=bool)
     for label in range(len(_CLASSES)):
@@ -173,7 +173,7 @@ def _carve(train: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def _drop_known(
     train: PackedRows, held_out: NDArray[np.int64], test: PackedRows
 ) -> tuple[NDArray[np.int64], int]:
-    """The held-out rows whose text is no test review, and how many are."""
+    """The held-out rows whose text is no test review, and how many were dropped."""
     known = set(test)
     fresh = [row for row in held_out.tolist() if train.row(row).tobytes() not in known]
     return np.array(fresh, dtype=np.int64), len(held_out) - len(fresh)

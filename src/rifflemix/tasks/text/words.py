@@ -125,7 +125,7 @@ class SentenceTask(FileTask):
         return rows
 
     def check(self, options: Options) -> None:
-        """A level, sizes and whether pairs are joined."""
+        """Check the level, the sizes and `joined`."""
         check_choice("level", options["level"], LEVELS)
         check_integer(options, "max_length", 1)
         if options.get("vocab_size") is not None:
