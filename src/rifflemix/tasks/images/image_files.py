@@ -84,7 +84,7 @@ def read_image(path: Path, size: int, share: float, color: str) -> NDArray[np.ui
 
 @contextmanager
 def opened_image(
-    path: Path, formats: Sequence[str] = FORMATS, most_bytes: int = _MOST_BYTES
+    path: Path, formats: tuple[str, ...] = FORMATS, most_bytes: int = _MOST_BYTES
 ) -> Iterator[Image.Image]:
     """An image file, opened and checked; Pillow decodes its pixels when they are asked for.
 
