@@ -274,7 +274,7 @@ class SaysItKnowsPositions(Mean):
     card = replace(Mean.card, permutation_equivariant=False)
 
 
-@breaks("steps_equal_the_parallel_form")
+@breaks("steps_equal_the_parallel_form", "prefill_equals_steps")
 class ForgetsInTheStream(Mean):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
@@ -284,7 +284,7 @@ class ForgetsInTheStream(Mean):
 
 
 @breaks("steps_equal_the_parallel_form")
-class WritesOldStates(Mean):
+class WritesOldStates(WithoutMasks):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -293,10 +293,51 @@ class WritesOldStates(Mean):
         return y, following
 
 
+@breaks("prefill_equals_steps")
+class ForgetsThePrompt(Mean):
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        y, state = super().fill_stream(x, key_padding_mask)
+        return y, {**state, "sum": 0.999 * state["sum"]}
+
+
+@breaks("prefill_equals_steps")
+class CountsPaddingInThePrompt(Mean):
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        y, state = super().fill_stream(x, key_padding_mask)
+        return y, {**state, "count": torch.full_like(state["count"], x.shape[1])}
+
+
+@breaks("states_have_a_row_for_each_sequence")
+class KeepsSequencesLast(WithoutMasks):
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        state = super().start_stream(batch_size, device, dtype)
+        return {name: part.mT for name, part in state.items()}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        y, after = super().advance_stream(x_t, {name: state[name].mT for name in ("sum", "count")})
+        return y, {name: part.mT for name, part in after.items()}
+
+
 @breaks("steps_check_their_input")
 class StepsUnchecked(Mean):
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.advance_stream(x_t, state)
+        self._check_state(state, x_t)
+        y, after = self.advance_stream(x_t, state)
+        return y, {**after, "position": state["position"] + 1}
+
+
+@breaks("streams_end_at_max_length")
+class StreamsOn(Mean):
+    def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
+        longest, self.max_length = self.max_length, None
+        super()._check_state(state, x_t)
+        self.max_length = longest
 
 
 @breaks("streaming_is_refused")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from rifflemix.checks import (
 )
 from rifflemix.compat import statically_known_true
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.mixers.padding import move_padding_back, move_padding_last
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,9 @@ class TokenMixer(nn.Module):
     ) -> dict[str, Tensor]:
         """The state before the first token.
 
+        Every tensor of a state has a row for each sequence, so that `t[rows]` of all of them
+        selects, repeats or reorders sequences. `position`, (B,) int64, counts the tokens so far.
+
         Args:
             batch_size: sequences B that will be streamed side by side.
             device: of the state; use the parameters' own.
@@ -149,43 +154,117 @@ class TokenMixer(nn.Module):
             InputError: the mixer does not stream, or was built without `causal=True`.
         """
         self._check_streams()
-        return self.start_stream(check_integer("batch_size", batch_size, 1), device, dtype)
+        rows = check_integer("batch_size", batch_size, 1)
+        parameter = next(self.parameters(), None)
+        where = parameter.device if device is None and parameter is not None else device
+        position = torch.zeros(rows, device=where, dtype=torch.int64)
+        return {**self.start_stream(rows, device, dtype), "position": position}
 
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """One more token of each sequence.
 
         Args:
             x_t: (B, C) tokens at the next position.
-            state: what `init_state` or the last `step` returned; it is not changed.
+            state: what `init_state`, `prefill` or the last `step` returned; it is not changed.
 
         Returns:
             (B, C) outputs, equal to the parallel form's at this position, and the next state.
 
         Raises:
-            InputError: wrong shape or dtype, or the mixer does not stream.
+            InputError: wrong shape or dtype, a state that is not this mixer's, a token past
+                `max_length`, or the mixer does not stream.
         """
         self._check_streams()
         check_tokens("x_t", x_t, rank=2, layout="(B, C)")
         if x_t.shape[1] != self.dim:
             raise bad_argument("x_t", f"{self.dim} channels in shape (B, C)", tuple(x_t.shape))
         self._check_like_parameters("x_t", x_t)
-        return self.advance_stream(x_t, state)
+        self._check_state(state, x_t)
+        try:
+            y, after = self.advance_stream(x_t, state)
+        except KeyError as missing:
+            raise self._foreign_state(f"one without {missing}") from missing
+        return y, {**after, "position": state["position"] + 1}
+
+    def prefill(
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A whole prompt at once: the outputs of `forward`, and the state for the next `step`.
+
+        Args:
+            x: (B, N, C) the first tokens of each sequence.
+            key_padding_mask: (B, N) bool, True = padding, any pattern. Padded tokens leave the
+                state as if they were not there; positions count the others.
+
+        Returns:
+            (B, N, C), zero at padded positions, and the state that `step` reaches from
+            `init_state` over the valid tokens of each sequence.
+
+        Raises:
+            InputError: as `forward` and `init_state`.
+        """
+        self._check_streams()
+        self._check_input(x, key_padding_mask)
+        if x.shape[0] == 0:
+            y, state = self.prefill(F.pad(x, (0, 0, 0, 0, 0, 1)))
+            return y[:0], {name: part[:0] for name, part in state.items()}
+        if key_padding_mask is None:
+            y, state = self.fill_stream(x, None)
+            position = torch.full((x.shape[0],), x.shape[1], device=x.device)
+            return y, {**state, "position": position}
+        padded = key_padding_mask.unsqueeze(-1)
+        y, state = self.fill_stream(x.masked_fill(padded, 0.0), key_padding_mask)
+        return y.masked_fill(padded, 0.0), {**state, "position": (~key_padding_mask).sum(1)}
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The result of `init_state`, for mixers that stream."""
+        """The result of `init_state` without `position`, for mixers that stream."""
         raise NotImplementedError
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The result of `step`, for mixers that stream; the arguments are checked."""
+        """The result of `step`, for mixers that stream; the arguments are checked.
+
+        `state["position"]` is kept by `step`: what is returned under this name does not matter.
+        """
         raise NotImplementedError
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The result of `prefill`, on checked arguments with zeros at padded positions.
+
+        Here token by token; mixers that can do it at once override it. Padded outputs may hold
+        any finite values, and `position` is kept by `prefill`.
+        """
+        return step_through(self, x, key_padding_mask)
 
     def _check_streams(self) -> None:
         if not self.card.streaming:
             raise InputError(f"mixer {self.card.name} cannot stream: its card says streaming=False")
         if not self.causal:
             raise bad_argument("causal", f"True to stream {self.card.name}", False)
+
+    def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
+        """Raise unless a state fits the tokens and has room for one more."""
+        if not isinstance(state, dict) or "position" not in state:
+            raise self._foreign_state(type(state).__name__)
+        position = state["position"]
+        if len(position) != len(x_t):
+            raise bad_argument("state", f"one of {len(x_t)} sequences", len(position))
+        # A graph that is being traced cannot read the position, nor can shapes without memory.
+        if self.max_length is None or torch.compiler.is_compiling() or position.is_meta:
+            return
+        if position.numel() and (furthest := int(position.max())) >= self.max_length:
+            raise bad_argument(
+                "x_t",
+                f"at most max_length = {self.max_length} tokens in a stream",
+                f"token {furthest + 1}",
+                "build the mixer with a larger max_length",
+            )
+
+    def _foreign_state(self, got: str) -> InputError:
+        return bad_argument("state", "what init_state or step returned", got)
 
     def _check_input(self, x: Tensor, key_padding_mask: Tensor | None) -> None:
         check_tokens("x", x)
@@ -221,3 +300,45 @@ class TokenMixer(nn.Module):
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
         return f"dim={self.dim}, num_heads={self.num_heads}, causal={self.causal}"
+
+
+def step_through(
+    mixer: TokenMixer, x: Tensor, key_padding_mask: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs and state of `mixer.step` over the valid tokens of each sequence.
+
+    Raises:
+        InputError: sequences of different lengths in a mixer whose state grows with them.
+    """
+    state = mixer.init_state(len(x), device=x.device, dtype=x.dtype)
+    if key_padding_mask is None:
+        outputs = []
+        for x_t in x.unbind(1):
+            y_t, state = mixer.step(x_t, state)
+            outputs.append(y_t)
+        return torch.stack(outputs, 1), state
+    moved, mask, order = move_padding_last(x, key_padding_mask)
+    y = torch.zeros_like(x)
+    for n in range(int((~mask).sum(1).max())):
+        y[:, n], after = mixer.step(moved[:, n], state)
+        state = _advanced(mixer, state, after, ~mask[:, n])
+    return move_padding_back(y, order), state
+
+
+def _advanced(
+    mixer: TokenMixer, before: dict[str, Tensor], after: dict[str, Tensor], rows: Tensor
+) -> dict[str, Tensor]:
+    """`after` in the rows that had a token, `before` in the others."""
+    if rows.all():
+        return after
+    if any(before[name].shape != after[name].shape for name in before):
+        raise bad_argument(
+            "key_padding_mask",
+            f"as many valid tokens in every sequence, since the state of {mixer.card.name} grows",
+            "different numbers",
+            "prefill sequences of one length together, or write `fill_stream`",
+        )
+    return {
+        name: torch.where(rows.view(-1, *(1,) * (part.dim() - 1)), part, before[name])
+        for name, part in after.items()
+    }

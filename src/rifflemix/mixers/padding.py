@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rifflemix.errors import bad_argument
+
 
 def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Valid tokens first, in order; also their mask and where each position came from, (B, N)."""
@@ -37,3 +39,75 @@ def mix_valid_tokens(
         return mix(x, None)
     moved, mask, order = move_padding_last(x, key_padding_mask)
     return move_padding_back(mix(moved, mask), order)
+
+
+def fill_valid_tokens(
+    fill: Callable[[Tensor, Tensor | None], tuple[Tensor, dict[str, Tensor]]],
+    x: Tensor,
+    key_padding_mask: Tensor | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """`mix_valid_tokens` for functions that return outputs and the state of a stream."""
+    if key_padding_mask is None:
+        return fill(x, None)
+    moved, mask, order = move_padding_last(x, key_padding_mask)
+    y, state = fill(moved, mask)
+    return move_padding_back(y, order), state
+
+
+def check_no_padding(key_padding_mask: Tensor | None) -> None:
+    """Raise if there is padding where a stream could not tell it from tokens."""
+    if key_padding_mask is not None:
+        raise bad_argument("key_padding_mask", "None to prefill with keep_positions=True", "a mask")
+
+
+def last_tokens(
+    x: Tensor, key_padding_mask: Tensor | None, count: int, dim: int = 1
+) -> tuple[Tensor, Tensor | None]:
+    """The last `count` valid tokens of each sequence, where padding stands last.
+
+    Args:
+        x: (B, ..., N, ...) with the tokens along `dim`.
+        key_padding_mask: (B, N) bool, True = padding, which stands last.
+        count: tokens to keep.
+        dim: where the tokens are.
+
+    Returns:
+        min(count, N) tokens along `dim`, with zeros in front where a sequence has fewer; and
+        where these zeros are, (B, min(count, N)) bool, None without a mask.
+    """
+    length = x.shape[dim]
+    count = min(count, length)
+    if key_padding_mask is None:
+        return x.narrow(dim, length - count, count), None
+    first = (~key_padding_mask).sum(1, keepdim=True) - count
+    index = first + torch.arange(count, device=x.device)
+    return take_tokens(x, index, dim), index < 0
+
+
+def take_tokens(x: Tensor, index: Tensor, dim: int) -> Tensor:
+    """Tokens (B, ..., N, ...) at positions `index` (B, M) along `dim`, zero where negative."""
+    shape = [len(x)] + [1] * (x.dim() - 1)
+    shape[dim] = index.shape[1]
+    index = index.view(shape)
+    taken = x.take_along_dim(index.clamp_min(0), dim)
+    return taken.masked_fill(index < 0, 0.0)
+
+
+def newest_in_slots(x: Tensor, key_padding_mask: Tensor | None, count: int, dim: int) -> Tensor:
+    """Which token each of `count` slots holds when token n has been written to slot n % count.
+
+    Args:
+        x: (B, ..., N, ...) with the tokens along `dim`.
+        key_padding_mask: (B, N) bool, True = padding, which stands last.
+        count: slots.
+        dim: where the tokens are.
+
+    Returns:
+        (B, count) int64, negative for a slot that nothing was written to.
+    """
+    if key_padding_mask is None:
+        lengths = torch.full((len(x), 1), x.shape[dim], device=x.device)
+    else:
+        lengths = (~key_padding_mask).sum(1, keepdim=True)
+    slots = torch.arange(count, device=x.device)
+    return slots + (lengths - 1 - slots) // count * count

@@ -138,36 +138,34 @@ class TSSA(TokenMixer):
         """One token (B, C): its part goes into the sums, and out come its output and the sums.
 
         Raises:
-            InputError: a state that is not this mixer's, or a token past `max_length`.
+            InputError: a state that is not this mixer's.
         """
-        if not isinstance(state, dict) or set(state) != set(StatisticsState._fields):
-            raise bad_argument("state", "what init_state or step returned", type(state).__name__)
-        self._check_position(state["position"])
-        w, before = self.project(x_t.unsqueeze(1)), StatisticsState(**state)
-        check_state(before, w)
-        y, _, after = unchecked.causal_token_statistics(
-            w,
-            self.temperature,
-            self.denominator_bias,
-            before,
-            None,
-            self.dropout if self.training else 0.0,
+        w, before = (
+            self.project(x_t.unsqueeze(1)),
+            StatisticsState(*(state[name] for name in StatisticsState._fields)),
         )
-        return self.out_proj(y.flatten(1)), after._asdict()
+        check_state(before, w)
+        y, after = self._statistics_so_far(w, before, None)
+        return self.out_proj(y.flatten(1)), after
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix`, and the sums that it ends with."""
+        y, after = self._statistics_so_far(self.project(x), None, key_padding_mask)
+        return self.out_proj(y.transpose(1, 2).flatten(2)), after
+
+    def _statistics_so_far(
+        self, w: Tensor, before: StatisticsState | None, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Output (B, H, N, D) of projected tokens after those in `before`, and the state then."""
+        dropout_p = self.dropout if self.training else 0.0
+        y, _, after = unchecked.causal_token_statistics(
+            w, self.temperature, self.denominator_bias, before, key_padding_mask, dropout_p
+        )
+        return y, after._asdict()
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay should leave alone."""
         names = {"temperature"}
         return names if self.denominator_bias is None else names | {"denominator_bias"}
-
-    def _check_position(self, position: Tensor) -> None:
-        """Raise if a stream is full; a graph that is being traced cannot read the position."""
-        if self.max_length is None or torch.compiler.is_compiling() or not position.numel():
-            return
-        if int(position.max()) >= self.max_length:
-            raise bad_argument(
-                "x_t",
-                f"at most max_length = {self.max_length} tokens in a stream",
-                f"token {int(position.max()) + 1}",
-                "build the mixer with a larger max_length",
-            )

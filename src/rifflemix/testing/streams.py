@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from rifflemix.testing.forms import DIM, Form, require, require_close, require_refusal, tokens
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.testing.forms import (
+    DIM,
+    MAX_LENGTH,
+    Form,
+    require,
+    require_close,
+    require_refusal,
+    tokens,
+)
 
 
 def steps_equal_the_parallel_form(form: Form) -> None:
@@ -22,13 +32,99 @@ def steps_equal_the_parallel_form(form: Form) -> None:
     require_close(torch.stack(outputs, 1), mixer(x), "21 steps", atol=1e-9, rtol=1e-8)
 
 
+def prefill_equals_steps(form: Form) -> None:
+    """`prefill` gives the outputs of `forward` and a state that `step` goes on from.
+
+    Without padding it is the state of as many steps; with padding each sequence goes on as if it
+    had been alone, without its padding.
+    """
+    mixer = form.build()
+    later = tokens(5, 9)
+    for length in (1, 13):
+        x = tokens(5, length)
+        y, state = mixer.prefill(x)
+        require_close(y, mixer(x), f"prefill of {length} tokens", atol=1e-10, rtol=1e-8)
+        require_close(
+            state, _stepped(mixer, x)[1], f"state after {length} tokens", atol=1e-10, rtol=1e-8
+        )
+        _require_continuation(mixer, x, later, state)
+    if form.card.padding:
+        _prefill_leaves_padding_out(mixer, later)
+
+
+def _prefill_leaves_padding_out(mixer: TokenMixer, later: Tensor) -> None:
+    index = torch.arange(14)
+    rows = (index < 5, index >= 5, index % 3 == 1, index < 0, index >= 0)
+    mask = torch.stack(rows)
+    x = tokens(5, 14).masked_fill(mask.unsqueeze(-1), 0.0)
+    y, state = mixer.prefill(x, key_padding_mask=mask)
+    require(not y[mask].any(), "prefill writes other numbers than zeros at padded positions")
+    whole = mixer(x, key_padding_mask=mask)
+    require_close(y[~mask], whole[~mask], "prefill with padding", atol=1e-10, rtol=1e-8)
+    for row, padded in enumerate(mask):
+        alone = {name: part[row : row + 1] for name, part in state.items()}
+        valid = x[row : row + 1, ~padded]
+        _require_continuation(mixer, valid, later[row : row + 1], alone)
+    third, _ = mixer.step(later[2:3, 0], {name: part[2:3] for name, part in state.items()})
+    together, _ = mixer.step(later[:, 0], state)
+    require_close(together[2:3], third, "a step after padding", atol=1e-10, rtol=1e-8)
+
+
+def states_have_a_row_for_each_sequence(form: Form) -> None:
+    """Rows of a state's tensors, selected and repeated, are the state of those sequences."""
+    mixer = form.build()
+    x, rows = tokens(3, 12), torch.tensor([2, 0, 0, 1])
+    _, state = mixer.prefill(x[:, :5])
+    for x_t in x[:, 5:].unbind(1):
+        selected = {name: part.index_select(0, rows) for name, part in state.items()}
+        again, _ = mixer.step(x_t[rows], selected)
+        y_t, state = mixer.step(x_t, state)
+        require_close(again, y_t[rows], "a step of selected rows", atol=1e-10, rtol=1e-8)
+
+
+def _stepped(mixer: TokenMixer, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    state = mixer.init_state(len(x), device=x.device, dtype=x.dtype)
+    return _continued(mixer, x, state)
+
+
+def _continued(
+    mixer: TokenMixer, x: Tensor, state: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    outputs = []
+    for x_t in x.unbind(1):
+        y_t, state = mixer.step(x_t, state)
+        outputs.append(y_t)
+    return torch.stack(outputs, 1), state
+
+
+def _require_continuation(
+    mixer: TokenMixer, x: Tensor, later: Tensor, state: dict[str, Tensor]
+) -> None:
+    """Steps from a state after x give what the whole sequence gives."""
+    y, _ = _continued(mixer, later, dict(state))
+    whole = mixer(torch.cat((x, later), 1))[:, x.shape[1] :]
+    require_close(y, whole, "steps after prefill", atol=1e-10, rtol=1e-8)
+
+
 def steps_check_their_input(form: Form) -> None:
-    """Wrong channels and an empty batch are refused by name."""
+    """Wrong channels, an empty batch and a state of something else are refused by name."""
     mixer = form.build()
     state = mixer.init_state(2, dtype=torch.float64)
-    narrow = torch.randn(2, DIM - 1, dtype=torch.float64)
+    wide = torch.randn(2, DIM, dtype=torch.float64)
+    narrow = wide[:, 1:]
     require_refusal(lambda: mixer.step(narrow, state), "x_t: expected")
     require_refusal(lambda: mixer.init_state(0), "batch_size: expected")
+    require_refusal(lambda: mixer.step(wide, {}), "state: expected")
+    require_refusal(lambda: mixer.step(wide[:1], state), "state: expected")
+
+
+def streams_end_at_max_length(form: Form) -> None:
+    """`step` and `prefill` refuse what `forward` refuses: a token past `max_length`."""
+    mixer = form.build()
+    x = tokens(2, MAX_LENGTH + 1)
+    require_refusal(lambda: mixer.prefill(x), "max_length")
+    _, state = mixer.prefill(x[:, :-1])
+    require_refusal(lambda: mixer.step(x[:, -1], state), "max_length")
 
 
 def streaming_is_refused(form: Form) -> None:

@@ -79,7 +79,7 @@ def test_the_state_stays_small_and_wide() -> None:
     mixer = build(causal=True).bfloat16()
     state = mixer.init_state(3)
     shapes = {name: tuple(value.shape) for name, value in state.items()}
-    assert shapes == {"sums": (3, 2, 3, 3), "norms": (3, 2, 3), "position": ()}
+    assert shapes == {"sums": (3, 2, 3, 3), "norms": (3, 2, 3), "position": (3,)}
     before = {name: value.clone() for name, value in state.items()}
     y, after = mixer.step(torch.randn(3, 6).bfloat16(), state)
     assert y.dtype == torch.bfloat16

@@ -8,17 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.errors import bad_argument
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
-
-_STATE = ("sums", "norms", "position")
+from rifflemix.ops.precision import without_autocast
 
 
 class LinearAttentionMixer(MultiHeadMixer):
     """Mixers that replace exp(q k) by a dot product of features; a subclass writes `features`.
 
     With `causal=True` they also stream: the state holds, per head, the M x D sum of features
-    times values, the sum of features, and the position of the next token.
+    times values, and the sum of features.
     """
 
     epsilon: ClassVar[float]
@@ -32,7 +30,7 @@ class LinearAttentionMixer(MultiHeadMixer):
             q: (B, H, N, D) queries.
             k: (B, H, N, D) keys.
             key_padding_mask: (B, N) bool, True = padding.
-            start: () int64, the position of the first token; None for 0.
+            start: (B,) int64, the position of the first token; None for 0.
 
         Returns:
             Twice (B, H, N, M), at least 0; of keys, zero at padded positions. Where the type is
@@ -47,6 +45,9 @@ class LinearAttentionMixer(MultiHeadMixer):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """See `MultiHeadMixer.attend`."""
         q, k = self.features(q, k, key_padding_mask, None)
+        return self._attend_features(q, k, v)
+
+    def _attend_features(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         y = linear_attention(q, k, v.to(k.dtype), epsilon=self.epsilon, causal=self.causal)
         return y.to(v.dtype)
 
@@ -59,20 +60,12 @@ class LinearAttentionMixer(MultiHeadMixer):
         return {
             "sums": torch.zeros(*shape, self.head_dim, device=device, dtype=wide),
             "norms": torch.zeros(shape, device=device, dtype=wide),
-            "position": torch.zeros((), device=device, dtype=torch.int64),
         }
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): its features go into the sums, and out come its output and the sums.
-
-        Raises:
-            InputError: a state that is not this mixer's, or a token past `max_length`.
-        """
-        if not isinstance(state, dict) or set(state) != set(_STATE):
-            raise bad_argument("state", "what init_state or step returned", type(state).__name__)
-        self._check_position(state["position"])
+        """One token (B, C): its features go into the sums, and out come its output and the sums."""
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
         q, k = self.features(q, k, None, state["position"])
         wide = state["sums"].dtype
@@ -81,20 +74,20 @@ class LinearAttentionMixer(MultiHeadMixer):
         norms = state["norms"] + k
         y = (q.unsqueeze(-1) * sums).sum(-2)
         y = y / ((q * norms).sum(-1, keepdim=True) + self.epsilon)
-        after = {"sums": sums, "norms": norms, "position": state["position"] + 1}
-        return self.proj(y.to(v.dtype).flatten(1)), after
+        return self.proj(y.to(v.dtype).flatten(1)), {"sums": sums, "norms": norms}
 
-    def _check_position(self, position: Tensor) -> None:
-        """Raise if a stream is full; a graph that is being traced cannot read the position."""
-        if self.max_length is None or torch.compiler.is_compiling():
-            return
-        if int(position) >= self.max_length:
-            raise bad_argument(
-                "x_t",
-                f"at most max_length = {self.max_length} tokens in a stream",
-                f"token {int(position) + 1}",
-                "build the mixer with a larger max_length",
-            )
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix` in chunks, and the sums over all tokens."""
+        q, k, v = self.split(self.qkv(x))
+        q, k = self.features(q, k, key_padding_mask, None)
+        y = self._attend_features(q, k, v)
+        wide = torch.promote_types(v.dtype, torch.float32)
+        with without_autocast(v):
+            sums = k.to(wide).mT @ v.to(wide)
+        state = {"sums": sums, "norms": k.sum(-2, dtype=wide)}
+        return self._join(y), state
 
 
 def linear_attention(

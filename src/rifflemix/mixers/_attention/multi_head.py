@@ -67,7 +67,22 @@ class MultiHeadMixer(TokenMixer):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Project, attend in each head, project."""
         q, k, v = self.split(self.qkv(x))
-        y = self.attend(q, k, v, key_padding_mask)
+        return self._join(self.attend(q, k, v, key_padding_mask))
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix`, and what the stream keeps of the keys and values."""
+        q, k, v = self.split(self.qkv(x))
+        y = self._join(self.attend(q, k, v, key_padding_mask))
+        return y, self.remember(k, v, key_padding_mask)
+
+    def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
+        """The state after tokens with keys and values (B, H, N, D), in mixers that stream."""
+        raise NotImplementedError
+
+    def _join(self, y: Tensor) -> Tensor:
+        """(B, H, N, D) -> (B, N, C)."""
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return out
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_bool
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
-from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.mixers.padding import check_no_padding, fill_valid_tokens, mix_valid_tokens
 
 _BLOCK = 64
 
@@ -36,6 +36,18 @@ class OrderedAttention(MultiHeadMixer):
         if self.keep_positions:
             return self.mix_in_order(x, key_padding_mask)
         return mix_valid_tokens(self.mix_in_order, x, key_padding_mask)
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `MultiHeadMixer.fill_stream`; `remember` sees padding last.
+
+        Raises:
+            InputError: padding with keep_positions=True.
+        """
+        if self.keep_positions:
+            check_no_padding(key_padding_mask)
+        return fill_valid_tokens(super().fill_stream, x, key_padding_mask)
 
     def mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Project, attend in each head, project; padding stands last unless `keep_positions`."""

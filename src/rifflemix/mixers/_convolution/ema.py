@@ -12,6 +12,7 @@ from rifflemix.checks import check_bool, check_integer, check_tokens
 from rifflemix.errors import bad_argument
 from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
 from rifflemix.mixers._convolution.fft_convolution import fft_convolution, wide
+from rifflemix.mixers.padding import last_tokens
 
 
 class DampedEMA(nn.Module):
@@ -61,8 +62,17 @@ class DampedEMA(nn.Module):
         """
         check_tokens("x", x)
         self._check_channels(x)
+        return self._averaged(self._kernel(), x)
+
+    def fill(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`forward`, and the averages after the tokens that `mask` (B, N) does not mark."""
+        kernel = self._kernel()
+        tokens, _ = last_tokens(x, mask, x.shape[1])
+        return self._averaged(kernel, x), kernel.state_after(tokens)
+
+    def _averaged(self, kernel: ExponentialKernel, x: Tensor) -> Tensor:
         tokens = wide(x)
-        forward, backward = self._kernel().values(x.shape[1]), None
+        forward, backward = kernel.values(x.shape[1]), None
         if self.bidirectional:
             forward, backward = forward.split(self.dim)
         y = fft_convolution(tokens, forward, backward, backward_from="present")

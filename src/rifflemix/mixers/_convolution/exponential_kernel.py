@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.mixers._convolution.fft_convolution import wide
@@ -59,6 +60,29 @@ class ExponentialKernel(NamedTuple):
         shape = (batch_size, *self.weight.shape)
         return self.weight.new_zeros(shape if self.phase is None else (*shape, 2))
 
+    def state_after(self, x: Tensor) -> Tensor:
+        """The state after tokens x (B, N, C); those that do not count are zero and stand first."""
+        size = min(x.shape[1], _BLOCK)
+        blocks = F.pad(wide(x), (0, 0, -x.shape[1] % size, 0)).unflatten(1, (-1, size))
+        within = self._powers(torch.arange(size, device=x.device).flip(0))
+        between = self._powers(size * torch.arange(blocks.shape[1], device=x.device).flip(0))
+        with without_autocast(x):
+            parts = [torch.einsum("bkmc,csm->bkcs", blocks, power) for power in within]
+            sums = [[_join_blocks(part, power) for power in between] for part in parts]
+        if self.phase is None:
+            return sums[0][0]
+        (real_cos, real_sin), (imag_cos, imag_sin) = sums
+        return torch.stack((real_cos - imag_sin, real_sin + imag_cos), -1)
+
+    def _powers(self, exponents: Tensor) -> tuple[Tensor, ...]:
+        """(C, S, E): real and, if there are any, imaginary parts of the ratios to E exponents."""
+        exponents = exponents.to(self.weight.dtype)
+        size = (self.log_ratio.unsqueeze(-1) * exponents).exp()
+        if self.phase is None:
+            return (size,)
+        angle = self.phase.unsqueeze(-1) * exponents
+        return size * angle.cos(), size * angle.sin()
+
     def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One token (B, C) of each sequence: its output (B, C), and the next state."""
         token = wide(x_t).unsqueeze(-1)
@@ -71,3 +95,8 @@ class ExponentialKernel(NamedTuple):
         real, imag = cos * real - sin * imag + token, cos * imag + sin * real
         y = (self.weight * real - self.weight_imag * imag).sum(-1)
         return y, torch.stack((real, imag), -1)
+
+
+def _join_blocks(part: Tensor, power: Tensor) -> Tensor:
+    """(B, blocks, C, S) sums of each block, and how much of them is left: (C, S, blocks)."""
+    return torch.einsum("bkcs,csk->bcs", part, power)

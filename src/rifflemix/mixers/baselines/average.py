@@ -55,19 +55,22 @@ class AveragePooling(TokenMixer):
         return mean.to(x.dtype)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The sum of the tokens so far and their number."""
+        """The sum of the tokens so far."""
         kind = _sum_dtype(dtype or torch.get_default_dtype())
-        return {
-            "sum": torch.zeros(batch_size, self.dim, device=device, dtype=kind),
-            "count": torch.zeros((), device=device, dtype=torch.int64),
-        }
+        return {"sum": torch.zeros(batch_size, self.dim, device=device, dtype=kind)}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One token (B, C): add it, and divide."""
-        after = {"sum": state["sum"] + x_t, "count": state["count"] + 1}
-        return (after["sum"] / after["count"]).to(x_t.dtype), after
+        total = state["sum"] + x_t
+        return (total / (state["position"] + 1).unsqueeze(-1)).to(x_t.dtype), {"sum": total}
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The running mean, and the sum of all tokens; those that are padding are zero."""
+        return self.mix(x, key_padding_mask), {"sum": x.sum(1, dtype=_sum_dtype(x.dtype))}
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -11,7 +11,7 @@ from torch import Tensor
 from rifflemix.checks import check_bool, check_integer
 from rifflemix.mixers._attention.linear import LinearAttentionMixer
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.mixers.padding import check_no_padding, fill_valid_tokens, mix_valid_tokens
 
 
 class CosFormer(LinearAttentionMixer):
@@ -66,6 +66,14 @@ class CosFormer(LinearAttentionMixer):
             return super().mix(x, key_padding_mask)
         return mix_valid_tokens(super().mix, x, key_padding_mask)
 
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `LinearAttentionMixer.fill_stream`, on the valid tokens moved together."""
+        if self.keep_positions:
+            check_no_padding(key_padding_mask)
+        return fill_valid_tokens(super().fill_stream, x, key_padding_mask)
+
     def features(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -76,7 +84,7 @@ class CosFormer(LinearAttentionMixer):
         wide = torch.promote_types(q.dtype, torch.float32)
         position = torch.arange(q.shape[2], device=q.device, dtype=wide)
         if start is not None:
-            position = position + start
+            position = position + start[:, None, None]
         angle = position.unsqueeze(-1) * (math.pi / (2 * self.fade_length))
         cos, sin = angle.cos().to(q.dtype), angle.sin().to(q.dtype)
         return torch.cat((q * cos, q * sin), -1), torch.cat((k * cos, k * sin), -1)

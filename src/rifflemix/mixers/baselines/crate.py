@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.mixers._attention.cache import attend_to_cache, new_cache, with_token
 from rifflemix.mixers._attention.masked import masked_attention
 from rifflemix.mixers.base import MixerCard, TokenMixer
 
@@ -48,7 +49,9 @@ class Crate(TokenMixer):
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Coordinates in each subspace, attention among them, and back."""
-        w = self._split(self.in_proj(x))
+        return self._attend(self._split(self.in_proj(x)), key_padding_mask)
+
+    def _attend(self, w: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = masked_attention(
             w,
             w,
@@ -71,9 +74,16 @@ class Crate(TokenMixer):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One token (B, C): attend to the cache and to itself."""
         w = self._split(self.in_proj(x_t.unsqueeze(1)))
-        seen = torch.cat((state["coordinates"], w), dim=2)
-        y = F.scaled_dot_product_attention(w, seen, seen).transpose(1, 2).flatten(1)
-        return self._lift(y), {"coordinates": seen}
+        after = with_token(state, coordinates=w)
+        seen = after["coordinates"]
+        return self._lift(attend_to_cache(w, seen, seen, after)), after
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix`, and the cache of all coordinates."""
+        w = self._split(self.in_proj(x))
+        return self._attend(w, key_padding_mask), new_cache(key_padding_mask, coordinates=w)
 
     def _split(self, w: Tensor) -> Tensor:
         heads: Tensor = w.unflatten(-1, (self.num_heads, -1))

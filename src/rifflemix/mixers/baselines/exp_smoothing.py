@@ -15,7 +15,7 @@ from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
 from rifflemix.mixers._convolution.fft_convolution import fft_convolution, wide
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.s4 import both_directions
-from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 
 # The released code's own values: the ring the smoothing factors start in, the largest modulus
 # they may have, and the range of the damping.
@@ -53,7 +53,16 @@ class ComplexSmoothing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) with padding last and zero -> (B, N, C)."""
-        forward, backward = self.kernel().values(x.shape[1]), None
+        return self._smooth(self.kernel(), x)
+
+    def fill(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`forward`, and the state after the tokens that `mask` (B, N) does not mark."""
+        kernel = self.kernel()
+        tokens, _ = last_tokens(x, mask, x.shape[1])
+        return self._smooth(kernel, x), kernel.state_after(tokens)
+
+    def _smooth(self, kernel: ExponentialKernel, x: Tensor) -> Tensor:
+        forward, backward = kernel.values(x.shape[1]), None
         if self.bidirectional:
             forward, backward = forward.split(self.dim)
         y = fft_convolution(wide(x), forward, backward, backward_from="next")
@@ -134,12 +143,16 @@ class ExpSmoothing(TokenMixer):
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The smoothing over the valid tokens between the two maps, and the gate."""
-        hidden = self.k_proj(x)
-        if key_padding_mask is not None:
-            hidden = hidden.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+        hidden = self._hidden(x, key_padding_mask)
         return self._read_out(
             mix_valid_tokens(lambda k, _: self.cets(k), hidden, key_padding_mask), x
         )
+
+    def _hidden(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        hidden: Tensor = self.k_proj(x)
+        if key_padding_mask is None:
+            return hidden
+        return hidden.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
 
     def _read_out(self, smoothed: Tensor, x: Tensor) -> Tensor:
         y: Tensor = self.out_proj(F.relu(smoothed))
@@ -156,3 +169,15 @@ class ExpSmoothing(TokenMixer):
         """One token (B, C) into the smoothing, and its output."""
         y, after = self.cets.step(self.k_proj(x_t), state["state"])
         return self._read_out(y, x_t), {"state": after}
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix`, and the smoothed numbers after the last token."""
+        hidden = self._hidden(x, key_padding_mask)
+        y, state = fill_valid_tokens(self._fill, hidden, key_padding_mask)
+        return self._read_out(y, x), state
+
+    def _fill(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        y, state = self.cets.fill(hidden, mask)
+        return y, {"state": state}

@@ -45,3 +45,9 @@ class Identity(TokenMixer):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The token as it is."""
         return x_t, {}
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The tokens as they are."""
+        return x, {}

@@ -12,6 +12,7 @@ from rifflemix.checks import check_integer
 from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
 from rifflemix.mixers._attention.window import block_attention
 from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.padding import newest_in_slots, take_tokens
 
 
 class LocalAttention(OrderedAttention):
@@ -73,12 +74,11 @@ class LocalAttention(OrderedAttention):
         )
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """Room for the keys and values of one block, and the position: of constant size."""
+        """Room for the keys and values of one block: of constant size."""
         shape = (batch_size, self.num_heads, self.block_size, self.head_dim)
         weight = self.qkv.weight
         empty = torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype)
-        position = torch.zeros((), device=empty.device, dtype=torch.int64)
-        return {"keys": empty, "values": empty, "position": position}
+        return {"keys": empty, "values": empty}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
@@ -86,14 +86,18 @@ class LocalAttention(OrderedAttention):
         """One token (B, C): attend to itself and the earlier tokens of its block."""
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
         slots = torch.arange(self.block_size, device=x_t.device)
-        slot = state["position"] % self.block_size
-        here = (slots == slot).unsqueeze(-1)
+        slot = (state["position"] % self.block_size).view(-1, 1, 1, 1)
+        here = (slots == slot).mT
         keys, values = torch.where(here, k, state["keys"]), torch.where(here, v, state["values"])
         y = F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=(slots <= slot).unsqueeze(0), dropout_p=self.dropout_p()
+            q, keys, values, attn_mask=slots <= slot, dropout_p=self.dropout_p()
         )
-        after = {"keys": keys, "values": values, "position": state["position"] + 1}
-        return self.proj(y.transpose(1, 2).flatten(1)), after
+        return self.proj(y.transpose(1, 2).flatten(1)), {"keys": keys, "values": values}
+
+    def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
+        """The newest key and value of every slot of a block."""
+        slots = newest_in_slots(k, key_padding_mask, self.block_size, dim=2)
+        return {"keys": take_tokens(k, slots, 2), "values": take_tokens(v, slots, 2)}
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""

@@ -11,11 +11,22 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_probability, check_tokens, shown
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers._attention.cache import (
+    new_cache,
+    token_positions,
+    visible,
+    with_token,
+)
 from rifflemix.mixers._convolution.ema import DampedEMA
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.baselines.s4 import both_directions
 from rifflemix.mixers.csp import CSP
-from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.mixers.padding import (
+    fill_valid_tokens,
+    mix_valid_tokens,
+    newest_in_slots,
+    take_tokens,
+)
 
 ATTENTION_FNS = ("softmax", "laplace")
 MIXINGS = ("attention", "csp")
@@ -37,11 +48,11 @@ class RelativeBias(nn.Module):
     def forward(self, length: int) -> Tensor:
         """(length, length): for query i and key j the bias of the distance j - i."""
         positions = torch.arange(length, device=self.rel_pos_bias.device)
-        return self.rel_pos_bias[positions - positions.unsqueeze(1) + self.max_length - 1]
+        return self.at(positions - positions.unsqueeze(1))
 
-    def last_row(self, length: int) -> Tensor:
-        """(length,): the last row of `forward(length)`, without the others."""
-        return self.rel_pos_bias[self.max_length - length : self.max_length]
+    def at(self, distance: Tensor) -> Tensor:
+        """The bias of each of the distances, int64 of any shape, from query to key."""
+        return self.rel_pos_bias[distance + self.max_length - 1]
 
 
 class MegaLayer(TokenMixer):
@@ -188,7 +199,16 @@ class MegaLayer(TokenMixer):
     def _gate_and_value(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """(B, N, 2 C): the gate u and what it lets in; padding stands last."""
         v = F.silu(self.v_proj(x))
-        u, z, r, hx = self._split(F.dropout(self.move(x), self.layer_dropout, self.training))
+        return self._attended(v, self._moved(self.move(x)), mask)
+
+    def _moved(self, mx: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self._split(F.dropout(mx, self.layer_dropout, self.training))
+
+    def _attended(
+        self, v: Tensor, maps: tuple[Tensor, Tensor, Tensor, Tensor], mask: Tensor | None
+    ) -> Tensor:
+        """(B, N, 2 C): the gate u and what it lets in, from values and maps of the average."""
+        u, z, r, hx = maps
         if self.mixing == "csp":
             h = self.permutation(v, key_padding_mask=mask)
         else:
@@ -251,10 +271,14 @@ class MegaLayer(TokenMixer):
         return F.dropout(weights, dropout) @ v
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The moving averages, and a cache that grows by one token a step up to the chunk's end."""
+        """The moving averages, and a cache: of all tokens, or of constant size for a chunk."""
         weight = self.v_proj.weight
         empty = torch.zeros(
-            batch_size, 0, 1, device=device or weight.device, dtype=dtype or weight.dtype
+            batch_size,
+            self.chunk_size or 0,
+            1,
+            device=device or weight.device,
+            dtype=dtype or weight.dtype,
         )
         return {
             "averages": self.move.init_state(batch_size).to(empty.device),
@@ -265,33 +289,56 @@ class MegaLayer(TokenMixer):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): into the averages and the cache, then attention to the cache.
-
-        Raises:
-            InputError: a token past `max_length`.
-        """
+        """One token (B, C): into the averages and the cache, then attention to the cache."""
         mx, averages = self.move.step(x_t, state["averages"])
         u, z, r, hx = self._split(mx)
         q, k = self._queries_and_keys(z)
-        keys, values = self._room_in_cache(state["keys"], state["values"])
-        keys = torch.cat((keys, k.unsqueeze(1)), 1)
-        values = torch.cat((values, F.silu(self.v_proj(x_t)).unsqueeze(1)), 1)
-        bias = self.rel_pos_bias.last_row(keys.shape[1]).to(q.dtype)
-        h = self._weigh(q.unsqueeze(1), keys, values, bias, None).squeeze(1)
+        v = F.silu(self.v_proj(x_t))
+        cache, distance, seen = self._remembered(k.unsqueeze(1), v.unsqueeze(1), state)
+        bias = self.rel_pos_bias.at(distance).to(q.dtype)
+        h = self._weigh(q.unsqueeze(1), cache["keys"], cache["values"], bias, seen).squeeze(1)
         y = x_t + u * (F.silu(hx + self.h_proj(h * r)) - x_t)
-        return y, {"averages": averages, "keys": keys, "values": values}
+        return y, {"averages": averages, **cache}
 
-    def _room_in_cache(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if keys.shape[1] == self.chunk_size:
-            return keys[:, :0], values[:, :0]
-        if self.chunk_size is None and keys.shape[1] == self.max_length:
-            raise bad_argument(
-                "x_t",
-                f"at most max_length = {self.max_length} tokens in a stream",
-                f"token {keys.shape[1] + 1}",
-                "build the mixer with a larger max_length",
-            )
-        return keys, values
+    def _remembered(
+        self, k: Tensor, v: Tensor, state: dict[str, Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
+        """The cache with one more token, how far each is from it, and which of them it sees."""
+        position = state["position"].view(-1, 1, 1)
+        if self.chunk_size is None:
+            cache = with_token(state, keys=k, values=v)
+            seen = visible(cache)
+            tokens = token_positions(cache, cache["keys"].shape[1], k.device)
+            if seen is None:
+                return cache, tokens - tokens[-1], None
+            return cache, tokens.unsqueeze(1) - position, seen.unsqueeze(1)
+        slots = torch.arange(self.chunk_size, device=k.device)
+        slot = position % self.chunk_size
+        here = (slots == slot).mT
+        cache = {
+            "keys": torch.where(here, k, state["keys"]),
+            "values": torch.where(here, v, state["values"]),
+        }
+        return cache, slots - slot, slots <= slot
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix`, the averages after it, and the cache of its keys and values."""
+        both, state = fill_valid_tokens(self._fill, x, key_padding_mask)
+        gate, value = both.chunk(2, -1)
+        return x + gate * (value - x), state
+
+    def _fill(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        mx, averages = self.move.fill(x, mask)
+        maps, v = self._moved(mx), F.silu(self.v_proj(x))
+        k = self._queries_and_keys(maps[1])[1]
+        if self.chunk_size is None:
+            cache = new_cache(mask, keys=k, values=v)
+        else:
+            slots = newest_in_slots(k, mask, self.chunk_size, dim=1)
+            cache = {"keys": take_tokens(k, slots, 1), "values": take_tokens(v, slots, 1)}
+        return self._attended(v, maps, mask), {"averages": averages, **cache}
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay should leave alone."""

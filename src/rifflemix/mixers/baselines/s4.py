@@ -15,7 +15,7 @@ from rifflemix.mixers._convolution.complex_pair import ComplexPair
 from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
 from rifflemix.mixers._convolution.fft_convolution import fft_convolution, wide
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 
 _SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
 
@@ -84,7 +84,10 @@ class S4(TokenMixer):
         return self._read_out(mix_valid_tokens(self._convolve, x, key_padding_mask), x)
 
     def _convolve(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        forward, backward = self._kernel().values(x.shape[1]), None
+        return self._convolve_with(self._kernel(), x)
+
+    def _convolve_with(self, kernel: ExponentialKernel, x: Tensor) -> Tensor:
+        forward, backward = kernel.values(x.shape[1]), None
         if self.bidirectional:
             forward, backward = forward.split(self.dim)
         return fft_convolution(wide(x), forward, backward, backward_from="next")
@@ -117,6 +120,18 @@ class S4(TokenMixer):
         """One token (B, C) into the states, and its output."""
         y, after = self._kernel().step(x_t, state["state"])
         return self._read_out(y, x_t), {"state": after}
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix`, and the states that its recurrence would end in."""
+        y, state = fill_valid_tokens(self._fill, x, key_padding_mask)
+        return self._read_out(y, x), state
+
+    def _fill(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        kernel = self._kernel()
+        tokens, _ = last_tokens(x, mask, x.shape[1])
+        return self._convolve_with(kernel, x), {"state": kernel.state_after(tokens)}
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay should leave alone."""

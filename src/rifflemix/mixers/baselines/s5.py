@@ -16,7 +16,7 @@ from rifflemix.mixers._convolution.fft_convolution import wide
 from rifflemix.mixers._convolution.linear_scan import linear_scan
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.s4 import both_directions
-from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.ops.precision import without_autocast
 
 _SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
@@ -141,6 +141,18 @@ class S5(TokenMixer):
         ratio, token = self._discretised(x_t)
         after = ratio.times(ComplexPair.from_last(state["state"])).plus(token)
         return self._read_out(self._observed(after, 0), x_t), {"state": after.stacked()}
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix`, and the state that its scan ends with."""
+        y, state = fill_valid_tokens(self._fill, x, key_padding_mask)
+        return self._read_out(y, x), state
+
+    def _fill(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        states = linear_scan(*self._discretised(x))
+        last, _ = last_tokens(states.stacked(), mask, 1)
+        return self._observed(states, 0), {"state": last.squeeze(1)}
 
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay should leave alone."""

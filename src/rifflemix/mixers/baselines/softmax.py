@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_bool
+from rifflemix.mixers._attention.cache import attend_to_cache, new_cache, with_token
 from rifflemix.mixers._attention.masked import masked_attention
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
@@ -72,7 +72,9 @@ class SoftmaxAttention(MultiHeadMixer):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One token (B, C): attend to the cache and to itself."""
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
-        keys = torch.cat((state["keys"], k), dim=2)
-        values = torch.cat((state["values"], v), dim=2)
-        y = F.scaled_dot_product_attention(q, keys, values).transpose(1, 2).flatten(1)
-        return self.proj(y), {"keys": keys, "values": values}
+        after = with_token(state, keys=k, values=v)
+        return self.proj(attend_to_cache(q, after["keys"], after["values"], after)), after
+
+    def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
+        """All keys and values."""
+        return new_cache(key_padding_mask, keys=k, values=v)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
+from rifflemix.mixers._attention.cache import attend_to_cache, new_cache, with_token
 from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
 from rifflemix.mixers._attention.window import window_attention
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.s4 import S4
+from rifflemix.mixers.padding import last_tokens
 
 
 class Spade(OrderedAttention):
@@ -82,9 +83,9 @@ class Spade(OrderedAttention):
         local = super().mix(x, key_padding_mask)
         if self.ssm is None:
             return local
-        return self._join(self.ssm.mix(x, key_padding_mask), local)
+        return self._combine(self.ssm.mix(x, key_padding_mask), local)
 
-    def _join(self, far: Tensor, near: Tensor) -> Tensor:
+    def _combine(self, far: Tensor, near: Tensor) -> Tensor:
         """(..., C) outputs of the state space and of the attention -> (..., C)."""
         both = torch.cat((self.norm_global(far), self.norm_local(near)), -1)
         y: Tensor = self.aggregate(both)
@@ -118,16 +119,36 @@ class Spade(OrderedAttention):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One token (B, C): attend to the window it closes, and into the state space."""
         q, k, v = self.split(self.qkv(x_t.unsqueeze(1)))
-        keys = torch.cat((state["keys"], k), 2)
-        values = torch.cat((state["values"], v), 2)
-        y = F.scaled_dot_product_attention(q, keys, values, dropout_p=self.dropout_p())
-        y = self.proj(y.transpose(1, 2).flatten(1))
+        window = with_token(state, keys=k, values=v)
+        keys, values = window["keys"], window["values"]
+        near = self.proj(attend_to_cache(q, keys, values, window, dropout=self.dropout_p()))
         first = max(0, keys.shape[2] - self.radius)
-        after = {"keys": keys[:, :, first:], "values": values[:, :, first:]}
+        padding = window.get("padding")
+        after = new_cache(
+            None if padding is None else padding[:, first:],
+            keys=keys[:, :, first:],
+            values=values[:, :, first:],
+        )
         if self.ssm is None:
-            return y, after
-        far, state_after = self.ssm.advance_stream(x_t, {"state": state["state"]})
-        return self._join(far, y), {**after, **state_after}
+            return near, after
+        far, state_after = self.ssm.advance_stream(x_t, state)
+        return self._combine(far, near), {**after, **state_after}
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix`, and both states after it."""
+        near, state = super().fill_stream(x, key_padding_mask)
+        if self.ssm is None:
+            return near, state
+        far, state_after = self.ssm.fill_stream(x, key_padding_mask)
+        return self._combine(far, near), {**state, **state_after}
+
+    def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:
+        """The last `radius` keys and values."""
+        keys, padding = last_tokens(k, key_padding_mask, self.radius, dim=2)
+        values, _ = last_tokens(v, key_padding_mask, self.radius, dim=2)
+        return new_cache(padding, keys=keys, values=values)
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""

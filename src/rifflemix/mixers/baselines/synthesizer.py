@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers._attention.cache import new_cache, token_positions, visible, with_token
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens
 
 MODES = ("random", "factorized", "dense")
 
@@ -102,9 +103,18 @@ class Synthesizer(TokenMixer):
         return mix_valid_tokens(self._mix, x, key_padding_mask)
 
     def _mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        q, k, v = self._project(x)
+        return self._mix_projected(x, *self._project(x), key_padding_mask)
+
+    def _mix_projected(
+        self,
+        x: Tensor,
+        q: Tensor | None,
+        k: Tensor | None,
+        v: Tensor,
+        key_padding_mask: Tensor | None,
+    ) -> Tensor:
         length = x.shape[1]
-        scores = self._scores(x, 0, length)
+        scores = self._scores(x, slice(0, length), length)
         if self.causal:  # padding stands last, where no valid token looks
             later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
             scores = scores.masked_fill(later, -torch.inf)
@@ -122,15 +132,27 @@ class Synthesizer(TokenMixer):
         parts = heads.permute(2, 0, 3, 1, 4).unbind(0)
         return (parts[0], parts[1], parts[2]) if self.dot_product else (None, None, parts[0])
 
-    def _scores(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Scores (B or 1, H, N, stop) of tokens x at positions from `start` on, before `stop`."""
+    def _scores(self, x: Tensor, positions: slice | Tensor, stop: int) -> Tensor:
+        """Scores (B or 1, H, N, stop) of tokens x at `positions`, for keys before `stop`."""
         if self.mode == "random":
-            return self.scores[:, start:stop, :stop].unsqueeze(0)
+            return self.scores[:, positions, :stop].unsqueeze(0)
         if self.mode == "factorized":
-            rows, columns = self.row_factors[:, start:stop], self.column_factors[..., :stop]
+            rows, columns = self.row_factors[:, positions], self.column_factors[..., :stop]
             return (rows @ columns).unsqueeze(0)
         heads: Tensor = torch.relu(self.hidden(x)).unflatten(-1, (self.num_heads, -1))
         return heads.transpose(1, 2) @ self.score_weight[..., :stop] + self.score_bias[..., :stop]
+
+    def _newest_scores(self, x: Tensor, state: dict[str, Tensor], position: Tensor) -> Tensor:
+        """Scores (B, H, 1, L) of one token each, x (B, 1, C) at position (B,), for the cache."""
+        count = state["values"].shape[2]
+        scores = self._scores(x, position, count)
+        if self.mode != "dense":  # one row a sequence: (1, H, B, columns)
+            scores = scores.permute(2, 1, 0, 3)
+        seen = visible(state)
+        if seen is None:
+            return scores
+        columns = token_positions(state, count, x.device)[:, None, None]
+        return scores.take_along_dim(columns, -1).masked_fill(~seen[:, None, None], -torch.inf)
 
     def _attend(
         self, q: Tensor | None, k: Tensor | None, v: Tensor, scores: Tensor, dropout_p: float
@@ -149,26 +171,26 @@ class Synthesizer(TokenMixer):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One token (B, C): attend to the cache and to itself.
-
-        Raises:
-            InputError: a token past `max_length`.
-        """
+        """One token (B, C): attend to the cache and to itself."""
         x = x_t.unsqueeze(1)
         q, k, v = self._project(x)
-        after = {"values": torch.cat((state["values"], v), dim=2)}
-        if k is not None:
-            after["keys"] = k = torch.cat((state["keys"], k), dim=2)
-        count = after["values"].shape[2]
-        if self.max_length is not None and count > self.max_length:
-            raise bad_argument(
-                "x_t",
-                f"at most max_length = {self.max_length} tokens in a stream",
-                f"token {count}",
-                "build the mixer with a larger max_length",
-            )
-        y = self._attend(q, k, after["values"], self._scores(x, count - 1, count), 0.0)
+        new = {"values": v} if k is None else {"keys": k, "values": v}
+        after = with_token(state, **new)
+        scores = self._newest_scores(x, after, state["position"])
+        y = self._attend(q, after.get("keys"), after["values"], scores, 0.0)
         return self.proj(y.transpose(1, 2).flatten(1)), after
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix`, and the cache of all keys and values, those of padding last."""
+        return fill_valid_tokens(self._fill, x, key_padding_mask)
+
+    def _fill(self, x: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        q, k, v = self._project(x)
+        y = self._mix_projected(x, q, k, v, key_padding_mask)
+        new = {"values": v} if k is None else {"keys": k, "values": v}
+        return y, new_cache(key_padding_mask, **new)
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""

@@ -1,0 +1,159 @@
+"""`prefill`: a prompt at once, in the variants that the contract does not build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix.mixers import TokenMixer
+from rifflemix.mixers.base import step_through
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tssa without bias": ("tssa", {"denominator_bias": False}),
+    "performer relu": ("performer", {"kernel": "relu", "num_features": 5}),
+    "softmax narrow": ("softmax", {"inner_dim": 4}),
+    "crate with its own output map": ("crate", {"tied_output": False}),
+    "synthesizer dense": ("synthesizer", {"mode": "dense"}),
+    "synthesizer factorized": ("synthesizer", {"mode": "factorized", "rank": 3}),
+    "synthesizer alone": ("synthesizer", {"dot_product": False}),
+    "local in blocks of 1": ("local", {"block_size": 1}),
+    "local in blocks of 5": ("local", {"block_size": 5}),
+    "local in one block": ("local", {"block_size": 50}),
+    "spade narrow": ("spade", {"radius": 1, "state_size": 4}),
+    "spade wide": ("spade", {"radius": 40}),
+    "spade above the bottom": ("spade", {"radius": 3, "layer_index": 1, "num_layers": 2}),
+    "mega laplace": ("mega", {"attention_fn": "laplace"}),
+    "mega_chunk of 5": ("mega_chunk", {"chunk_size": 5}),
+    "mega_chunk laplace": ("mega_chunk", {"chunk_size": 4, "attention_fn": "laplace"}),
+    "s4 small": ("s4", {"state_size": 2}),
+    "s5 in blocks": ("s5", {"state_size": 8, "num_blocks": 2}),
+    "exp_smoothing without gate": ("exp_smoothing", {"gate": False, "hidden_dim": 5}),
+}
+
+
+def build(name: str, max_length: int = 40, **options: Any) -> TokenMixer:
+    torch.manual_seed(3)
+    mixer = rm.create_mixer(name, 8, num_heads=2, max_length=max_length, causal=True, **options)
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return mixer.double().eval()
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    return torch.randn(batch, length, 8, dtype=torch.float64)
+
+
+def assert_close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-8)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS.values(), ids=VARIANTS)
+def test_prefill_is_steps(name: str, options: dict[str, Any]) -> None:
+    mixer, x = build(name, **options), tokens(3, 17)
+    y, state = mixer.prefill(x)
+    assert_close(y, mixer(x))
+    assert_close(state, step_through(mixer, x, None)[1])
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS.values(), ids=VARIANTS)
+def test_padding_is_as_if_it_were_not_there(name: str, options: dict[str, Any]) -> None:
+    """In front, behind and between, sequences of different lengths go on together."""
+    mixer, x, later = build(name, **options), tokens(4, 17), tokens(4, 11)
+    index = torch.arange(17)
+    mask = torch.stack((index < 6, index > 12, index % 4 == 1, index < 0))
+    y, state = mixer.prefill(x.masked_fill(mask[..., None], torch.nan), key_padding_mask=mask)
+    assert state["position"].tolist() == (~mask).sum(1).tolist()
+    outputs = []
+    for x_t in later.unbind(1):
+        y_t, state = mixer.step(x_t, state)
+        outputs.append(y_t)
+    for row, padded in enumerate(mask):
+        alone = mixer(torch.cat((x[row, ~padded], later[row])).unsqueeze(0))[0]
+        assert_close(y[row, ~padded], alone[:-11])
+        assert not y[row, padded].any()
+        assert_close(torch.stack(outputs, 1)[row], alone[-11:])
+
+
+@pytest.mark.parametrize("name", ["mega", "s4", "linear", "tssa", "s5", "exp_smoothing", "local"])
+def test_many_chunks(name: str) -> None:
+    """Longer than the blocks that sums, powers and attention are cut into."""
+    mixer, x = build(name, max_length=200), tokens(1, 200)
+    mask = torch.arange(199)[None] < 37
+    for prompt, padding in ((x[:, :131], None), (x[:, :199], mask)):
+        _, state = mixer.prefill(prompt, key_padding_mask=padding)
+        y, _ = mixer.step(x[:, 199], state)
+        valid = prompt if padding is None else prompt[:, 37:]
+        assert_close(y, mixer(torch.cat((valid, x[:, 199:]), 1))[:, -1])
+
+
+def test_gradients_reach_the_prompt_through_the_state() -> None:
+    mixer, x = build("tssa"), tokens(2, 7)
+    for read in (lambda prompt: mixer.prefill(prompt), lambda p: step_through(mixer, p, None)):
+        prompt = x[:, :-1].clone().requires_grad_()
+        y, _ = mixer.step(x[:, -1], read(prompt)[1])
+        (gradient,) = torch.autograd.grad(y.square().sum(), prompt)
+        whole = torch.cat((prompt, x[:, -1:]), 1)
+        (expected,) = torch.autograd.grad(mixer(whole)[:, -1].square().sum(), prompt)
+        assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("name", ["softmax", "linear", "local", "s4"])
+def test_no_samples(name: str) -> None:
+    y, state = build(name).prefill(tokens(0, 5))
+    assert y.shape == (0, 5, 8)
+    assert all(len(part) == 0 for part in state.values())
+
+
+@pytest.mark.parametrize("name", ["local", "cosformer"])
+def test_positions_of_padding_cannot_be_kept(name: str) -> None:
+    mixer = build(name, keep_positions=True)
+    x = tokens(2, 6)
+    assert_close(mixer.prefill(x)[0], mixer(x))
+    mask = torch.zeros(2, 6, dtype=torch.bool)
+    with pytest.raises(rm.InputError, match="key_padding_mask: expected None to prefill with keep"):
+        mixer.prefill(x, key_padding_mask=mask)
+
+
+def test_what_cannot_stream_says_so() -> None:
+    x = torch.randn(1, 4, 8)
+    with pytest.raises(rm.InputError, match="mixer csp cannot stream"):
+        rm.create_mixer("csp", 8).prefill(x)
+    with pytest.raises(rm.InputError, match="causal: expected True to stream softmax"):
+        rm.create_mixer("softmax", 8).prefill(x)
+
+
+class Growing(TokenMixer):
+    """Keeps all tokens, and leaves `prefill` to the base."""
+
+    card = rm.MixerCard("growing", "Growing", "none", "none", "O(N)", 1.0, True, streaming=True)
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        return {"tokens": torch.zeros(batch_size, 0, self.dim, dtype=dtype, device=device)}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        seen = torch.cat((state["tokens"], x_t.unsqueeze(1)), 1)
+        return seen.sum(1), {"tokens": seen}
+
+
+def test_the_loop_of_the_base() -> None:
+    mixer, x = Growing(3, causal=True), torch.randn(2, 5, 3, dtype=torch.float64)
+    mask = torch.tensor([[True, False, True, False, False], [False, True, False, False, True]])
+    y, state = mixer.prefill(x, key_padding_mask=mask)
+    assert_close(y, x.masked_fill(mask[..., None], 0).cumsum(1).masked_fill(mask[..., None], 0))
+    assert state["tokens"].shape == (2, 3, 3)
+    mask[0, 0] = False
+    with pytest.raises(rm.InputError, match="as many valid tokens in every sequence, since the"):
+        mixer.prefill(x, key_padding_mask=mask)
+
+
+def test_a_state_of_another_mixer_is_refused() -> None:
+    state = build("softmax").init_state(1)
+    with pytest.raises(rm.InputError, match="state: expected what init_state or step returned"):
+        build("linear").step(tokens(1, 1)[:, 0], state)
