@@ -6,7 +6,6 @@ import math
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_bool, check_divides
@@ -14,6 +13,7 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.masked import masked_attention
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.nn.butterfly import BlockLinear
+from rifflemix.ops.dropout.unchecked import dropout as drop
 
 
 class TokenParallel(TokenMixer):
@@ -107,5 +107,5 @@ def _query_normalised(
         lowest = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(key_padding_mask[:, None, :, None], lowest)
         v = v.masked_fill(key_padding_mask[:, None, :, None], 0.0)
-    weights = F.dropout(scores.softmax(dim=-2), dropout)
+    weights = drop(scores.softmax(dim=-2), dropout)
     return weights @ v

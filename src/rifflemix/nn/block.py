@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import check_choice
 from rifflemix.nn.drop_path import DropPath
+from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.layer_scale import LayerScale
 
 NORMS = ("pre", "post")
@@ -53,7 +54,7 @@ class Block(nn.Module):
         check_choice("norm", norm, NORMS)
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps, bias=norm_bias)
         self.mixer = mixer
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps, bias=norm_bias)
         self.mlp = mlp
         self.scale1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)

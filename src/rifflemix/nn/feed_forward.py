@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_probability
 from rifflemix.nn.activations import activation_layer
+from rifflemix.nn.dropout import Dropout
 
 
 class FeedForward(nn.Module):
@@ -36,9 +37,9 @@ class FeedForward(nn.Module):
         hidden_dropout = dropout if hidden_dropout is None else hidden_dropout
         self.fc1 = nn.Linear(dim, hidden_dim, bias=bias)
         self.act = activation_layer(activation)
-        self.hidden_drop = nn.Dropout(check_probability("hidden_dropout", hidden_dropout))
+        self.hidden_drop = Dropout(check_probability("hidden_dropout", hidden_dropout))
         self.fc2 = nn.Linear(hidden_dim, dim, bias=bias)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) -> (..., C)."""

@@ -6,6 +6,7 @@ from rifflemix.ops.butterfly import (
     butterfly_split,
     butterfly_strides,
 )
+from rifflemix.ops.dropout import dropout
 from rifflemix.ops.permutation import (
     channel_permute,
     circular_shift,
@@ -47,6 +48,7 @@ __all__ = [
     "channel_permute",
     "circular_shift",
     "compression_rate",
+    "dropout",
     "group_sort",
     "gumbel_noise",
     "gumbel_sinkhorn",

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.ops.dropout.unchecked import dropout as drop
+
 # Stands for a token's score with itself: it counts only where nothing else is seen.
 _SELF_SCORE = -1e5
 _LENGTH_EPSILON = 1e-6
@@ -111,7 +113,7 @@ def lsh_attention(
     # In place: on long sequences, fresh memory for tensors of this size costs more than the sums.
     scores.masked_fill_(~seen, -torch.inf).masked_fill_(own, _SELF_SCORE)
     total = scores.logsumexp(-1, keepdim=True)
-    weights = F.dropout((scores - total).exp_(), dropout).to(v.dtype)
+    weights = drop((scores - total).exp_(), dropout).to(v.dtype)
     y = (weights @ keys(chunks(v.unsqueeze(2)))).flatten(3, 4)
     y = y.gather(3, rank.unsqueeze(-1).expand_as(y))
     total = total.flatten(3, 5).gather(3, rank)

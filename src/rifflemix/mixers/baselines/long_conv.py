@@ -14,6 +14,7 @@ from rifflemix.mixers._convolution.fft_convolution import fft_convolution, wide
 from rifflemix.mixers._convolution.kernel_network import KernelNetwork
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import mix_valid_tokens
+from rifflemix.ops.dropout.unchecked import dropout as drop
 
 _FIRST_WIDTH = 0.075
 # The mean of the window parameter of the network's first filters.
@@ -87,7 +88,7 @@ class LongConv(TokenMixer):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The convolution over the valid tokens, then two maps, token by token."""
         y = mix_valid_tokens(self._convolve, x, key_padding_mask)
-        y = F.dropout(F.gelu(self.pointwise(y)), self.dropout, self.training)
+        y = drop(F.gelu(self.pointwise(y)), self.dropout if self.training else 0.0)
         return F.gelu(self.proj(y))
 
     def _convolve(self, x: Tensor, mask: Tensor | None) -> Tensor:

@@ -27,6 +27,7 @@ from rifflemix.mixers.padding import (
     newest_in_slots,
     take_tokens,
 )
+from rifflemix.ops.dropout.unchecked import dropout as drop
 
 ATTENTION_FNS = ("softmax", "laplace")
 MIXINGS = ("attention", "csp")
@@ -202,7 +203,7 @@ class MegaLayer(TokenMixer):
         return self._attended(v, self._moved(self.move(x)), mask)
 
     def _moved(self, mx: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self._split(F.dropout(mx, self.layer_dropout, self.training))
+        return self._split(drop(mx, self.layer_dropout if self.training else 0.0))
 
     def _attended(
         self, v: Tensor, maps: tuple[Tensor, Tensor, Tensor, Tensor], mask: Tensor | None
@@ -213,10 +214,10 @@ class MegaLayer(TokenMixer):
             h = self.permutation(v, key_padding_mask=mask)
         else:
             q, k = self._queries_and_keys(z)
-            v = F.dropout(v, self.hidden_dropout, self.training)
+            v = drop(v, self.hidden_dropout if self.training else 0.0)
             h = self._attend(q, k, v, mask)
         value = F.silu(hx + self.h_proj(h * r))
-        return torch.cat((u, F.dropout(value, self.layer_dropout, self.training)), -1)
+        return torch.cat((u, drop(value, self.layer_dropout if self.training else 0.0)), -1)
 
     def _split(self, mx: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The maps of the moving average: u, z, r (activated) and hx (not yet)."""
@@ -268,7 +269,7 @@ class MegaLayer(TokenMixer):
             weights = _laplace(q @ k.mT / k.shape[-2] + bias)
         else:
             weights = _laplace(q @ k.mT / visible.sum(-1, keepdim=True) + bias) * visible
-        return F.dropout(weights, dropout) @ v
+        return drop(weights, dropout) @ v
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The moving averages, and a cache: of all tokens, or of constant size for a chunk."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.ops.dropout.unchecked import dropout as drop
 
 
 class TokenMLP(TokenMixer):
@@ -54,7 +55,7 @@ class TokenMLP(TokenMixer):
         """The MLP over the positions at hand; padded ones hold zeros."""
         length = x.shape[1]
         hidden = F.gelu(F.linear(x.mT, self.fc1.weight[:, :length], self.fc1.bias))
-        hidden = F.dropout(hidden, self.dropout, self.training)
+        hidden = drop(hidden, self.dropout if self.training else 0.0)
         bias = None if self.fc2.bias is None else self.fc2.bias[:length]
         return F.linear(hidden, self.fc2.weight[:length], bias).mT
 

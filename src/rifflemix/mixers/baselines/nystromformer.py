@@ -6,7 +6,6 @@ import math
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
@@ -14,6 +13,7 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.masked import masked_attention
 from rifflemix.mixers._attention.ordered import OrderedAttention
 from rifflemix.mixers.base import MixerCard
+from rifflemix.ops.dropout.unchecked import dropout as drop
 from rifflemix.ops.precision import without_autocast
 
 PINV_INITS = ("per_matrix", "batch")
@@ -124,7 +124,7 @@ class Nystromformer(OrderedAttention):
             # landmarks may then be empty, and what the formula gives is of no use.
             few = (~key_padding_mask).sum(1) <= self.num_landmarks
             weights = torch.where(few[:, None, None, None], members.mT.to(wide), weights)
-        weights = F.dropout(weights, self.dropout_p()).to(v.dtype)
+        weights = drop(weights, self.dropout_p()).to(v.dtype)
         return weights @ masked_attention(
             q_marks.to(v.dtype), k, v, key_padding_mask=key_padding_mask
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
+from rifflemix.ops.dropout.unchecked import dropout as drop
 
 
 class Sinkformer(MultiHeadMixer):
@@ -63,7 +63,7 @@ class Sinkformer(MultiHeadMixer):
         """See `MultiHeadMixer.attend`."""
         scores = q @ k.mT * (self.head_dim**-0.5 / self.epsilon)
         weights = balanced_attention(scores, self.num_iterations, key_padding_mask)
-        return F.dropout(weights, self.dropout_p()).to(v.dtype) @ v
+        return drop(weights, self.dropout_p()).to(v.dtype) @ v
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""

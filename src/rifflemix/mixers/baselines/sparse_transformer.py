@@ -8,7 +8,6 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_integer
@@ -27,6 +26,7 @@ from rifflemix.mixers._attention.window import (
 )
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.butterfly import default_block_size
+from rifflemix.ops.dropout.unchecked import dropout as drop
 
 PATTERNS = ("fixed", "strided")
 _SUMMARY = 4
@@ -213,7 +213,7 @@ class SparseTransformer(OrderedAttention):
         all_scores = torch.cat(scores, -1) / math.sqrt(q.shape[-1])
         all_scores = all_scores.masked_fill(~see_something(torch.cat(sees, -1)), -torch.inf)
         wide = torch.promote_types(all_scores.dtype, torch.float32)
-        weights = F.dropout(all_scores.softmax(-1, dtype=wide).to(v.dtype), self.dropout_p())
+        weights = drop(all_scores.softmax(-1, dtype=wide).to(v.dtype), self.dropout_p())
         parts = weights.split([s.shape[-1] for s in scores], -1)
         y = parts[0] @ near_values + _by_column(_by_column(parts[1]) @ far_values)
         if extra is not None:

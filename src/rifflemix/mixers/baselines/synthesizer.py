@@ -13,6 +13,7 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.cache import new_cache, token_positions, visible, with_token
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens
+from rifflemix.ops.dropout.unchecked import dropout as drop
 
 MODES = ("random", "factorized", "dense")
 
@@ -158,7 +159,7 @@ class Synthesizer(TokenMixer):
         self, q: Tensor | None, k: Tensor | None, v: Tensor, scores: Tensor, dropout_p: float
     ) -> Tensor:
         if q is None or k is None:
-            return F.dropout(scores.softmax(-1), dropout_p) @ v
+            return drop(scores.softmax(-1), dropout_p) @ v
         return F.scaled_dot_product_attention(q, k, v, attn_mask=scores, dropout_p=dropout_p)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
+from rifflemix.ops.dropout.unchecked import dropout as drop
 
 
 class XCA(MultiHeadMixer):
@@ -49,7 +50,7 @@ class XCA(MultiHeadMixer):
             padded = key_padding_mask[:, None, :, None]
             q, k = q.masked_fill(padded, 0.0), k.masked_fill(padded, 0.0)
         scores = (F.normalize(q, dim=-2).mT @ F.normalize(k, dim=-2)) * self.temperature
-        weights = F.dropout(scores.softmax(dim=-1), self.dropout_p())
+        weights = drop(scores.softmax(dim=-1), self.dropout_p())
         return v @ weights.to(v.dtype).mT
 
     def no_weight_decay(self) -> set[str]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_divides, check_integer, check_probability, shown
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops import group_sort, max_exchange
+from rifflemix.ops.dropout.unchecked import dropout as drop
 
 MIXINGS = ("attention", "sort")
 VARIANTS = ("ascending", "max_exchange")
@@ -167,7 +168,7 @@ class GraphAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         maps = self.maps(x)
         if self.is_sort:
-            weights = F.dropout(bias.softmax(dim=-1), dropout).to(maps.dtype)
+            weights = drop(bias.softmax(dim=-1), dropout).to(maps.dtype)
             y = (weights @ self._heads(maps)).transpose(1, 2).flatten(2)
             y = y + self._permute(maps, key_padding_mask)
         else:

@@ -15,6 +15,7 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.models.base import Model
 from rifflemix.models.graphs.graph_encoding import GraphAttention, GraphBias
 from rifflemix.models.presets import ModelCard, Preset
+from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.feed_forward import FeedForward
 
 MIXERS: Mapping[str, str] = {"softmax": "attention", "sliceformer": "sort"}
@@ -37,7 +38,7 @@ class GraphormerBlock(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim)
         self.attention = attention
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = mlp
 
@@ -124,7 +125,7 @@ class Graphormer(Model):
             path_length=path_length,
             max_distance=max_distance,
         )
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.blocks = nn.ModuleList(
             GraphormerBlock(
                 GraphAttention(

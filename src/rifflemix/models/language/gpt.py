@@ -23,6 +23,7 @@ from rifflemix.models.language.generation import generate
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
 from rifflemix.nn.block import Block
+from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, valid_positions
 
@@ -112,7 +113,7 @@ class GPT(Model):
             self.positions = PositionEmbedding(max_length, dim)
         else:
             self.positions = SinusoidalPositions(max_length, dim)
-        self.drop = nn.Dropout(check_probability("dropout", dropout))
+        self.drop = Dropout(check_probability("dropout", dropout))
         self.blocks = nn.ModuleList(
             Block(
                 block_mixer(

@@ -26,6 +26,7 @@ from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.encoder import Encoder
 from rifflemix.nn.block import Block
+from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.positions import SinusoidalPositions, valid_positions
 
@@ -53,7 +54,7 @@ class DecoderBlock(nn.Module):
         self.norm1, self.mixer = nn.LayerNorm(dim, eps=_EPS), mixer
         self.norm2, self.cross = nn.LayerNorm(dim, eps=_EPS), cross
         self.norm3, self.mlp = nn.LayerNorm(dim, eps=_EPS), mlp
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
 
     def forward(
         self, x: Tensor, memory: Tensor, *, memory_padding_mask: Tensor | None = None
@@ -133,7 +134,7 @@ class Seq2Seq(Model):
         self.embed = nn.Embedding(check_integer("vocab_size", vocab_size, 1), dim)
         nn.init.normal_(self.embed.weight, std=dim**-0.5)
         self.positions = SinusoidalPositions(max_length, dim)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
 
         def make_mixer(name: str, options: dict[str, Any] | None, index: int, causal: bool) -> Any:

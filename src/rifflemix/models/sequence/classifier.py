@@ -15,6 +15,7 @@ from rifflemix.errors import bad_argument
 from rifflemix.models.base import Model, check_ids
 from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.heads import PAIR_FEATURES, classifier_head, pair_features
+from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
 
@@ -57,7 +58,7 @@ class SequenceClassifier(Model):
             if config.norm_embedding
             else nn.Identity()
         )
-        self.drop = nn.Dropout(config.embedding_dropout or 0.0)
+        self.drop = Dropout(config.embedding_dropout or 0.0)
         made = 1 if config.tie_layers else config.num_layers
         self.blocks = nn.ModuleList(make_block(index) for index in range(made))
         self.norm = final_norm

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_integers, check_probability
 from rifflemix.errors import check_choice
 from rifflemix.nn.activations import activation_layer
+from rifflemix.nn.dropout import Dropout
 
 PAIR_FEATURES = {"concat": 2, "concat_product_difference": 4}
 """How the vectors a, b of two sequences meet, [a, b] or [a, b, a * b, a - b], and how many
@@ -45,7 +46,7 @@ def classifier_head(
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(widths):
         # One position for both: names of weights do not depend on dropout.
-        between = nn.Sequential(nn.Dropout(dropout), activation_layer(activation))
+        between = nn.Sequential(Dropout(dropout), activation_layer(activation))
         layers += [nn.Linear(before, after), between]
     last = nn.Linear(widths[-1], num_classes, bias=bias)
     return nn.Sequential(*layers, last) if layers else last

@@ -16,6 +16,7 @@ from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.lra import HOSTS
 from rifflemix.models.sequence.norms import TokenNorm
 from rifflemix.nn.block import NORMS
+from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.embeddings import input_embedding
 
 
@@ -38,7 +39,7 @@ class MixerBlock(nn.Module):
         super().__init__()
         self.norm = TokenNorm(norm_kind, dim)
         self.mixer = mixer
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.is_post_norm = norm == "post"
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_divides, check_probability
+from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.layer_scale import LayerScale
 
@@ -78,7 +79,7 @@ class ClassAttentionBlock(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(dim, eps=eps)
         self.attention = ClassAttention(dim, num_heads, bias=bias, dropout=dropout)
-        self.drop = nn.Dropout(dropout)
+        self.drop = Dropout(dropout)
         self.scale1 = LayerScale(dim, layer_scale)
         self.norm2 = nn.LayerNorm(dim, eps=eps)
         self.mlp = FeedForward(dim, hidden_dim, dropout=dropout)

@@ -15,6 +15,7 @@ from rifflemix.models.official import OfficialTensor
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.dimension_mixer_official import official_layer
 from rifflemix.models.vision.images import ImageModel, Size
+from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.patches import PatchEmbedding
 
@@ -37,7 +38,7 @@ class PostNormBlock(nn.Module):
         self.norm1 = nn.LayerNorm(dim)
         self.mlp = FeedForward(dim, hidden_dim)
         self.norm2 = nn.LayerNorm(dim)
-        self.drop = nn.Dropout(check_probability("dropout", dropout))
+        self.drop = Dropout(check_probability("dropout", dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, N, C)."""

@@ -16,6 +16,7 @@ from rifflemix.models.vision.images import ImageModel, Size, size_pair
 from rifflemix.models.vision.ista import ISTA
 from rifflemix.nn.block import Block
 from rifflemix.nn.class_token import ClassToken
+from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.patches import ConvPatchEmbedding
 from rifflemix.nn.resize import Resize
@@ -111,7 +112,7 @@ class ToST(ImageModel):
         self.mixer_name, self.feed_forward = mixer, feed_forward
         self.patch_embed = ConvPatchEmbedding(self.in_channels, dim, patch_size)
         self.positions = FourierPositions(dim)
-        self.drop = nn.Dropout(check_probability("dropout", dropout))
+        self.drop = Dropout(check_probability("dropout", dropout))
 
         def make_block(index: int) -> Block:
             mixing = block_mixer(

@@ -15,6 +15,7 @@ from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.images import ImageModel, Size
 from rifflemix.nn.block import Block
 from rifflemix.nn.class_token import ClassToken
+from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.patches import PatchEmbedding
 from rifflemix.nn.positions import PositionEmbedding
@@ -81,7 +82,7 @@ class ViT(ImageModel):
         self.cls_token = ClassToken(dim, std=1.0) if self.pool == "cls" else nn.Identity()
         num_tokens = self.num_patches + (self.pool == "cls")
         self.positions = PositionEmbedding(num_tokens, dim, std=1.0)
-        self.drop = nn.Dropout(check_probability("embedding_dropout", embedding_dropout))
+        self.drop = Dropout(check_probability("embedding_dropout", embedding_dropout))
         of_host = {
             "bias": bias,
             "out_bias": True,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 _LOG = logging.getLogger("rifflemix")
 _FOLDER = Path(__file__).parent
-_INTERFACE = 1  # RIFFLEMIX_INTERFACE of kernels.h
+_INTERFACE = 2  # RIFFLEMIX_INTERFACE of kernels.h
 HUGE = 1 << 25
 """Bytes from which memory is asked of the system at every allocation."""
 

@@ -13,7 +13,7 @@
 
 // Raised whenever an exported function changes: the loader refuses a library of another number, as
 // a development checkout may hold an old one.
-#define RIFFLEMIX_INTERFACE 1
+#define RIFFLEMIX_INTERFACE 2
 
 #define RIFFLEMIX_EXPORT extern "C" __attribute__((visibility("default")))
 

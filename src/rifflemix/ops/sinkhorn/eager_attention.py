@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.ops.dropout.unchecked import dropout
 from rifflemix.ops.sinkhorn.eager import sort_blocks, sorted_padding_mask
 
 
@@ -228,4 +229,4 @@ def _sum_logits(
     weights = logits.softmax(-1)
     if sorted_hidden is not None:
         weights = weights.masked_fill(sorted_hidden, 0.0)
-    return F.dropout(weights, dropout_p) @ sorted_v
+    return dropout(weights, dropout_p) @ sorted_v

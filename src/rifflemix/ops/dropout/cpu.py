@@ -1,0 +1,78 @@
+"""Dropout by a compiled kernel: one pass, all threads, and a seed instead of a mask to keep."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.compat import has_plain_autograd
+from rifflemix.ops.dropout.spec import scale, threshold
+from rifflemix.ops.native import in_huge_pages, library
+
+# Looked up once: a graph that is being traced must not meet the loading of a library.
+_KERNELS = library()
+_TYPE_NAMES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+
+
+def supports(x: Tensor) -> bool:
+    """Whether the kernel can run this.
+
+    An exported program must run where this library is not.
+    """
+    return (
+        _KERNELS is not None
+        and x.device.type == "cpu"
+        and x.dtype in _TYPE_NAMES
+        and not torch.compiler.is_exporting()
+        and has_plain_autograd()
+    )
+
+
+def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
+    """See `rifflemix.ops.dropout`; `seed` is a () int64 tensor."""
+    y: Tensor = _apply(x, seed, p)
+    return y
+
+
+@torch.library.custom_op("rifflemix::dropout", mutates_args=(), device_types="cpu")
+def _apply(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    x = x.contiguous()
+    y = in_huge_pages(torch.empty_like(x))
+    function = getattr(_KERNELS, f"rifflemix_dropout_{_TYPE_NAMES[x.dtype]}")
+    function(
+        ctypes.c_void_p(x.data_ptr()),
+        ctypes.c_void_p(y.data_ptr()),
+        ctypes.c_int64(x.numel()),
+        ctypes.c_void_p(seed.data_ptr()),
+        ctypes.c_uint32(threshold(p)),
+        ctypes.c_double(scale(p)),
+        ctypes.c_int64(torch.get_num_threads()),
+    )
+    return y
+
+
+@_apply.register_fake
+def _(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, seed, ctx.p = inputs
+    ctx.save_for_backward(seed)
+
+
+def _differentiate(ctx: Any, grad_y: Tensor) -> tuple[Tensor, None, None]:
+    """The same elements of the gradient: dropout is linear."""
+    (seed,) = ctx.saved_tensors
+    return _apply(grad_y, seed, ctx.p), None, None
+
+
+_apply.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,92 @@
+"""Dropout in plain torch: the same numbers by 32-bit arithmetic on a CPU, torch's own elsewhere."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.compat import has_plain_autograd
+from rifflemix.ops.dropout.spec import (
+    BLOCKS_PER_TILE,
+    PARITY,
+    ROTATIONS,
+    ROUNDS,
+    TILE,
+    scale,
+    threshold,
+)
+
+# Tiles drawn together: their words stay in a processor's cache.
+_TILES = 4096
+
+
+def dropout(x: Tensor, p: float, seed: Tensor | None) -> Tensor:
+    """See `rifflemix.ops.dropout`; without a seed, by torch's own generator."""
+    if seed is None:
+        return F.dropout(x, p)
+    kept = is_kept(x.numel(), p, int(seed)).view(x.shape)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.where(kept, x.to(wide) * scale(p), 0.0).to(x.dtype)
+
+
+def takes_seed(x: Tensor) -> bool:
+    """Whether these formulas draw: on a CPU, outside of transforms and traced graphs.
+
+    GPUs and the compiler have a fused dropout of torch's own, and transforms decide themselves
+    what is drawn for each sample.
+    """
+    return x.device.type == "cpu" and has_plain_autograd() and not torch.compiler.is_compiling()
+
+
+def is_kept(count: int, p: float, seed: int) -> Tensor:
+    """(count,) bool: which of the elements 0 ... count - 1 dropout keeps."""
+    tiles = -(-count // TILE)
+    parts = [
+        _kept_in_tiles(first, min(first + _TILES, tiles), threshold(p), seed)
+        for first in range(0, tiles, _TILES)
+    ]
+    return torch.cat(parts or [torch.empty(0, dtype=torch.bool)])[:count]
+
+
+def _kept_in_tiles(first: int, last: int, limit: int, seed: int) -> Tensor:
+    blocks = torch.arange(first * BLOCKS_PER_TILE, last * BLOCKS_PER_TILE, device="cpu")
+    halves = _halves(blocks, 0, seed)
+    upper = limit >> 16
+    kept = halves > upper
+    # One number in 65,536 needs its lower half: those of whole tiles are drawn again.
+    (tied,) = (halves == upper).any(1).nonzero(as_tuple=True)
+    if len(tied):
+        lower = _halves(blocks.view(-1, BLOCKS_PER_TILE)[tied].flatten(), 1, seed)
+        kept[tied] |= (halves[tied] == upper) & (lower >= limit & 0xFFFF)
+    return kept.flatten()
+
+
+def _halves(blocks: Tensor, stream: int, seed: int) -> Tensor:
+    """Blocks (8 tiles,) int64 -> (tiles, 64) int32, halves of random words in their order."""
+    low, high = _signed(seed), _signed(seed >> 32)
+    keys = (low, high, 0, 0, PARITY ^ low ^ high)
+    x = [
+        blocks.to(torch.int32) + keys[0],
+        (blocks >> 32).to(torch.int32) + keys[1],
+        torch.full_like(blocks, _signed(stream + keys[2]), dtype=torch.int32),
+        torch.full_like(blocks, keys[3], dtype=torch.int32),
+    ]
+    for r in range(ROUNDS):
+        a, b = (1, 3) if r % 2 == 0 else (3, 1)
+        for target, source, bits in zip((0, 2), (a, b), ROTATIONS[r % 8], strict=True):
+            x[target] += x[source]
+            # Shifts to the right repeat the sign: the bits that come in are cut off.
+            top = (x[source] >> (32 - bits)) & ((1 << bits) - 1)
+            x[source] = (x[source] << bits).bitwise_or_(top).bitwise_xor_(x[target])
+        if r % 4 == 3:
+            injection = (r + 1) // 4
+            for i, word in enumerate(x):
+                word += _signed(keys[(injection + i) % 5] + (injection if i == 3 else 0))
+    words = torch.stack(x).view(4, -1, BLOCKS_PER_TILE).transpose(0, 1)  # (tiles, 4, 8)
+    return torch.stack((words & 0xFFFF, words >> 16 & 0xFFFF), -1).flatten(1)
+
+
+def _signed(word: int) -> int:
+    """The lower 32 bits as the int32 of these bits."""
+    return ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000

@@ -1,0 +1,79 @@
+"""Dropout word by word as published: the truth that the other forms are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rifflemix.ops.dropout.spec import (
+    BLOCKS_PER_TILE,
+    PARITY,
+    ROTATIONS,
+    ROUNDS,
+    TILE,
+    scale,
+    threshold,
+)
+
+_MASK = 2**32 - 1
+
+
+def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
+    """See `rifflemix.ops.dropout`; `seed` is a () int64 tensor."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    kept = is_kept(x.numel(), p, seed.to(x.device)).view(x.shape)
+    scaled = (x.to(wide) * scale(p)).to(x.dtype)
+    return torch.where(kept, scaled, torch.zeros_like(scaled))
+
+
+def is_kept(count: int, p: float, seed: Tensor) -> Tensor:
+    """(count,) bool: which of the elements 0 ... count - 1 dropout keeps."""
+    return numbers(count, seed) >= threshold(p)
+
+
+def numbers(count: int, seed: Tensor) -> Tensor:
+    """(count,) int64 from 0 to 2^32 - 1: the random numbers of elements 0 ... count - 1."""
+    block = torch.arange(-(-count // TILE) * BLOCKS_PER_TILE, device=seed.device)
+    zero = torch.zeros_like(block)
+    key = (seed & _MASK, seed >> 32 & _MASK, zero, zero)
+    halves = []
+    for stream in (0, 1):
+        counter = (block & _MASK, block >> 32, zero + stream, zero)
+        words = torch.stack(threefry(counter, key), -1)  # (blocks, 4)
+        pairs = torch.stack((words & 0xFFFF, words >> 16), -1)  # (blocks, 4, 2), lower half first
+        tiles = pairs.unflatten(0, (-1, BLOCKS_PER_TILE)).transpose(1, 2)
+        halves.append(tiles.flatten()[:count])
+    together: Tensor = halves[0] << 16 | halves[1]
+    return together
+
+
+def threefry(
+    counter: Sequence[Tensor], key: Sequence[Tensor], rounds: int = ROUNDS
+) -> tuple[Tensor, ...]:
+    """Threefry-4x32: four words of random bits for four words each of a counter and a key.
+
+    Args:
+        counter: four int64 tensors of one shape, from 0 to 2^32 - 1.
+        key: four alike.
+        rounds: how often the words are mixed.
+
+    Returns:
+        Four like `counter`.
+
+    Source: Salmon et al. 2011, section 4 and the released tables of constants.
+    """
+    keys = [*key, PARITY ^ key[0] ^ key[1] ^ key[2] ^ key[3]]
+    x = [(word + k) & _MASK for word, k in zip(counter, keys, strict=False)]
+    for r in range(rounds):
+        a, b = (1, 3) if r % 2 == 0 else (3, 1)
+        for target, source, bits in zip((0, 2), (a, b), ROTATIONS[r % 8], strict=True):
+            x[target] = (x[target] + x[source]) & _MASK
+            rotated = (x[source] << bits | x[source] >> (32 - bits)) & _MASK
+            x[source] = rotated ^ x[target]
+        if r % 4 == 3:
+            injection = (r + 1) // 4
+            x = [(word + keys[(injection + i) % 5]) & _MASK for i, word in enumerate(x)]
+            x[3] = (x[3] + injection) & _MASK
+    return tuple(x)
