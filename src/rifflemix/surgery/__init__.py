@@ -1,6 +1,7 @@
 """Replace attention in models of other libraries."""
 
 from rifflemix.surgery.adapters import Adapter, HostAttention, ParentChange, SwappedAttention
+from rifflemix.surgery.hosts.timm import attn_layer
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
 from rifflemix.surgery.registry import register_adapter
 from rifflemix.surgery.replace import replace_attention, restore_attention
@@ -15,6 +16,7 @@ __all__ = [
     "Projection",
     "SurgeryReport",
     "SwappedAttention",
+    "attn_layer",
     "check_causality",
     "key_padding_mask",
     "merge_padding",

@@ -25,6 +25,7 @@ class HostAttention:
         dropout: probability with which attention weights are dropped.
         inner_dim: channels of the values of all heads, C where unset.
         max_length: most tokens the host takes, where it says so.
+        class_token: a classifier reads one token of the sequence.
         cross: it attends to another sequence; never replaced, and not counted among the layers.
         refusal: empty, or why it cannot be replaced.
         notes: what a replacement changes, each one sentence for the report.
@@ -37,6 +38,7 @@ class HostAttention:
     dropout: float = 0.0
     inner_dim: int | None = None
     max_length: int | None = None
+    class_token: bool = False
     cross: bool = False
     refusal: str = ""
     notes: tuple[str, ...] = ()
@@ -116,6 +118,14 @@ class Adapter:
         """Copy what `mixer` has a place for; the names of its parameters that were set."""
         weights = self.weights(module)
         return [] if weights is None else copy_weights(mixer, weights)
+
+    def macs(self, module: nn.Module, host: HostAttention, length: int) -> int | None:
+        """Multiply-accumulates for one sequence of `length` tokens; None where not known.
+
+        The default is softmax attention's: the maps on every token, two products of N x N scores.
+        """
+        maps = sum(p.numel() for p in module.parameters() if p.dim() >= 2)
+        return length * maps + 2 * length * length * (host.inner_dim or host.dim)
 
     def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
         """Attributes of `parents` that must differ while `module` is replaced."""

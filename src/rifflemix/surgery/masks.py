@@ -190,6 +190,11 @@ def _check_nothing_is_lost(attend: Tensor, keep: Tensor, causal: bool) -> None:
     def is_lost(said: Tensor) -> bool:
         return bool(((attend != said) & queries).any())
 
+    # What padded queries see is of no matter, but tokens that see others are no padding; rows of
+    # True stand for empty ones in front of kernels that cannot have these.
+    if bool((attend & ~keys & ~attend.all(-1, keepdim=True)).any()):
+        raise _too_much(_name_of_pattern(attend))
+
     expected = keys & earlier if causal else keys
     if not is_lost(expected):
         return
@@ -222,11 +227,12 @@ def _name_of_pattern(attend: Tensor) -> str:
     valid = attend.diagonal(dim1=1, dim2=2)
     both = valid.unsqueeze(1) & valid.unsqueeze(2)
     length = attend.shape[-1]
-    distances = torch.arange(length, device=attend.device)
-    distances = distances - distances.unsqueeze(1)
-    offsets = range(1 - length, length)
-    seen = torch.stack([(attend & both & (distances == d)).any() for d in offsets])
-    if torch.equal(attend & both, both & seen[distances + length - 1]):
+    positions = torch.arange(length, device=attend.device)
+    offsets = positions - positions.unsqueeze(1) + length - 1
+    seen = torch.zeros(2 * length - 1, dtype=torch.bool, device=attend.device)
+    seen[offsets[(attend & both).any(0)]] = True
+    windowed = both & seen[offsets]
+    if not bool(((attend != windowed) & valid.unsqueeze(2)).any()):
         return "is a sliding window"
     return "differs from query to query"
 

@@ -13,12 +13,16 @@ from rifflemix.checks import check_bool
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of
-from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, host_macs, mixer_macs
-from rifflemix.surgery.settings import MixerSettings, class_of, takes_option
+from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, mixer_macs
+from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, takes_option
 from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select
 
 INITS = ("copy", "fresh")
 _BEFORE = "_before_surgery"
+_CLASS_TOKEN = (
+    "a sort moves the class token's channels to other tokens: let the classifier read the mean of "
+    "all tokens (timm: global_pool='avg'), or keep attention in the last layers"
+)
 _NOT_CHOSEN = "not among layers"
 
 
@@ -262,19 +266,25 @@ def _report(
         parameters_before=before,
         parameters_after=before - sum(old.values()) + new,
     )
-    after = [mixer_macs(s.module.mixer, length) for s in swaps]
-    if swaps and all(number is not None for number in after):
-        report.macs_after = sum(number or 0 for number in after)
-    if swaps and all(s.site.adapter.weights(s.site.module) is not None for s in swaps):
-        hosts = (host_macs(s.site.module, s.site.host, length) for s in swaps)
-        report.macs_before = sum(hosts)
+    report.macs_before = _total(
+        [s.site.adapter.macs(s.site.module, s.site.host, length) for s in swaps]
+    )
+    report.macs_after = _total([mixer_macs(s.module.mixer, length) for s in swaps])
     for swap in swaps:
         prefix = f"{swap.site.name}.mixer"
         report.copied += [f"{prefix}.{name}" for name in swap.copied]
         report.no_weight_decay += [f"{prefix}.{name}" for name in _undecayed(swap.module.mixer)]
-        notes = (*swap.site.host.warnings, *swap.site.host.notes)
+        notes = [*swap.site.host.warnings, *swap.site.host.notes]
+        if swap.site.host.class_token and isinstance(swap.module.mixer, SORTING):
+            notes.append(_CLASS_TOKEN)
         report.notes += [note for note in notes if note not in report.notes]
     return report
+
+
+def _total(numbers: Sequence[int | None]) -> int | None:
+    """Their sum; None if one of them is not known, or there are none."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if known and len(known) == len(numbers) else None
 
 
 def _undecayed(mixer: nn.Module) -> list[str]:

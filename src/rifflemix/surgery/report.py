@@ -6,12 +6,10 @@ import copy
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
 from rifflemix.models.macs import multiply_accumulates
-from rifflemix.surgery.adapters import HostAttention
 
 DEFAULT_LENGTH = 1024
 """Tokens for which MACs are counted where neither the caller nor the host names a length."""
@@ -71,12 +69,6 @@ class SurgeryReport:
         return "\n".join(lines)
 
 
-def host_macs(module: nn.Module, host: HostAttention, length: int) -> int:
-    """MACs of softmax attention: its maps on every token, and two products of N x N scores."""
-    maps = sum(p.numel() for p in module.parameters() if p.dim() >= 2)
-    return length * maps + 2 * length * length * (host.inner_dim or host.dim)
-
-
 def mixer_macs(mixer: TokenMixer, length: int) -> int | None:
     """MACs of a mixer, counted on the meta device; None if it cannot run there."""
     try:
@@ -114,4 +106,4 @@ def _grouped(skipped: list[tuple[str, str]]) -> list[str]:
     return [f"  {', '.join(_shortened(names, 4))}: {reason}" for reason, names in by_reason.items()]
 
 
-__all__ = ["DEFAULT_LENGTH", "SurgeryReport", "host_macs", "mixer_macs"]
+__all__ = ["DEFAULT_LENGTH", "SurgeryReport", "mixer_macs"]

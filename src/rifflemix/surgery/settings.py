@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rifflemix.mixers import TokenMixer, create_mixer, mixer_class
+from rifflemix.mixers.csp import CSP
+from rifflemix.mixers.sliceformer import Sliceformer
+
+SORTING = (CSP, Sliceformer)
+"""Mixers that move the values of each channel to other tokens."""
 
 
 @dataclass(frozen=True)
@@ -61,4 +66,4 @@ def takes_option(cls: type[TokenMixer], name: str) -> bool:
     )
 
 
-__all__ = ["MixerSettings", "class_of", "takes_option"]
+__all__ = ["SORTING", "MixerSettings", "class_of", "takes_option"]

@@ -1,0 +1,360 @@
+"""timm's vision transformers, and models with a copy of timm's `Attention`.
+
+Known by class name and attributes; timm is never imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.mixers import TokenMixer, create_mixer
+from rifflemix.surgery.adapters import Adapter, HostAttention, SwappedAttention
+from rifflemix.surgery.masks import check_causality, key_padding_mask
+from rifflemix.surgery.weights import HostWeights, Projection
+
+_KNOWN = {
+    "Attention",
+    "AttentionRope",
+    "DiffAttention",
+    "EvaAttention",
+    "TalkingHeadAttn",
+    "WindowAttention",
+    "XCA",
+}
+_REFUSED = {
+    "ClassAttn": "in it the class token alone asks, at a cost linear in the tokens",
+    "DiffParallelScalingBlock": "its attention and its MLP share one map",
+    "ParallelScalingBlock": "its attention and its MLP share one map",
+}
+_RELATIVE = (
+    "attention_biases",
+    "cpb_mlp",
+    "meta_mlp",
+    "rel_pos",
+    "rel_pos_h",
+    "relative_position_bias_table",
+)
+_RELATIVE_BIAS = "it adds relative position biases to the scores, which a token mixer has not"
+_NOTES = {
+    "DiffAttention": "the host subtracts a second attention map, the mixer does not",
+    "TalkingHeadAttn": "the host mixes its heads before and after the softmax, the mixer does not",
+    "XCA": "the host's cross-covariance attention is linear in the tokens already",
+}
+_ROTARY = (
+    "rotary positions are lost: a token mixer takes none; without other positions in the model, "
+    "a permutation-equivariant mixer cannot know the order of the tokens"
+)
+# Tokens of images (B, H, W, C) that all attend to each other, and of blocks (B, T, N, C) that do
+# not see each other.
+_IMAGES = ("timm.models.volo", "timm.models.vision_transformer_sam")
+_BLOCKS = ("timm.models.nest",)
+
+
+class SwappedTimmAttention(SwappedAttention):
+    """A mixer that is called as timm's `Attention` is, followed by the host's output dropout.
+
+    Args:
+        mixer: what computes the outputs.
+        original: the attention that it replaces.
+    """
+
+    def __init__(self, mixer: TokenMixer, original: Any) -> None:
+        super().__init__(mixer, original)
+        self.num_heads = original.num_heads
+        self.layout = _layout(original)
+        self.proj_drop = nn.Dropout(_probability(original, "proj_drop")).train(original.training)
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """The mixed tokens in the shape of `x`.
+
+        Raises:
+            InputError: a mask that says more than padding (and causality).
+        """
+        tokens = x
+        if self.layout == "images":
+            tokens = x.flatten(1, -2)
+        elif self.layout == "blocks":
+            tokens = x.flatten(0, -3)
+        y: Tensor = self.proj_drop(_mixed(self.mixer, tokens, attn_mask, is_causal))
+        return y.reshape(x.shape)
+
+
+class SwappedRotaryAttention(SwappedTimmAttention):
+    """For hosts whose call holds rotary positions; they are ignored, and warned of."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        rope: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """See `SwappedTimmAttention`."""
+        return super().forward(x, attn_mask, is_causal)
+
+
+class SwappedBiasedAttention(SwappedTimmAttention):
+    """For hosts whose call may hold relative position biases; these are refused."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, shared_rel_pos_bias: Tensor | None = None
+    ) -> Tensor:
+        """See `SwappedTimmAttention`."""
+        if shared_rel_pos_bias is not None:
+            raise InputError(f"shared_rel_pos_bias: expected None, got a tensor; {_RELATIVE_BIAS}")
+        return super().forward(x)
+
+
+class TimmAttention(Adapter):
+    """Classes named Attention, EvaAttention and the like, with a fused or split qkv and proj."""
+
+    name = "timm"
+
+    def matches(self, module: nn.Module) -> bool:
+        """In timm whatever attends in heads; elsewhere what has the parts of timm's `Attention`."""
+        kind = type(module)
+        if kind.__module__.partition(".")[0] == "timm":
+            attends = any(word in kind.__name__ for word in ("Attention", "Attn"))
+            in_heads = hasattr(module, "num_heads") or hasattr(module, "heads")
+            return (attends and in_heads) or kind.__name__ in {*_KNOWN, *_REFUSED}
+        return kind.__name__ == "Attention" and _has_maps(module)
+
+    def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
+        """Heads, dropout, what is lost, and why some cannot be replaced."""
+        host: Any = module
+        refusal = _refusal(module, parents)
+        if refusal:
+            return HostAttention(dim=1, num_heads=1, refusal=refusal)
+        return HostAttention(
+            dim=host.proj.out_features,
+            num_heads=host.num_heads,
+            dropout=_probability(module, "attn_drop"),
+            inner_dim=host.proj.in_features,
+            causal=None if "is_causal" in _arguments(module) else False,
+            class_token=any(_has_class_token(parent) for parent in parents),
+            notes=tuple(_notes(module)),
+            warnings=(_ROTARY,) if _is_rotary(module, parents) else (),
+        )
+
+    def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
+        """By the arguments of the host's call."""
+        arguments = _arguments(module)
+        if "rope" in arguments:
+            return SwappedRotaryAttention(mixer, module)
+        if any(name.startswith("shared_rel_pos") for name in arguments):
+            return SwappedBiasedAttention(mixer, module)
+        return SwappedTimmAttention(mixer, module)
+
+    def weights(self, module: nn.Module) -> HostWeights | None:
+        """`qkv` in thirds or `q_proj`, `k_proj`, `v_proj`, and `proj`."""
+        host: Any = module
+        query, key, value = _split_maps(host)
+        heads = host.num_heads
+        query = _scaled(query, host, query.weight.shape[0] // heads)
+        groups = query.weight.shape[0] // key.weight.shape[0]
+        if groups > 1:
+            key, value = (_repeated(part, groups, heads // groups) for part in (key, value))
+        output = host.proj.weight
+        if _layout(module) == "blocks":  # whose heads lie channel by channel before `proj`
+            output = output.unflatten(1, (-1, heads)).transpose(1, 2).flatten(1)
+        return HostWeights(query, key, value, Projection(output, host.proj.bias))
+
+    def macs(self, module: nn.Module, host: HostAttention, length: int) -> int | None:
+        """Cross-covariances are products of C / H x N matrices."""
+        if type(module).__name__ != "XCA":
+            return super().macs(module, host, length)
+        maps = sum(p.numel() for p in module.parameters() if p.dim() == 2)
+        return length * (maps + 2 * host.dim * host.dim // host.num_heads)
+
+
+def attn_layer(
+    mixer: str, *, num_layers: int = 1, max_length: int | None = None, **options: Any
+) -> type[nn.Module]:
+    """A class for timm's `attn_layer=`: `timm.create_model(name, attn_layer=attn_layer("tssa"))`.
+
+    It takes the arguments of timm's `Attention`. timm does not say which layer it builds: the
+    class counts them, and starts again after `num_layers`.
+
+    Args:
+        mixer: a name of `list_mixers()`.
+        num_layers: layers in the model, for mixers with a schedule over the depth.
+        max_length: most tokens that the model will see.
+        options: of the mixer.
+
+    Raises:
+        InputError: when a layer is built: `qk_norm` or `scale_norm`, which a mixer has not, or
+            arguments that do not suit the mixer.
+    """
+
+    class MixerAttention(nn.Module):
+        """A token mixer, built and called as timm's `Attention` is."""
+
+        built = 0
+
+        def __init__(
+            self,
+            dim: int,
+            num_heads: int = 8,
+            qkv_bias: bool = False,
+            qk_norm: bool = False,
+            scale_norm: bool = False,
+            proj_bias: bool = True,
+            attn_drop: float = 0.0,
+            proj_drop: float = 0.0,
+            norm_layer: Any = None,
+            device: Any = None,
+            dtype: Any = None,
+            **others: Any,
+        ) -> None:
+            super().__init__()
+            for name, wanted in {"qk_norm": qk_norm, "scale_norm": scale_norm, **others}.items():
+                if wanted:
+                    raise bad_argument(name, f"none: {mixer} has no such part", repr(wanted))
+            layer_index = MixerAttention.built % num_layers
+            MixerAttention.built += 1
+            self.mixer = create_mixer(
+                mixer,
+                dim,
+                num_heads=num_heads,
+                max_length=max_length,
+                layer_index=layer_index,
+                num_layers=num_layers,
+                dropout=attn_drop,
+                **options,
+            ).to(device=device, dtype=dtype)
+            self.proj_drop = nn.Dropout(proj_drop)
+
+        def forward(
+            self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+        ) -> Tensor:
+            """The mixed tokens (B, N, C)."""
+            y: Tensor = self.proj_drop(_mixed(self.mixer, x, attn_mask, is_causal))
+            return y
+
+    return MixerAttention
+
+
+def _mixed(mixer: TokenMixer, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+    check_causality(is_causal, mixer)
+    padding = key_padding_mask(
+        attn_mask, batch=x.shape[0], length=x.shape[1], causal=mixer.causal, per_query=True
+    )
+    y: Tensor = mixer(x, key_padding_mask=padding)
+    return y
+
+
+def _refusal(module: nn.Module, parents: Sequence[nn.Module]) -> str:
+    kind = type(module).__name__
+    if kind in _REFUSED:
+        return _REFUSED[kind]
+    if any(_is_set(module, name) for name in _RELATIVE) or "RelPos" in kind:
+        return _RELATIVE_BIAS
+    takes_bias = any(name.startswith("shared_rel_pos") for name in _arguments(module))
+    if takes_bias and any(
+        _is_set(p, n) for p in parents for n in ("rel_pos_bias", "shared_rel_pos")
+    ):
+        return _RELATIVE_BIAS
+    if kind not in _KNOWN or not _has_maps(module):
+        return f"{kind} is no attention of tokens (B, N, C) through qkv and proj"
+    host: Any = module
+    maps = host.qkv if host.qkv is not None else host.q_proj
+    if maps.in_features != host.proj.out_features:
+        return f"it turns {maps.in_features} channels into {host.proj.out_features}"
+    if host.proj.out_features % host.num_heads:
+        return f"its {host.num_heads} heads do not divide its {host.proj.out_features} channels"
+    return ""
+
+
+def _notes(module: nn.Module) -> list[str]:
+    kind = type(module).__name__
+    notes = [_NOTES[kind]] if kind in _NOTES else []
+    if any(_is_layer(module, name) for name in ("q_norm", "k_norm")):
+        notes.append("the host normalises queries and keys (qk_norm), the mixer does not")
+    if _is_layer(module, "norm") or _is_layer(module, "sub_norm"):
+        notes.append("the host normalises what it attended to before proj, the mixer does not")
+    if _is_set(module, "gate"):
+        notes.append("the host gates what it attended to, the mixer does not")
+    return notes
+
+
+def _is_rotary(module: nn.Module, parents: Sequence[nn.Module]) -> bool:
+    if _is_set(module, "rope"):
+        return True
+    return "rope" in _arguments(module) and any(_is_set(parent, "rope") for parent in parents)
+
+
+def _has_maps(module: nn.Module) -> bool:
+    """Linear maps qkv, or q_proj, k_proj and v_proj, and proj; and heads."""
+    parts = ("qkv",) if _is_set(module, "qkv") else ("q_proj", "k_proj", "v_proj")
+    maps = (getattr(module, name, None) for name in (*parts, "proj"))
+    return all(isinstance(part, nn.Linear) for part in maps) and isinstance(
+        getattr(module, "num_heads", None), int
+    )
+
+
+def _split_maps(host: Any) -> tuple[Projection, ...]:
+    if host.qkv is None:
+        parts = (host.q_proj, host.k_proj, host.v_proj)
+        return tuple(Projection(part.weight, part.bias) for part in parts)
+    weights, bias = host.qkv.weight.chunk(3), host.qkv.bias
+    if bias is not None:
+        biases = bias.chunk(3)
+    elif getattr(host, "q_bias", None) is not None:
+        biases = (host.q_bias, None, host.v_bias)
+    else:
+        biases = (None, None, None)
+    return tuple(Projection(w, b) for w, b in zip(weights, biases, strict=True))
+
+
+def _scaled(query: Projection, host: Any, head_dim: int) -> Projection:
+    """Queries whose scores divided by sqrt(head_dim) are those that the host scales itself."""
+    factor = float(getattr(host, "scale", head_dim**-0.5)) * math.sqrt(head_dim)
+    if math.isclose(factor, 1.0):
+        return query
+    bias = None if query.bias is None else query.bias * factor
+    return Projection(query.weight * factor, bias)
+
+
+def _repeated(part: Projection, groups: int, heads: int) -> Projection:
+    """Every head of keys or values once for each of the queries' heads that share it."""
+
+    def repeat(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (heads, -1)).repeat_interleave(groups, 0).flatten(0, 1)
+
+    return Projection(repeat(part.weight), None if part.bias is None else repeat(part.bias))
+
+
+def _has_class_token(parent: nn.Module) -> bool:
+    return _is_set(parent, "cls_token")
+
+
+def _arguments(module: nn.Module) -> list[str]:
+    return list(inspect.signature(type(module).forward).parameters)
+
+
+def _probability(module: nn.Module, name: str) -> float:
+    return float(getattr(getattr(module, name, None), "p", 0.0))
+
+
+def _layout(module: nn.Module) -> str:
+    home = type(module).__module__
+    return "images" if home in _IMAGES else "blocks" if home in _BLOCKS else "tokens"
+
+
+def _is_set(module: nn.Module, name: str) -> bool:
+    return getattr(module, name, None) is not None
+
+
+def _is_layer(module: nn.Module, name: str) -> bool:
+    return not isinstance(getattr(module, name, None), nn.Identity | None)
+
+
+__all__ = ["TimmAttention", "attn_layer"]

@@ -1,0 +1,423 @@
+"""replace_attention and restore_attention: what they choose, refuse, report and take over."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rifflemix as rm
+from rifflemix.mixers import MixerCard, TokenMixer
+from rifflemix.surgery import (
+    Adapter,
+    HostAttention,
+    HostWeights,
+    Projection,
+    SwappedAttention,
+    registry,
+)
+
+C, H, N = 16, 4, 9
+
+
+class Attention(nn.Module):
+    """As a user copies it from timm."""
+
+    def __init__(self, dim: int = C, num_heads: int = H, qkv_bias: bool = True) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.attn_drop = nn.Dropout(0.1)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+        out: Tensor = self.proj_drop(self.proj(y.transpose(1, 2).flatten(2)))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(C)
+        self.attn = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.attn(self.norm(x))
+        return out
+
+
+def stack(layers: int = 4, **options: Any) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[Block(Attention(**options)) for _ in range(layers)])
+
+
+def names(*indices: int) -> list[str]:
+    return [f"{i}.attn" for i in indices]
+
+
+LAYERS = {
+    "all": ("all", [0, 1, 2, 3]),
+    "indices": ([0, 2], [0, 2]),
+    "from the end": ((-1,), [3]),
+    "tensor": (torch.tensor([1]), [1]),
+    "index": (lambda i: i % 2 == 1, [1, 3]),
+    "index and name": (lambda i, name: name.startswith(("0", "3")), [0, 3]),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_layers(case: str) -> None:
+    layers, chosen = LAYERS[case]
+    model = stack()
+    report = rm.replace_attention(model, "tssa", layers=layers)
+    assert report.replaced == names(*chosen)
+    others = names(*(i for i in range(4) if i not in chosen))
+    assert report.skipped == [(name, "not among layers") for name in others]
+    for i, block in enumerate(model):
+        assert isinstance(block.attn, SwappedAttention) == (i in chosen)
+        if i in chosen:
+            assert (block.attn.mixer.layer_index, block.attn.mixer.num_layers) == (i, 4)
+
+
+def test_hybrid_stacks_in_two_calls() -> None:
+    model = stack()
+    rm.replace_attention(model, "tssa", layers=[0, 2])
+    report = rm.replace_attention(model, "csp", layers=[1])
+    kinds = [type(getattr(block.attn, "mixer", None)).__name__ for block in model]
+    assert kinds == ["TSSA", "CSP", "TSSA", "NoneType"]
+    assert "already replaced by tssa" in report.skipped[0][1]
+    with pytest.raises(rm.InputError, match="already replaced by csp"):
+        rm.replace_attention(model, "linear", layers=[1])
+    assert rm.replace_attention(model, "linear").replaced == names(3)
+    assert rm.restore_attention(model) == names(0, 1, 2, 3)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "mixer": ({"mixer": "tsa"}, "tssa"),
+    "no name": ({"mixer": nn.Linear(2, 2)}, "unknown mixer"),
+    "option": ({"mixer_options": {"grups": 2}}, "grups"),
+    "value": ({"mixer": "csp", "mixer_options": {"num_groups": 0}}, "num_groups"),
+    "length": ({"mixer": "linformer"}, "max_length"),
+    "init": ({"init": "copied"}, "did you mean copy"),
+    "index": ({"layers": [4]}, "from 0, got 4"),
+    "layers": ({"layers": "some"}, "'all', indices"),
+    "none chosen": ({"layers": lambda i: False}, "nothing can be replaced"),
+    "causal": ({"mixer": "csp", "causal": True}, "one that can be causal"),
+    "causal kind": ({"causal": "yes"}, "causal"),
+    "dry run": ({"dry_run": 1}, "dry_run"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_change_nothing(case: str) -> None:
+    arguments, says = REFUSED[case]
+    model = stack()
+    before = list(model.modules())
+    with pytest.raises(rm.InputError, match=says):
+        rm.replace_attention(model, **{"mixer": "tssa", **arguments})
+    assert [id(a) for a in model.modules()] == [id(b) for b in before]
+
+
+MODELS = {
+    "no attention": (lambda: nn.Sequential(nn.Linear(2, 2)), "register_adapter"),
+    "attention itself": (lambda: nn.MultiheadAttention(8, 2), "the attention MultiheadAttention"),
+    "no module": (lambda: "vit", "torch.nn.Module"),
+    "quantised": (lambda: nn.Sequential(Block(integers(Attention()))), "quantised"),
+}
+
+
+def integers(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(torch.int8)
+    return module
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_models_without_something_to_replace(case: str) -> None:
+    build, says = MODELS[case]
+    with pytest.raises(rm.InputError, match=says):
+        rm.replace_attention(build(), "tssa")
+
+
+def test_a_model_wrapped_for_several_devices() -> None:
+    class DistributedDataParallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = stack()
+
+    with pytest.raises(rm.InputError, match="replace the attention first"):
+        rm.replace_attention(DistributedDataParallel(), "tssa")
+
+
+def test_a_failure_while_the_modules_go_in_leaves_the_model_as_it_was() -> None:
+    class Stubborn(nn.Module):
+        """Holds attention that it lets nobody set."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module("attn", Attention())
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "attn" and isinstance(value, SwappedAttention):
+                raise RuntimeError("no")
+            super().__setattr__(name, value)
+
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(C, H, 8, batch_first=True), 1)
+    model = nn.ModuleList([encoder, Block(Attention()), Stubborn()])
+    before = [id(module) for module in model.modules()]
+    with pytest.raises(RuntimeError, match="no"):
+        rm.replace_attention(model, "tssa")
+    assert [id(module) for module in model.modules()] == before
+    assert encoder.use_nested_tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_what_is_taken_over(dtype: torch.dtype, training: bool) -> None:
+    model = stack().to(dtype).train(training)
+    rm.replace_attention(model, "softmax")
+    for block in model:
+        mixer = block.attn.mixer
+        assert {p.dtype for p in block.attn.parameters()} == {dtype}
+        assert mixer.dropout == 0.1
+        assert block.attn.proj_drop.p == 0.2
+        assert {module.training for module in block.attn.modules()} == {training}
+        assert mixer.num_heads == H
+    model(torch.randn(2, N, C, dtype=dtype))
+
+
+def test_a_model_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = stack(2)
+    rm.replace_attention(model, "tssa")
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    assert model(torch.empty(1, N, C, device="meta")).shape == (1, N, C)
+
+
+@pytest.mark.parametrize("mixer", rm.list_mixers())
+def test_copies_value_and_output_where_the_mixer_has_them(mixer: str) -> None:
+    model = stack(1, qkv_bias=True)
+    host = model[0].attn
+    report = rm.replace_attention(model, mixer, max_length=N)
+    own = dict(model[0].attn.mixer.named_parameters())
+    for name, source in (
+        ("qkv.weight", host.qkv.weight),
+        ("attention.qkv.weight", host.qkv.weight),
+        ("qk.weight", host.qkv.weight[:C]),
+        ("value.weight", host.qkv.weight[2 * C :]),
+        ("value.bias", host.qkv.bias[2 * C :]),
+        ("in_proj.weight", host.qkv.weight[2 * C :]),
+        ("proj.weight", host.proj.weight),
+        ("out_proj.weight", host.proj.weight),
+        ("proj.bias", host.proj.bias),
+    ):
+        if name in own and own[name].shape == source.shape:
+            assert torch.equal(own[name], source), name
+            assert f"0.attn.mixer.{name}" in report.copied
+    model.eval()(torch.randn(2, N, C))
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_softmax_with_copied_weights_is_the_host(bias: bool) -> None:
+    model = stack(qkv_bias=bias).eval()
+    x = torch.randn(3, N, C)
+    expected = model(x)
+    rm.replace_attention(model, "softmax")
+    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_fresh_is_the_mixers_own_initialisation() -> None:
+    model = stack(1)
+    report = rm.replace_attention(model, "csp", init="fresh")
+    assert report.copied == []
+    assert model[0].attn.mixer.value.bias is None  # csp's default, not the host's
+
+
+def test_options_of_the_caller_win() -> None:
+    model = stack(1)
+    rm.replace_attention(model, "csp", mixer_options={"bias": False, "num_groups": 3})
+    assert model[0].attn.mixer.value.bias is None
+    assert model[0].attn.mixer.num_groups == 3
+
+
+def test_dry_run_changes_nothing() -> None:
+    model = stack()
+    before = [id(module) for module in model.modules()]
+    random = torch.random.get_rng_state()
+    planned = rm.replace_attention(model, "tssa", dry_run=True)
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert [id(module) for module in model.modules()] == before
+    assert planned.dry_run
+    made = rm.replace_attention(model, "tssa")
+    made.dry_run = True
+    assert planned == made
+
+
+def test_report() -> None:
+    model = stack()
+    report = rm.replace_attention(model, "tssa", layers=[0, 1, 2], max_length=64)
+    assert report.parameters_after == sum(p.numel() for p in model.parameters())
+    assert report.length == 64
+    assert report.macs_before == 3 * (64 * 4 * C * C + 2 * 64 * 64 * C)
+    assert report.macs_after == 3 * 64 * 2 * C * C
+    assert report.no_weight_decay == [f"{i}.attn.mixer.temperature" for i in range(3)]
+    shown = str(report)
+    for part in ("tssa replaced 3 attention modules", "3.attn: not among layers", "->", "decay"):
+        assert part in shown
+    assert set(report.no_weight_decay + report.copied) <= set(dict(model.named_parameters()))
+
+
+def test_restored_modules_follow_dtype_and_mode() -> None:
+    model = stack(1)
+    original = model[0].attn
+    state = {name: value.clone() for name, value in original.state_dict().items()}
+    rm.replace_attention(model, "tssa")
+    model.double().eval()
+    rm.restore_attention(model)
+    assert model[0].attn is original
+    assert not original.training
+    for name, value in original.state_dict().items():
+        assert torch.equal(value, state[name].double())
+
+
+def test_a_copy_is_restored_by_itself() -> None:
+    model = stack(2).eval()
+    x = torch.randn(1, N, C)
+    expected = model(x)
+    rm.replace_attention(model, "tssa")
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(x), model(x))
+    rm.restore_attention(twin)
+    assert torch.equal(twin(x), expected)
+    assert isinstance(model[0].attn, SwappedAttention)
+    assert twin[0].attn is not model[0].attn.original
+
+
+def test_state_dict_round_trip() -> None:
+    model, other = stack(2).eval(), stack(2).eval()
+    for one in (model, other):
+        rm.replace_attention(one, "tssa", init="fresh")
+    other.load_state_dict(model.state_dict())
+    x = torch.randn(1, N, C)
+    assert torch.equal(model(x), other(x))
+    assert not [key for key in model.state_dict() if "qkv" in key]
+
+
+def test_shared_attention_stays_shared() -> None:
+    shared = Attention()
+    model = nn.Sequential(Block(shared), Block(shared))
+    report = rm.replace_attention(model, "tssa")
+    assert report.replaced == names(0)
+    assert model[0].attn is model[1].attn
+    assert report.parameters_after == sum(p.numel() for p in model.parameters())
+    rm.restore_attention(model)
+    assert model[0].attn is shared is model[1].attn
+
+
+def test_a_compiled_model_runs_what_replaced_its_attention() -> None:
+    model = stack(2).eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.randn(2, N, C)
+    compiled(x)
+    report = rm.replace_attention(compiled, "tssa")
+    assert len(report.replaced) == 2
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+class Halves(TokenMixer):
+    """A mixer of a user, in no registry."""
+
+    card = MixerCard("halves", "Halves", "", "", "O(N C)", 1.0, permutation_equivariant=True)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        return x / 2
+
+
+def test_a_class_of_ones_own() -> None:
+    model = stack(1).eval()
+    assert rm.replace_attention(model, Halves).mixer == "halves"
+    x = torch.randn(1, N, C)
+    assert torch.equal(model(x), x + model[0].norm(x) / 2)
+
+
+class Strange(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.out = nn.Linear(C, C), nn.Linear(C, C)
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        return {"tokens": self.out(self.value(tokens).mean(1, keepdim=True).expand_as(tokens))}
+
+
+class SwappedStrange(SwappedAttention):
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        return {"tokens": self.mixer(tokens)}
+
+
+class StrangeAdapter(Adapter):
+    name = "strange"
+
+    def matches(self, module: nn.Module) -> bool:
+        return type(module).__name__ == "Strange"
+
+    def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
+        return HostAttention(C, 1, max_length=12, notes=("noted",), warnings=("careful",))
+
+    def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
+        return SwappedStrange(mixer, module)
+
+    def weights(self, module: nn.Module) -> HostWeights:
+        value, out = (Projection(m.weight, m.bias) for m in (module.value, module.out))  # type: ignore[arg-type]
+        return HostWeights(value, value, value, out)
+
+    def macs(self, module: nn.Module, host: HostAttention, length: int) -> None:
+        return None
+
+
+def test_an_adapter_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", [])
+    model = nn.ModuleDict({"a": Strange(), "b": Strange()})
+    with pytest.raises(rm.InputError, match="register_adapter"):
+        rm.replace_attention(model, "tssa")
+    rm.register_adapter(StrangeAdapter())
+    with pytest.warns(UserWarning, match="careful") as caught:
+        report = rm.replace_attention(model, "average")
+    assert len(caught) == 1
+    assert report.notes == ["careful", "noted"]
+    assert report.macs_before is None
+    assert "not known" in str(report)
+    assert report.length == 12
+    tokens = torch.randn(2, 12, C)
+    assert model["a"](tokens)["tokens"].shape == tokens.shape
+
+
+@pytest.mark.parametrize(
+    "adapter", [StrangeAdapter, Adapter(), "timm"], ids=["class", "no name", "text"]
+)
+def test_what_is_no_adapter(adapter: Any) -> None:
+    with pytest.raises(rm.InputError, match="adapter"):
+        rm.register_adapter(adapter)
+
+
+def test_no_warning_where_nothing_is_lost() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rm.replace_attention(stack(), "tssa")
+
+
+def test_gradients_reach_the_mixer_and_not_the_replaced_attention() -> None:
+    model = stack(1)
+    original = model[0].attn
+    rm.replace_attention(model, "tssa")
+    model(torch.randn(2, N, C)).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert all(p.grad is None for p in original.parameters())

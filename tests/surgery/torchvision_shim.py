@@ -1,0 +1,32 @@
+"""Lets timm import a torchvision that was built for another torch: its operators are declared."""
+
+from __future__ import annotations
+
+import torch
+
+_OPERATORS = (
+    "nms",
+    "qnms",
+    "roi_align",
+    "qroi_align",
+    "ps_roi_align",
+    "roi_pool",
+    "ps_roi_pool",
+    "deform_conv2d",
+    "_roi_align_backward",
+    "_ps_roi_align_backward",
+    "_roi_pool_backward",
+    "_ps_roi_pool_backward",
+    "_deform_conv2d_backward",
+)
+_libraries: list[torch.library.Library] = []  # a declaration lives as long as its library
+
+
+def declare_operators() -> None:
+    """Before the first import of torchvision; harmless where its own library loads."""
+    if _libraries or hasattr(torch.ops.torchvision, "nms"):
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    for name in _OPERATORS:
+        library.define(f"{name}(Tensor x) -> Tensor")
+    _libraries.append(library)
