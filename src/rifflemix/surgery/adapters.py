@@ -80,8 +80,8 @@ class SwappedAttention(nn.Module):
         return self._kept[0]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self.original._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return super()._apply(fn, recurse)
+        self.original._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
 class Adapter:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import InputError, bad_argument
@@ -327,7 +328,8 @@ def _repeated(part: Projection, groups: int, heads: int) -> Projection:
     """Every head of keys or values once for each of the queries' heads that share it."""
 
     def repeat(tensor: Tensor) -> Tensor:
-        return tensor.unflatten(0, (heads, -1)).repeat_interleave(groups, 0).flatten(0, 1)
+        by_head = torch.unflatten(tensor, 0, (heads, -1))
+        return by_head.repeat_interleave(groups, 0).flatten(0, 1)
 
     return Projection(repeat(part.weight), None if part.bias is None else repeat(part.bias))
 
