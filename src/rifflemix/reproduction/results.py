@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from rifflemix.errors import InputError
 from rifflemix.files import parse_json
@@ -140,10 +143,7 @@ def _is_reduced(recipe: Recipe, result: TrainResult, batch_size_planned: int) ->
 
 
 def _peak_memory(result: TrainResult) -> int | None:
-    import resource
-    import sys
-
-    import torch
+    import resource  # which Windows does not have
 
     if result.device.startswith("cuda"):
         return torch.cuda.max_memory_allocated()

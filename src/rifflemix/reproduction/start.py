@@ -17,21 +17,8 @@ from rifflemix.models.pretrained import WEIGHTS, from_pretrained
 from rifflemix.nn.positions import PositionEmbedding
 from rifflemix.nn.resize import enlarge_grid
 from rifflemix.reproduction.checks import is_number, is_whole
-from rifflemix.tasks import Task
+from rifflemix.tasks import Task, task_card
 from rifflemix.train.run_folder import RunFolder
-
-# Tasks whose positions are those of a square image, row by row.
-_IMAGE_TASKS = (
-    "pathx",
-    "image",
-    "cifar100",
-    "mnist",
-    "digits",
-    "imagenet",
-    "tiny_imagenet",
-    "dogs_vs_cats",
-    "image_folder",
-)
 
 
 @dataclass(frozen=True)
@@ -144,7 +131,7 @@ def _table_of(name: str, table: Tensor, count: int, task: Task) -> Tensor:
     if len(table) == count:
         return table
     wanted = (count, *table.shape[1:])
-    if not (task.name in _IMAGE_TASKS or task.name.startswith("pathfinder")):
+    if not task_card(task.name).is_image:
         hint = f"positions are enlarged for images only, and {task.name} has none"
         raise _other_shape(name, wanted, table, hint)
     try:

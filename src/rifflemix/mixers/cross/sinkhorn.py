@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from rifflemix.checks import (
-    check_divides,
-    check_integer,
-    check_padding_mask,
-    check_probability,
-    check_tokens,
-)
+from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers.cross.base import CrossAttention
 from rifflemix.mixers.padding import move_padding_last
 from rifflemix.mixers.sinkhorn import block_layout, pad_to_blocks
 from rifflemix.mixers.sorting_networks import SORT_NETS, BlockSorter, SortOptions
@@ -26,7 +21,7 @@ from rifflemix.ops.sinkhorn import (
 )
 
 
-class SinkhornCrossAttention(nn.Module):
+class SinkhornCrossAttention(CrossAttention):
     """Queries of a decoder attend to the sorted blocks of a memory.
 
     The paper uses its attention "for both encoding and decoding" and leaves cross-attention
@@ -74,11 +69,8 @@ class SinkhornCrossAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
     ) -> None:
-        super().__init__()
-        self.dim = dim = check_integer("dim", dim, 1)
-        self.num_heads = num_heads = check_divides("num_heads", num_heads, dim, "dim")
+        super().__init__(dim, num_heads, dropout)
         self.max_length = check_integer("max_length", max_length, 1)
-        self.dropout = check_probability("dropout", dropout)
         self.sortcut = sortcut = check_integer("sortcut", sortcut)
         check_choice("combine", combine, COMBINE)
         # Queries must not take part in the sorting, so the attention network is no choice here.
@@ -90,10 +82,8 @@ class SinkhornCrossAttention(nn.Module):
             raise bad_argument("combine", '"concat" for SortCut', repr(combine))
         self.combine = combine
         options = SortOptions(sort_net, temperature, num_iterations, gumbel)
-        self.sorter = BlockSorter(options, dim, num_heads, self.block_size, num_blocks)
-        self.query = nn.Linear(dim, dim, bias=bias)
-        self.key_value = nn.Linear(dim, 2 * dim, bias=bias)
-        self.proj = nn.Linear(dim, dim, bias=bias)
+        self.sorter = BlockSorter(options, self.dim, self.num_heads, self.block_size, num_blocks)
+        self.add_maps(bias=bias)
 
     def forward(
         self, x: Tensor, memory: Tensor, *, key_padding_mask: Tensor | None = None
@@ -113,17 +103,14 @@ class SinkhornCrossAttention(nn.Module):
         Raises:
             InputError: wrong shape, dtype or device, or N over `max_length`.
         """
-        self._check_input(x, memory, key_padding_mask)
+        self.check_input(x, memory, key_padding_mask)
         if key_padding_mask is not None:
             memory = memory.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
             memory, key_padding_mask, _ = move_padding_last(memory, key_padding_mask)
         memory, mask = pad_to_blocks(memory, key_padding_mask, self.block_size, masked=True)
-        q = self._heads(self.query(x))
-        k, v = (self._heads(part) for part in self.key_value(memory).chunk(2, -1))
+        q, k, v = self.project(x, memory)
         sort = self.sorter(memory, k, k, mask)
-        y = self._attend(q, k, v, sort, mask)
-        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
-        return out
+        return self.output(self._attend(q, k, v, sort, mask))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, sort: Tensor, mask: Tensor | None) -> Tensor:
         if not self.sortcut:
@@ -136,7 +123,7 @@ class SinkhornCrossAttention(nn.Module):
             self.block_size,
             sortcut=min(self.sortcut, sort.shape[2]),
             key_padding_mask=mask,
-            dropout_p=self._dropout_now(),
+            dropout_p=self.dropout_now,
         )
 
     def _attend_blocks(
@@ -167,7 +154,7 @@ class SinkhornCrossAttention(nn.Module):
             combine=self.combine,
             hidden=hidden,
             sorted_hidden=sorted_hidden,
-            dropout_p=self._dropout_now(),
+            dropout_p=self.dropout_now,
         )
         return y.flatten(2, 3)[:, :, :length]
 
@@ -179,20 +166,9 @@ class SinkhornCrossAttention(nn.Module):
         dead = torch.unflatten(mask, 1, (-1, self.block_size)).all(-1)
         return position % (~dead).sum(1, keepdim=True).clamp(min=1)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return torch.unflatten(x, -1, (self.num_heads, -1)).transpose(1, 2)
-
-    def _dropout_now(self) -> float:
-        return self.dropout if self.training else 0.0
-
-    def _check_input(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> None:
-        for name, tensor in (("x", x), ("memory", memory)):
-            check_tokens(name, tensor)
-            if tensor.shape[1] < 1 or tensor.shape[2] != self.dim:
-                expected = f"at least one token and {self.dim} channels in shape (B, N, C)"
-                raise bad_argument(name, expected, tuple(tensor.shape))
-        if memory.shape[0] != x.shape[0]:
-            raise bad_argument("memory", f"a batch of {x.shape[0]}, as x", memory.shape[0])
+    def check_input(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> None:
+        """As the base, and the memory has at most `max_length` tokens."""
+        super().check_input(x, memory, key_padding_mask)
         if memory.shape[1] > self.max_length:
             raise bad_argument(
                 "memory",
@@ -200,11 +176,10 @@ class SinkhornCrossAttention(nn.Module):
                 memory.shape[1],
                 "build the layer with a larger max_length",
             )
-        check_padding_mask(key_padding_mask, memory)
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
         return (
-            f"dim={self.dim}, num_heads={self.num_heads}, block_size={self.block_size}, "
+            f"{super().extra_repr()}, block_size={self.block_size}, "
             f"combine={self.combine}, sortcut={self.sortcut}"
         )

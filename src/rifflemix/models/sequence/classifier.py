@@ -15,6 +15,7 @@ from rifflemix.errors import bad_argument
 from rifflemix.models.base import Model, check_ids
 from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.heads import PAIR_FEATURES, classifier_head, pair_features
+from rifflemix.models.sequence.norms import TokenNorm
 from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
@@ -133,7 +134,9 @@ class SequenceClassifier(Model):
 
     def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """(B, N, C) out of the last block -> (B, N, C) into the pooling."""
-        y: Tensor = self.norm(x)
+        y: Tensor = (
+            self.norm(x, key_padding_mask) if isinstance(self.norm, TokenNorm) else self.norm(x)
+        )
         return y
 
     def _padded(

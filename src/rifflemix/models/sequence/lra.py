@@ -69,6 +69,25 @@ HOSTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Each task's inputs in words, and the sizes of the Transformer's row for it."""
 
+# Mean and deviation by which MEGA and S4 read pixels as levels from 0 to 1.
+_LEVEL_SCALES = {"image": [0.48, 0.24], "pathfinder": [0.5, 0.5], "pathx": [0.5, 0.5]}
+
+
+def task_settings(task: str) -> dict[str, Any]:
+    """Vocabulary, classes and lengths of a task, for models that read pixels as levels."""
+    sizes = HOSTS[task][1]
+    shared = ("vocab_size", "num_classes", "max_length", "num_sequences")
+    return {
+        **{key: sizes[key] for key in shared if key in sizes},
+        **({"level_scale": _LEVEL_SCALES[task]} if task in _LEVEL_SCALES else {}),
+    }
+
+
+def task_inputs(task: str) -> str:
+    """The kind of inputs, as cards of models name it."""
+    return "pairs of token sequences" if task == "retrieval" else "tokens"
+
+
 _WIDTH_NOTE = (
     "sizes of the Transformer's row; its attention is {inner} wide inside, which mixers with "
     "that option take as mixer_options inner_dim={inner}"
@@ -85,7 +104,7 @@ PRESETS = tuple(
             name=f"lra_{task}",
             title=f"Long Range Arena encoder for {inputs}, any mixer",
             paper=PAPER,
-            inputs="pairs of token sequences" if task == "retrieval" else "tokens",
+            inputs=task_inputs(task),
             note=_NOTES.get(task, "sizes of the Transformer's row"),
         ),
         Encoder,

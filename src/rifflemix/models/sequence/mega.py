@@ -15,7 +15,7 @@ from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
 from rifflemix.models.sequence.config import ClassifierConfig
-from rifflemix.models.sequence.lra import HOSTS
+from rifflemix.models.sequence.lra import HOSTS, task_inputs, task_settings
 from rifflemix.models.sequence.norms import TokenNorm
 from rifflemix.nn.block import NORMS
 from rifflemix.nn.embeddings import input_embedding
@@ -171,13 +171,6 @@ class MegaClassifier(SequenceClassifier):
             ),
         )
 
-    def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The last norm, which also leaves padding out of account."""
-        y: Tensor = (
-            self.norm(x, key_padding_mask) if isinstance(self.norm, TokenNorm) else self.norm(x)
-        )
-        return y
-
 
 def _small(branch: FeedForward) -> FeedForward:
     """Weights normal with deviation 0.02, biases zero, as everywhere in MEGA."""
@@ -200,7 +193,6 @@ _SIZES: dict[str, tuple[int, int, int, str, str, str]] = {
 # The released commands of MEGA, and those of CSP where they are others; 0.1 elsewhere.
 _DROPOUT = {"image": 0.0, "pathfinder": 0.0, "pathx": 0.0}
 _CSP_DROPOUT = {"image": 0.0, "pathx": 0.5}
-_LEVEL_SCALES = {"image": [0.48, 0.24], "pathfinder": [0.5, 0.5], "pathx": [0.5, 0.5]}
 _CHUNKS = {"pathx": 4096}
 _TEXT_LENGTH = 4096  # the 1,000 of the benchmark's own code are not MEGA's
 _SORT: dict[str, Any] = {"num_groups": 1, "shift": "none"}
@@ -214,8 +206,6 @@ _CSP: dict[str, dict[str, Any]] = {
 
 def _settings(task: str) -> dict[str, Any]:
     dim, num_layers, z_dim, norm, norm_kind, attention_fn = _SIZES[task]
-    host = HOSTS[task][1]
-    shared = ("vocab_size", "num_classes", "max_length", "num_sequences")
     return {
         "dim": dim,
         "num_layers": num_layers,
@@ -226,9 +216,8 @@ def _settings(task: str) -> dict[str, Any]:
         "attention_fn": attention_fn,
         "head_hidden": [2 * dim],
         "dropout": _DROPOUT.get(task, 0.1),
-        **{key: host[key] for key in shared if key in host},
+        **task_settings(task),
         **({"max_length": _TEXT_LENGTH} if task == "text" else {}),
-        **({"level_scale": _LEVEL_SCALES[task]} if task in _LEVEL_SCALES else {}),
     }
 
 
@@ -259,7 +248,7 @@ PRESETS = tuple(
             name=f"{prefix}_lra_{task}",
             title=f"{words} for {HOSTS[task][0]}",
             paper=_PAPERS[prefix],
-            inputs="pairs of token sequences" if task == "retrieval" else "tokens",
+            inputs=task_inputs(task),
         ),
         MegaClassifier,
         {**_settings(task), **variant},

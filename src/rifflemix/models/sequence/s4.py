@@ -13,7 +13,7 @@ from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
 from rifflemix.models.sequence.config import ClassifierConfig
-from rifflemix.models.sequence.lra import HOSTS
+from rifflemix.models.sequence.lra import HOSTS, task_inputs, task_settings
 from rifflemix.models.sequence.norms import TokenNorm
 from rifflemix.nn.block import NORMS
 from rifflemix.nn.dropout import Dropout
@@ -137,10 +137,6 @@ class MixerClassifier(SequenceClassifier):
             ),
         )
 
-    def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """The last norm, which leaves padding out of account."""
-        return self.norm(x, key_padding_mask) if isinstance(self.norm, TokenNorm) else x
-
 
 # dim, layers, norm, kind of norm, dropout of each task: the released configurations (s4-lra-*).
 _SIZES: dict[str, tuple[int, int, str, str, float]] = {
@@ -150,21 +146,18 @@ _SIZES: dict[str, tuple[int, int, str, str, float]] = {
     "image": (512, 6, "post", "layer", 0.1),
     "pathfinder": (256, 6, "pre", "batch", 0.0),
 }
-_LEVEL_SCALES = {"image": [0.48, 0.24], "pathfinder": [0.5, 0.5]}
 _PAIRS: dict[str, Any] = {"pair_mix": "concat_product_difference", "head_hidden": [256]}
 
 
 def _settings(task: str) -> dict[str, Any]:
     dim, num_layers, norm, norm_kind, dropout = _SIZES[task]
-    shared = ("vocab_size", "num_classes", "max_length", "num_sequences")
     return {
         "dim": dim,
         "num_layers": num_layers,
         "norm": norm,
         "norm_kind": norm_kind,
         "dropout": dropout,
-        **{key: HOSTS[task][1][key] for key in shared if key in HOSTS[task][1]},
-        **({"level_scale": _LEVEL_SCALES[task]} if task in _LEVEL_SCALES else {}),
+        **task_settings(task),
         **(_PAIRS if task == "retrieval" else {}),
     }
 
@@ -189,7 +182,7 @@ PRESETS = (
                 name=f"s4_lra_{task}",
                 title=f"S4's host for {HOSTS[task][0]}, any mixer",
                 paper=_PAPER,
-                inputs="pairs of token sequences" if task == "retrieval" else "tokens",
+                inputs=task_inputs(task),
                 note="sizes of the released configurations; the mixer is S4 in its diagonal form",
             ),
             MixerClassifier,

@@ -78,6 +78,8 @@ class TaskCard:
         output: what a model gives, see `Output`.
         backbone: registry name of a model that takes the samples and gives this output.
         image_backbone: of one that takes whole images, where option layout asks for them.
+        is_image: positions are the pixels or patches of a square image, row by row; learned ones
+            can be enlarged for a larger image.
         budget: model size and training budget. Chosen so that a handful of mixers end in minutes
             (digits) or within an hour or two (the others) on two cores; not tuned for a mixer.
     """
@@ -92,6 +94,7 @@ class TaskCard:
     output: Output = "classes"
     backbone: str = "encoder"
     image_backbone: str = "vit_cifar10"
+    is_image: bool = False
     budget: Budget = Budget()
 
     @property

@@ -61,6 +61,7 @@ class Cifar100(FileTask):
             "with statistics per_image by that within an image, on average."
         ),
         needs_data=True,
+        is_image=True,
         options={"patch_size": 1, "layout": "image", "augment": "none", "statistics": "data"},
     )
 

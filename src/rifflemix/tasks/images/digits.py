@@ -39,6 +39,7 @@ class Digits(GeneratedTask):
             "tokens; 2 or 4: 16 or 4 patches as vectors. Ships with the package."
         ),
         needs_data=False,
+        is_image=True,
         options={"patch_size": 1},
         budget=Budget(max_steps=400, batch_size=64, lr=5e-3, evaluations=8),
     )

@@ -79,6 +79,7 @@ class Image(FileTask):
             "average, as much released code has it."
         ),
         needs_data=True,
+        is_image=True,
         options={
             "patch_size": 1,
             "color": "gray",

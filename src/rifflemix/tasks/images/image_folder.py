@@ -194,6 +194,7 @@ def _card(name: str, title: str, about: str, source: str, licence: str, **option
         licence=licence,
         description=f"{about} {_PREPROCESSING}",
         needs_data=True,
+        is_image=True,
         options={
             "size": 224,
             "patch_size": None,

@@ -55,6 +55,7 @@ class Mnist(FileTask):
             "levels; 2, 4, 7 or 14: patches as vectors; layout image: whole images."
         ),
         needs_data=True,
+        is_image=True,
         options={"patch_size": 1, "layout": "sequence", "augment": "none"},
         budget=Budget(batch_size=64),
     )

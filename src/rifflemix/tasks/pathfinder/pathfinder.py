@@ -158,6 +158,7 @@ class Pathfinder(GeneratedTask):
                 "holds it, at most num_train, num_validation and num_test images."
             ),
             needs_data=False,
+            is_image=True,
             options={
                 "preset": "curv_contour_length_14",
                 **dict.fromkeys(_GENERATOR_OPTIONS),

@@ -1,0 +1,78 @@
+"""The parts that mixers between two sequences share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.checks import (
+    check_divides,
+    check_integer,
+    check_padding_mask,
+    check_probability,
+    check_tokens,
+)
+from rifflemix.errors import bad_argument
+
+
+class CrossAttention(nn.Module):
+    """Queries of a decoder attend to a memory.
+
+    Args:
+        dim: channels C of queries, memory and output.
+        num_heads: heads H; must divide `dim`.
+        dropout: probability of dropping an attention weight.
+
+    Raises:
+        InputError: an argument out of range.
+    """
+
+    query: nn.Linear
+    key_value: nn.Linear
+    proj: nn.Linear
+
+    def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.dim = check_integer("dim", dim, 1)
+        self.num_heads = check_divides("num_heads", num_heads, dim, "dim")
+        self.dropout = check_probability("dropout", dropout)
+
+    def add_maps(self, *, bias: bool) -> None:
+        """The maps of queries, keys and values, and of the output."""
+        self.query = nn.Linear(self.dim, self.dim, bias=bias)
+        self.key_value = nn.Linear(self.dim, 2 * self.dim, bias=bias)
+        self.proj = nn.Linear(self.dim, self.dim, bias=bias)
+
+    def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, M, D), keys and values (B, H, N, D)."""
+        q = self._heads(self.query(x))
+        k, v = (self._heads(part) for part in self.key_value(memory).chunk(2, -1))
+        return q, k, v
+
+    def output(self, y: Tensor) -> Tensor:
+        """(B, H, M, D) -> (B, M, C)."""
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
+        return out
+
+    @property
+    def dropout_now(self) -> float:
+        """The probability of dropping a weight: 0 in evaluation."""
+        return self.dropout if self.training else 0.0
+
+    def check_input(self, x: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> None:
+        """Raise InputError unless (B, M, C) queries, a (B, N, C) memory and its mask fit."""
+        for name, tensor in (("x", x), ("memory", memory)):
+            check_tokens(name, tensor)
+            if tensor.shape[1] < 1 or tensor.shape[2] != self.dim:
+                expected = f"at least one token and {self.dim} channels in shape (B, N, C)"
+                raise bad_argument(name, expected, tuple(tensor.shape))
+        if memory.shape[0] != x.shape[0]:
+            raise bad_argument("memory", f"a batch of {x.shape[0]}, as x", memory.shape[0])
+        check_padding_mask(key_padding_mask, memory)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"dim={self.dim}, num_heads={self.num_heads}"
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return torch.unflatten(x, -1, (self.num_heads, -1)).transpose(1, 2)
