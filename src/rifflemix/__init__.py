@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from rifflemix.models import create_model, list_models, register_model
     from rifflemix.surgery import (
         SurgeryReport,
+        load_swapped,
         register_adapter,
         replace_attention,
         restore_attention,
+        save_swapped,
     )
     from rifflemix.tasks import Task, register_task
 
@@ -42,6 +44,7 @@ __all__ = [
     "create_model",
     "list_mixers",
     "list_models",
+    "load_swapped",
     "mixer_card",
     "mixers",
     "models",
@@ -52,6 +55,7 @@ __all__ = [
     "register_task",
     "replace_attention",
     "restore_attention",
+    "save_swapped",
     "tasks",
     "testing",
     "train",
@@ -68,6 +72,7 @@ _HOMES = {
     "create_model": "models",
     "list_mixers": "mixers",
     "list_models": "models",
+    "load_swapped": "surgery",
     "mixer_card": "mixers",
     "register_adapter": "surgery",
     "replace_attention": "surgery",
@@ -75,6 +80,7 @@ _HOMES = {
     "register_mixer": "mixers",
     "register_model": "models",
     "register_task": "tasks",
+    "save_swapped": "surgery",
 }
 
 

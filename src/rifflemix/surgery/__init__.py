@@ -6,6 +6,7 @@ from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_pad
 from rifflemix.surgery.registry import register_adapter
 from rifflemix.surgery.replace import replace_attention, restore_attention
 from rifflemix.surgery.report import SurgeryReport
+from rifflemix.surgery.storage import apply_swap, describe_swap, load_swapped, save_swapped
 from rifflemix.surgery.weights import HostWeights, Projection
 
 __all__ = [
@@ -16,11 +17,15 @@ __all__ = [
     "Projection",
     "SurgeryReport",
     "SwappedAttention",
+    "apply_swap",
     "attn_layer",
     "check_causality",
+    "describe_swap",
     "key_padding_mask",
+    "load_swapped",
     "merge_padding",
     "register_adapter",
     "replace_attention",
     "restore_attention",
+    "save_swapped",
 ]

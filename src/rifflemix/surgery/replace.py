@@ -14,7 +14,7 @@ from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of
 from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, mixer_macs
-from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, takes_option
+from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, name_of, takes_option
 from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select
 
 INITS = ("copy", "fresh")
@@ -197,7 +197,7 @@ def _why_not(site: Site) -> str:
 def _prepare(site: Site, wishes: _Wishes, layer_index: int, num_layers: int) -> Swap:
     host = site.host
     settings = MixerSettings(
-        mixer=wishes.mixer,
+        mixer=name_of(wishes.mixer),
         dim=host.dim,
         num_heads=host.num_heads,
         max_length=host.max_length if wishes.max_length is None else wishes.max_length,

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
-from rifflemix.mixers import TokenMixer, create_mixer, mixer_class
+from rifflemix.mixers import TokenMixer, create_mixer, list_mixers, mixer_class
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.sliceformer import Sliceformer
 
@@ -55,6 +55,13 @@ def class_of(mixer: str | type[TokenMixer]) -> type[TokenMixer]:
     return mixer_class(mixer)
 
 
+def name_of(mixer: str | type[TokenMixer]) -> str | type[TokenMixer]:
+    """The registry name where a class has one, by which a file can say it."""
+    name = class_of(mixer).card.name
+    is_registered = name in list_mixers() and mixer_class(name) is class_of(mixer)
+    return name if is_registered else mixer
+
+
 def takes_option(cls: type[TokenMixer], name: str) -> bool:
     """Whether a mixer can be built with the option `name`."""
     if name in cls.fixed_options:
@@ -66,4 +73,4 @@ def takes_option(cls: type[TokenMixer], name: str) -> bool:
     )
 
 
-__all__ = ["SORTING", "MixerSettings", "class_of", "takes_option"]
+__all__ = ["SORTING", "MixerSettings", "class_of", "name_of", "takes_option"]

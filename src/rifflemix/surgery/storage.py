@@ -1,0 +1,225 @@
+"""Swapped models on disk: swap.json says which mixer is where, model.safetensors holds weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar, cast
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_model, save_model
+from torch import nn
+
+from rifflemix import __version__
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.files import (
+    check_json,
+    make_folder,
+    parse_json,
+    read_json,
+    user_path,
+    write_atomically,
+    write_json,
+)
+from rifflemix.mixers import list_mixers
+from rifflemix.surgery.adapters import SwappedAttention
+from rifflemix.surgery.replace import Swap, commit, prepare, restore_attention
+from rifflemix.surgery.settings import MixerSettings
+from rifflemix.surgery.sites import find_sites
+
+SWAP, WEIGHTS = "swap.json", "model.safetensors"
+_FORMAT = "rifflemix.swap/1"
+_M = TypeVar("_M", bound=nn.Module)
+
+
+class _Layer(TypedDict):
+    mixer: str
+    dim: int
+    num_heads: int
+    max_length: int | None
+    layer_index: int
+    num_layers: int
+    causal: bool
+    dropout: float
+    options: dict[str, Any]
+
+
+class _Description(TypedDict):
+    format: str
+    model: str
+    layers: dict[str, _Layer]
+
+
+def describe_swap(model: nn.Module) -> dict[str, Any]:
+    """What `replace_attention` made of a model, as JSON values; `apply_swap` makes it again.
+
+    Raises:
+        InputError: nothing in the model was replaced, or a mixer has no registry name or options
+            that JSON cannot hold.
+    """
+    model = _uncompiled(model)
+    layers = {
+        name: _layer(name, module.settings)
+        for name, module in model.named_modules()
+        if isinstance(module, SwappedAttention)
+    }
+    if not layers:
+        raise InputError("model: expected replaced attention, got none; see replace_attention")
+    return {
+        "format": _FORMAT,
+        "model": type(model).__name__,
+        "rifflemix_version": __version__,
+        "layers": layers,
+    }
+
+
+def apply_swap(model: nn.Module, description: Mapping[str, Any]) -> None:
+    """Replace the attention in `model` as a description says; the mixers are newly initialised.
+
+    Raises:
+        InputError: the description is damaged, or the model is not what it describes; nothing is
+            changed then.
+    """
+    check_description(description)
+    model = _uncompiled(model)
+    sites = {site.name: site for site in find_sites(model)}
+    swaps: list[Swap] = []
+    for name, layer in description["layers"].items():
+        site = sites.get(name)
+        if site is None or site.host.refusal or site.host.dim != layer["dim"]:
+            raise _other_model(
+                model, description, f"attention of {layer['dim']} channels at {name}"
+            )
+        if isinstance(site.module, SwappedAttention):
+            raise bad_argument(
+                "model", "the architecture before the swap", f"replaced attention at {name}"
+            )
+        settings = MixerSettings(**{key: layer[key] for key in _Layer.__annotations__})
+        swaps.append(prepare(site, settings, "fresh"))
+    commit(swaps)
+
+
+def check_description(description: Any) -> None:
+    """Raise InputError unless it is one of `describe_swap`."""
+    try:
+        check_json(description, _Description, "swap")
+    except ValueError as error:
+        raise InputError(f"the description of the swap is damaged: {error}") from None
+    if description["format"] != _FORMAT:
+        raise InputError(
+            f"the description of the swap: expected format {_FORMAT!r}, "
+            f"got {description['format']!r}"
+        )
+
+
+def save_swapped(model: nn.Module, folder: str | Path) -> None:
+    """Write a model with replaced attention to `folder`, each file whole or not at all.
+
+    Args:
+        model: changed by `replace_attention`.
+        folder: new, or one to write over.
+
+    Raises:
+        InputError: see `describe_swap`; a model without weights in memory, an unwritable folder.
+    """
+    folder = user_path("folder", folder)
+    description = describe_swap(model)
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise bad_argument("model", "allocated weights", "a model on the meta device")
+    make_folder(folder)
+    # The description goes last: a folder that has one is complete.
+    write_atomically(folder / WEIGHTS, lambda path: save_model(_uncompiled(model), str(path)))
+    write_json(folder / SWAP, description)
+
+
+def load_swapped(folder: str | Path, model: _M) -> _M:
+    """Swap and load what `save_swapped` wrote, strictly: every weight must be there and fit.
+
+    Args:
+        folder: written by `save_swapped`.
+        model: the same architecture before the swap; its weights do not matter.
+
+    Returns:
+        The same model, changed in place, in the mode, dtype and device that it has.
+
+    Raises:
+        InputError: a file is missing or damaged, or the model is another; it is unchanged then.
+    """
+    folder = user_path("folder", folder)
+    for name in (SWAP, WEIGHTS):
+        if not (folder / name).is_file():
+            raise InputError(f"{folder} holds no swapped model: {name} is missing")
+    description = read_json(folder / SWAP)
+    apply_swap(model, description)
+    try:
+        _check_weights(folder / WEIGHTS, _uncompiled(model), description)
+    except InputError:
+        restore_attention(model)
+        raise
+    load_model(_uncompiled(model), folder / WEIGHTS)
+    return model
+
+
+def _layer(name: str, settings: MixerSettings | None) -> _Layer:
+    if settings is None or settings.mixer not in list_mixers():
+        raise InputError(
+            f"{name}: expected a mixer with a registry name, got {_mixer_name(settings)}; "
+            "register its class with register_mixer and replace by name"
+        )
+    values = asdict(settings)
+    try:
+        values["options"] = parse_json(
+            json.dumps(values["options"], default=_plain, allow_nan=False)
+        )
+    except (TypeError, ValueError, RecursionError) as error:
+        raise bad_argument(f"options of {name}", f"values for {SWAP}", error) from None
+    return cast(_Layer, values)
+
+
+def _mixer_name(settings: MixerSettings | None) -> str:
+    return "none" if settings is None else repr(settings.mixer)
+
+
+def _plain(value: Any) -> Any:
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"a {type(value).__name__}, which JSON cannot hold")
+    return value.tolist()
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """The module that torch.compile wraps, so that names are those of the model itself."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+def _check_weights(path: Path, model: nn.Module, description: Mapping[str, Any]) -> None:
+    """Raise unless the file has the model's tensors, but for those that share another's memory."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
+            aliases = set(file.metadata() or {}) - {"format"}
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, shape in own.items():
+        if name not in aliases and saved.get(name) != shape:
+            raise _other_model(model, description, f"{name} as {saved.get(name, 'nothing')}", shape)
+    for name, shape in saved.items():
+        if name not in own:
+            raise _other_model(model, description, f"{name} of shape {shape}")
+
+
+def _other_model(
+    model: nn.Module, description: Mapping[str, Any], wanted: str, got: object = "none"
+) -> InputError:
+    return bad_argument(
+        "model",
+        f"the {description['model']} that was saved, with {wanted}",
+        f"a {type(model).__name__} with {got}" if got == "none" else str(got),
+        "build it with the same settings, before the swap",
+    )
+
+
+__all__ = ["apply_swap", "check_description", "describe_swap", "load_swapped", "save_swapped"]

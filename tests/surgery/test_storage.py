@@ -1,0 +1,183 @@
+"""Swapped models on disk."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import rifflemix as rm
+from rifflemix.mixers.csp import CSP
+
+
+class Tagger(nn.Module):
+    """Embeddings, an encoder, and a head that shares the embeddings' weight."""
+
+    def __init__(self, dim: int = 16, layers: int = 2, words: int = 11) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, dim)
+        layer = nn.TransformerEncoderLayer(dim, 4, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(dim, words, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.encoder(self.embed(ids)))
+        return out
+
+
+IDS = torch.arange(18).reshape(2, 9) % 11
+
+
+def swapped(**overrides: Any) -> Tagger:
+    torch.manual_seed(0)
+    model = Tagger().eval()
+    rm.replace_attention(model, **{"mixer": "tssa", **overrides})
+    return model
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "tssa": {},
+    "csp with options": {"mixer": "csp", "mixer_options": {"shift": torch.arange(16)}},
+    "causal": {"mixer": "linear", "causal": True, "max_length": 12},
+    "hybrid": {"layers": [1]},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_saved_model_comes_back_the_same(case: str, tmp_path: Path) -> None:
+    model = swapped(**CASES[case])
+    rm.save_swapped(model, tmp_path / "saved")
+    torch.manual_seed(1)
+    other = Tagger().eval()
+    loaded = rm.load_swapped(tmp_path / "saved", other)
+    assert loaded is other
+    assert torch.equal(loaded(IDS), model(IDS))
+    assert loaded.head.weight is loaded.embed.weight
+    rm.save_swapped(loaded, tmp_path / "again")
+    for name in ("swap.json", "model.safetensors"):
+        assert (tmp_path / "saved" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    assert rm.restore_attention(loaded)
+
+
+def test_a_compiled_model_is_saved_by_its_own_names(tmp_path: Path) -> None:
+    model = swapped()
+    rm.save_swapped(torch.compile(model, backend="eager"), tmp_path)
+    assert torch.equal(rm.load_swapped(tmp_path, Tagger().eval())(IDS), model(IDS))
+
+
+def test_mode_and_dtype_are_the_models(tmp_path: Path) -> None:
+    rm.save_swapped(swapped(), tmp_path)
+    loaded = rm.load_swapped(tmp_path, Tagger().double().train())
+    assert {p.dtype for p in loaded.parameters()} == {torch.float64}
+    assert {module.training for module in loaded.modules()} == {True}
+
+
+OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "dim": (lambda: Tagger(dim=32), "attention of 16 channels"),
+    "fewer layers": (lambda: Tagger(layers=1), "at encoder.layers.1.self_attn"),
+    "more layers": (lambda: Tagger(layers=3), "encoder.layers.2"),
+    "words": (lambda: Tagger(words=12), "embed.weight|head.weight"),
+    "no attention": (lambda: nn.Linear(2, 2), "a Linear with none"),
+    "already swapped": (swapped, "before the swap"),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_another_architecture_is_refused_and_unchanged(case: str, tmp_path: Path) -> None:
+    rm.save_swapped(swapped(), tmp_path)
+    build, says = OTHERS[case]
+    model = build()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(rm.InputError, match=says) as caught:
+        rm.load_swapped(tmp_path, model)
+    assert "\n" not in str(caught.value)
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+def test_a_missing_weight_is_refused(tmp_path: Path) -> None:
+    rm.save_swapped(swapped(), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("encoder.layers.0.self_attn.mixer.temperature")
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(rm.InputError, match="temperature"):
+        rm.load_swapped(tmp_path, Tagger())
+
+
+def _drop(path: Path) -> None:
+    path.unlink()
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def _rewrite(path: Path) -> None:
+    content = json.loads(path.read_text())
+    content["layers"]["encoder.layers.0.self_attn"]["num_heads"] = "4"
+    path.write_text(json.dumps(content))
+
+
+def _add(path: Path) -> None:
+    content = json.loads(path.read_text())
+    content["layers"]["encoder.layers.0.self_attn"]["mixer"] = "tsa"
+    content["layers"]["encoder.layers.0.self_attn"]["extra"] = 1
+    path.write_text(json.dumps(content))
+
+
+def _format(path: Path) -> None:
+    path.write_text(path.read_text().replace("rifflemix.swap/1", "rifflemix.swap/9"))
+
+
+def _header(path: Path) -> None:
+    path.write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "no description": ("swap.json", _drop, "swap.json is missing"),
+    "no weights": ("model.safetensors", _drop, "model.safetensors is missing"),
+    "cut description": ("swap.json", _cut, "damaged"),
+    "changed type": ("swap.json", _rewrite, "num_heads as a whole number"),
+    "unknown mixer": ("swap.json", _add, "did you mean tssa"),
+    "other format": ("swap.json", _format, "swap/9"),
+    "cut weights": ("model.safetensors", _cut, "damaged"),
+    "endless header": ("model.safetensors", _header, "damaged"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_one_sentence(case: str, tmp_path: Path) -> None:
+    rm.save_swapped(swapped(), tmp_path)
+    name, damage, says = DAMAGE[case]
+    damage(tmp_path / name)
+    model = Tagger()
+    before = [id(module) for module in model.modules()]
+    with pytest.raises(rm.InputError, match=says):
+        rm.load_swapped(tmp_path, model)
+    assert [id(module) for module in model.modules()] == before
+
+
+def test_what_cannot_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(rm.InputError, match="expected replaced attention"):
+        rm.save_swapped(Tagger(), tmp_path)
+
+    class Nameless(CSP):
+        pass
+
+    with pytest.raises(rm.InputError, match="register_mixer"):
+        rm.save_swapped(swapped(mixer=Nameless), tmp_path)
+    with torch.device("meta"):
+        model = Tagger()
+    rm.replace_attention(model, "tssa")
+    with pytest.raises(rm.InputError, match="meta device"):
+        rm.save_swapped(model, tmp_path)
+    assert not list(tmp_path.iterdir())
