@@ -116,7 +116,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     try:
         check_results(value)
-    except InputError as error:
+    except ValueError as error:
         raise InputError(
             f"{path} is damaged: {error}; remove it, or run its recipe again"
         ) from error

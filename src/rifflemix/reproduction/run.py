@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import torch
 
 from rifflemix.checks import check_integer
-from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.errors import bad_argument, check_choice
 from rifflemix.files import check_json, read_json, write_json
 from rifflemix.models import Model
 from rifflemix.recipes import Recipe
@@ -177,7 +177,7 @@ def _stored(path: Path) -> dict[str, Any]:
     try:
         check_json(stored, _Shown, "results")
         check_results(stored)
-    except (ValueError, InputError):
+    except ValueError:
         return {}
     return dict(stored)
 

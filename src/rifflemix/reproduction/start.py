@@ -16,7 +16,6 @@ from rifflemix.models import Model
 from rifflemix.models.pretrained import WEIGHTS, from_pretrained
 from rifflemix.nn.positions import PositionEmbedding
 from rifflemix.nn.resize import enlarge_grid
-from rifflemix.reproduction.checks import is_number, is_whole
 from rifflemix.tasks import Task, task_card
 from rifflemix.train.run_folder import RunFolder
 
@@ -53,7 +52,7 @@ def read_start(run: Path) -> Start:
         raise bad_argument("start_from", "a run with an evaluation", f"{run}, which has none yet")
     weights, about = read_tensors(folder.best)
     step = about.get("step") if isinstance(about, dict) else None
-    if not is_whole(step):
+    if type(step) is not int:
         raise bad_argument(
             "start_from", f"the step of the weights in {folder.best} as a whole number", repr(step)
         )
@@ -84,7 +83,7 @@ def _model_of(config: Path) -> tuple[str, float | None]:
     recipe, width = settings.get("recipe", "another run"), settings.get("width")
     if not isinstance(recipe, str):
         raise bad_argument("start_from", f"the recipe in {config} as a text", repr(recipe))
-    return recipe, width if is_number(width) else None
+    return recipe, width if isinstance(width, int | float) else None
 
 
 def start_model(
