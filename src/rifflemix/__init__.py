@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rifflemix.models import create_model, list_models, register_model
     from rifflemix.surgery import (
         SurgeryReport,
+        distil,
         load_swapped,
         register_adapter,
         replace_attention,
@@ -42,6 +43,7 @@ __all__ = [
     "__version__",
     "create_mixer",
     "create_model",
+    "distil",
     "list_mixers",
     "list_models",
     "load_swapped",
@@ -70,6 +72,7 @@ _HOMES = {
     "TokenMixer": "mixers",
     "create_mixer": "mixers",
     "create_model": "models",
+    "distil": "surgery",
     "list_mixers": "mixers",
     "list_models": "models",
     "load_swapped": "surgery",

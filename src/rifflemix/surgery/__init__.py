@@ -1,6 +1,7 @@
 """Replace attention in models of other libraries."""
 
 from rifflemix.surgery.adapters import Adapter, HostAttention, ParentChange, SwappedAttention
+from rifflemix.surgery.distillation import distil
 from rifflemix.surgery.hosts.timm import attn_layer
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
 from rifflemix.surgery.registry import register_adapter
@@ -21,6 +22,7 @@ __all__ = [
     "attn_layer",
     "check_causality",
     "describe_swap",
+    "distil",
     "key_padding_mask",
     "load_swapped",
     "merge_padding",

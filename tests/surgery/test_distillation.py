@@ -1,0 +1,122 @@
+"""New mixers learn what the replaced attention puts out."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rifflemix as rm
+
+
+def pair(batch_first: bool = True, **swap: Any) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1, batch_first=batch_first)
+    original = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    for parameter in original.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model = copy.deepcopy(original)
+    rm.replace_attention(model, **{"mixer": "tssa", **swap})
+    return model, original
+
+
+def batches(number: int = 3) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(4, 9, 16) for _ in range(number)]
+
+
+def test_softmax_has_nothing_to_learn() -> None:
+    model, original = pair(mixer="softmax")
+    losses = rm.distil(model, original, batches())
+    assert list(losses) == ["layers.0.self_attn", "layers.1.self_attn"]
+    # Adam's steps are of one size however small the gradient: later losses are not as small.
+    assert all(len(values) == 3 and values[0] < 1e-9 for values in losses.values())
+
+
+def test_zeros_lose_one() -> None:
+    model, original = pair()
+    for layer in model.layers:
+        for parameter in layer.self_attn.parameters():
+            nn.init.zeros_(parameter)
+    losses = rm.distil(model, original, batches(1))
+    assert all(values == pytest.approx([1.0]) for values in losses.values())
+
+
+@pytest.mark.parametrize("mixer", ["tssa", "linear"])
+def test_the_error_of_a_swapped_model_falls(mixer: str) -> None:
+    model, original = pair(mixer=mixer)
+    data = batches(4)
+    losses = rm.distil(model, original, data * 20, lr=3e-3)
+    for values in losses.values():
+        assert sum(values[-4:]) < 0.8 * sum(values[:4])
+    original.eval()
+    model.eval()
+    untaught, _ = pair(mixer=mixer)
+    x = data[0]
+    wanted = original(x)
+    assert (model(x) - wanted).norm() < (untaught.eval()(x) - wanted).norm()
+
+
+def test_only_the_mixers_change_and_modes_and_gradients_stay() -> None:
+    model, original = pair()
+    model.train()
+    original.train()
+    model.layers[0].linear1.eval()
+    before = copy.deepcopy(model.state_dict())
+    expected = copy.deepcopy(original.state_dict())
+    rm.distil(model, original, batches())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) == ("mixer" not in name), name
+    assert all(torch.equal(v, expected[k]) for k, v in original.state_dict().items())
+    assert all(p.grad is None for p in (*model.parameters(), *original.parameters()))
+    off = [name for name, module in model.named_modules() if not module.training]
+    assert off == ["layers.0.linear1"]
+    assert all(module.training for module in original.modules())
+    assert not any(module._forward_hooks for module in original.modules())
+
+
+@pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "batch second"])
+def test_padding_does_not_count(batch_first: bool) -> None:
+    x = batches(1)[0]
+    mask = torch.zeros(4, 9, dtype=torch.bool)
+    mask[1:, 6:] = True
+
+    def loss(filling: float) -> list[float]:
+        model, original = pair(batch_first)
+        filled = x.masked_fill(mask.unsqueeze(-1), filling)
+        src = filled if batch_first else filled.transpose(0, 1)
+        found = rm.distil(model, original, [{"src": src, "src_key_padding_mask": mask}])
+        return [value for values in found.values() for value in values]
+
+    assert loss(0.0) == pytest.approx(loss(5.0), rel=1e-4)
+
+
+def test_forms_of_a_batch() -> None:
+    x = batches(1)[0]
+    results = []
+    for batch in (x, (x,), [x], {"src": x}):
+        model, original = pair()
+        results.append(rm.distil(model, original, [batch]))
+    assert all(result == results[0] for result in results)
+
+
+def test_what_cannot_be_distilled() -> None:
+    model, original = pair()
+    with pytest.raises(rm.InputError, match="see replace_attention"):
+        rm.distil(original, original, batches())
+    with pytest.raises(rm.InputError, match="as it was before the swap"):
+        rm.distil(model, copy.deepcopy(model), batches())
+    with pytest.raises(rm.InputError, match=r"at layers\.0\.self_attn, .* got nothing"):
+        rm.distil(model, nn.Linear(16, 16), batches())
+    with pytest.raises(rm.InputError, match="reach every replaced layer"):
+        rm.distil(model, original, [])
+    with pytest.raises(rm.InputError, match="lr"):
+        rm.distil(model, original, batches(), lr=0.0)
+    with pytest.raises(rm.InputError, match="smaller lr or float32"):
+        rm.distil(model, original, [torch.full((1, 3, 16), float("nan"))])
+    bare, original = pair(mixer="fnet")
+    with pytest.raises(rm.InputError, match="none that require grad"):
+        rm.distil(bare, original, batches())
