@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runs": _LAYERS | _DATA,
     "comparison": _LAYERS | _DATA | {"runs", "report"},
     "reproduction": _LAYERS | _DATA | {"runs", "report", "recipes"},
-    "bench": _LAYERS | _DATA | {"runs", "report", "recipes"},
+    "bench": _LAYERS | _DATA | {"runs", "report", "recipes", "surgery"},
     "analysis": _LAYERS | _DATA | {"runs", "report", "recipes"},
 }
 _TOP = {"__init__", "__main__", "cli"}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rifflemix import mixers, models, ops, tasks, testing, train
+    from rifflemix.bench.swap import measure_swap
     from rifflemix.errors import InputError
     from rifflemix.mixers import (
         MixerCard,
@@ -47,6 +48,7 @@ __all__ = [
     "list_mixers",
     "list_models",
     "load_swapped",
+    "measure_swap",
     "mixer_card",
     "mixers",
     "models",
@@ -76,6 +78,7 @@ _HOMES = {
     "list_mixers": "mixers",
     "list_models": "models",
     "load_swapped": "surgery",
+    "measure_swap": "bench.swap",
     "mixer_card": "mixers",
     "register_adapter": "surgery",
     "replace_attention": "surgery",
