@@ -48,7 +48,7 @@ def make_folder(folder: Path) -> None:
         raise InputError(f"cannot write to folder {folder}: permission denied")
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` on a temporary path beside `path`, flush it to disk, then rename.
 
     At any moment, even after a kill or a power cut, `path` holds the old content or the new.
@@ -70,6 +70,11 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically."""
+    write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -149,7 +154,7 @@ def _parts(value: Any) -> Iterable[Any]:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` atomically as indented JSON; NaN and infinity are refused."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda temporary: _write_text(temporary, text))
+    write_bytes(path, text.encode())
 
 
 def read_json(path: Path) -> Any:
@@ -425,10 +430,6 @@ else:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _digest(tensors: Mapping[str, Tensor], meta: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rifflemix.bench import describe_hardware
 from rifflemix.bench.rows import PEER, Key
+from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import (
     MISSING,
     format_bytes,
@@ -73,8 +74,7 @@ def bench_markdown(result: Mapping[str, Any]) -> str:
     """All tables and notes."""
     parts = []
     for table in bench_tables(result):
-        rule = ["---", *["---:"] * (len(table.headers) - 1)]
-        lines = [_markdown_row(cells) for cells in (table.headers, rule, *table.rows)]
+        lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
         parts.append("\n".join([f"**{table.title}**", "", *lines]))
     parts.append("\n".join(f"- {note}" for note in bench_notes(result)))
     return "\n\n".join(parts) + "\n"
@@ -290,10 +290,6 @@ def _caption(result: Mapping[str, Any]) -> str:
         f"{' with changes' if made_in['git_dirty'] else ''}, "
         f"{format_duration(result['wall_seconds'])}: `{made_in['command']}`"
     )
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 # What else is known of a row, beside the pass that it is of.

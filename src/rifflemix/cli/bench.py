@@ -233,15 +233,11 @@ def lra(
 
 def _write_plot(result: dict[str, Any], file: Path) -> Path:
     from rifflemix.bench.scaling_plot import scaling_plot
-    from rifflemix.files import write_atomically
+    from rifflemix.files import write_bytes
 
-    image, plot = scaling_plot(result), file.with_suffix(".png")
-    write_atomically(plot, lambda path: _write(path, image))
+    plot = file.with_suffix(".png")
+    write_bytes(plot, scaling_plot(result))
     return plot
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
 
 
 class _File:

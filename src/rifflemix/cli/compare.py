@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,14 +101,10 @@ def _run(plan: ComparePlan) -> dict[str, Any]:
 
 def _write_report(out: Path, results: dict[str, Any]) -> None:
     from rifflemix.comparison.files import comparison_files
-    from rifflemix.files import write_atomically
+    from rifflemix.files import write_bytes
 
     for name, content in comparison_files(results).items():
-        write_atomically(out / name, partial(_write, content))
-
-
-def _write(content: bytes, path: Path) -> None:
-    path.write_bytes(content)
+        write_bytes(out / name, content)
 
 
 def _show(out: Path, results: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +26,7 @@ def report(
     json: Json = False,
 ) -> None:
     """Show all results of `rifflemix reproduce`: the papers' tables, their numbers and ours."""
-    from rifflemix.files import make_folder, write_atomically
+    from rifflemix.files import make_folder, write_bytes
     from rifflemix.reproduction import load_results
     from rifflemix.reproduction.page import report_files
     from rifflemix.reproduction.tables import report_entries
@@ -37,12 +36,8 @@ def report(
     found = load_results(paths)
     make_folder(out)
     for name, content in report_files(found, out).items():
-        write_atomically(out / name, partial(_write, content))
+        write_bytes(out / name, content)
     if json:
         print_json(report_entries(found))
     else:
         show(f"{len(found)} results; written to {out}: report.md, report.html")
-
-
-def _write(content: bytes, path: Path) -> None:
-    path.write_bytes(content)

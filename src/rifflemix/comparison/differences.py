@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rifflemix.comparison.paired import LEVEL, Difference, holm
-from rifflemix.comparison.table import Row, baseline_row, markdown_row
+from rifflemix.comparison.table import Row, baseline_row
+from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import SHARES, metric_title, metric_value
 
 HOW_TO_READ = (
@@ -77,10 +78,9 @@ def markdown_differences(rows: Sequence[Row]) -> str:
     if not cells:
         return ""
     headers = difference_headers(rows)
-    lines = ["", "## Differences from softmax attention", "", markdown_row(headers)]
-    lines.append(markdown_row(["---"] + ["---:"] * (len(headers) - 1)))
-    lines += [markdown_row(row) for row in cells]
-    return "\n".join([*lines, "", HOW_TO_READ, ""])
+    table = table_lines(headers, cells, range(1, len(headers)))
+    lines = ["", "## Differences from softmax attention", "", *table, "", HOW_TO_READ, ""]
+    return "\n".join(lines)
 
 
 def _cells(of: RowDifference) -> list[str]:

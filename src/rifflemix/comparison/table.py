@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rifflemix.comparison.scores import Score, pooled_spread, told_apart
+from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import MISSING, format_bytes, format_count, format_rate, metric_title
 
 BASELINE = "softmax"
@@ -128,14 +129,11 @@ def markdown_table(results: Mapping[str, Any], notes: Iterable[str]) -> str:
 def markdown_body(results: Mapping[str, Any], notes: Iterable[str]) -> str:
     """Table and notes."""
     headers = table_headers(comparison_rows(results))
-    lines = [
-        markdown_row(headers),
-        markdown_row(["---"] + ["---:"] * (len(headers) - 2) + ["---"]),
-    ]
-    lines.extend(
-        markdown_row(f"**{cell.text}**" if cell.best else cell.text for cell in cells)
+    rows = (
+        [f"**{cell.text}**" if cell.best else cell.text for cell in cells]
         for cells in table_cells(comparison_rows(results))
     )
+    lines = table_lines(headers, rows, range(1, len(headers) - 1))
     lines.append("")
     lines.extend(f"- {note}" for note in notes)
     return "\n".join(lines) + "\n"
@@ -266,11 +264,6 @@ def _speeds_apart(best: Row, others: Sequence[Row]) -> list[bool] | None:
     if slowest is None or None in fastest:
         return None
     return [speed < slowest for speed in fastest if speed is not None]
-
-
-def markdown_row(cells: Iterable[str]) -> str:
-    """One line of a Markdown table."""
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _show_score(score: Score | None) -> str:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from rifflemix.recipes import Recipe
 from rifflemix.report.curves import panels
+from rifflemix.report.markdown import table_lines
 from rifflemix.report.page import render
 from rifflemix.report.units import format_bytes, format_percent, format_rate
 from rifflemix.reproduction.tables import Entry, Found, PaperTable, Result, paper_tables
@@ -105,14 +106,14 @@ def _markdown(tables: Sequence[PaperTable], out: Path) -> str:
         "",
         *[f"- {sentence.replace('*', chr(92) + '*')}" for sentence in _EXPLAINED],
     ]
-    lines += ["", *_markdown_table(_OVERVIEW_HEADERS, _overview(tables))]
+    lines += ["", *table_lines(_OVERVIEW_HEADERS, _overview(tables))]
     for of_paper in tables:
         headers = _headers(of_paper)
         rows = [[row, *map(_markdown_cell, _cells(of_paper, row))] for row in of_paper.rows]
-        lines += ["", f"## {of_paper.title}", "", *_markdown_table(headers, rows)]
+        lines += ["", f"## {of_paper.title}", "", *table_lines(headers, rows)]
         if of_paper.runs:
             runs = [[*_run_cells(entry), _markdown_files(entry, out)] for entry in of_paper.runs]
-            lines += ["", *_markdown_table(_RUN_HEADERS, runs)]
+            lines += ["", *table_lines(_RUN_HEADERS, runs)]
     return "\n".join(lines) + "\n"
 
 
@@ -127,11 +128,6 @@ def _markdown_cell(cell: tuple[str, str]) -> str:
 
 def _markdown_files(entry: Entry, out: Path) -> str:
     return ", ".join(f"[seed {run['seed']}]({_link(path, out)})" for path, run in entry.runs)
-
-
-def _markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [headers, ["---"] * len(headers), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
 
 
 def _overview(tables: Sequence[PaperTable]) -> list[list[str]]:
