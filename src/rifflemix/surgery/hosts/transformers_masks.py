@@ -1,0 +1,40 @@
+"""Attention masks of transformers: every `attn_implementation` has its own form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from rifflemix.surgery.masks import key_padding_mask
+
+
+def padding_of(mask: Any, x: Tensor, *, causal: bool) -> Tensor | None:
+    """The padding of the tokens x (B, N, C), (B, N) bool, True = padding; None without any.
+
+    Args:
+        mask: None; (B, N), 1 = keep (flash attention); bool (B, 1, N, N), True = attend (sdpa);
+            the same as floats that are added to scores (eager); a BlockMask (flex attention). With
+            a cache there are keys before those of x, which are left out.
+        x: the tokens.
+        causal: the mixer hides later tokens.
+
+    Raises:
+        InputError: a mask that says more than padding and causality.
+    """
+    if mask is None:
+        return None
+    batch, length = x.shape[:2]
+    if type(mask).__name__ == "BlockMask":
+        mask = _dense(mask, batch, x)
+    if mask.shape[-1] > length:
+        mask = mask[..., -length:]
+    return key_padding_mask(mask, batch=batch, length=length, causal=causal)
+
+
+def _dense(mask: Any, batch: int, x: Tensor) -> Tensor:
+    """A BlockMask of flex attention as bool (B, 1, Q, K)."""
+    from torch.nn.attention.flex_attention import create_mask
+
+    queries, keys = mask.seq_lengths
+    return create_mask(mask.mask_mod, batch, 1, queries, keys, device=x.device)

@@ -1,0 +1,184 @@
+"""Generation of swapped transformers: with a cache as without."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tiny_transformers import VOCABULARY, build
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix.surgery import replace_attention
+
+STREAMING = [name for name in rm.list_mixers() if rm.mixer_card(name).streaming]
+QUICK = ("softmax", "tssa", "local", "mega", "s5")
+HOSTS = ("gpt2", "llama")
+PAIRS = [
+    pytest.param(host, mixer, marks=() if mixer in QUICK else pytest.mark.slow)
+    for host in HOSTS
+    for mixer in STREAMING
+]
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "three beams": {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
+    "sampled": {"do_sample": True, "top_k": 5},
+}
+
+
+def swap(host: str, mixer: str, **options: Any) -> Any:
+    model = build(host)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of lost rotary positions
+        replace_attention(model, mixer, **options)
+    return model
+
+
+def prompts() -> dict[str, Tensor]:
+    """Three prompts of 5, 3 and 1 tokens, padded on the left."""
+    torch.manual_seed(1)
+    ids = torch.randint(3, VOCABULARY, (3, 5))
+    mask = torch.ones_like(ids)
+    mask[1, :2] = mask[2, :4] = 0
+    return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
+
+
+def write(model: Any, inputs: dict[str, Tensor], **options: Any) -> Any:
+    torch.manual_seed(9)
+    return model.generate(
+        **inputs,
+        max_new_tokens=9,
+        min_new_tokens=9,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(("host", "mixer"), PAIRS)
+def test_the_cache_changes_nothing(host: str, mixer: str) -> None:
+    """Blocks, chunks and windows of 3 are crossed by prompts and by what follows."""
+    options = {"local": {"block_size": 3}, "mega_chunk": {"chunk_size": 3}, "spade": {"radius": 3}}
+    model = swap(host, mixer, mixer_options=options.get(mixer))
+    for way in WAYS.values():
+        cached = write(model, prompts(), use_cache=True, **way)
+        whole = write(model, prompts(), use_cache=False, **way)
+        assert torch.equal(cached.sequences, whole.sequences)
+        assert len(cached.logits) == 9
+        for some, all_ in zip(cached.logits, whole.logits, strict=True):
+            torch.testing.assert_close(some, all_, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_padding_on_the_left_changes_nothing(host: str) -> None:
+    model, inputs = swap(host, "tssa"), prompts()
+    together = write(model, inputs, do_sample=False).sequences[:, 5:]
+    for row, length in enumerate((5, 3, 1)):
+        alone = {name: value[row : row + 1, -length:] for name, value in inputs.items()}
+        assert torch.equal(
+            write(model, alone, do_sample=False).sequences[0, length:], together[row]
+        )
+
+
+def test_some_layers_keep_their_attention() -> None:
+    for layers in ([0], [1]):
+        model = swap("gpt2", "linear", layers=layers)
+        for way in WAYS.values():
+            cached, whole = (write(model, prompts(), use_cache=use, **way) for use in (True, False))
+            assert torch.equal(cached.sequences, whole.sequences)
+
+
+def test_the_cache_is_used_and_stays_small() -> None:
+    model = swap("gpt2", "tssa")
+    found = write(model, prompts(), do_sample=False).past_key_values
+    assert found.get_seq_length() == 13  # the last token has not been read
+    states = [layer.state for layer in found.layers]
+    assert all(state["position"].tolist() == [13, 11, 9] for state in states)
+    assert sum(part.numel() for part in states[0].values()) == 3 * (8 * 2 * 2 + 2 + 1)
+    found.reset()
+    assert found.get_seq_length() == 0
+
+
+def test_a_conversation_goes_on() -> None:
+    """Several tokens after the first ones, from the same cache."""
+    model = swap("llama", "linear")
+    ids = torch.randint(3, VOCABULARY, (2, 9))
+    with torch.no_grad():
+        first = model(ids[:, :5], use_cache=True)
+        second = model(ids[:, 5:], past_key_values=first.past_key_values, use_cache=True)
+        whole = model(ids, use_cache=False)
+    torch.testing.assert_close(second.logits, whole.logits[:, 5:], atol=1e-5, rtol=1e-5)
+    chunked = write(
+        model,
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+        do_sample=False,
+        prefill_chunk_size=4,
+    )
+    assert torch.equal(
+        chunked.sequences,
+        write(
+            model,
+            {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
+            do_sample=False,
+            use_cache=False,
+        ).sequences,
+    )
+
+
+def test_a_mixer_that_cannot_stream_says_use_cache_false() -> None:
+    model, inputs = swap("gpt2", "sinkhorn"), prompts()
+    with torch.no_grad():
+        assert model(**inputs).logits.isfinite().all()
+    with pytest.raises(rm.InputError, match="cannot go on token by token; pass use_cache=False"):
+        write(model, inputs, do_sample=False)
+    assert write(model, inputs, do_sample=False, use_cache=False).sequences.shape == (3, 14)
+
+
+def test_caches_that_cannot_hold_a_state_are_refused() -> None:
+    model, inputs = swap("gpt2", "tssa"), prompts()
+    with pytest.raises(rm.InputError, match="past_key_values: expected a cache that grows"):
+        write(model, inputs, do_sample=False, cache_implementation="static")
+    alone = {name: value[:1] for name, value in inputs.items()}
+    with pytest.raises(rm.InputError, match="cannot go back to an earlier token"):
+        write(model, alone, do_sample=False, prompt_lookup_num_tokens=2)
+    past = build("gpt2")(**inputs).past_key_values
+    token = {"input_ids": torch.full((3, 1), 5)}
+    with pytest.raises(rm.InputError, match="got keys and values of attention"):
+        model(**token, past_key_values=past)
+    past = model(**inputs).past_key_values
+    with pytest.raises(rm.InputError, match="got the state of a token mixer"):
+        build("gpt2")(**token, past_key_values=past)
+
+
+def test_padding_after_the_prompt_is_refused() -> None:
+    model, inputs = swap("gpt2", "tssa"), prompts()
+    past = model(**inputs).past_key_values
+    mask = torch.cat((inputs["attention_mask"], torch.tensor([[1, 1], [0, 1], [1, 1]])), 1)
+    with pytest.raises(rm.InputError, match="expected padding in the first tokens only"):
+        model(torch.full((3, 2), 5), attention_mask=mask, past_key_values=past)
+
+
+def test_generation_ends_at_max_length() -> None:
+    model = swap("llama", "linear", max_length=7)
+    with pytest.raises(rm.InputError, match="at most max_length = 7 tokens in a stream"):
+        write(model, {name: value[:1] for name, value in prompts().items()}, do_sample=False)
+
+
+def test_rows_are_repeated_and_selected() -> None:
+    model = swap("gpt2", "softmax")
+    inputs = prompts()
+    with torch.no_grad():
+        past = model(**inputs).past_key_values
+        past.batch_repeat_interleave(2)
+        past.batch_select_indices(torch.tensor([0, 3, 5]))
+        mask = torch.cat((inputs["attention_mask"], torch.ones(3, 1, dtype=torch.int64)), 1)
+        token = torch.full((3, 1), 5)
+        position = mask.sum(1, keepdim=True) - 1
+        y = model(token, attention_mask=mask, position_ids=position, past_key_values=past).logits
+        again = model(**inputs).past_key_values
+        expected = model(
+            token, attention_mask=mask, position_ids=position, past_key_values=again
+        ).logits
+    torch.testing.assert_close(y, expected)

@@ -1,0 +1,290 @@
+"""Attention of transformers, replaced: every host computes what it did, or says why it cannot."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tiny_transformers import HEADS, MODELS, VOCABULARY, build, inputs_of, outputs_of, transformers
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask
+
+import rifflemix as rm
+from rifflemix.surgery import replace_attention, restore_attention
+from rifflemix.surgery.hosts.transformers_masks import padding_of
+
+EXACT = {"atol": 1e-5, "rtol": 1e-5}
+WITHOUT_ROTARY = [
+    name for name in MODELS if name not in ("llama", "qwen2", "qwen3") and "deberta" not in name
+]
+WITH_ROTARY = ["llama", "qwen2", "qwen3"]
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": 24,
+}
+
+
+def swap(name: str, mixer: str, implementation: str = "sdpa", **options: Any) -> Any:
+    model = build(name, implementation)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of lost rotary positions, tested below
+        replace_attention(model, mixer, **options)
+    return model
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", WITHOUT_ROTARY)
+def test_softmax_with_the_hosts_weights_is_the_host(name: str, implementation: str) -> None:
+    model, inputs = build(name, implementation), inputs_of(name)
+    before = outputs_of(model, inputs)
+    report = replace_attention(model, "softmax")
+    assert len(report.replaced) == (4 if name == "whisper" else 2)
+    torch.testing.assert_close(outputs_of(model, inputs), before, **EXACT)
+    restore_attention(model)
+    assert torch.equal(outputs_of(model, inputs), before)
+
+
+@pytest.mark.parametrize("name", WITH_ROTARY)
+def test_softmax_is_the_host_but_for_its_positions(name: str) -> None:
+    """One position for all tokens turns the rotary positions off; then the weights tell."""
+    model, inputs = build(name), inputs_of(name)
+    if name == "qwen3":
+        for module in model.modules():
+            if type(module).__name__ == "Qwen3Attention":
+                module.q_norm = module.k_norm = nn.Identity()
+    inputs["position_ids"] = torch.zeros_like(inputs["input_ids"])
+    before = outputs_of(model, inputs)
+    with pytest.warns(UserWarning, match="rotary positions of its queries and keys are lost"):
+        replace_attention(model, "softmax")
+    torch.testing.assert_close(outputs_of(model, inputs), before, **EXACT)
+
+
+def test_what_is_lost_is_said_once() -> None:
+    model = build("qwen3")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = replace_attention(model, "tssa")
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == 2
+    assert "rotary positions" in said[0]
+    assert "norms of its queries and keys" in said[1]
+    assert set(said) <= set(report.notes)
+
+
+@pytest.mark.parametrize("name", ["deberta", "deberta_v2"])
+def test_disentangled_attention_is_refused(name: str) -> None:
+    with pytest.raises(rm.InputError, match="attention is disentangled: relative positions are"):
+        replace_attention(build(name, "eager"), "softmax")
+
+
+def _t5() -> nn.Module:
+    config = transformers.T5Config(
+        vocab_size=37, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2
+    )
+    return transformers.T5Model(config)
+
+
+REFUSED = {
+    "relative bias": (_t5, "it adds a bias of relative positions to its scores"),
+    "window": (
+        lambda: transformers.MistralModel(transformers.MistralConfig(**SMALL)),
+        "it sees a sliding window of 4096 tokens; set sliding_window=None",
+    ),
+    "norm inside": (
+        lambda: transformers.AlbertModel(transformers.AlbertConfig(**SMALL, embedding_size=16)),
+        "a token mixer has no place for its LayerNorm, dense",
+    ),
+    "other arguments": (
+        lambda: transformers.SegformerModel(
+            transformers.SegformerConfig(
+                num_encoder_blocks=1, depths=[1], sr_ratios=[1], hidden_sizes=[16]
+            )
+        ),
+        "its forward takes height, width, which a token mixer has no use for",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_a_mixer_has_no_place_for_is_refused(make: Any, reason: str) -> None:
+    with pytest.raises(rm.InputError, match=reason):
+        replace_attention(make(), "softmax")
+
+
+def test_hosts_that_are_written_alike_need_no_list() -> None:
+    """OPT, a subclass of one's own, CLIP: none of them is named in the package."""
+
+    class MyOPT(transformers.OPTForCausalLM):
+        pass
+
+    config = transformers.OPTConfig(**SMALL, ffn_dim=24, word_embed_proj_dim=16)
+    torch.manual_seed(2)
+    model, inputs = MyOPT(config).eval(), inputs_of("gpt2")
+    before = outputs_of(model, inputs)
+    assert replace_attention(model, "softmax").replaced == ["model.decoder.layers.0.self_attn"]
+    torch.testing.assert_close(outputs_of(model, inputs), before, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("name", "mixer", "implementation"),
+    [
+        ("bert", "tssa", "sdpa"),
+        ("bert", "linear", "eager"),
+        ("distilbert", "linear", "sdpa"),
+        ("gpt2", "tssa", "sdpa"),
+        ("gpt2", "local", "eager"),
+    ],
+)
+def test_padding_reaches_nothing(name: str, mixer: str, implementation: str) -> None:
+    model, inputs = swap(name, mixer, implementation), inputs_of(name)
+    padded = outputs_of(model, inputs)
+    for row, length in enumerate((11, 7, 10)):
+        alone = {key: value[row : row + 1, :length] for key, value in inputs.items()}
+        expected = outputs_of(model, alone)
+        torch.testing.assert_close(padded[row : row + 1, :length], expected, **EXACT)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_of_flex_attention(causal: bool) -> None:
+    keep = torch.arange(9) >= torch.tensor([[0], [4]])
+
+    def attends(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return keep[b, k] & ((q >= k) | (not causal))
+
+    mask = create_block_mask(attends, 2, None, 9, 9, device="cpu")
+    found = padding_of(mask, torch.zeros(2, 9, 4), causal=causal)
+    assert found is not None
+    assert torch.equal(found, ~keep)
+
+
+def test_causal_hosts_see_no_later_token() -> None:
+    model = swap("gpt2", "tssa")
+    ids = inputs_of("gpt2", padding=False)["input_ids"]
+    changed = ids.clone()
+    changed[:, 6:] = 3
+    before, after = (outputs_of(model, {"input_ids": x}) for x in (ids, changed))
+    assert torch.equal(before[:, :6], after[:, :6])
+    assert not torch.equal(before[:, 6:], after[:, 6:])
+
+
+def test_a_mixer_that_sees_both_ways_is_refused_in_a_causal_host() -> None:
+    with pytest.raises(rm.InputError, match=r"mixer: expected one that can be causal for transfo"):
+        replace_attention(build("gpt2"), "csp")
+
+
+def test_cross_attention_stays() -> None:
+    model = build("gpt2", add_cross_attention=True)
+    report = replace_attention(model, "tssa")
+    assert [name for name, _ in report.skipped] == [
+        f"transformer.h.{i}.crossattention" for i in (0, 1)
+    ]
+    assert all("cross-attention" in reason for _, reason in report.skipped)
+    ids, memory = inputs_of("gpt2", padding=False)["input_ids"], torch.randn(3, 4, 16)
+    assert outputs_of(model, {"input_ids": ids, "encoder_hidden_states": memory}).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "vit", "whisper"])
+def test_weights_cannot_be_asked_for(name: str) -> None:
+    model = swap(name, "tssa")
+    with pytest.raises(rm.InputError, match=r"output_attentions: expected False: Token statistics"):
+        model(**inputs_of(name), output_attentions=True)
+    hidden = model(**inputs_of(name), output_hidden_states=True)
+    assert len(hidden.get("hidden_states", hidden.get("encoder_hidden_states"))) == 3
+
+
+def test_packed_sequences_and_empty_ones_are_refused() -> None:
+    model = swap("gpt2", "tssa")
+    ids = torch.randint(3, VOCABULARY, (2, 5))
+    positions = torch.tensor([[0, 1, 2, 0, 1]]).expand(2, -1)
+    with pytest.raises(rm.InputError, match="one that separates packed sequences"):
+        model(ids, position_ids=positions, use_cache=False)
+    with pytest.raises(rm.InputError, match="were keep and padding mixed up"):
+        model(ids, attention_mask=torch.zeros_like(ids))
+
+
+def test_another_sequence_is_refused() -> None:
+    attention = swap("bert", "tssa").encoder.layer[0].attention.self
+    x = torch.randn(1, 3, 16)
+    with pytest.raises(rm.InputError, match="encoder_hidden_states: expected None: a token mixer"):
+        attention(x, encoder_hidden_states=x)
+
+
+def test_arguments_by_position() -> None:
+    """Where a host passes its mask by position, the place tells what it is."""
+    attention = swap("vit", "tssa").layers[0].attention
+    x, mask = torch.randn(1, 3, 16), torch.tensor([[[[True, True, False]]]])
+    y, weights = attention(x, mask)
+    assert weights is None
+    torch.testing.assert_close(y, attention(x, attention_mask=mask)[0])
+    assert not torch.equal(y, attention(x)[0])
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_training(name: str) -> None:
+    """Dropout of the host, gradients to every parameter, the same with checkpointing."""
+    model = swap(name, "tssa")
+    inputs = inputs_of(name)
+    gradients = []
+    for checkpointing in (False, True):
+        model.train()
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(**inputs, use_cache=False)[0].square().mean().backward()
+        gradients.append([p.grad.clone() for n, p in model.named_parameters() if "mixer" in n])
+    for plain, again in zip(*gradients, strict=True):
+        assert plain.abs().sum() > 0
+        torch.testing.assert_close(again, plain)
+    assert model.training
+    first, second = (model(**inputs, use_cache=False)[0] for _ in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_the_hosts_dropout_after_its_output_map_stays() -> None:
+    model = build("gpt2", attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.5)
+    replace_attention(model, "identity")
+    attention = model.transformer.h[0].attn.train()
+    y, _ = attention(torch.ones(1, 20, 16))
+    assert set(y.unique().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_dtypes(dtype: torch.dtype) -> None:
+    model = build("bert").to(dtype)
+    replace_attention(model, "linear")
+    assert outputs_of(model, inputs_of("bert")).dtype == dtype
+
+
+def test_copies_are_apart() -> None:
+    model, inputs = swap("gpt2", "tssa"), inputs_of("gpt2")
+    before = outputs_of(model, inputs)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.transformer.h[0].attn.mixer.in_proj.weight.zero_()
+    assert torch.equal(outputs_of(model, inputs), before)
+    restore_attention(other)
+    assert torch.equal(outputs_of(other, inputs), outputs_of(build("gpt2"), inputs))
+
+
+def test_lengths_are_the_hosts() -> None:
+    expected = {"bert": 24, "roberta": 24, "vit": 5, "deit": 6, "gpt2": 24, "llama": 24}
+    for name, length in expected.items():
+        mixers = [m for m in swap(name, "tssa").modules() if isinstance(m, rm.TokenMixer)]
+        assert [m.max_length for m in mixers] == [length, length], name
+    whisper = swap("whisper", "tssa")
+    assert whisper.encoder.layers[0].self_attn.mixer.max_length == 12
+    assert whisper.decoder.layers[0].self_attn.mixer.max_length == 24
+
+
+def test_offloaded_weights_are_refused() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="needs accelerate")
+    model = accelerate.cpu_offload(build("bert"), execution_device=torch.device("cpu"))
+    with pytest.raises(rm.InputError, match=r"its weights are offloaded \(device_map\)"):
+        replace_attention(model, "tssa")
