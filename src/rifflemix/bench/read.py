@@ -40,7 +40,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def _row(entry: Mapping[str, Any]) -> Row:
-    """As much of a row as growth looks at."""
+    """The parts of a row that growth is computed from."""
     shape, passes = Shape(**entry["shape"]), entry["passes"]
     timings = {name: Timing(**timed) for name, timed in passes.items()}
     return Row(entry["kind"], entry["name"], entry["backend"], shape, passes=timings)

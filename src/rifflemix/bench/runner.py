@@ -206,7 +206,7 @@ def run_benchmark(
 
 
 class _Bench:
-    """Measures group by group, and remembers what things take from one to the next."""
+    """Measures group by group; remembers the length at which a candidate ran out of time."""
 
     def __init__(self, settings: Settings, hooks: Hooks, total: int) -> None:
         self.settings = settings

@@ -32,7 +32,7 @@ class CSP(TokenMixer):
         num_groups: groups K of ceil(N / K) tokens each; 1 sorts the whole sequence.
         group_size: tokens G in a group; 1 only shifts. 2 when neither is given.
         shift: a kind of `rifflemix.ops.shift_steps`, or C integers (a sequence, array or tensor).
-        order: "reference" (as published) or "ascending" (as in all reported runs).
+        order: "reference" (as published) or "ascending" (as in all of the paper's runs).
         pad: let the last group be shorter where the groups do not fill N; False raises instead.
             Unset, it is True with the default groups and False where groups were asked for.
         heads: contiguous heads the permuted channels are split into.

@@ -226,7 +226,7 @@ class ButterflyLinearMLP(nn.Module):
         block: a, features per block.
         expansion: r, an integer.
         activation: module class between the two maps. The class that was released has ELU and the
-            reported MLP-Mixer runs left it so, where the other MLPs use GELU.
+            paper's MLP-Mixer runs left it so, where the other MLPs use GELU.
         init: see `BlockLinear`.
 
     Source: Dimension Mixer, section 4 (Butterfly-Linear); Dao et al. 2022, Monarch.

@@ -166,7 +166,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of w, of the logits (B, N, H), and of both sums before the first token."""
     _, heads, length, features = w.shape
-    out, by_logit, *_ = _empty_gradients(w, temperature)
+    out, grad_logits, *_ = _empty_gradients(w, temperature)
     w, grad, mask = with_whole_rows(w), with_whole_rows(grad), mask_bytes(mask)
     programs, chunks, tile = token_layout(w)
     tile["num_warps"] = _NUM_WARPS
@@ -181,24 +181,24 @@ def _backward(
     after = _add_up(sums, grad_member_sums, from_end=True)
     launch(
         kernels.causal_membership_gradient, programs, w,
-        w, grad, mask, pi, before, after, by_logit, *strides, *sizes, COUNT_OFFSET, **tile,
+        w, grad, mask, pi, before, after, grad_logits, *strides, *sizes, COUNT_OFFSET, **tile,
     )  # fmt: skip
-    by_pi = by_logit if grad_pi is None else by_logit + grad_pi
-    torch.mul(pi, by_pi - (pi * by_pi).sum(-1, keepdim=True), out=by_logit)
-    by_score = by_logit * temperature
+    grad_membership = grad_logits if grad_pi is None else grad_logits + grad_pi
+    torch.mul(pi, grad_membership - (pi * grad_membership).sum(-1, keepdim=True), out=grad_logits)
+    grad_scores = grad_logits * temperature
 
     sums = torch.empty_like(energy_before[:, :, :-1])
     launch(
         kernels.causal_energy_gradient_sums, programs, w,
-        w, mask, by_score, energy_before, sums, *w.stride()[:3], *sizes, ENERGY_FLOOR, **tile,
+        w, mask, grad_scores, energy_before, sums, *w.stride()[:3], *sizes, ENERGY_FLOOR, **tile,
     )  # fmt: skip
     energy_after = _add_up(sums, grad_energy, from_end=True)
     launch(
         kernels.causal_token_gradient, programs, w,
-        w, grad, mask, pi, by_score, energy_before, energy_after, before, after, out,
+        w, grad, mask, pi, grad_scores, energy_before, energy_after, before, after, out,
         *strides, *out.stride()[:3], *sizes, ENERGY_FLOOR, COUNT_OFFSET, **tile,
     )  # fmt: skip
-    return out, by_logit, energy_after[:, :, -1].clone(), after[:, :, -1].clone()
+    return out, grad_logits, energy_after[:, :, -1].clone(), after[:, :, -1].clone()
 
 
 @_backward.register_fake
@@ -236,18 +236,18 @@ def _differentiate(
     if all(value is None for value in grads):
         return (None,) * 6
     grads = (torch.zeros_like(w) if grad is None else grad, *grads[1:])
-    by_w, by_logit, by_energy, by_member_sums = (
+    grad_w, grad_logits, grad_energy_before, grad_sums_before = (
         torch.ops.rifflemix.triton_causal_token_statistics_backward(
             w, temperature, mask, pi, energy_before, before, *grads
         )
     )
     biased = scores if bias is None else scores + w.shape[3] * bias
     return (
-        by_w,
-        (by_logit * biased).sum((0, 1)),
-        None if bias is None else by_logit * temperature * w.shape[3],
-        None if energy is None else by_energy,
-        None if member_sums is None else by_member_sums,
+        grad_w,
+        (grad_logits * biased).sum((0, 1)),
+        None if bias is None else grad_logits * temperature * w.shape[3],
+        None if energy is None else grad_energy_before,
+        None if member_sums is None else grad_sums_before,
         None,
     )
 

@@ -121,8 +121,8 @@ def causal_gate(
 def _slopes(tile, slope, share, moment, count):
     """Gradients of the sums up to each token, of Pi w^2 and of Pi, through that token's output."""
     damp = 1.0 / (1.0 + moment)
-    by_energy = slope * tile * share[:, None] * damp * damp / count
-    return by_energy, -tl.sum(by_energy * moment, 1), damp
+    grad_energy = slope * tile * share[:, None] * damp * damp / count
+    return grad_energy, -tl.sum(grad_energy * moment, 1), damp
 
 
 @triton.jit
@@ -142,28 +142,28 @@ def causal_gate_gradient_sums(
     moment, count = _moment(
         tile * tile, share, before, row, chunk, num_chunks, features, feature, count_offset
     )
-    by_energy, by_count, _ = _slopes(tile, slope, share, moment, count)
+    grad_energy, grad_count, _ = _slopes(tile, slope, share, moment, count)
     sums += (row * num_chunks + chunk) * (features + 1)
-    tl.store(sums + feature, tl.sum(by_energy, 0), mask=feature < features)
-    tl.store(sums + features, tl.sum(by_count, 0))
+    tl.store(sums + feature, tl.sum(grad_energy, 0), mask=feature < features)
+    tl.store(sums + features, tl.sum(grad_count, 0))
 
 
 @triton.jit
-def _slopes_from(after, by_energy, by_count, row, chunk, num_chunks, features, feature):
+def _slopes_from(after, grad_energy, grad_count, row, chunk, num_chunks, features, feature):
     """Gradients of a token's own part in the sums: through the outputs from that token on."""
     sums = after + (row * (num_chunks + 1) + num_chunks - 1 - chunk) * (features + 1)
     later = tl.load(sums + feature, mask=feature < features, other=0.0)
-    from_energy = tl.cumsum(by_energy, 0, reverse=True) + later[None, :]
-    return from_energy, tl.cumsum(by_count, 0, reverse=True) + tl.load(sums + features)
+    from_energy = tl.cumsum(grad_energy, 0, reverse=True) + later[None, :]
+    return from_energy, tl.cumsum(grad_count, 0, reverse=True) + tl.load(sums + features)
 
 
 @triton.jit
 def causal_membership_gradient(
-    w, grad, mask, pi, before, after, by_pi, w_batch, w_head, w_token, g_batch, g_head, g_token,
+    w, grad, mask, pi, before, after, grad_pi, w_batch, w_head, w_token, g_batch, g_head, g_token,
     heads, length, features, num_chunks, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Make by_pi (B, N, H): gradient of Pi, through y and the sums."""
+    """Make grad_pi (B, N, H): gradient of Pi, through y and the sums."""
     batch, head, chunk, token, exists, feature = _tile(mask, heads, length, num_chunks, ROWS, WIDTH)
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     slope = load_tokens(
@@ -176,24 +176,24 @@ def causal_membership_gradient(
     moment, count = _moment(
         squares, share, before, row, chunk, num_chunks, features, feature, count_offset
     )
-    by_energy, by_count, damp = _slopes(tile, slope, share, moment, count)
-    by_energy, by_count = _slopes_from(
-        after, by_energy, by_count, row, chunk, num_chunks, features, feature
+    grad_energy, grad_count, damp = _slopes(tile, slope, share, moment, count)
+    grad_energy, grad_count = _slopes_from(
+        after, grad_energy, grad_count, row, chunk, num_chunks, features, feature
     )
-    value = tl.sum(squares * by_energy - slope * tile * damp, 1) + by_count
-    tl.store(by_pi + offset, value, mask=token < length)
+    value = tl.sum(squares * grad_energy - slope * tile * damp, 1) + grad_count
+    tl.store(grad_pi + offset, value, mask=token < length)
 
 
 @triton.jit
-def _energy_slope(squares, by_score, energy, floor):
+def _energy_slope(squares, grad_score, energy, floor):
     """Gradient of the energy up to each token, through that token's score."""
     scale = 1.0 / tl.maximum(energy, floor)
-    return tl.where(energy >= floor, -by_score[:, None] * squares * scale * scale, 0.0)
+    return tl.where(energy >= floor, -grad_score[:, None] * squares * scale * scale, 0.0)
 
 
 @triton.jit
 def causal_energy_gradient_sums(
-    w, mask, by_scores, before, sums, w_batch, w_head, w_token,
+    w, mask, grad_scores, before, sums, w_batch, w_head, w_token,
     heads, length, features, num_chunks, floor,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -203,16 +203,16 @@ def causal_energy_gradient_sums(
     squares = tile * tile
     row = batch * heads + head
     offset = (batch * length + token) * heads + head
-    by_score = tl.load(by_scores + offset, mask=exists, other=0.0)
+    grad_score = tl.load(grad_scores + offset, mask=exists, other=0.0)
     energy = _energy(squares, before, row, chunk, num_chunks, features, feature)
-    total = tl.sum(_energy_slope(squares, by_score, energy, floor), 0)
+    total = tl.sum(_energy_slope(squares, grad_score, energy, floor), 0)
     sums += (row * num_chunks + chunk) * features
     tl.store(sums + feature, total, mask=feature < features)
 
 
 @triton.jit
 def causal_token_gradient(
-    w, grad, mask, pi, by_scores, energy_before, energy_after, before, after, out,
+    w, grad, mask, pi, grad_scores, energy_before, energy_after, before, after, out,
     w_batch, w_head, w_token, g_batch, g_head, g_token, out_batch, out_head, out_token,
     heads, length, features, num_chunks, floor, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -225,23 +225,23 @@ def causal_token_gradient(
     )
     offset = (batch * length + token) * heads + head
     share = tl.load(pi + offset, mask=exists, other=0.0)
-    by_score = tl.load(by_scores + offset, mask=exists, other=0.0)
+    grad_score = tl.load(grad_scores + offset, mask=exists, other=0.0)
     row = batch * heads + head
     squares = tile * tile
     moment, count = _moment(
         squares, share, before, row, chunk, num_chunks, features, feature, count_offset
     )
-    by_energy, by_count, damp = _slopes(tile, slope, share, moment, count)
-    by_energy, _ = _slopes_from(
-        after, by_energy, by_count, row, chunk, num_chunks, features, feature
+    grad_energy, grad_count, damp = _slopes(tile, slope, share, moment, count)
+    grad_energy, _ = _slopes_from(
+        after, grad_energy, grad_count, row, chunk, num_chunks, features, feature
     )
     energy = _energy(squares, energy_before, row, chunk, num_chunks, features, feature)
     later = energy_after + (row * (num_chunks + 1) + num_chunks - 1 - chunk) * features
     from_energy = tl.load(later + feature, mask=feature < features, other=0.0)[None, :]
-    from_energy += tl.cumsum(_energy_slope(squares, by_score, energy, floor), 0, reverse=True)
-    by_square = share[:, None] * by_energy + from_energy
-    by_square += by_score[:, None] / tl.maximum(energy, floor)
-    value = 2.0 * tile * by_square - slope * share[:, None] * damp
+    from_energy += tl.cumsum(_energy_slope(squares, grad_score, energy, floor), 0, reverse=True)
+    grad_squares = share[:, None] * grad_energy + from_energy
+    grad_squares += grad_score[:, None] / tl.maximum(energy, floor)
+    value = 2.0 * tile * grad_squares - slope * share[:, None] * damp
     store_tokens(
         out, value, batch, head, token, length, out_batch, out_head, out_token, features, feature
     )

@@ -125,33 +125,33 @@ def _backward(
         *w.stride()[:3], *grad.stride()[:3],
         heads, length, features, chunks, COUNT_OFFSET, mask, **tile,
     )  # fmt: skip
-    by_energy, by_count = float32(w, batch, heads, features), float32(w, batch, heads)
+    grad_energy, grad_count = float32(w, batch, heads, features), float32(w, batch, heads)
     launch(
         kernels.moment_gradient, batch * heads, w,
-        sums, member_sums, by_energy, by_count, features, chunks, COUNT_OFFSET, **rows,
+        sums, member_sums, grad_energy, grad_count, features, chunks, COUNT_OFFSET, **rows,
     )  # fmt: skip
 
     head_chunks, heads_tile = head_tile(w)
-    by_logit, sums = torch.empty_like(pi), float32(w, batch, heads, head_chunks, features)
+    grad_logits, sums = torch.empty_like(pi), float32(w, batch, heads, head_chunks, features)
     launch(
         kernels.membership_gradient, batch * head_chunks, w,
-        w, mask, pi, by_energy, by_count, through_tokens,
-        None if grad_pi is None else grad_pi.contiguous(), by_logit, sums,
+        w, mask, pi, grad_energy, grad_count, through_tokens,
+        None if grad_pi is None else grad_pi.contiguous(), grad_logits, sums,
         *w.stride()[:3], heads, length, features, head_chunks, REVERSED=True, **heads_tile,
     )  # fmt: skip
-    score_sums, by_temperature = torch.empty_like(by_energy), torch.empty_like(by_count)
+    score_sums, grad_temperature = torch.empty_like(grad_energy), torch.empty_like(grad_count)
     launch(
         kernels.energy_gradient, batch * heads, w,
-        sums, known_energy, score_sums, by_temperature, features, head_chunks, _FLOOR, **rows,
+        sums, known_energy, score_sums, grad_temperature, features, head_chunks, _FLOOR, **rows,
     )  # fmt: skip
 
     launch(
         kernels.token_gradient, programs, w,
-        w, grad, temperature.contiguous(), mask, known_energy, pi, member_sums, by_energy,
-        by_logit, score_sums, out, *w.stride()[:3], *grad.stride()[:3], *out.stride()[:3],
+        w, grad, temperature.contiguous(), mask, known_energy, pi, member_sums, grad_energy,
+        grad_logits, score_sums, out, *w.stride()[:3], *grad.stride()[:3], *out.stride()[:3],
         heads, length, features, chunks, _FLOOR, COUNT_OFFSET, **tile,
     )  # fmt: skip
-    return out, by_temperature.sum(0)
+    return out, grad_temperature.sum(0)
 
 
 @_backward.register_fake

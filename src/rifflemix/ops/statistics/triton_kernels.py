@@ -208,7 +208,7 @@ def gate_gradient_sums(
 
 @triton.jit
 def moment_gradient(
-    sums, member_sums, by_energy, by_count, features, num_chunks, count_offset,
+    sums, member_sums, grad_energy, grad_count, features, num_chunks, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the sums of Pi w^2 (B, H, D) and of Pi (B, H) from `gate_gradient_sums`."""
@@ -217,33 +217,33 @@ def moment_gradient(
     through = _total_of_chunks(sums, row, num_chunks, features, ROWS, WIDTH)
     moment, count, damp = _gate(member_sums, row, feature, features, count_offset)
     slope = through * damp * damp / count
-    tl.store(by_energy + row * features + feature, slope, mask=feature < features)
-    tl.store(by_count + row, -tl.sum(slope * moment, 0))
+    tl.store(grad_energy + row * features + feature, slope, mask=feature < features)
+    tl.store(grad_count + row, -tl.sum(slope * moment, 0))
 
 
 @triton.jit
 def energy_gradient(
-    sums, energy, score_sums, by_temperature, features, num_chunks, floor,
+    sums, energy, score_sums, grad_temperature, features, num_chunks, floor,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Adds the chunks of `membership_gradient`; by_temperature (B, H) follows from them."""
+    """Adds the chunks of `membership_gradient`; grad_temperature (B, H) follows from them."""
     row = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, WIDTH)
     there = feature < features
     total = _total_of_chunks(sums, row, num_chunks, features, ROWS, WIDTH)
     scale = _inverse_energy(energy, there, floor, row * features + feature)
     tl.store(score_sums + row * features + feature, total, mask=there)
-    tl.store(by_temperature + row, tl.sum(total * scale, 0))
+    tl.store(grad_temperature + row, tl.sum(total * scale, 0))
 
 
 @triton.jit
 def membership_gradient(
-    w, mask, pi, by_energy, by_count, through_tokens, grad_pi, by_logit, score_sums,
+    w, mask, pi, grad_energy, grad_count, through_tokens, grad_pi, grad_logits, score_sums,
     w_batch, w_head, w_token, heads, length, features, num_chunks,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr,
     REVERSED: tl.constexpr,
 ):  # fmt: skip
-    """Make by_logit (B, N, H): gradient of the softmax's logits; chunk sums of it times w^2."""
+    """Make grad_logits (B, N, H): gradient of the softmax's logits; chunk sums of it times w^2."""
     program = tl.program_id(0)
     if REVERSED:
         program = tl.num_programs(0) - 1 - program
@@ -252,9 +252,9 @@ def membership_gradient(
     real = (head < heads)[:, None] & (feature < features)[None, :]
     of_head = batch * heads + head
     energy_slope = tl.load(
-        by_energy + of_head[:, None] * features + feature[None, :], mask=real, other=0.0
+        grad_energy + of_head[:, None] * features + feature[None, :], mask=real, other=0.0
     )
-    count_slope = tl.load(by_count + of_head, mask=head < heads, other=0.0)
+    count_slope = tl.load(grad_count + of_head, mask=head < heads, other=0.0)
     sums = tl.zeros((HEADS, WIDTH), tl.float32)
     for step in range(STEPS):
         token = (chunk * STEPS + step) * TOKENS + tl.arange(0, TOKENS)
@@ -272,14 +272,16 @@ def membership_gradient(
             slope += tl.load(grad_pi + offset, mask=there, other=0.0)
         slope = share * (slope - tl.sum(share * slope, 1)[:, None])
         sums += tl.sum(slope[:, :, None] * squares, 0)
-        tl.store(by_logit + offset, slope, mask=(token < length)[:, None] & (head < heads)[None, :])
+        tl.store(
+            grad_logits + offset, slope, mask=(token < length)[:, None] & (head < heads)[None, :]
+        )
     row = (of_head * num_chunks + chunk) * features
     tl.store(score_sums + row[:, None] + feature[None, :], sums, mask=real)
 
 
 @triton.jit
 def token_gradient(
-    w, grad, temperature, mask, energy, pi, member_sums, by_energy, by_logit, score_sums, out,
+    w, grad, temperature, mask, energy, pi, member_sums, grad_energy, grad_logits, score_sums, out,
     w_batch, w_head, w_token, g_batch, g_head, g_token, out_batch, out_head, out_token,
     heads, length, features, num_chunks, floor, count_offset,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
@@ -293,7 +295,7 @@ def token_gradient(
     _, _, damp = _gate(member_sums, row, feature, features, count_offset)
     factor = tl.load(temperature + head)
     there = feature < features
-    energy_slope = tl.load(by_energy + row * features + feature, mask=there, other=0.0)
+    energy_slope = tl.load(grad_energy + row * features + feature, mask=there, other=0.0)
     scale = _inverse_energy(energy, there, floor, row * features + feature)
     constant = tl.zeros((WIDTH,), tl.float32)
     if energy is not None:
@@ -306,9 +308,9 @@ def token_gradient(
     )
     offset = (batch * length + token) * heads + head
     share = tl.load(pi + offset, mask=exists, other=0.0)[:, None]
-    logit = tl.load(by_logit + offset, mask=exists, other=0.0)[:, None] * factor
-    by_square = share * energy_slope[None, :] + logit * scale[None, :] + constant[None, :]
-    value = 2.0 * tile * by_square - slope * share * damp[None, :]
+    logit = tl.load(grad_logits + offset, mask=exists, other=0.0)[:, None] * factor
+    grad_squares = share * energy_slope[None, :] + logit * scale[None, :] + constant[None, :]
+    value = 2.0 * tile * grad_squares - slope * share * damp[None, :]
     store_tokens(
         out, value, batch, head, token, length, out_batch, out_head, out_token, features, feature
     )

@@ -82,7 +82,7 @@ class ImageBytes(Image):
     )
 
     def check(self, options: Options) -> None:
-        """Nothing but color has a number for every channel."""
+        """Check that the images are in color: every channel has its number."""
         check_choice("color", options["color"], ("rgb",))
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:

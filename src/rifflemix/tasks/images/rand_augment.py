@@ -43,7 +43,7 @@ Operation = Callable[[Tensor, float, float], Tensor]
 
 
 def identity(levels: Tensor, share: float, sign: float) -> Tensor:
-    """As it is."""
+    """The image unchanged."""
     return levels
 
 

@@ -71,7 +71,7 @@ class Scene:
 
     @property
     def lag(self) -> int:
-        """So many dashes back, a contour may be nearer to itself than the clearance."""
+        """A contour may be nearer than the clearance to this many of its own last dashes."""
         return 2 + int(self.clearance // (self.paddle_length + self.gap))
 
     @property
