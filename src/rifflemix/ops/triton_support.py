@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.compat import in_function_transform, statically_known_true
+from rifflemix.errors import bad_argument
 
 # Looked up once: a graph that is being traced must not meet it.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -42,6 +43,25 @@ def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[s
     if not all(conditions):
         return names
     return ("triton", *names) if INTERPRETED else (*names, "triton")
+
+
+def why_not_triton() -> str:
+    """Why Triton's kernels do not run on a GPU here; empty if they do."""
+    if not _INSTALLED:
+        return 'no Triton: pip install "rifflemix[gpu]"'
+    if not torch.cuda.is_available():
+        return "no GPU"
+    if torch.version.hip is not None:
+        return "the kernels are cut for NVIDIA's GPUs"
+    if not _HAS_COMPILER:
+        return "no C compiler, which Triton needs: install gcc or clang"
+    return ""
+
+
+def check_device(x: Tensor) -> None:
+    """Raise unless Triton runs kernels on tensors like `x` here."""
+    if not (x.is_cuda or INTERPRETED):
+        raise bad_argument("x", "a tensor on a GPU", f"one on {x.device}")
 
 
 def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **options: Any) -> None:

@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.checks import check_tokens
+from rifflemix.checks import check_like, check_tokens
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops.operands import on_one_device
 
 FIRST_LAGS = {"present": 0, "next": 1}
 
@@ -66,6 +67,11 @@ def fft_convolution(
 @torch.library.custom_op("rifflemix::circular_convolve", mutates_args=())
 def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
     """First N positions of the convolution of x (B, N, C) with a kernel (C, M) of period M >= N."""
+    if kernel.dim() != 2 or x.dim() != 3 or kernel.shape[0] != x.shape[2]:
+        expected = f"shape (C, M) for x of {tuple(x.shape)}"
+        raise bad_argument("kernel", expected, tuple(kernel.shape))
+    _check_operands(x, kernel.shape[1])
+    check_like("kernel", kernel, x, "x")
     period = kernel.shape[1]
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     for channels in _channel_blocks(x):
@@ -77,7 +83,11 @@ def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
 @torch.library.custom_op("rifflemix::circular_correlate", mutates_args=())
 def circular_correlate(x: Tensor, y: Tensor, period: int) -> Tensor:
     """(C, M): for each lag below the period M, the sum of y[n] x[n - lag] over samples and n."""
-    lags = x.new_empty((x.shape[2], period))
+    _check_operands(x, period)
+    if y.shape != x.shape:
+        raise bad_argument("y", f"shape {tuple(x.shape)} of x", tuple(y.shape))
+    check_like("y", y, x, "x")
+    lags = x.new_zeros((x.shape[2], period))
     for channels in _channel_blocks(x):
         # A lazy conjugate would be lost: inside an operator torch.compile lets nothing resolve it.
         conjugate = torch.fft.rfft(x[..., channels].mT, n=period).conj_physical()
@@ -86,9 +96,18 @@ def circular_correlate(x: Tensor, y: Tensor, period: int) -> Tensor:
     return lags
 
 
+def _check_operands(x: Tensor, period: int) -> None:
+    check_tokens("x", x)
+    if x.shape[1] < 1 or period < x.shape[1]:
+        expected = f"at least the {x.shape[1]} tokens of x, and one"
+        raise bad_argument("period", expected, period)
+
+
 def _channel_blocks(x: Tensor) -> list[slice]:
     """All channels of (B, N, C) at once, or on a CPU as many as its cache has room for."""
     batch, length, channels = x.shape
+    if not x.numel():  # torch transforms nothing of no size
+        return []
     size = channels
     if x.device.type == "cpu":
         size = min(channels, max(1, _NUMBERS_IN_CACHE // max(1, batch * length)))
@@ -96,11 +115,13 @@ def _channel_blocks(x: Tensor) -> list[slice]:
 
 
 @circular_convolve.register_fake
+@on_one_device
 def _(x: Tensor, kernel: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 
 
 @circular_correlate.register_fake
+@on_one_device
 def _(x: Tensor, y: Tensor, period: int) -> Tensor:
     return x.new_empty((x.shape[2], period))
 

@@ -6,36 +6,86 @@ import ctypes
 import functools
 import logging
 import sysconfig
+import warnings
 from pathlib import Path
 
+import torch
 from torch import Tensor
+
+from rifflemix.errors import InputError
 
 _LOG = logging.getLogger("rifflemix")
 _FOLDER = Path(__file__).parent
-_INTERFACE = 2  # RIFFLEMIX_INTERFACE of kernels.h
+_INTERFACE = 3  # RIFFLEMIX_INTERFACE of kernels.h
+_BUILD_LOG = "_kernels_build.txt"  # as setup.py names it
+_OUT_OF_MEMORY = -1  # kOutOfMemory of kernels.h
+_LARGE = 1 << 12  # values from which the want of a kernel is felt
 HUGE = 1 << 25
 """Bytes from which memory is asked of the system at every allocation."""
+
+
+class MissingKernels(UserWarning):
+    """Plain torch did what a compiled kernel would have done faster; said once."""
+
+
+def find_library() -> tuple[ctypes.CDLL | None, str]:
+    """The compiled kernels, or None; and where they are, or why there are none."""
+    path = _FOLDER / f"_kernels{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
+    if not path.exists():
+        if build_log():
+            return None, f"{path} is not there: its compilation failed"
+        return None, f"{path} is not there: install rifflemix where there is a C++ compiler"
+    try:
+        kernels = ctypes.CDLL(str(path))
+        found = kernels.rifflemix_interface()
+    except (OSError, AttributeError) as error:
+        return None, f"{path} cannot be loaded: {error}"
+    if found != _INTERFACE:
+        return None, f"{path} has interface {found}, not {_INTERFACE}: install rifflemix again"
+    return kernels, str(path)
+
+
+def build_log() -> str:
+    """What the compiler said when `setup.py` could not build the kernels; empty if it could."""
+    try:
+        return (_FOLDER / _BUILD_LOG).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None with one debug-level log line that says why not."""
-    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    path = _FOLDER / f"_kernels{suffix}"
-    try:
-        kernels = ctypes.CDLL(str(path))
-        found = kernels.rifflemix_interface()
-    except (OSError, AttributeError) as error:
-        _LOG.debug("no compiled kernels, the eager operators serve: %s", error)
-        return None
-    if found != _INTERFACE:
-        _LOG.debug(
-            "compiled kernels of interface %d, not %d: install rifflemix again; the eager "
-            "operators serve",
-            found,
-            _INTERFACE,
+    kernels, why = find_library()
+    if kernels is None:
+        _LOG.debug("no compiled kernels, the eager operators serve: %s", why)
+    return kernels
+
+
+def note_slow_call(x: Tensor) -> None:
+    """Warn, the first time only, where plain torch serves a call on `x` for want of the library."""
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.numel() < _LARGE:
+        return
+    if library() is None:
+        _warn_of_missing_kernels()
+
+
+@functools.cache
+def _warn_of_missing_kernels() -> None:
+    warnings.warn(
+        "no compiled kernels: on the CPU plain torch serves in their place, which is slower; "
+        "`rifflemix doctor` says why",
+        MissingKernels,
+        stacklevel=2,
+    )
+
+
+def require_library(kernels: ctypes.CDLL | None) -> ctypes.CDLL:
+    """The compiled kernels for a call that nothing else can serve; raise where there are none."""
+    if kernels is None:
+        raise InputError(
+            "this operator needs the compiled kernels; `rifflemix doctor` says why there are none"
         )
-        return None
     return kernels
 
 
@@ -44,6 +94,17 @@ def instruction_level() -> int:
     """4: AVX-512, 3: AVX2, 2: NEON, 1: baseline; 0 without compiled kernels."""
     kernels = library()
     return 0 if kernels is None else int(kernels.rifflemix_instruction_level())
+
+
+def checked(result: int) -> int:
+    """What a kernel returned.
+
+    Raises:
+        MemoryError: it could not have the memory it needed.
+    """
+    if result == _OUT_OF_MEMORY:
+        raise MemoryError("no memory for a compiled kernel; smaller batches need less")
+    return result
 
 
 def in_huge_pages(new: Tensor) -> Tensor:

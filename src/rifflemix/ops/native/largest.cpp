@@ -55,6 +55,8 @@ void first_largest(const Problem& p) {
 RIFFLEMIX_EXPORT int64_t rifflemix_first_largest(const rifflemix::permutation::Problem* p) {
   using rifflemix::permutation::first_largest;
   if (p->scratch == nullptr) return 0;
-  p->element_bytes == 4 ? first_largest<int32_t>(*p) : first_largest<int16_t>(*p);
-  return 0;
+  return rifflemix::guarded([&]() -> int64_t {
+    p->element_bytes == 4 ? first_largest<int32_t>(*p) : first_largest<int16_t>(*p);
+    return 0;
+  });
 }

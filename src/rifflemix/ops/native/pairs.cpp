@@ -70,12 +70,16 @@ using rifflemix::permutation::Swaps;
 
 RIFFLEMIX_EXPORT int64_t rifflemix_sort_pairs(const Problem* p) {
   using namespace rifflemix::permutation;
-  return p->element_bytes == 4 ? all_pairs<Swaps::kDecided, int32_t>(*p)
-                               : all_pairs<Swaps::kDecided, int16_t>(*p);
+  return rifflemix::guarded([&] {
+    return p->element_bytes == 4 ? all_pairs<Swaps::kDecided, int32_t>(*p)
+                                 : all_pairs<Swaps::kDecided, int16_t>(*p);
+  });
 }
 
 RIFFLEMIX_EXPORT int64_t rifflemix_exchange_pairs(const Problem* p) {
   using namespace rifflemix::permutation;
-  return p->element_bytes == 4 ? all_pairs<Swaps::kRepeated, int32_t>(*p)
-                               : all_pairs<Swaps::kRepeated, int16_t>(*p);
+  return rifflemix::guarded([&] {
+    return p->element_bytes == 4 ? all_pairs<Swaps::kRepeated, int32_t>(*p)
+                                 : all_pairs<Swaps::kRepeated, int16_t>(*p);
+  });
 }

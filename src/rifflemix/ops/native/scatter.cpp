@@ -1,4 +1,6 @@
 // The backward of a gather whose index is a permutation of tokens in every channel.
+//
+// The index may come from anybody: a place outside its group is refused, not written to.
 
 #include "permutation.h"
 
@@ -18,8 +20,9 @@ struct Scattering {
 
 // One group of one line of channels: collected in a tile, whose lines lie side by side, then
 // copied out, since lines that are whole tokens apart would push each other out of the cache.
+// Returns false at a place outside the group.
 template <class Index, class Bits>
-void scatter_tile(const Scattering<Bits>& s, int64_t row, int64_t channel, Bits* tile,
+bool scatter_tile(const Scattering<Bits>& s, int64_t row, int64_t channel, Bits* tile,
                   const Bits* grad, const uint8_t* mask, int64_t start) {
   const Problem& p = s.p;
   constexpr int64_t line = kLine<Bits>;
@@ -32,7 +35,9 @@ void scatter_tile(const Scattering<Bits>& s, int64_t row, int64_t channel, Bits*
     }
     const bool padded = mask != nullptr && mask[n] != 0;
     for (int64_t j = 0; j < count; ++j) {
-      tile[(static_cast<int64_t>(index[j]) - start) * line + j] = padded ? Bits{0} : grad[j];
+      const int64_t place = static_cast<int64_t>(index[j]) - start;
+      if (static_cast<uint64_t>(place) >= static_cast<uint64_t>(p.group_size)) return false;
+      tile[place * line + j] = padded ? Bits{0} : grad[j];
     }
     grad += p.row_stride;
     index += p.channels;
@@ -42,6 +47,7 @@ void scatter_tile(const Scattering<Bits>& s, int64_t row, int64_t channel, Bits*
     if (n + kAhead < p.group_size) __builtin_prefetch(out + kAhead * p.channels);
     std::copy(tile + n * line, tile + n * line + count, out);
   }
+  return true;
 }
 
 template <class Index, class Bits>
@@ -51,17 +57,20 @@ int64_t scatter(const Problem& p) {
   if (p.scratch == nullptr) return arena.used();
   const int64_t lines = quotient_up(p.channels, kLine<Bits>);
   const int64_t groups = p.length / p.group_size;
+  std::atomic<bool> inside{true};
   share(p, p.batch * groups * lines, [&](int64_t first, int64_t last, int64_t slot) {
     Bits* tile = s.tiles + slot * p.group_size * kLine<Bits>;
     for (int64_t task = first; task < last; ++task) {
       const int64_t channel = task % lines * kLine<Bits>;
       const int64_t b = task / lines / groups, start = task / lines % groups * p.group_size;
       const int64_t row = b * p.length + start;
-      scatter_tile<Index>(s, row, channel, tile, p.row<Bits>(b, start) + channel,
-                          p.mask == nullptr ? nullptr : p.mask + row, start);
+      const bool whole =
+          scatter_tile<Index>(s, row, channel, tile, p.row<Bits>(b, start) + channel,
+                              p.mask == nullptr ? nullptr : p.mask + row, start);
+      if (!whole) inside = false;
     }
   });
-  return 0;
+  return inside ? 0 : kBadIndex;
 }
 
 template <class Bits>
@@ -77,5 +86,6 @@ int64_t scatter(const Problem& p) {
 
 RIFFLEMIX_EXPORT int64_t rifflemix_scatter(const rifflemix::permutation::Problem* p) {
   using rifflemix::permutation::scatter;
-  return p->element_bytes == 4 ? scatter<int32_t>(*p) : scatter<int16_t>(*p);
+  return rifflemix::guarded(
+      [&] { return p->element_bytes == 4 ? scatter<int32_t>(*p) : scatter<int16_t>(*p); });
 }

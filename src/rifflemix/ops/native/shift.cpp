@@ -243,7 +243,9 @@ int64_t shift(const Problem& p, Around around) {
 }
 
 int64_t shift(const Problem& p, Around around) {
-  return p.element_bytes == 4 ? shift<int32_t>(p, around) : shift<int16_t>(p, around);
+  return guarded([&] {
+    return p.element_bytes == 4 ? shift<int32_t>(p, around) : shift<int16_t>(p, around);
+  });
 }
 
 }  // namespace rifflemix::permutation

@@ -344,8 +344,10 @@ using rifflemix::permutation::Problem;
 
 RIFFLEMIX_EXPORT int64_t rifflemix_group_sort(const Problem* p) {
   using rifflemix::permutation::group_sort;
-  if (p->element_bytes == 4) return group_sort<int32_t, int64_t>(*p);
-  // A 32-bit key of a 16-bit value has 15 bits for the index.
-  if (p->group_size <= 1 << 15) return group_sort<int16_t, int32_t>(*p);
-  return group_sort<int16_t, int64_t>(*p);
+  return rifflemix::guarded([&] {
+    if (p->element_bytes == 4) return group_sort<int32_t, int64_t>(*p);
+    // A 32-bit key of a 16-bit value has 15 bits for the index.
+    if (p->group_size <= 1 << 15) return group_sort<int16_t, int32_t>(*p);
+    return group_sort<int16_t, int64_t>(*p);
+  });
 }

@@ -294,25 +294,31 @@ RIFFLEMIX_DISPATCH_STEPS(Bfloat16)
 RIFFLEMIX_DISPATCH_STEPS(Float16)
 
 template <class T>
-void forward(const Forward<T>& f) {
-  if (f.normalize) {
-    over_chunks(Step::kEnergy, f);
-    for (int64_t b = 0; b < f.sizes.batch; ++b) energy_of_sample(f, b);
-  }
-  over_chunks(Step::kMoment, f);
-  for (int64_t b = 0; b < f.sizes.batch; ++b) moment_of_sample(f, b);
-  over_chunks(Step::kOutput, f);
+int forward(const Forward<T>& f) {
+  return guarded([&] {
+    if (f.normalize) {
+      over_chunks(Step::kEnergy, f);
+      for (int64_t b = 0; b < f.sizes.batch; ++b) energy_of_sample(f, b);
+    }
+    over_chunks(Step::kMoment, f);
+    for (int64_t b = 0; b < f.sizes.batch; ++b) moment_of_sample(f, b);
+    over_chunks(Step::kOutput, f);
+    return 0;
+  });
 }
 
 template <class T>
-void backward(const Backward<T>& g) {
-  const int64_t batch = g.sizes.batch, heads = g.sizes.heads;
-  over_chunks(Step::kGate, g);
-  for (int64_t b = 0; b < batch; ++b) moment_gradient_of_sample(g, b);
-  over_chunks(Step::kScores, g);
-  for (int64_t b = 0; b < batch; ++b) energy_gradient_of_sample(g, b);
-  sum_parts(g.head_parts, batch * g.sizes.chunks(), heads, g.grad_temperature);
-  over_chunks(Step::kTokens, g);
+int backward(const Backward<T>& g) {
+  return guarded([&] {
+    const int64_t batch = g.sizes.batch, heads = g.sizes.heads;
+    over_chunks(Step::kGate, g);
+    for (int64_t b = 0; b < batch; ++b) moment_gradient_of_sample(g, b);
+    over_chunks(Step::kScores, g);
+    for (int64_t b = 0; b < batch; ++b) energy_gradient_of_sample(g, b);
+    sum_parts(g.head_parts, batch * g.sizes.chunks(), heads, g.grad_temperature);
+    over_chunks(Step::kTokens, g);
+    return 0;
+  });
 }
 
 }  // namespace
@@ -320,17 +326,18 @@ void backward(const Backward<T>& g) {
 
 // Null stands for an absent mask or gradient; strides are those of batch, head and token.
 #define RIFFLEMIX_TOKEN_STATISTICS(name, T)                                                        \
-  RIFFLEMIX_EXPORT void rifflemix_token_statistics_forward_##name(                                 \
+  RIFFLEMIX_EXPORT int rifflemix_token_statistics_forward_##name(                                  \
       const rifflemix::Sizes* sizes, int64_t normalize, const T* w, const int64_t* w_strides,      \
       const rifflemix::Acc<T>* temperature, const uint8_t* mask, rifflemix::Acc<T>* membership,    \
       rifflemix::Acc<T>* energy, rifflemix::Acc<T>* moment, rifflemix::Acc<T>* count,              \
       rifflemix::Acc<T>* feature_parts, rifflemix::Acc<T>* head_parts, T* y,                       \
       const int64_t* y_strides) {                                                                  \
-    rifflemix::forward<T>({{*sizes, normalize != 0, {w, w_strides}, temperature, mask, membership, \
+    return rifflemix::forward<T>(                                                                  \
+                          {{*sizes, normalize != 0, {w, w_strides}, temperature, mask, membership, \
                             energy, moment, count, feature_parts, head_parts},                     \
                            {y, y_strides}});                                                       \
   }                                                                                                \
-  RIFFLEMIX_EXPORT void rifflemix_token_statistics_backward_##name(                                \
+  RIFFLEMIX_EXPORT int rifflemix_token_statistics_backward_##name(                                 \
       const rifflemix::Sizes* sizes, int64_t normalize, const T* w, const int64_t* w_strides,      \
       const rifflemix::Acc<T>* temperature, const uint8_t* mask, rifflemix::Acc<T>* membership,    \
       rifflemix::Acc<T>* energy, rifflemix::Acc<T>* moment, rifflemix::Acc<T>* count,              \
@@ -339,7 +346,8 @@ void backward(const Backward<T>& g) {
       const int64_t* grad_w_strides, rifflemix::Acc<T>* grad_temperature,                          \
       rifflemix::Acc<T>* grad_scores, rifflemix::Acc<T>* grad_sums,                                \
       rifflemix::Acc<T>* grad_counts, rifflemix::Acc<T>* grad_energy) {                            \
-    rifflemix::backward<T>({{*sizes, normalize != 0, {w, w_strides}, temperature, mask,            \
+    return rifflemix::backward<T>(                                                                 \
+                           {{*sizes, normalize != 0, {w, w_strides}, temperature, mask,            \
                              membership, energy, moment, count, feature_parts, head_parts},        \
                             {grad_y, grad_y_strides}, grad_membership, {grad_w, grad_w_strides},   \
                             grad_temperature, grad_scores, grad_sums, grad_counts, grad_energy});  \

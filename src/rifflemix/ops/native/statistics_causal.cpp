@@ -399,32 +399,38 @@ void accumulate_chunks(const Sizes& sizes, int64_t features, int64_t width, bool
 }
 
 template <class T>
-void forward(const Forward<T>& f) {
-  const Sizes& sizes = f.sizes;
-  const auto& ends = f.ends;
-  over_chunks(Step::kEnergy, f);
-  accumulate_chunks(sizes, sizes.features, sizes.width, false, f.energy, ends.given_energy,
-                    ends.found_energy);
-  over_chunks(Step::kMembership, f);
-  accumulate_chunks(sizes, sizes.features, sizes.width, false, f.mass, ends.given_mass,
-                    ends.found_mass);
-  accumulate_chunks(sizes, 1, 1, false, f.count, ends.given_count, ends.found_count);
-  over_chunks(Step::kOutput, f);
+int forward(const Forward<T>& f) {
+  return guarded([&] {
+    const Sizes& sizes = f.sizes;
+    const auto& ends = f.ends;
+    over_chunks(Step::kEnergy, f);
+    accumulate_chunks(sizes, sizes.features, sizes.width, false, f.energy, ends.given_energy,
+                      ends.found_energy);
+    over_chunks(Step::kMembership, f);
+    accumulate_chunks(sizes, sizes.features, sizes.width, false, f.mass, ends.given_mass,
+                      ends.found_mass);
+    accumulate_chunks(sizes, 1, 1, false, f.count, ends.given_count, ends.found_count);
+    over_chunks(Step::kOutput, f);
+    return 0;
+  });
 }
 
 template <class T>
-void backward(const Backward<T>& g) {
-  const Sizes& sizes = g.sizes;
-  const auto& ends = g.ends;
-  over_chunks(Step::kGate, g);
-  accumulate_chunks(sizes, sizes.features, sizes.width, true, g.grad_mass, ends.given_mass,
-                    ends.found_mass);
-  accumulate_chunks(sizes, 1, 1, true, g.grad_count, ends.given_count, ends.found_count);
-  over_chunks(Step::kScores, g);
-  accumulate_chunks(sizes, sizes.features, sizes.width, true, g.grad_energy, ends.given_energy,
-                    ends.found_energy);
-  sum_parts(g.temperature_parts, sizes.batch * sizes.chunks(), sizes.heads, g.grad_temperature);
-  over_chunks(Step::kTokens, g);
+int backward(const Backward<T>& g) {
+  return guarded([&] {
+    const Sizes& sizes = g.sizes;
+    const auto& ends = g.ends;
+    over_chunks(Step::kGate, g);
+    accumulate_chunks(sizes, sizes.features, sizes.width, true, g.grad_mass, ends.given_mass,
+                      ends.found_mass);
+    accumulate_chunks(sizes, 1, 1, true, g.grad_count, ends.given_count, ends.found_count);
+    over_chunks(Step::kScores, g);
+    accumulate_chunks(sizes, sizes.features, sizes.width, true, g.grad_energy, ends.given_energy,
+                      ends.found_energy);
+    sum_parts(g.temperature_parts, sizes.batch * sizes.chunks(), sizes.heads, g.grad_temperature);
+    over_chunks(Step::kTokens, g);
+    return 0;
+  });
 }
 
 }  // namespace
@@ -432,18 +438,19 @@ void backward(const Backward<T>& g) {
 
 // Null stands for what is absent; strides are those of batch, head and token.
 #define RIFFLEMIX_CAUSAL_TOKEN_STATISTICS(name, T)                                                 \
-  RIFFLEMIX_EXPORT void rifflemix_causal_token_statistics_forward_##name(                          \
+  RIFFLEMIX_EXPORT int rifflemix_causal_token_statistics_forward_##name(                           \
       const rifflemix::Sizes* sizes, const T* w, const int64_t* w_strides,                         \
       const rifflemix::Acc<T>* temperature, const rifflemix::Acc<T>* bias,                         \
       const int64_t* bias_strides, const uint8_t* mask, rifflemix::Acc<T>* membership,             \
       rifflemix::Acc<T>* energy, rifflemix::Acc<T>* mass, rifflemix::Acc<T>* count,                \
       const rifflemix::Ends<rifflemix::Acc<T>>* ends, T* y, const int64_t* y_strides) {            \
-    rifflemix::forward<T>({{*sizes, {w, w_strides}, temperature, {bias, bias_strides}, mask,       \
+    return rifflemix::forward<T>(                                                                  \
+                          {{*sizes, {w, w_strides}, temperature, {bias, bias_strides}, mask,       \
                             membership, energy, mass, count},                                      \
                            {y, y_strides},                                                         \
                            *ends});                                                                \
   }                                                                                                \
-  RIFFLEMIX_EXPORT void rifflemix_causal_token_statistics_backward_##name(                         \
+  RIFFLEMIX_EXPORT int rifflemix_causal_token_statistics_backward_##name(                          \
       const rifflemix::Sizes* sizes, const T* w, const int64_t* w_strides,                         \
       const rifflemix::Acc<T>* temperature, const rifflemix::Acc<T>* bias,                         \
       const int64_t* bias_strides, const uint8_t* mask, rifflemix::Acc<T>* membership,             \
@@ -455,7 +462,8 @@ void backward(const Backward<T>& g) {
       rifflemix::Acc<T>* grad_mass, rifflemix::Acc<T>* grad_count,                                 \
       rifflemix::Acc<T>* grad_counts, rifflemix::Acc<T>* temperature_parts,                        \
       rifflemix::Acc<T>* partial) {                                                                \
-    rifflemix::backward<T>({{*sizes, {w, w_strides}, temperature, {bias, bias_strides}, mask,      \
+    return rifflemix::backward<T>(                                                                 \
+                           {{*sizes, {w, w_strides}, temperature, {bias, bias_strides}, mask,      \
                              membership, energy, mass, count},                                     \
                             *ends,                                                                 \
                             {grad_y, grad_y_strides},                                              \

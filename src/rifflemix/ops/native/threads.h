@@ -6,7 +6,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <system_error>
+#include <new>
 #include <thread>
 
 #if defined(__linux__)
@@ -38,18 +38,25 @@ struct Shares {
   const Body* body;
   int64_t count, shares;
   std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
 
-  // Works on one more share; false if none is left.
+  // Works on one more share; false if none is left. No exception may leave a thread: once an
+  // allocation has failed, the shares that are left are passed over.
   bool work() {
     const int64_t share = next++;
     if (share >= shares) return false;
-    (*body)(count * share / shares, count * (share + 1) / shares);
+    try {
+      if (!failed) (*body)(count * share / shares, count * (share + 1) / shares);
+    } catch (const std::exception&) {
+      failed = true;
+    }
     return true;
   }
 };
 
+// Returns false if an allocation failed.
 template <class Body>
-void work_in_team(Team team, Shares<Body>& shares, int64_t workers) {
+bool work_in_team(Team team, Shares<Body>& shares, int64_t workers) {
   struct Job {
     Shares<Body>& shares;
     int64_t workers;
@@ -61,12 +68,13 @@ void work_in_team(Team team, Shares<Body>& shares, int64_t workers) {
     while (job.shares.work()) continue;
   };
   team(join, &job, 0, 0);
+  return !shares.failed;
 }
 
 // The caller works too, and waits for shares, not for threads: on a busy machine a helper that the
-// system starts late finds nothing left and holds nobody up.
+// system starts late finds nothing left and holds nobody up. Returns false if an allocation failed.
 template <class Body>
-void work_on_new_threads(const Body& body, int64_t count, int64_t shares, int64_t workers) {
+bool work_on_new_threads(const Body& body, int64_t count, int64_t shares, int64_t workers) {
   struct Progress {
     Shares<Body> shares;
     std::mutex mutex;
@@ -83,15 +91,17 @@ void work_on_new_threads(const Body& body, int64_t count, int64_t shares, int64_
   };
   try {
     for (int64_t helper = 1; helper < workers; ++helper) std::thread(work).detach();
-  } catch (const std::system_error&) {
-    // No more threads to be had: those that there are do the work.
+  } catch (const std::exception&) {
+    // No more threads, or no memory for one, to be had: those that there are do the work.
   }
   work();
   std::unique_lock<std::mutex> lock(progress->mutex);
   progress->finished.wait(lock, [&] { return progress->done == progress->shares.shares; });
+  return !progress->shares.failed;
 }
 
-// Runs body(first, last) over [0, count) on up to `threads` threads.
+// Runs body(first, last) over [0, count) on up to `threads` threads; throws std::bad_alloc on the
+// caller's where an allocation failed on any.
 template <class Body>
 void parallel_for(int64_t count, int threads, const Body& body) {
   constexpr int64_t kSharesPerThread = 4;
@@ -99,9 +109,10 @@ void parallel_for(int64_t count, int threads, const Body& body) {
   if (workers <= 1) return body(0, count);
   const int64_t shares = std::min(count, kSharesPerThread * workers);
   const Team team = loaded_team();
-  if (team == nullptr) return work_on_new_threads(body, count, shares, workers);
   Shares<Body> all{&body, count, shares};
-  work_in_team(team, all, workers);
+  const bool done = team == nullptr ? work_on_new_threads(body, count, shares, workers)
+                                    : work_in_team(team, all, workers);
+  if (!done) throw std::bad_alloc();
 }
 
 }  // namespace rifflemix

@@ -8,6 +8,7 @@ formulas.
 from __future__ import annotations
 
 import ctypes
+import functools
 from typing import Any
 
 import torch
@@ -15,11 +16,29 @@ from torch import Tensor
 
 from rifflemix.compat import has_plain_autograd, statically_known_true
 from rifflemix.errors import bad_argument
-from rifflemix.ops.native import HUGE, in_huge_pages, instruction_level, library
+from rifflemix.ops.native import (
+    HUGE,
+    checked,
+    in_huge_pages,
+    instruction_level,
+    library,
+    require_library,
+)
+from rifflemix.ops.operands import on_one_device
 from rifflemix.ops.permutation import eager
+from rifflemix.ops.permutation.operands import (
+    check_index,
+    check_index_dtype,
+    check_pairs,
+    check_positions,
+    check_sort,
+    check_swaps,
+    check_tokens,
+)
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
 _KERNELS = library()
+_BAD_INDEX = -2  # kBadIndex of native/kernels.h
 _LEVEL = instruction_level()
 _AVX2 = 3  # without it the 64-bit keys of float32 sort more slowly than torch does
 # Bytes of an element, bits of infinity and of the quiet NaN.
@@ -117,8 +136,21 @@ class _Problem(ctypes.Structure):
     ]
 
 
-def _run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors: Any) -> None:
-    """Call a kernel; `tensors` are the fields that point to one, None where there is none."""
+@functools.cache
+def _function(kernels: ctypes.CDLL | None, name: str) -> Any:
+    function = getattr(require_library(kernels), f"rifflemix_{name}")
+    function.restype = ctypes.c_int64
+    return function
+
+
+def _run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors: Any) -> int:
+    """Call a kernel; `tensors` are the fields that point to one, None where there is none.
+
+    Returns what it returns, 0 where all is well.
+
+    Raises:
+        MemoryError: no memory for the call; nothing else is touched by it.
+    """
     x = x if x.stride(2) == 1 else x.contiguous()
     given = {}
     for name, value in tensors.items():
@@ -144,11 +176,10 @@ def _run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors:
     )
     for name, value in given.items():
         setattr(problem, name, value.data_ptr())
-    call = getattr(_KERNELS, f"rifflemix_{kernel}")
-    call.restype = ctypes.c_int64
-    scratch = torch.empty(max(1, call(ctypes.byref(problem))), dtype=torch.uint8)
+    call = _function(_KERNELS, kernel)
+    scratch = torch.empty(max(1, checked(call(ctypes.byref(problem)))), dtype=torch.uint8)
     problem.scratch = scratch.data_ptr()
-    call(ctypes.byref(problem))
+    return checked(call(ctypes.byref(problem)))
 
 
 def _new(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -171,6 +202,8 @@ def _sort_groups(
     index_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
     """Values and index, empty without an index dtype; `leaders`: heads with a reference, or 0."""
+    check_sort(x, _FORMATS, num_groups, leaders, descending, mask, steps)
+    check_index_dtype(index_dtype, x.shape[1])
     if steps is not None:
         x, before = _new(x), x
         _run("shift", before, y=x, mask=mask, steps=steps)
@@ -191,6 +224,7 @@ def _sort_groups(
 
 
 @_sort_groups.register_fake
+@on_one_device
 def _(
     x: Tensor,
     num_groups: int,
@@ -225,15 +259,24 @@ _sort_groups.register_autograd(_differentiate_sort, setup_context=_save_index)
 
 @torch.library.custom_op("rifflemix::scatter", mutates_args=(), device_types="cpu")
 def _scatter(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
-    """Gradient of `eager.take` for an index that permutes the tokens within groups."""
-    if index.shape != grad.shape:
-        raise bad_argument("index", f"shape {tuple(grad.shape)}", tuple(index.shape))
+    """Gradient of `eager.take` for an index that permutes the tokens within groups.
+
+    Of an index that stays within groups but is no permutation, some values are undefined.
+    """
+    check_sort(grad, _FORMATS, num_groups, 0, None, mask, None)
+    check_index(index, grad)
     out = _new(grad)
-    _run("scatter", grad, grad.shape[1] // num_groups, y=out, index=index, mask=mask)
+    group_size = grad.shape[1] // num_groups
+    found = _run("scatter", grad, group_size, y=out, index=index, mask=mask)
+    if found == _BAD_INDEX:
+        raise bad_argument(
+            "index", f"places within each group of {group_size} tokens", "one outside"
+        )
     return out
 
 
 @_scatter.register_fake
+@on_one_device
 def _(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
     return grad.new_empty(grad.shape)
 
@@ -263,6 +306,8 @@ def _sort_pairs(
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
     """Values, and the (B, N/2, C) pairs that were exchanged; empty unless `keep`."""
+    check_sort(x, _FORMATS, 1, leaders, descending, mask, steps)
+    check_pairs(x)
     batch, length, channels = x.shape
     y = _new(x)
     swaps = _new(x, (batch, length // 2, channels) if keep else (0,), torch.bool)
@@ -280,6 +325,7 @@ def _sort_pairs(
 
 
 @_sort_pairs.register_fake
+@on_one_device
 def _(
     x: Tensor,
     leaders: int,
@@ -316,10 +362,8 @@ def _exchange_pairs(
     grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None
 ) -> Tensor:
     """Exchange pairs as noted, padding made zero, then shift where there are steps."""
-    batch, length, channels = grad.shape
-    if tuple(swaps.shape) != (batch, length // 2, channels):
-        expected = f"shape (B, N/2, C) = {(batch, length // 2, channels)}"
-        raise bad_argument("swaps", expected, tuple(swaps.shape))
+    check_tokens("grad", grad, _FORMATS, mask, steps)
+    check_swaps(swaps, grad)
     out = _new(grad)
     kernel = "exchange_pairs" if steps is None else "exchange_pairs_shift"
     _run(kernel, grad, y=out, swaps=swaps, mask=mask, steps=steps)
@@ -327,6 +371,7 @@ def _exchange_pairs(
 
 
 @_exchange_pairs.register_fake
+@on_one_device
 def _(grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None) -> Tensor:
     return grad.new_empty(grad.shape)
 
@@ -350,12 +395,14 @@ _exchange_pairs.register_autograd(_differentiate_exchange, setup_context=_save_e
 
 @torch.library.custom_op("rifflemix::circular_shift", mutates_args=(), device_types="cpu")
 def _shift(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
+    check_tokens("x", x, _FORMATS, mask, steps)
     y = _new(x)
     _run("shift", x, y=y, steps=steps, mask=mask)
     return y
 
 
 @_shift.register_fake
+@on_one_device
 def _(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -374,12 +421,14 @@ _shift.register_autograd(_differentiate_shift, setup_context=_save_steps)
 
 @torch.library.custom_op("rifflemix::first_largest", mutates_args=(), device_types="cpu")
 def _first_largest(x: Tensor, mask: Tensor | None) -> Tensor:
+    check_tokens("x", x, _FORMATS, mask, None)
     index = torch.empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64)
     _run("first_largest", x, index=index, mask=mask)
     return index
 
 
 @_first_largest.register_fake
+@on_one_device
 def _(x: Tensor, mask: Tensor | None) -> Tensor:
     return x.new_empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64)
 
@@ -390,12 +439,16 @@ def _(x: Tensor, mask: Tensor | None) -> Tensor:
 @torch.library.custom_op("rifflemix::swap_positions", mutates_args=(), device_types="cpu")
 def _swap_positions(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
     """Swap two positions, (B, 1, C) each, in one copy; padding becomes zero."""
+    check_tokens("x", x, _FORMATS, mask, None)
+    check_positions("first", first, x)
+    check_positions("second", second, x)
     y = _new(x).copy_(x)
     y.scatter_(1, second, x.gather(1, first)).scatter_(1, first, x.gather(1, second))
     return y if mask is None else y.masked_fill_(mask.unsqueeze(-1), 0.0)
 
 
 @_swap_positions.register_fake
+@on_one_device
 def _(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
     return x.new_empty(x.shape)
 

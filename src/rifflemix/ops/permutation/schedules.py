@@ -12,6 +12,7 @@ from rifflemix.checks import check_bool, check_divides, check_integer, check_lay
 from rifflemix.errors import bad_argument, check_choice
 
 _MOST = 2**31 - 1  # of tokens and channels: products of two stay within int64
+_POWER_KINDS = ("power", "code_exp")
 SHIFT_KINDS = ("none", "linear", "power", "head", "code_linear", "code_exp")
 
 
@@ -86,7 +87,7 @@ def scheduled_steps(
     device: torch.device,
 ) -> Tensor:
     """`shift_steps` for arguments that have been checked."""
-    if kind in ("power", "code_exp"):
+    if kind in _POWER_KINDS:
         steps: Tensor = torch.ops.rifflemix.power_shift_steps(
             kind, num_tokens, num_channels, layer_index, num_layers, device
         )
@@ -158,6 +159,11 @@ def _power_shift_steps(
     device: torch.device,
 ) -> Tensor:
     """A custom op so that exact integers survive torch.compile and export with any N."""
+    check_choice("kind", kind, _POWER_KINDS)
+    check_integer("num_tokens", num_tokens, 1, _MOST)
+    check_integer("num_channels", num_channels, 1, _MOST)
+    check_integer("num_layers", num_layers, 1, _MOST)
+    check_layer(layer_index, num_layers)
     steps = _power_steps(kind, num_tokens, num_channels, layer_index, num_layers)
     return torch.tensor(steps, device=device)
 

@@ -12,10 +12,17 @@ import torch
 import triton
 from torch import Tensor
 
+from rifflemix.ops.operands import check_operand, on_one_device
 from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation import triton_kernels as kernels
+from rifflemix.ops.permutation.operands import check_sort, check_tokens
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
-from rifflemix.ops.permutation.triton_limits import BITS, INFINITY_BITS, MAX_OFFSET
+from rifflemix.ops.permutation.triton_limits import (
+    BITS,
+    INFINITY_BITS,
+    MAX_OFFSET,
+    check_limits,
+)
 from rifflemix.ops.triton_support import launch
 
 Arguments = tuple[Any, ...]
@@ -98,6 +105,10 @@ def _group_sort(
     heads: int,
     with_code: bool,
 ) -> tuple[Tensor, Tensor]:
+    leaders = heads if reference else 0
+    check_sort(x, BITS, num_groups, leaders, descending, mask, steps)
+    check_limits(x, x.shape[1] // num_groups)
+    steps = None if steps is None else steps.contiguous()
     batch, length, channels = x.shape
     y = torch.empty((batch, length, channels), dtype=x.dtype, device=x.device)
     code = _room_for_code(x, num_groups, with_code)
@@ -121,6 +132,7 @@ def _group_sort(
 
 
 @_group_sort.register_fake
+@on_one_device
 def _(
     x: Tensor,
     steps: Tensor | None,
@@ -157,6 +169,12 @@ _group_sort.register_autograd(_group_sort_backward, setup_context=_keep_order)
 def _group_unsort(
     grad: Tensor, code: Tensor, steps: Tensor | None, mask: Tensor | None, num_groups: int
 ) -> Tensor:
+    check_sort(grad, BITS, num_groups, 0, None, mask, steps)
+    room = _room_for_code(grad, num_groups, True)
+    check_operand("code", code, room.shape, room.dtype, grad.device)
+    check_limits(grad, grad.shape[1] // num_groups)
+    steps = None if steps is None else steps.contiguous()
+    code = code.contiguous()
     length = grad.shape[1]
     out = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
     grad = _whole_rows(grad)
@@ -170,6 +188,7 @@ def _group_unsort(
 
 
 @_group_unsort.register_fake
+@on_one_device
 def _(
     grad: Tensor, code: Tensor, steps: Tensor | None, mask: Tensor | None, num_groups: int
 ) -> Tensor:
@@ -194,6 +213,9 @@ _group_unsort.register_autograd(_group_unsort_backward, setup_context=_keep_code
     "rifflemix::triton_shift", mutates_args=(), schema="(Tensor x, Tensor steps) -> Tensor"
 )
 def _shift(x: Tensor, steps: Tensor) -> Tensor:
+    check_tokens("x", x, BITS, None, steps)
+    check_limits(x, 1)
+    steps = steps.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     x = _whole_rows(x)
     grid, sizes = _rows(x, 1)
@@ -202,6 +224,7 @@ def _shift(x: Tensor, steps: Tensor) -> Tensor:
 
 
 @_shift.register_fake
+@on_one_device
 def _(x: Tensor, steps: Tensor) -> Tensor:
     return x.new_empty(x.shape)
 

@@ -263,7 +263,7 @@ def scatter(
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Send each position's gradient back to the token that came there; the code is a
-    permutation.
+    permutation. What it sends out of its group goes nowhere.
     """
     sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
     bits = tl.load(
@@ -275,10 +275,11 @@ def scatter(
     position = tl.load(code + sample + (token * channels + channel), mask=there, other=0).to(
         tl.int32
     )
+    inside = there & (position >= 0) & (position < group_size)
     source = token // group_size * group_size + position
     if steps is not None:
         source = _source(source, _load_step(steps, channel, length, there), length)
-    tl.store(out + sample + (source * channels + channel), bits, mask=there)
+    tl.store(out + sample + (source * channels + channel), bits, mask=inside)
 
 
 @triton.jit

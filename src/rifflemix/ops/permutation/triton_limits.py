@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rifflemix.errors import bad_argument
 from rifflemix.ops import triton_support
 
 BITS = {torch.bfloat16: 16, torch.float16: 16, torch.float32: 32}
@@ -20,3 +21,13 @@ def with_triton(names: tuple[str, ...], x: Tensor, group_size: int = 1) -> tuple
         return names
     fits = group_size <= MAX_WINDOW[BITS[x.dtype]]
     return triton_support.with_triton(names, x, fits, x.shape[1] * x.shape[2] <= MAX_OFFSET)
+
+
+def check_limits(x: Tensor, group_size: int) -> None:
+    """Raise unless the kernels run on tokens (B, N, C) like these, in groups of this size."""
+    triton_support.check_device(x)
+    longest = MAX_WINDOW[BITS[x.dtype]]
+    if group_size > longest:
+        raise bad_argument("x", f"groups of at most {longest:,} tokens", f"{group_size:,}")
+    if x.shape[1] * x.shape[2] > MAX_OFFSET:
+        raise bad_argument("x", f"at most {MAX_OFFSET:,} values a sample", tuple(x.shape))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rifflemix.compat import statically_known_true
 from rifflemix.ops.dispatch import PLAIN, Family
+from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.permutation import cpu, eager, reference
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 from rifflemix.ops.permutation.triton_limits import with_triton
@@ -88,6 +89,7 @@ def _sorters(x: Tensor, spec: SortSpec, with_index: bool) -> tuple[str, ...]:
 def _with_cpu(x: Tensor, *, sorts: bool) -> tuple[str, ...]:
     """The backends that support these arguments here, slowest first, but for Triton's."""
     if not cpu.supports(x, sorts=sorts):
+        note_slow_call(x)
         return PLAIN
     # A small tensor is done before a kernel has been called, and an exported program must run
     # without this library: there the kernels are for those who name them.

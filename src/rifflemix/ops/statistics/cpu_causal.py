@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.ops.native import in_huge_pages
+from rifflemix.ops.operands import on_one_device
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics.common import (
     StatisticsState,
@@ -26,10 +27,18 @@ from rifflemix.ops.statistics.cpu_common import (
     empty_per_chunk,
     empty_per_token,
     empty_tokens,
+    num_chunks,
     pointers,
     view,
     width,
     with_whole_rows,
+)
+from rifflemix.ops.statistics.operands import (
+    check_all_or_none,
+    check_bias,
+    check_gradient,
+    check_heads,
+    check_statistics,
 )
 
 _SixTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -89,6 +98,11 @@ def _forward(
 
     `bias` is (B or 1, H, N), `energy`, `mass` and `count` are the sums before the first token.
     """
+    check_heads(w, temperature, key_padding_mask)
+    if bias is not None:
+        check_bias(bias, w)
+    if energy is not None or mass is not None or count is not None:
+        _check_sums(w, energy=energy, mass=mass, count=count)
     outputs = _empty_outputs(w, temperature)
     y, membership, *last_and_before = outputs
     w, energy, mass, count = with_whole_rows(w), *map(contiguous, (energy, mass, count))
@@ -107,7 +121,7 @@ def _forward(
     return outputs
 
 
-_forward.register_fake(_empty_outputs)
+_forward.register_fake(on_one_device(_empty_outputs))
 
 
 def _empty_gradients(w: Tensor, temperature: Tensor, *_: Any) -> _SixTensors:
@@ -141,6 +155,24 @@ def _backward(
     grad_count: Tensor | None,
 ) -> _SixTensors:
     """Gradients of w, of the temperature, of a bias per logit / D and of the first sums."""
+    check_heads(w, temperature, key_padding_mask)
+    check_bias(bias, w)
+    check_gradient("grad_y", grad_y, w)
+    batch, heads, length, features = w.shape
+    chunks = num_chunks(length)
+    per_feature = (batch, chunks, heads, width(features))
+    check_statistics(
+        w,
+        membership=(membership, (batch, heads, length)),
+        energy_before=(energy_before, per_feature),
+        mass_before=(mass_before, per_feature),
+        count_before=(count_before, (batch, chunks, heads)),
+        grad_membership=(grad_membership, (batch, heads, length)),
+        grad_energy=(grad_energy, (batch, heads, features)),
+        grad_mass=(grad_mass, (batch, heads, features)),
+        grad_count=(grad_count, (batch, heads)),
+    )
+    before = (energy_before.contiguous(), mass_before.contiguous(), count_before.contiguous())
     gradients = _empty_gradients(w, temperature)
     grad_w, grad_temperature, grad_scores, *grad_first = gradients
     w, grad_y = with_whole_rows(w), with_whole_rows(grad_y)
@@ -155,26 +187,30 @@ def _backward(
         *_bias_view(bias, w),
         contiguous(key_padding_mask),
         by_token(membership),
-        energy_before,
-        mass_before,
-        count_before,
+        *before,
         pointers(*grad_last, *grad_first),
         *view(grad_y),
         by_token(grad_membership),
         *view(in_huge_pages(grad_w)),
         grad_scores,
         grad_temperature,
-        torch.empty_like(energy_before),
-        torch.empty_like(mass_before),
-        torch.empty_like(count_before),
+        *map(torch.empty_like, before),
         empty_per_token(w),
-        torch.empty_like(count_before),
+        torch.empty_like(before[2]),
         partial,
     )
     return gradients
 
 
-_backward.register_fake(_empty_gradients)
+_backward.register_fake(on_one_device(_empty_gradients))
+
+
+def _check_sums(w: Tensor, **sums: Tensor | None) -> None:
+    """Raise unless energy, mass and count are all there and fit `w`."""
+    check_all_or_none(tuple(sums), tuple(sums.values()))
+    batch, heads, _, features = w.shape
+    shapes = ((batch, heads, features), (batch, heads, features), (batch, heads))
+    check_statistics(w, **dict(zip(sums, zip(sums.values(), shapes, strict=True), strict=True)))
 
 
 def _bias_view(bias: Tensor | None, w: Tensor) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.compat import has_plain_autograd
-from rifflemix.ops.native import instruction_level, library
+from rifflemix.ops.native import checked, instruction_level, library, require_library
 from rifflemix.ops.statistics.common import accumulation_dtype
 
 # Looked up once: a graph that is being traced must not meet the loading of a library.
@@ -44,8 +44,12 @@ def supports(w: Tensor, dropout_p: float) -> bool:
 
 
 def call(kernel: str, w: Tensor, *arguments: Any) -> None:
-    """Run a kernel for tokens like `w`: sizes, then tensors, None, flags and C arrays."""
-    function = getattr(_KERNELS, f"rifflemix_{kernel}_{_TYPE_NAMES[w.dtype]}")
+    """Run a kernel for tokens like `w`: sizes, then tensors, None, flags and C arrays.
+
+    Raises:
+        MemoryError: no memory for the call; nothing but its outputs is touched by it.
+    """
+    function = getattr(require_library(_KERNELS), f"rifflemix_{kernel}_{_TYPE_NAMES[w.dtype]}")
     sizes = (*w.shape, width(w.shape[3]), _CHUNK, torch.get_num_threads())
     # One loop: a short sequence waits for Python, not for the kernel.
     converted = [
@@ -56,7 +60,7 @@ def call(kernel: str, w: Tensor, *arguments: Any) -> None:
         else value
         for value in arguments
     ]
-    function((ctypes.c_int64 * len(sizes))(*sizes), *converted)
+    checked(function((ctypes.c_int64 * len(sizes))(*sizes), *converted))
 
 
 def view(tokens: Tensor) -> tuple[Tensor, ctypes.Array[ctypes.c_int64]]:
@@ -97,12 +101,17 @@ def by_token(values: Tensor | None) -> Tensor | None:
 def empty_per_chunk(w: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     """(B, chunks, H, columns) and (B, chunks, H), in the accumulation dtype."""
     batch, heads, length, _ = w.shape
-    chunks = (length + _CHUNK - 1) // _CHUNK
+    chunks = num_chunks(length)
     dtype = accumulation_dtype(w.dtype)
     return (
         w.new_empty((batch, chunks, heads, columns), dtype=dtype),
         w.new_empty((batch, chunks, heads), dtype=dtype),
     )
+
+
+def num_chunks(length: int) -> int:
+    """Chunks that the kernels cut this many tokens into."""
+    return -(-length // _CHUNK)
 
 
 def width(features: int) -> int:

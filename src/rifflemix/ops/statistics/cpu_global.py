@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.ops.native import HUGE, in_huge_pages
+from rifflemix.ops.operands import on_one_device
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics.common import accumulation_dtype, second_order_gradients
 from rifflemix.ops.statistics.cpu_common import (
@@ -26,6 +27,7 @@ from rifflemix.ops.statistics.cpu_common import (
     width,
     with_whole_rows,
 )
+from rifflemix.ops.statistics.operands import check_gradient, check_heads, check_statistics
 
 
 def token_statistics(
@@ -61,6 +63,7 @@ def _forward(
     w: Tensor, temperature: Tensor, key_padding_mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output, membership, and what the gradient needs: energy, moment and count."""
+    check_heads(w, temperature, key_padding_mask)
     y, membership, energy, moment, count = outputs = _empty_outputs(
         w, temperature, key_padding_mask, normalize
     )
@@ -82,7 +85,7 @@ def _forward(
     return outputs
 
 
-_forward.register_fake(_empty_outputs)
+_forward.register_fake(on_one_device(_empty_outputs))
 
 
 def _empty_gradients(w: Tensor, temperature: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -105,6 +108,18 @@ def _backward(
     grad_membership: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of w and of the temperature."""
+    check_heads(w, temperature, key_padding_mask)
+    check_gradient("grad_y", grad_y, w)
+    batch, heads, length, features = w.shape
+    per_feature = (batch, heads, width(features))
+    check_statistics(
+        w,
+        membership=(membership, (batch, heads, length)),
+        energy=(energy, per_feature),
+        moment=(moment, per_feature),
+        count=(count, (batch, heads)),
+        grad_membership=(grad_membership, (batch, heads, length)),
+    )
     grad_w, grad_temperature = _empty_gradients(w, temperature)
     w, grad_y = with_whole_rows(w), with_whole_rows(grad_y)
     call(
@@ -115,23 +130,23 @@ def _backward(
         temperature.contiguous(),
         contiguous(key_padding_mask),
         by_token(membership),
-        energy,
-        moment,
-        count,
+        energy.contiguous(),
+        moment.contiguous(),
+        count.contiguous(),
         *empty_per_chunk(w, energy.shape[2]),
         *view(grad_y),
         by_token(grad_membership),
         *view(in_huge_pages(grad_w)),
         grad_temperature,
         empty_per_token(w),
-        torch.empty_like(moment),
-        torch.empty_like(count),
-        torch.empty_like(energy),
+        w.new_empty(per_feature, dtype=energy.dtype),
+        w.new_empty((batch, heads), dtype=energy.dtype),
+        w.new_empty(per_feature, dtype=energy.dtype),
     )
     return grad_w, grad_temperature
 
 
-_backward.register_fake(_empty_gradients)
+_backward.register_fake(on_one_device(_empty_gradients))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rifflemix.ops.operands import on_one_device
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_causal_kernels as kernels
 from rifflemix.ops.statistics.common import (
@@ -21,6 +22,7 @@ from rifflemix.ops.statistics.common import (
     end_position,
     second_order_gradients,
 )
+from rifflemix.ops.statistics.operands import check_gradient, check_heads, check_statistics
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
     float32,
@@ -30,6 +32,7 @@ from rifflemix.ops.statistics.triton_common import (
     token_layout,
     with_whole_rows,
 )
+from rifflemix.ops.statistics.triton_limits import check_limits
 from rifflemix.ops.triton_support import launch
 
 Arguments = tuple[Any, ...]
@@ -94,7 +97,15 @@ def _forward(
         member_sums: (B, H, D + 1), those of Pi w^2 and, last, of Pi.
         mask: (B, N).
     """
+    check_heads(w, temperature, mask)
     batch, heads, length, features = w.shape
+    check_statistics(
+        w,
+        bias=(bias, (batch, length, heads)),
+        energy=(energy, (batch, heads, features)),
+        member_sums=(member_sums, (batch, heads, features + 1)),
+    )
+    check_limits(w)
     y, pi, _, _, scores, *_ = _empty_outputs(w, temperature, bias, energy, member_sums, mask)
     padding, w, mask = mask, with_whole_rows(w), mask_bytes(mask)
     programs, chunks, tile = token_layout(w)
@@ -123,7 +134,6 @@ def _forward(
     return y, pi, *ends, scores, energy_before, before
 
 
-@_forward.register_fake
 def _empty_outputs(
     w: Tensor,
     temperature: Tensor,
@@ -143,6 +153,9 @@ def _empty_outputs(
         float32(w, batch, heads, chunks + 1, features),
         float32(w, batch, heads, chunks + 1, features + 1),
     )
+
+
+_forward.register_fake(on_one_device(_empty_outputs))
 
 
 @torch.library.custom_op(
@@ -165,7 +178,21 @@ def _backward(
     grad_member_sums: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of w, of the logits (B, N, H), and of both sums before the first token."""
-    _, heads, length, features = w.shape
+    check_heads(w, temperature, mask)
+    check_gradient("grad", grad, w)
+    batch, heads, length, features = w.shape
+    ends = token_layout(w)[1] + 1
+    check_statistics(
+        w,
+        pi=(pi, (batch, length, heads)),
+        energy_before=(energy_before, (batch, heads, ends, features)),
+        before=(before, (batch, heads, ends, features + 1)),
+        grad_pi=(grad_pi, (batch, length, heads)),
+        grad_energy=(grad_energy, (batch, heads, features)),
+        grad_member_sums=(grad_member_sums, (batch, heads, features + 1)),
+    )
+    check_limits(w)
+    pi, energy_before, before = pi.contiguous(), energy_before.contiguous(), before.contiguous()
     out, grad_logits, *_ = _empty_gradients(w, temperature)
     w, grad, mask = with_whole_rows(w), with_whole_rows(grad), mask_bytes(mask)
     programs, chunks, tile = token_layout(w)
@@ -201,7 +228,6 @@ def _backward(
     return out, grad_logits, energy_after[:, :, -1].clone(), after[:, :, -1].clone()
 
 
-@_backward.register_fake
 def _empty_gradients(
     w: Tensor, temperature: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -212,6 +238,9 @@ def _empty_gradients(
         float32(w, batch, heads, features),
         float32(w, batch, heads, features + 1),
     )
+
+
+_backward.register_fake(on_one_device(_empty_gradients))
 
 
 def _save(ctx: Any, inputs: Arguments, output: SevenTensors) -> None:

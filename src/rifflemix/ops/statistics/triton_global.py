@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rifflemix.ops.operands import on_one_device
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_kernels as kernels
 from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR, second_order_gradients
+from rifflemix.ops.statistics.operands import check_gradient, check_heads, check_statistics
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
     float32,
@@ -25,6 +27,7 @@ from rifflemix.ops.statistics.triton_common import (
     token_layout,
     with_whole_rows,
 )
+from rifflemix.ops.statistics.triton_limits import check_limits
 from rifflemix.ops.triton_support import launch
 
 Arguments = tuple[Any, ...]
@@ -57,6 +60,8 @@ def _forward(
     w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output; Pi (B, N, H); sums of Pi w^2 and of Pi (B, H, D + 1); energy (B, H, D)."""
+    check_heads(w, temperature, mask)
+    check_limits(w)
     batch, heads, length, features = w.shape
     y, pi, member_sums, energy = _empty_outputs(w, temperature, mask, normalize)
     w, mask = with_whole_rows(w), mask_bytes(mask)
@@ -79,7 +84,6 @@ def _forward(
     return y, pi, member_sums, energy
 
 
-@_forward.register_fake
 def _empty_outputs(
     w: Tensor, temperature: Tensor, mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -90,6 +94,9 @@ def _empty_outputs(
         float32(w, batch, heads, features + 1),
         float32(w, batch, heads, features) if normalize else float32(w, 0),
     )
+
+
+_forward.register_fake(on_one_device(_empty_outputs))
 
 
 @torch.library.custom_op(
@@ -110,7 +117,18 @@ def _backward(
     grad_pi: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of w and of the temperature."""
+    check_heads(w, temperature, mask)
+    check_gradient("grad", grad, w)
     batch, heads, length, features = w.shape
+    check_statistics(
+        w,
+        pi=(pi, (batch, length, heads)),
+        member_sums=(member_sums, (batch, heads, features + 1)),
+        energy=(energy, (batch, heads, features) if normalize else (0,)),
+        grad_pi=(grad_pi, (batch, length, heads)),
+    )
+    check_limits(w)
+    pi, member_sums, energy = pi.contiguous(), member_sums.contiguous(), energy.contiguous()
     out = empty_tokens(w)
     w, grad, mask = with_whole_rows(w), with_whole_rows(grad), mask_bytes(mask)
     known_energy = energy if normalize else None
@@ -155,6 +173,7 @@ def _backward(
 
 
 @_backward.register_fake
+@on_one_device
 def _(w: Tensor, temperature: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return empty_tokens(w), temperature.new_empty(temperature.shape)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rifflemix.errors import bad_argument
 from rifflemix.ops import triton_support
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -17,6 +18,16 @@ def with_triton(names: tuple[str, ...], w: Tensor, dropout_p: float) -> tuple[st
     if w.dtype not in _DTYPES or dropout_p != 0.0:
         return names
     return triton_support.with_triton(names, w, w.shape[1] * w.shape[3] <= _MAX_CHANNELS)
+
+
+def check_limits(w: Tensor) -> None:
+    """Raise unless the kernels run on tokens (B, H, N, D) like these."""
+    triton_support.check_device(w)
+    if w.dtype not in _DTYPES:
+        raise bad_argument("w", "float32, bfloat16 or float16", w.dtype)
+    channels = w.shape[1] * w.shape[3]
+    if channels > _MAX_CHANNELS:
+        raise bad_argument("w", f"at most {_MAX_CHANNELS:,} features of all heads", channels)
 
 
 def power_of_two(count: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from rifflemix.ops.dispatch import PLAIN, Family
+from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.statistics import cpu, eager, reference
 from rifflemix.ops.statistics.common import StatisticsState
 from rifflemix.ops.statistics.triton_limits import with_triton
@@ -82,5 +83,9 @@ def compression_rate(
 
 def _available(w: Tensor, dropout_p: float) -> tuple[str, ...]:
     """The backends that support these arguments here, slowest first."""
-    names = (*PLAIN, "cpu") if cpu.supports(w, dropout_p) else PLAIN
+    names: tuple[str, ...] = PLAIN
+    if cpu.supports(w, dropout_p):
+        names = (*PLAIN, "cpu")
+    else:
+        note_slow_call(w)
     return with_triton(names, w, dropout_p) if w.is_cuda or INTERPRETED else names

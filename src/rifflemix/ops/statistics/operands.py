@@ -1,0 +1,55 @@
+"""Checks of the arguments of this family's registered operators; see `rifflemix.ops.operands`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rifflemix.errors import bad_argument
+from rifflemix.ops.operands import check_operand, refuse_values
+from rifflemix.ops.statistics.common import accumulation_dtype
+
+_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+
+
+def check_heads(w: Tensor, temperature: Tensor, mask: Tensor | None) -> None:
+    """Raise unless `w` is (B, H, N, D), and temperature (H,) and mask (B, N) fit it."""
+    if w.dim() != 4 or w.dtype not in _DTYPES:
+        refuse_values("w", w, 4, "(B, H, N, D)", _DTYPES)
+    batch, heads, length, features = w.shape
+    if heads < 1 or length < 1 or features < 1:
+        refuse_values("w", w, 4, "(B, H, N, D)", _DTYPES)
+    check_operand("temperature", temperature, (heads,), accumulation_dtype(w.dtype), w.device)
+    if mask is not None:
+        check_operand("key_padding_mask", mask, (batch, length), torch.bool, w.device)
+
+
+def check_bias(bias: Tensor | None, w: Tensor) -> None:
+    """Raise unless `bias` is None, or (B, H, N) or (1, H, N) in the accumulation dtype."""
+    if bias is None:
+        return
+    samples = 1 if bias.shape[:1] == (1,) else w.shape[0]
+    shape = (samples, *w.shape[1:3])
+    check_operand("bias", bias, shape, accumulation_dtype(w.dtype), w.device)
+
+
+def check_all_or_none(names: Sequence[str], values: Sequence[Tensor | None]) -> None:
+    """Raise unless all of `values` are given, or none is."""
+    given = sum(value is not None for value in values)
+    if given not in (0, len(values)):
+        raise bad_argument(", ".join(names), "all of them, or none", f"{given} of {len(values)}")
+
+
+def check_statistics(w: Tensor, **statistics: tuple[Tensor | None, tuple[int, ...]]) -> None:
+    """Raise unless every (tensor, its shape) is None or fits, in the accumulation dtype of `w`."""
+    dtype, device = accumulation_dtype(w.dtype), w.device
+    for name, (value, shape) in statistics.items():
+        if value is not None:
+            check_operand(name, value, shape, dtype, device)
+
+
+def check_gradient(name: str, grad: Tensor, w: Tensor) -> None:
+    """Raise unless `grad` looks like the output for tokens `w`."""
+    check_operand(name, grad, w.shape, w.dtype, w.device)

@@ -1,0 +1,333 @@
+"""`torch.ops.rifflemix.*` as anybody may call them: one sentence, never a wild read or write."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix.errors import InputError
+from rifflemix.mixers._convolution import fft_convolution
+from rifflemix.ops.native import library
+from rifflemix.ops.triton_support import INTERPRETED
+
+assert fft_convolution
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON:
+    from rifflemix.ops.permutation import triton as permutation_triton
+    from rifflemix.ops.statistics import triton as statistics_triton
+
+    assert permutation_triton
+    assert statistics_triton
+
+B, N, C, GROUPS, H, D = 3, 8, 4, 2, 2, 5
+MASK = torch.zeros(B, N, dtype=torch.bool).index_fill(1, torch.tensor([N - 1]), True)
+STEPS = torch.arange(C) - 1
+DOWN = torch.arange(C) % 2 == 1
+OPS = rm.ops and torch.ops.rifflemix
+
+Arguments = dict[str, Any]
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape))) + 0.5
+
+
+def x() -> Tensor:
+    return rand(B, N, C)
+
+
+def order() -> Tensor:
+    return torch.arange(N).view(1, N, 1).expand(B, N, C).contiguous()
+
+
+def tokens() -> Arguments:
+    """What forward statistics take: one chunk of 64 tokens would do, two are more."""
+    return {"w": rand(B, H, 70, D), "temperature": rand(H), "mask": torch.zeros(B, 70) > 1}
+
+
+CALLS: dict[str, Callable[[], Arguments]] = {
+    "group_sort": lambda: {
+        "x": x(),
+        "num_groups": GROUPS,
+        "leaders": 0,
+        "descending": DOWN,
+        "mask": MASK,
+        "steps": STEPS,
+        "index_dtype": torch.int64,
+    },
+    "scatter": lambda: {"grad": x(), "index": order(), "mask": MASK, "num_groups": GROUPS},
+    "sort_pairs": lambda: {
+        "x": x(),
+        "leaders": 0,
+        "descending": DOWN,
+        "mask": MASK,
+        "steps": STEPS,
+        "keep": True,
+    },
+    "exchange_pairs": lambda: {
+        "grad": x(),
+        "swaps": rand(B, N // 2, C) > 1,
+        "mask": MASK,
+        "steps": STEPS,
+    },
+    "circular_shift": lambda: {"x": x(), "steps": STEPS, "mask": MASK},
+    "first_largest": lambda: {"x": x(), "mask": MASK},
+    "swap_positions": lambda: {
+        "x": x(),
+        "first": torch.zeros(B, 1, C, dtype=torch.int64),
+        "second": torch.ones(B, 1, C, dtype=torch.int64),
+        "mask": MASK,
+    },
+    "token_statistics": lambda: {
+        "w": rand(B, H, 70, D),
+        "temperature": rand(H),
+        "key_padding_mask": torch.zeros(B, 70) > 1,
+        "normalize": True,
+    },
+    "token_statistics_backward": lambda: {
+        "w": rand(B, H, 70, D),
+        "temperature": rand(H),
+        "key_padding_mask": torch.zeros(B, 70) > 1,
+        "normalize": True,
+        "membership": rand(B, H, 70),
+        "energy": rand(B, H, 16),
+        "moment": rand(B, H, 16),
+        "count": rand(B, H),
+        "grad_y": rand(B, H, 70, D),
+        "grad_membership": rand(B, H, 70),
+    },
+    "causal_token_statistics": lambda: {
+        "w": rand(B, H, 70, D),
+        "temperature": rand(H),
+        "bias": rand(B, H, 70),
+        "energy": rand(B, H, D),
+        "mass": rand(B, H, D),
+        "count": rand(B, H),
+        "key_padding_mask": torch.zeros(B, 70) > 1,
+    },
+    "causal_token_statistics_backward": lambda: {
+        "w": rand(B, H, 70, D),
+        "temperature": rand(H),
+        "bias": rand(B, H, 70),
+        "key_padding_mask": torch.zeros(B, 70) > 1,
+        "membership": rand(B, H, 70),
+        "energy_before": rand(B, 2, H, 16),
+        "mass_before": rand(B, 2, H, 16),
+        "count_before": rand(B, 2, H),
+        "grad_y": rand(B, H, 70, D),
+        "grad_membership": rand(B, H, 70),
+        "grad_energy": rand(B, H, D),
+        "grad_mass": rand(B, H, D),
+        "grad_count": rand(B, H),
+    },
+    "power_shift_steps": lambda: {
+        "kind": "power",
+        "num_tokens": N,
+        "num_channels": C,
+        "layer_index": 0,
+        "num_layers": 1,
+        "device": torch.device("cpu"),
+    },
+    "circular_convolve": lambda: {"x": x(), "kernel": rand(C, 2 * N)},
+    "circular_correlate": lambda: {"x": x(), "y": rand(B, N, C), "period": 2 * N},
+}
+if HAS_TRITON:
+    CALLS |= {
+        "triton_group_sort": lambda: {
+            "x": x(),
+            "steps": STEPS,
+            "descending": DOWN,
+            "mask": MASK,
+            "num_groups": GROUPS,
+            "reference": False,
+            "heads": 1,
+            "with_code": True,
+        },
+        "triton_group_unsort": lambda: {
+            "grad": x(),
+            "code": (order() % (N // GROUPS)).to(torch.uint8),
+            "steps": STEPS,
+            "mask": MASK,
+            "num_groups": GROUPS,
+        },
+        "triton_shift": lambda: {"x": x(), "steps": STEPS},
+        "triton_token_statistics": lambda: {**tokens(), "normalize": True},
+        "triton_token_statistics_backward": lambda: {
+            **tokens(),
+            "normalize": True,
+            "pi": rand(B, 70, H),
+            "member_sums": rand(B, H, D + 1),
+            "energy": rand(B, H, D),
+            "grad": rand(B, H, 70, D),
+            "grad_pi": rand(B, 70, H),
+        },
+        "triton_causal_token_statistics": lambda: {
+            **tokens(),
+            "bias": rand(B, 70, H),
+            "energy": rand(B, H, D),
+            "member_sums": rand(B, H, D + 1),
+        },
+        "triton_causal_token_statistics_backward": lambda: {
+            **tokens(),
+            "pi": rand(B, 70, H),
+            "energy_before": rand(B, H, 2, D),
+            "before": rand(B, H, 2, D + 1),
+            "grad": rand(B, H, 70, D),
+            "grad_pi": rand(B, 70, H),
+            "grad_energy": rand(B, H, D),
+            "grad_member_sums": rand(B, H, D + 1),
+        },
+    }
+FIRST = ("x", "grad", "w")  # the tensor that gives the sizes stands first
+# Wrong in a way of its own, with a word of the sentence.
+SPECIAL: dict[str, dict[str, Arguments]] = {
+    "group_sort": {
+        "num_groups": {"num_groups": 3},
+        "no groups": {"num_groups": 0},
+        "negative groups": {"num_groups": -2},
+        "leaders": {"leaders": 3},
+        "negative leaders": {"leaders": -1},
+        "float index": {"index_dtype": torch.float32},
+        "index of bytes": {"index_dtype": torch.uint8},
+        "float64": {"x": x().double()},
+    },
+    "scatter": {
+        "num_groups": {"num_groups": 3},
+        "no groups": {"num_groups": 0},
+        "far index": {"index": order() + 10**7},
+        "negative index": {"index": order() - 1},
+        "far index of 32 bits": {"index": order().int() + 10**7},
+        "far index of 16 bits": {"index": (order() + 60_000).to(torch.uint16)},
+        "index of another group": {"index": order().flip(1)},
+        "index of 16 signed bits": {"index": order().short()},
+    },
+    "sort_pairs": {"leaders": {"leaders": 3}, "odd": {"x": rand(B, 7, C), "mask": None}},
+    "exchange_pairs": {
+        "odd": {"grad": rand(B, 7, C), "mask": None, "swaps": rand(B, 3, C) > 1},
+    },
+    "causal_token_statistics": {"some sums": {"mass": None}, "bias": {"bias": rand(2, H, 70)}},
+    "power_shift_steps": {
+        "kind": {"kind": "linear"},
+        "tokens": {"num_tokens": 0},
+        "channels": {"num_channels": -1},
+        "layer": {"layer_index": 1},
+        "layers": {"num_layers": 0},
+    },
+    "circular_convolve": {"period": {"kernel": rand(C, N - 1)}, "type": {"x": x().double()}},
+    "circular_correlate": {"period": {"period": N - 1}, "negative": {"period": -5}},
+    "triton_group_sort": {
+        "num_groups": {"num_groups": 3},
+        "heads": {"reference": True, "heads": 3},
+        "float64": {"x": x().double()},
+    },
+    "triton_group_unsort": {"num_groups": {"num_groups": 0}},
+}
+
+
+def bad_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield "a dimension more", value.unsqueeze(0)
+    yield "a dimension less", value[0]
+    if name in FIRST:
+        yield "no tokens", value[..., :0, :]
+        yield "no channels", value[..., :0]
+        yield "integers", value.int()
+        yield "complex", value.to(torch.complex64)
+        return
+    for dim in range(value.dim()):
+        yield f"less along {dim}", value.narrow(dim, 0, value.shape[dim] - 1)
+        yield f"more along {dim}", torch.cat((value, value), dim)
+    yield "another type", value.to(torch.int8)
+    yield "floats of another type", value.to(torch.float64)
+
+
+def bad_calls() -> Iterator[Any]:
+    for name, call in CALLS.items():
+        good = call()
+        first = next(iter(good))
+        for key, value in good.items():
+            if isinstance(value, Tensor):
+                for kind, bad in bad_tensors(key if key == first else "", value):
+                    if (key, kind[5:]) == ("kernel", "along 1"):
+                        continue  # a period, which may be any that is long enough
+                    yield pytest.param(name, {key: bad}, id=f"{name}-{key} {kind}")
+        for kind, change in SPECIAL.get(name, {}).items():
+            yield pytest.param(name, change, id=f"{name}-{kind}")
+
+
+def call(name: str, arguments: Arguments) -> tuple[Tensor, ...]:
+    outputs = getattr(OPS, name)(**arguments)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def needs(name: str) -> None:
+    """Skip where the operator has nothing to run on."""
+    if name.startswith("triton") and not INTERPRETED:
+        pytest.skip("needs TRITON_INTERPRET=1")
+    plain = name.startswith(("triton", "circular_co", "power", "swap"))
+    if not plain and library() is None:
+        pytest.skip("needs the compiled kernels")
+
+
+def test_no_operator_is_left_out() -> None:
+    names = {name.partition("::") for name in torch._C._dispatch_get_all_op_names()}
+    ours = {name.partition(".")[0] for space, _, name in names if space == "rifflemix"}
+    if not HAS_TRITON:
+        pytest.skip("needs Triton")
+    assert ours == set(CALLS)
+
+
+@pytest.mark.parametrize(("name", "change"), list(bad_calls()))
+def test_a_bad_call_is_one_sentence(name: str, change: Arguments) -> None:
+    with pytest.raises(InputError) as error:
+        call(name, CALLS[name]() | change)
+    assert "\n" not in str(error.value)
+    assert "GPU" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_elsewhere_are_no_wild_pointers(name: str) -> None:
+    good = CALLS[name]()
+    for key, value in good.items():
+        if isinstance(value, Tensor):
+            try:
+                outputs = call(name, good | {key: value.to("meta")})
+            except InputError:
+                continue
+            assert all(output.is_meta for output in outputs)  # nothing was computed
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_strides_change_nothing(name: str) -> None:
+    needs(name)
+    good = CALLS[name]()
+    expected = call(name, good)
+    for key, value in good.items():
+        if isinstance(value, Tensor):
+            spread = torch.stack((value, value), -1)[..., 0]  # every stride twice as long
+            turned = value.movedim(0, -1).contiguous().movedim(-1, 0)
+            for strided in (spread, turned):
+                for found, whole in zip(call(name, good | {key: strided}), expected, strict=True):
+                    assert torch.equal(found, whole), key
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_batch_of_none(name: str) -> None:
+    needs(name)
+    good = CALLS[name]()
+    empty = {
+        key: value[:0]
+        if isinstance(value, Tensor)
+        and value.shape[:1] == (B,)
+        and key not in ("temperature", "kernel")
+        else value
+        for key, value in good.items()
+    }
+    for found, whole in zip(call(name, empty), call(name, good), strict=True):
+        assert found.dtype == whole.dtype
+        assert found.shape[1:] == whole.shape[1:] or name.startswith("circular_corr")
