@@ -7,19 +7,39 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Two processes with one thread each finish sooner than one process with two.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all lock lint bench clean
 
+# What torch 2.13 asks for beside NVIDIA's libraries, its own Triton among it.
+TORCH_NEEDS = filelock fsspec jinja2 networkx "setuptools>=77" sympy triton==3.7.1 typing-extensions
 KERNELS = setup.py $(wildcard src/rifflemix/ops/native/*.cpp src/rifflemix/ops/native/*.h)
 
-$(VENV)/.demo: pyproject.toml constraints.txt $(KERNELS)
+# The versions of CI, without its tools for tests.
+$(VENV)/.demo: pyproject.toml constraints.txt constraints-torch.txt $(KERNELS)
 	$(PY) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q -c constraints.txt -e ".[train]"
+	sed -n 's/^\([a-z].*==.*\) \\$$/\1/p' constraints.txt > $(VENV)/versions.txt
+	$(VENV)/bin/python -m pip install -q -c $(VENV)/versions.txt -c constraints-torch.txt -e ".[train]"
 	@touch $@
 
-# The package is there already: this adds what only the tests and the linters need.
-$(VENV)/.ok: $(VENV)/.demo
-	$(VENV)/bin/python -m pip install -q -c constraints.txt "rifflemix[test]"
-	@touch $@
+# The whole tree of CI: every file is checked by its hash, but for torch's, which differ from
+# index to index, and for this package.
+$(VENV)/.ok: pyproject.toml constraints.txt constraints-torch.txt $(KERNELS)
+	test -x $(VENV)/bin/python || $(PY) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q --require-hashes --no-deps -r constraints.txt
+	$(VENV)/bin/python -m pip install -q -r constraints-torch.txt
+	$(VENV)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $(VENV)/.demo $@
+
+# The newest release of everything that pyproject.toml asks for, with the hashes of all its files;
+# torch and torchvision alone are chosen by hand, in constraints-torch.txt.
+lock:
+	$(PY) -m venv $(VENV)/lock
+	$(VENV)/lock/bin/python -m pip install -q uv
+	printf "%s ; sys_platform == 'none'\n" torch torchvision > $(VENV)/lock/no-torch.txt
+	echo $(TORCH_NEEDS) | tr ' ' '\n' > $(VENV)/lock/torch-needs.txt
+	$(VENV)/lock/bin/uv pip compile -q --universal --python-version 3.11 --upgrade --generate-hashes \
+		--no-annotate --no-emit-package torch --no-emit-package torchvision \
+		--override $(VENV)/lock/no-torch.txt --extra test \
+		--custom-compile-command "make lock" pyproject.toml $(VENV)/lock/torch-needs.txt -o constraints.txt
 
 # Six mixers, one backbone, real handwritten digits.
 demo: $(VENV)/.demo

@@ -143,3 +143,12 @@ def test_a_wrong_dtype_is_refused_on_a_device_without_autocast() -> None:
     mixer = rm.create_mixer("csp", 8).to("meta")
     with pytest.raises(rm.InputError, match="x: expected the mixer's dtype"):
         mixer(torch.zeros(1, 4, 8, dtype=torch.bfloat16, device="meta"))
+
+
+@pytest.mark.parametrize("name", ["tssa", "linear", "cosformer"])
+def test_a_negative_position_is_refused(name: str) -> None:
+    mixer = rm.create_mixer(name, 8, num_heads=2, max_length=4, causal=True).eval()
+    state = mixer.init_state(2)
+    state["position"] = torch.tensor([0, -1])
+    with pytest.raises(rm.InputError, match="state: expected positions of at least 0, got -1"):
+        mixer.step(torch.randn(2, 8), state)

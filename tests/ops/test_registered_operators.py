@@ -126,6 +126,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "grad_mass": rand(B, H, D),
         "grad_count": rand(B, H),
     },
+    "dropout": lambda: {"x": x(), "seed": torch.tensor(7), "p": 0.5},
     "power_shift_steps": lambda: {
         "kind": "power",
         "num_tokens": N,
@@ -212,6 +213,12 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "odd": {"grad": rand(B, 7, C), "mask": None, "swaps": rand(B, 3, C) > 1},
     },
     "causal_token_statistics": {"some sums": {"mass": None}, "bias": {"bias": rand(2, H, 70)}},
+    "dropout": {
+        "integers": {"x": x().int()},
+        "sure": {"p": 1.0},
+        "negative": {"p": -0.1},
+        "not a number": {"p": float("nan")},
+    },
     "power_shift_steps": {
         "kind": {"kind": "linear"},
         "tokens": {"num_tokens": 0},
@@ -232,7 +239,8 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
 
 def bad_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "a dimension more", value.unsqueeze(0)
-    yield "a dimension less", value[0]
+    if value.dim():
+        yield "a dimension less", value[0]
     if name in FIRST:
         yield "no tokens", value[..., :0, :]
         yield "no channels", value[..., :0]
@@ -252,6 +260,8 @@ def bad_calls() -> Iterator[Any]:
         first = next(iter(good))
         for key, value in good.items():
             if isinstance(value, Tensor):
+                if (name, key) == ("dropout", "x"):
+                    continue  # which may have any shape
                 for kind, bad in bad_tensors(key if key == first else "", value):
                     if (key, kind[5:]) == ("kernel", "along 1"):
                         continue  # a period, which may be any that is long enough
@@ -268,7 +278,7 @@ def call(name: str, arguments: Arguments) -> tuple[Tensor, ...]:
 def needs(name: str) -> None:
     """Skip where the operator has nothing to run on."""
     if name.startswith("triton") and not INTERPRETED:
-        pytest.skip("needs TRITON_INTERPRET=1")
+        pytest.skip("needs a GPU, or TRITON_INTERPRET=1 in the environment")
     plain = name.startswith(("triton", "circular_co", "power", "swap"))
     if not plain and library() is None:
         pytest.skip("needs the compiled kernels")

@@ -14,6 +14,11 @@ FOLDER = Path(__file__).parent
 PERMUTATION = "permutation/test_permutation_triton.py"
 STATISTICS = "statistics/test_statistics_triton.py"
 
+REGISTERED = (
+    "test_registered_operators.py::test_strides_change_nothing",
+    "test_registered_operators.py::test_a_batch_of_none",
+)
+
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("triton") is None, reason="needs triton: pip install -e '.[gpu]'"
@@ -28,7 +33,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 @pytest.mark.parametrize(
     ("files", "which"),
     [
-        pytest.param((PERMUTATION, STATISTICS), "not slow", id="few"),
+        pytest.param((PERMUTATION, STATISTICS, *REGISTERED), "not slow", id="few"),
         pytest.param((PERMUTATION,), "slow", id="permutation", marks=SLOW),
         pytest.param((STATISTICS,), "slow", id="statistics", marks=SLOW),
     ],

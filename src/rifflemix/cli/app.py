@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from rifflemix.cli import bench, compare, data, listing, report, reproduce, train
+from rifflemix.cli import bench, compare, data, doctor, listing, report, reproduce, train
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED
 from rifflemix.cli.output import checked_output
@@ -35,6 +35,7 @@ app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
 app.command(epilog=report.EPILOG)(report.report)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(listing.app, name="list")
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import typer
+from rich.text import Text
 
 from rifflemix.cli.output import plain_table, print_json, show
 from rifflemix.runs.options import DataDir, Json
@@ -24,6 +25,6 @@ def doctor(data_dir: DataDir | None = None, json: Json = False) -> None:
         show(plain_table(("What", "State", "Detail"), rows))
         for finding in findings:
             if finding.output:
-                show(f"{finding.name}, in the compiler's words:\n{finding.output}")
+                show(Text(f"{finding.name}, in the compiler's words:\n{finding.output}"))
     if any(finding.state == BROKEN for finding in findings):
         raise typer.Exit(1)

@@ -255,11 +255,16 @@ class TokenMixer(nn.Module):
         # A graph that is being traced cannot read the position, nor can shapes without memory.
         if self.max_length is None or torch.compiler.is_compiling() or position.is_meta:
             return
-        if position.numel() and (furthest := int(position.max())) >= self.max_length:
+        if not position.numel():
+            return
+        first, last = (int(place) for place in position.aminmax())
+        if first < 0:
+            raise bad_argument("state", "positions of at least 0", first)
+        if last >= self.max_length:
             raise bad_argument(
                 "x_t",
                 f"at most max_length = {self.max_length} tokens in a stream",
-                f"token {furthest + 1}",
+                f"token {last + 1}",
                 "build the mixer with a larger max_length",
             )
 

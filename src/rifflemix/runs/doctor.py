@@ -29,6 +29,8 @@ EXTRAS = {
     "data": ("datasets", "tokenizers"),
     "images": ("pillow",),
     "graph": ("rdkit", "scipy"),
+    "vision": ("timm",),
+    "hf": ("transformers",),
     "gpu": ("triton",),
 }
 _LEVELS = {4: "AVX-512", 3: "AVX2", 2: "NEON", 1: "no vector instructions beyond the baseline"}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.ops import (
+    StatisticsState,
     causal_token_statistics,
     compression_rate,
     token_statistics,
@@ -19,6 +20,8 @@ from rifflemix.ops import (
 
 W = torch.randn(2, 2, 8, 3)
 TAU = torch.ones(2)
+STATE = StatisticsState.zeros(2, 2, 3)
+POSITION = torch.tensor([0, 1])
 PI = torch.full((2, 2, 8), 0.5)
 BAD: dict[str, tuple[str, Callable[[], Any]]] = {
     "dropout text": ("dropout_p", lambda: token_statistics(W, TAU, dropout_p="a")),
@@ -28,6 +31,10 @@ BAD: dict[str, tuple[str, Callable[[], Any]]] = {
     "scale infinite": ("scale", lambda: compression_rate(W[:, 0], PI, scale=float("inf"))),
     "temperature number": ("temperature", lambda: token_statistics(W, 1.0)),
     "temperature of integers": ("temperature", lambda: token_statistics(W, TAU.long())),
+    "negative position": (
+        "initial_state.position",
+        lambda: causal_token_statistics(W, TAU, initial_state=STATE._replace(position=-POSITION)),
+    ),
     "backend number": ("backend", lambda: token_statistics(W, TAU, backend=1)),
 }
 

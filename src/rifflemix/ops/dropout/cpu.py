@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from rifflemix.compat import has_plain_autograd
+from rifflemix.errors import bad_argument
 from rifflemix.ops.dropout.spec import scale, threshold
-from rifflemix.ops.native import in_huge_pages, library
+from rifflemix.ops.native import checked, in_huge_pages, library, require_library
+from rifflemix.ops.operands import check_operand, on_one_device
 
 # Looked up once: a graph that is being traced must not meet the loading of a library.
 _KERNELS = library()
@@ -44,10 +46,15 @@ def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
 
 @torch.library.custom_op("rifflemix::dropout", mutates_args=(), device_types="cpu")
 def _apply(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    if x.dtype not in _TYPE_NAMES:
+        raise bad_argument("x", " or ".join(map(str, _TYPE_NAMES)), x.dtype)
+    if not 0.0 <= p < 1.0:
+        raise bad_argument("p", "a probability in [0, 1)", p)
+    check_operand("seed", seed, (), torch.int64, x.device)
     x = x.contiguous()
     y = in_huge_pages(torch.empty_like(x))
-    function = getattr(_KERNELS, f"rifflemix_dropout_{_TYPE_NAMES[x.dtype]}")
-    function(
+    function = getattr(require_library(_KERNELS), f"rifflemix_dropout_{_TYPE_NAMES[x.dtype]}")
+    result = function(
         ctypes.c_void_p(x.data_ptr()),
         ctypes.c_void_p(y.data_ptr()),
         ctypes.c_int64(x.numel()),
@@ -56,10 +63,12 @@ def _apply(x: Tensor, seed: Tensor, p: float) -> Tensor:
         ctypes.c_double(scale(p)),
         ctypes.c_int64(torch.get_num_threads()),
     )
+    checked(result)
     return y
 
 
 @_apply.register_fake
+@on_one_device
 def _(x: Tensor, seed: Tensor, p: float) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 

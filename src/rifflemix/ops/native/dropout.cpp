@@ -33,7 +33,7 @@ RIFFLEMIX_INLINE void run(const Problem<T>& p, int64_t block) {
   }
 }
 
-#define RIFFLEMIX_DROPOUT_BLOCKS(T)                                                       \
+#define RIFFLEMIX_DROPOUT_BLOCKS(T)                                                               \
   RIFFLEMIX_DISPATCH void run_blocks(const Problem<T>& p, int64_t first, int64_t last) {  \
     for (int64_t block = first; block < last; ++block) run(p, block);                     \
   }
@@ -43,22 +43,25 @@ RIFFLEMIX_DROPOUT_BLOCKS(Bfloat16)
 RIFFLEMIX_DROPOUT_BLOCKS(Float16)
 
 template <class T>
-void apply(const Problem<T>& p, int64_t threads) {
+int apply(const Problem<T>& p, int64_t threads) {
   const int64_t blocks = (p.count + kBlock - 1) / kBlock;
-  parallel_for(blocks, static_cast<int>(threads),
-               [&](int64_t first, int64_t last) { run_blocks(p, first, last); });
+  return guarded([&] {
+    parallel_for(blocks, static_cast<int>(threads),
+                 [&](int64_t first, int64_t last) { run_blocks(p, first, last); });
+    return 0;
+  });
 }
 
 }  // namespace rifflemix::dropout
 
 #define RIFFLEMIX_DROPOUT(name, T)                                                                \
-  RIFFLEMIX_EXPORT void rifflemix_dropout_##name(const T* x, T* y, int64_t count,                 \
-                                                 const uint64_t* seed, uint32_t threshold,        \
-                                                 double scale, int64_t threads) {                 \
-    const rifflemix::Drop drop{{static_cast<uint32_t>(*seed), static_cast<uint32_t>(*seed >> 32)}, \
+  RIFFLEMIX_EXPORT int rifflemix_dropout_##name(const T* x, T* y, int64_t count,                  \
+                                                const uint64_t* seed, uint32_t threshold,         \
+                                                double scale, int64_t threads) {                  \
+    const rifflemix::Drop drop{{static_cast<uint32_t>(*seed), static_cast<uint32_t>(*seed >> 32)},\
                                threshold};                                                        \
-    rifflemix::dropout::apply<T>({x, y, count, drop, static_cast<rifflemix::Acc<T>>(scale)},      \
-                                 threads);                                                        \
+    return rifflemix::dropout::apply<T>(                                                          \
+        {x, y, count, drop, static_cast<rifflemix::Acc<T>>(scale)}, threads);                     \
   }
 RIFFLEMIX_DROPOUT(float32, float)
 RIFFLEMIX_DROPOUT(float64, double)

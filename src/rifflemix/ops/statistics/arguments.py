@@ -61,10 +61,18 @@ def check_state(state: StatisticsState | None, w: Tensor) -> None:
     shapes = ((batch, heads, features), (batch, heads, features), (batch, heads), (batch,))
     accumulate = accumulation_dtype(w.dtype)
     dtypes = (accumulate, accumulate, accumulate, torch.int64)
-    for name, field, shape, dtype in zip(state._fields, state, shapes, dtypes, strict=True):
+    for name, field, shape, dtype in zip(
+        StatisticsState._fields, state, shapes, dtypes, strict=True
+    ):
         _check_tensor(f"initial_state.{name}", field, str(shape), shape, w)
         if field.dtype != dtype:
             raise bad_argument(f"initial_state.{name}", f"dtype {dtype}", field.dtype)
+    position = state.position
+    # Reading the position, which is data, would break a graph that is being traced.
+    if torch.compiler.is_compiling() or position.is_meta or not position.numel():
+        return
+    if (first := int(position.min())) < 0:
+        raise bad_argument("initial_state.position", "at least 0", first)
 
 
 def check_bias(

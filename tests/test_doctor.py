@@ -1,0 +1,200 @@
+"""rifflemix doctor: every finding in each of its states, the exit code, and the one warning."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import rifflemix.cli
+from rifflemix.errors import InputError
+from rifflemix.ops import group_sort, native, token_statistics
+from rifflemix.ops.permutation import cpu as permutation
+from rifflemix.ops.statistics import cpu_common as statistics
+from rifflemix.runs import doctor
+from rifflemix.runs.doctor import ABSENT, BROKEN, OK, Finding, examine
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installation whose kernels are not there; its folder."""
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(doctor, "instruction_level", lambda: 0)
+    monkeypatch.setattr(permutation, "_KERNELS", None)
+    monkeypatch.setattr(statistics, "_HAS_VECTORS", False)
+    native._warn_of_missing_kernels.cache_clear()
+    yield tmp_path
+    native._warn_of_missing_kernels.cache_clear()
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["rifflemix", "doctor", *options])
+    return rifflemix.cli.main()
+
+
+def finding(name: str) -> Finding:
+    return next(found for found in examine() if found.name == name)
+
+
+def test_what_it_looks_at() -> None:
+    found = examine()
+    assert len({finding.name for finding in found}) == len(found)
+    assert {finding.state for finding in found} <= {OK, ABSENT, BROKEN}
+    assert all(finding.detail and "\n" not in finding.detail for finding in found)
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
+def test_a_sound_installation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--json") == 0
+    found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert found["compiled kernels"]["state"] == OK
+    assert found["compiled kernels"]["detail"].startswith(str(native._FOLDER))
+    assert not any(entry["state"] == BROKEN for entry in found.values())
+    assert run(monkeypatch) == 0
+    assert "compiled kernels" in capsys.readouterr().out
+
+
+def test_kernels_that_were_never_built(
+    no_library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch) == 1
+    captured = capsys.readouterr()
+    assert "install rifflemix where there is a C++ compiler" in " ".join(captured.out.split())
+    assert not captured.err
+    for name in ("sorts on the CPU", "token statistics on the CPU"):
+        assert finding(name).state == ABSENT
+
+
+def test_kernels_whose_compilation_failed(
+    no_library: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (no_library / native._BUILD_LOG).write_text("sort.cpp:1: error: [/no] such thing\n")
+    assert run(monkeypatch) == 1
+    assert "sort.cpp:1: error: [/no] such thing" in capsys.readouterr().out
+    assert run(monkeypatch, "--json") == 1
+    outputs = [entry["output"] for entry in json.loads(capsys.readouterr().out)]
+    assert "sort.cpp:1: error: [/no] such thing" in outputs
+
+
+def test_kernels_that_do_not_load(no_library: Path) -> None:
+    name = Path(native.find_library()[1].split(" is not there")[0]).name
+    (no_library / name).write_bytes(b"not a library")
+    assert "cannot be loaded" in finding("compiled kernels").detail
+
+
+def test_a_torch_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, state in (("2.7.1+cpu", BROKEN), ("2.8.0", OK), ("3.0.0a1", OK)):
+        monkeypatch.setattr(torch, "__version__", version)
+        assert finding("versions").state == state
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    lowest = ".".join(map(str, doctor.LOWEST_TORCH))
+    assert f"torch>={lowest}" in requirements
+
+
+def test_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    ours = {
+        extra: tuple(re.split(r"[^\w-]", requirement)[0] for requirement in requirements)
+        for extra, requirements in extras.items()
+        if extra not in ("peers", "test")
+    }
+    assert ours == doctor.EXTRAS
+
+
+def test_an_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(doctor.EXTRAS, "train", ("accelerate", "no-such-thing"))
+    found = finding("extra train")
+    assert found.state == ABSENT
+    assert found.detail == 'no no-such-thing: pip install "rifflemix[train]"'
+
+
+def test_a_cache_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert finding("cache folder").detail.endswith("not yet made")
+    (tmp_path / "cache").mkdir()
+    assert finding("cache folder") == Finding("cache folder", OK, str(tmp_path / "cache"))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "file" / "cache"))
+    assert finding("cache folder").state == BROKEN
+    monkeypatch.setenv("RIFFLEMIX_CACHE", "~nosuchuser/cache")
+    assert finding("cache folder").state == BROKEN
+
+
+def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert finding("CPU threads").state == BROKEN
+
+
+def test_data_of_a_folder(tmp_path: Path) -> None:
+    assert f"with --data-dir {tmp_path}" in examine(tmp_path)[-1].detail
+    with pytest.raises(InputError):
+        examine(tmp_path / "not there")
+
+
+def test_a_slow_call_warns_once(no_library: Path) -> None:
+    small, large = torch.randn(1, 4, 4), torch.randn(1, 4096, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        group_sort(small, 2)
+        assert not caught
+        group_sort(large, 2)
+        group_sort(large, 2)
+        token_statistics(large.unsqueeze(1), torch.ones(1))
+    (warning,) = caught
+    assert warning.category is native.MissingKernels
+    assert "`rifflemix doctor`" in str(warning.message)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+def test_a_failed_build_keeps_what_the_compiler_said(tmp_path: Path) -> None:
+    folder = tmp_path / "src" / "rifflemix" / "ops" / "native"
+    folder.mkdir(parents=True)
+    for package in (folder, *folder.parents[:2]):
+        (package / "__init__.py").touch()
+    (folder / "broken.cpp").write_text("#error as planned\n")
+    (tmp_path / "setup.py").write_text((ROOT / "setup.py").read_text())
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "rifflemix"\nversion = "0"\n'
+        '[tool.setuptools.packages.find]\nwhere = ["src"]\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "as planned" in done.stderr
+    assert "as planned" in (folder / native._BUILD_LOG).read_text()
+    (folder / "broken.cpp").write_text("int sound;\n")
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert not (folder / native._BUILD_LOG).exists()
+    assert list(folder.glob("_kernels*"))
