@@ -42,7 +42,7 @@ class Mega(MegaLayer):
         causal=True,
         streaming=True,
         needs_max_length=True,
-        thread_sums="the gradient of the position bias and of the averages",
+        thread_sums="the gradient of the position bias",
     )
 
     fixed_options = frozenset({"chunk_size"})

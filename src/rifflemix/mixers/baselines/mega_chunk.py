@@ -47,7 +47,7 @@ class MegaChunk(MegaLayer):
         cost_exponent=1.0,
         causal=True,
         streaming=True,
-        thread_sums="the gradient of the position bias and of the averages",
+        thread_sums="gradients of the queries, keys and position bias, at some lengths",
     )
 
     # CSP instead of attention goes over the whole sequence: chunks would have no effect.

@@ -56,7 +56,7 @@ class Synthesizer(TokenMixer):
         causal=True,
         streaming=True,
         needs_max_length=True,
-        thread_sums="the gradient of the table of scores",
+        thread_sums="gradients of products with the table of scores, at some lengths",
     )
 
     def __init__(
