@@ -1,4 +1,4 @@
-// Which elements dropout keeps: a function of a seed and of the element's place alone, so that
+// Which elements dropout keeps: a function of a seed and of the element's index alone, so that
 // nothing has to be stored and any number of threads finds the same.
 //
 // Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3": Threefry-4x32.

@@ -1,4 +1,4 @@
-// The place of each channel's largest value, the first of equal ones; NaN counts as the largest.
+// The position of each channel's largest value, the first of equal ones; NaN counts as the largest.
 
 #include "permutation.h"
 
@@ -9,11 +9,11 @@ template <class Bits>
 RIFFLEMIX_INLINE void find_largest(const Problem& p, int64_t b, int64_t channel) {
   constexpr int lanes = kVectorBytes / sizeof(Bits);
   using Lanes = Vector<Bits, lanes>;
-  using Places = Vector<int32_t, lanes>;
+  using Positions = Vector<int32_t, lanes>;
   const int64_t count = std::min<int64_t>(lanes, p.channels - channel);
   const Format<Bits> format = p.format<Bits>();
   Lanes best = Lanes{} + std::numeric_limits<Bits>::min();
-  Places place = {};
+  Positions position = {};
   Bits some[lanes] = {};
   for (int64_t n = 0; n < p.length; ++n) {
     if (p.padded(b, n)) continue;
@@ -25,10 +25,11 @@ RIFFLEMIX_INLINE void find_largest(const Problem& p, int64_t b, int64_t channel)
     const Lanes key = ordered(load<Lanes>(row), format);
     const Lanes larger = key > best;
     best = larger ? key : best;
-    place = __builtin_convertvector(larger, Places) ? Places{} + static_cast<int32_t>(n) : place;
+    const Positions now = Positions{} + static_cast<int32_t>(n);
+    position = __builtin_convertvector(larger, Positions) ? now : position;
   }
   for (int64_t j = 0; j < count; ++j) {
-    static_cast<int64_t*>(p.index)[b * p.channels + channel + j] = place[j];
+    static_cast<int64_t*>(p.index)[b * p.channels + channel + j] = position[j];
   }
 }
 

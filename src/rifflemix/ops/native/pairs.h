@@ -85,7 +85,7 @@ RIFFLEMIX_INLINE void exchange_pair(const Pair<Bits>& pair, Decision<Bits> decis
   if (kSwaps == Swaps::kDecided) std::copy(bytes, bytes + (count - c), swaps + c);
 }
 
-// A pair with padding is not exchanged, and its padded places become zero.
+// A pair with padding is not exchanged, and its padded positions become zero.
 template <Swaps kSwaps, class Bits>
 RIFFLEMIX_INLINE void keep_pair(const Pair<Bits>& pair, bool first_padded, bool second_padded,
                                 int64_t count, uint8_t* swaps) {

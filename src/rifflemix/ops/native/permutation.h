@@ -18,7 +18,7 @@ struct Problem {
   const void* x;
   int64_t batch_stride, row_stride;
   void* y;
-  void* index;                // of the token that each place takes
+  void* index;                // of the token that each position takes
   int64_t index_bytes;        // 2, 4 or 8; 0 without index
   uint8_t* swaps;             // (batch, length / 2, channels): the pair is exchanged
   const uint8_t* mask;        // (batch, length), 1 = padding
@@ -90,13 +90,13 @@ RIFFLEMIX_INLINE int64_t quotient_up(int64_t count, int64_t of) { return (count 
 
 // Where a circular shift of each sample's valid tokens takes them from.
 struct Shift {
-  int32_t *place, *rank;  // (batch, length): of the r-th valid token, of each valid place
-  int32_t *valid;         // (batch): how many
-  int32_t *step;          // (batch, channels): in 0..valid-1
+  int32_t *position, *rank;  // (batch, length): of the r-th valid token, of each valid position
+  int32_t *valid;            // (batch): how many
+  int32_t *step;             // (batch, channels): in 0..valid-1
 
   Shift(const Problem& p, Arena& arena) {
     const bool needed = p.steps != nullptr;
-    place = arena.take<int32_t>(needed ? p.batch * p.length : 0);
+    position = arena.take<int32_t>(needed ? p.batch * p.length : 0);
     rank = arena.take<int32_t>(needed ? p.batch * p.length : 0);
     valid = arena.take<int32_t>(needed ? p.batch : 0);
     step = arena.take<int32_t>(needed ? p.batch * p.channels : 0);
@@ -107,7 +107,7 @@ struct Shift {
       int32_t count = 0;
       for (int64_t n = 0; n < p.length; ++n) {
         if (p.padded(b, n)) continue;
-        place[b * p.length + count] = static_cast<int32_t>(n);
+        position[b * p.length + count] = static_cast<int32_t>(n);
         rank[b * p.length + n] = count++;
       }
       valid[b] = count;
@@ -119,10 +119,10 @@ struct Shift {
     }
   }
 
-  // The place in sample b that valid place n of channel c takes.
+  // The position in sample b that valid position n of channel c takes.
   RIFFLEMIX_INLINE int64_t source(const Problem& p, int64_t b, int64_t n, int64_t c) const {
     const int32_t back = rank[b * p.length + n] - step[b * p.channels + c];
-    return place[b * p.length + (back < 0 ? back + valid[b] : back)];
+    return position[b * p.length + (back < 0 ? back + valid[b] : back)];
   }
 };
 

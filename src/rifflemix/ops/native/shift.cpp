@@ -77,7 +77,7 @@ RIFFLEMIX_INLINE int64_t gather_valid(const Shifting<Bits>& s, const Tile<Bits>&
   return valid;
 }
 
-// The reverse: spreads the first rows over the valid places, and zeros over the others.
+// The reverse: spreads the first rows over the valid positions, and zeros over the others.
 template <class Bits>
 RIFFLEMIX_INLINE void spread_valid(const Shifting<Bits>& s, const Tile<Bits>& tile, int64_t n,
                                    int64_t count, int64_t valid) {

@@ -2,7 +2,7 @@
 //
 // A tile is one group of one cache line of channels. Its values become keys that hold value and
 // index, a network sorts the keys, and rows of keys are read back in the order asked for: with
-// `rank` the place's rank in the reference channel (or among valid tokens, with padding),
+// `rank` the position's rank in the reference channel (or among valid tokens, with padding),
 // out[n] = sorted[rank[n]].
 //
 // Where x was shifted before, the index counts the tokens as they stood before the shift.
@@ -128,13 +128,13 @@ RIFFLEMIX_INLINE const Keys<Key>* sort_tile(const Sorting<Bits, Key>& s,
   return tile;
 }
 
-// A run of one tile's lanes whose places share a ranking (null: their own order).
+// A run of one tile's lanes whose positions share a ranking (null: their own order).
 struct Run {
   int64_t low, high;
   const int32_t* ranking;
 };
 
-// Up to kChunk places from n on, and of a vector of channels the lanes first..last-1.
+// Up to kChunk positions from n on, and of a vector of channels the lanes first..last-1.
 template <class Bits, class Key>
 struct Piece {
   int64_t b, n, count, start;  // start: the group's first token
@@ -144,39 +144,39 @@ struct Piece {
 
 template <class Index, class Bits, class Key>
 RIFFLEMIX_INLINE void write_indices(const Sorting<Bits, Key>& s, const Piece<Bits, Key>& piece,
-                                    const int32_t* places) {
+                                    const int32_t* positions) {
   const int64_t channels = s.p.channels;
   Index* index = static_cast<Index*>(s.p.index);
   index += (piece.b * s.p.length + piece.n) * channels + piece.channel;
   if (piece.last - piece.first == s.lanes) {
     for (int64_t i = 0; i < piece.count; ++i) {
       for (int64_t j = 0; j < s.lanes; ++j) {
-        index[i * channels + j] = static_cast<Index>(places[i * s.lanes + j]);
+        index[i * channels + j] = static_cast<Index>(positions[i * s.lanes + j]);
       }
     }
     return;
   }
   for (int64_t i = 0; i < piece.count; ++i) {
     for (int64_t j = piece.first; j < piece.last; ++j) {
-      index[i * channels + j] = static_cast<Index>(places[i * s.lanes + j]);
+      index[i * channels + j] = static_cast<Index>(positions[i * s.lanes + j]);
     }
   }
 }
 
 // Writes what the indices within the group stand for; `within` is overwritten.
 template <class Bits, class Key>
-RIFFLEMIX_INLINE void write_places(const Sorting<Bits, Key>& s, const Piece<Bits, Key>& piece,
+RIFFLEMIX_INLINE void write_positions(const Sorting<Bits, Key>& s, const Piece<Bits, Key>& piece,
                                    int32_t* within) {
   const Problem& p = s.p;
   for (int64_t i = 0; i < kChunk * s.lanes; ++i) within[i] += static_cast<int32_t>(piece.start);
   for (int64_t i = 0; i < piece.count && (p.steps != nullptr || p.mask != nullptr); ++i) {
     const bool padded = p.padded(piece.b, piece.n + i);
     for (int64_t j = piece.first; j < piece.last; ++j) {
-      int32_t& place = within[i * s.lanes + j];
+      int32_t& position = within[i * s.lanes + j];
       if (padded) {
-        place = static_cast<int32_t>(piece.n + i);
+        position = static_cast<int32_t>(piece.n + i);
       } else if (p.steps != nullptr) {
-        place = static_cast<int32_t>(s.shift.source(p, piece.b, place, piece.channel + j));
+        position = static_cast<int32_t>(s.shift.source(p, piece.b, position, piece.channel + j));
       }
     }
   }
@@ -187,7 +187,7 @@ RIFFLEMIX_INLINE void write_places(const Sorting<Bits, Key>& s, const Piece<Bits
   }
 }
 
-// Writes one piece; rows[i] is the sorted vector that place n + i takes.
+// Writes one piece; rows[i] is the sorted vector that position n + i takes.
 template <class Bits, class Key>
 RIFFLEMIX_INLINE void write_piece(const Sorting<Bits, Key>& s, const Piece<Bits, Key>& piece,
                                   const Keys<Key>* const* rows, int64_t offset, const Bits* flip) {
@@ -207,7 +207,7 @@ RIFFLEMIX_INLINE void write_piece(const Sorting<Bits, Key>& s, const Piece<Bits,
     if (!p.padded(piece.b, piece.n + i)) continue;
     std::fill(y + i * channels + piece.first, y + i * channels + piece.last, Bits{0});
   }
-  if (p.index_bytes > 0) write_places(s, piece, within);
+  if (p.index_bytes > 0) write_positions(s, piece, within);
 }
 
 // Fetches the lines to which the rows from n on will be written.
@@ -274,7 +274,7 @@ RIFFLEMIX_INLINE void rank_leaders(const Sorting<Bits, Key>& s, int64_t first, i
   });
 }
 
-// Ranks of places when a group's valid places come first, each kind in its own order.
+// Ranks of positions when a group's valid positions come first, each kind in its own order.
 template <class Bits, class Key>
 void rank_valid_first(const Sorting<Bits, Key>& s) {
   const Problem& p = s.p;

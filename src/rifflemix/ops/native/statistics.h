@@ -56,7 +56,7 @@ struct Chunk {
         last(std::min(first + sizes.chunk, sizes.length)),
         start(sample * sizes.length),
         padding(mask == nullptr ? nullptr : mask + start) {}
-  // Place of token n of this sample among all tokens.
+  // Index of token n of this sample among all tokens.
   RIFFLEMIX_INLINE int64_t token(int64_t n) const { return start + n; }
   RIFFLEMIX_INLINE bool padded(int64_t n) const { return padding != nullptr && padding[n] != 0; }
 };
@@ -64,7 +64,7 @@ struct Chunk {
 // Of the bodies given to for_vectors.
 #define RIFFLEMIX_BODY __attribute__((always_inline))
 
-// Calls body(d, i, rest) for each vector of head h's features: d is its place in the head, i that in
+// Calls body(d, i, rest) for each vector of head h's features: d is its index there, i that in
 // a row of statistics, and it holds `rest` features, or more where it is whole. Once inlined, whole
 // vectors know that they are, and load and store without a question.
 template <class A, class Body>

@@ -27,7 +27,7 @@ struct Problem {
 };
 
 // Sums before the first token and after the last: (batch, heads, features), of the count
-// (batch, heads). For gradients they change places. Null where they are not given.
+// (batch, heads). For gradients they are exchanged. Null where they are not given.
 template <class A>
 struct Ends {
   const A *given_energy, *given_mass, *given_count;
@@ -220,15 +220,15 @@ RIFFLEMIX_INLINE void membership_gradient_of_token(const Backward<T>& g, const C
                                                    Within<Acc<T>>& within) {
   using A = Acc<T>;
   const Sizes& sizes = g.sizes;
-  const int64_t row = sizes.row(), heads = sizes.heads, place = n - chunk.first;
-  const A *energies = &at.energy[place * row], *masses = &at.mass[place * row];
+  const int64_t row = sizes.row(), heads = sizes.heads, local = n - chunk.first;
+  const A *energies = &at.energy[local * row], *masses = &at.mass[local * row];
   const A* mass_after = g.grad_mass + chunk.task * row;
   const A* count_after = g.grad_count + chunk.task * heads;
   const T* token = g.w.at(chunk.sample, n);
   const T* grad = g.grad_y.at(chunk.sample, n);
   for (int64_t h = 0; h < heads; ++h, token += g.w.head, grad += g.grad_y.head) {
     const int64_t to = chunk.token(n) * heads + h;
-    const A pi = g.membership[to], count = at.count[place * heads + h];
+    const A pi = g.membership[to], count = at.count[local * heads + h];
     Vector<A> score{}, along_mass{};
     for_vectors<A>(sizes, h, [&](int64_t d, int64_t i, int64_t rest) RIFFLEMIX_BODY {
       const Vector<A> x = load(token + d, rest), energy = load(energies + i);
@@ -259,12 +259,12 @@ RIFFLEMIX_INLINE void partial_gradient_of_token(const Backward<T>& g, const Chun
   using A = Acc<T>;
   const Sizes& sizes = g.sizes;
   const A* mass_after = g.grad_mass + chunk.task * sizes.row();
-  const int64_t place = chunk.token(n) * sizes.heads;
+  const int64_t index = chunk.token(n) * sizes.heads;
   const T* token = g.w.at(chunk.sample, n);
   const T* grad = g.grad_y.at(chunk.sample, n);
-  A* out = g.partial + place * sizes.features;
+  A* out = g.partial + index * sizes.features;
   for (int64_t h = 0; h < sizes.heads; ++h) {
-    const A pi = g.membership[place + h], score = g.grad_scores[place + h];
+    const A pi = g.membership[index + h], score = g.grad_scores[index + h];
     for_vectors<A>(sizes, h, [&](int64_t d, int64_t i, int64_t rest) RIFFLEMIX_BODY {
       const Vector<A> x = load(token + d, rest), inverse = load(&at.inverse[i]);
       const Vector<A> energy =
@@ -290,14 +290,14 @@ RIFFLEMIX_INLINE void find_score_gradient(const Backward<T>& g, const Chunk& chu
   recompute_sums(g, chunk, at);
   Within<A> within(sizes);
   for (int64_t n = chunk.last - 1; n >= chunk.first; --n) {
-    const int64_t place = chunk.token(n) * sizes.heads;
-    A* gradient = g.grad_scores + place;
+    const int64_t index = chunk.token(n) * sizes.heads;
+    A* gradient = g.grad_scores + index;
     if (chunk.padded(n)) {
       std::fill(gradient, gradient + sizes.heads, A(0));
       continue;
     }
     membership_gradient_of_token(g, chunk, n, at, within);
-    softmax_gradient(sizes.heads, g.membership + place, gradient);
+    softmax_gradient(sizes.heads, g.membership + index, gradient);
     for (int64_t h = 0; h < sizes.heads; ++h) {
       temperatures[h] += gradient[h] * at.scores[h];
       gradient[h] *= g.temperature[h];

@@ -8,8 +8,8 @@
 
 namespace rifflemix::permutation {
 
-// Of two rows `Distance` apart: their blocks of `Distance` lanes that lie off the diagonal change
-// places.
+// Of two rows `Distance` apart: their blocks of `Distance` lanes that lie off the diagonal are
+// exchanged.
 template <int Distance, class V, std::size_t... Lane>
 RIFFLEMIX_INLINE void transpose_blocks(V& first, V& second, std::index_sequence<Lane...>) {
   constexpr int size = sizeof...(Lane);
