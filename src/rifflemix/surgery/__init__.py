@@ -1,13 +1,17 @@
 """Replace attention in models of other libraries."""
 
+import sys
+
 from rifflemix.surgery.adapters import Adapter, HostAttention, ParentChange, SwappedAttention
+from rifflemix.surgery.description import describe_swap
 from rifflemix.surgery.distillation import distil
 from rifflemix.surgery.hosts.timm import attn_layer
+from rifflemix.surgery.hub import register_hf
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
 from rifflemix.surgery.registry import register_adapter
 from rifflemix.surgery.replace import replace_attention, restore_attention
 from rifflemix.surgery.report import SurgeryReport
-from rifflemix.surgery.storage import apply_swap, describe_swap, load_swapped, save_swapped
+from rifflemix.surgery.storage import apply_swap, load_swapped, save_swapped
 from rifflemix.surgery.weights import HostWeights, Projection
 
 __all__ = [
@@ -27,7 +31,11 @@ __all__ = [
     "load_swapped",
     "merge_padding",
     "register_adapter",
+    "register_hf",
     "replace_attention",
     "restore_attention",
     "save_swapped",
 ]
+
+if "transformers" in sys.modules:  # its models are to be swapped, saved and loaded again
+    register_hf()

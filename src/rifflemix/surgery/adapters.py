@@ -80,7 +80,9 @@ class SwappedAttention(nn.Module):
         return self._kept[0]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        self.original._apply(fn, recurse)
+        # What was loaded without its old attention has it without memory, which cannot move.
+        if not any(parameter.is_meta for parameter in self.original.parameters()):
+            self.original._apply(fn, recurse)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 

@@ -102,11 +102,20 @@ def restore_attention(model: nn.Module) -> list[str]:
 
     Returns:
         Names of the modules that are back; empty if nothing was replaced.
+
+    Raises:
+        InputError: the model was loaded without the attention that it replaced.
     """
     if isinstance(model, SwappedAttention):
         raise bad_argument("model", "a module around the replaced attention", "one of these alone")
     back = []
     named = dict(model.named_modules(remove_duplicate=False))
+    for name, module in named.items():
+        if isinstance(module, SwappedAttention) and _is_gone(module):
+            raise InputError(
+                f"model: {name} was loaded without the attention that it replaced; load the "
+                "original model instead"
+            )
     for name, module in named.items():
         if isinstance(module, SwappedAttention):
             parent, _, attribute = name.rpartition(".")
@@ -115,6 +124,13 @@ def restore_attention(model: nn.Module) -> list[str]:
             back.append(name)
     _unchange(model.modules())
     return back
+
+
+def _is_gone(module: SwappedAttention) -> bool:
+    """Whether the replaced attention has no memory, while the mixer has."""
+    return any(p.is_meta for p in module.original.parameters()) and not any(
+        p.is_meta for p in module.mixer.parameters()
+    )
 
 
 def prepare(site: Site, settings: MixerSettings, init: str) -> Swap:

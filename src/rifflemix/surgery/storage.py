@@ -2,77 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from rifflemix import __version__
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import (
-    check_json,
-    make_folder,
-    parse_json,
-    read_json,
-    user_path,
-    write_atomically,
-    write_json,
-)
-from rifflemix.mixers import list_mixers
+from rifflemix.files import make_folder, read_json, user_path, write_atomically, write_json
 from rifflemix.surgery.adapters import SwappedAttention
+from rifflemix.surgery.description import (
+    check_description,
+    describe_swap,
+    settings_of,
+    uncompiled,
+)
 from rifflemix.surgery.replace import Swap, commit, prepare, restore_attention
-from rifflemix.surgery.settings import MixerSettings
 from rifflemix.surgery.sites import find_sites
 
 SWAP, WEIGHTS = "swap.json", "model.safetensors"
-_FORMAT = "rifflemix.swap/1"
 _M = TypeVar("_M", bound=nn.Module)
-
-
-class _Layer(TypedDict):
-    mixer: str
-    dim: int
-    num_heads: int
-    max_length: int | None
-    layer_index: int
-    num_layers: int
-    causal: bool
-    dropout: float
-    options: dict[str, Any]
-
-
-class _Description(TypedDict):
-    format: str
-    model: str
-    layers: dict[str, _Layer]
-
-
-def describe_swap(model: nn.Module) -> dict[str, Any]:
-    """What `replace_attention` made of a model, as JSON values; `apply_swap` makes it again.
-
-    Raises:
-        InputError: nothing in the model was replaced, or a mixer has no registry name or options
-            that JSON cannot hold.
-    """
-    model = _uncompiled(model)
-    layers = {
-        name: _layer(name, module.settings)
-        for name, module in model.named_modules()
-        if isinstance(module, SwappedAttention)
-    }
-    if not layers:
-        raise InputError("model: expected replaced attention, got none; see replace_attention")
-    return {
-        "format": _FORMAT,
-        "model": type(model).__name__,
-        "rifflemix_version": __version__,
-        "layers": layers,
-    }
 
 
 def apply_swap(model: nn.Module, description: Mapping[str, Any]) -> None:
@@ -83,7 +34,7 @@ def apply_swap(model: nn.Module, description: Mapping[str, Any]) -> None:
             changed then.
     """
     check_description(description)
-    model = _uncompiled(model)
+    model = uncompiled(model)
     sites = {site.name: site for site in find_sites(model)}
     swaps: list[Swap] = []
     for name, layer in description["layers"].items():
@@ -96,22 +47,9 @@ def apply_swap(model: nn.Module, description: Mapping[str, Any]) -> None:
             raise bad_argument(
                 "model", "the architecture before the swap", f"replaced attention at {name}"
             )
-        settings = MixerSettings(**{key: layer[key] for key in _Layer.__annotations__})
+        settings = settings_of(layer)
         swaps.append(prepare(site, settings, "fresh"))
     commit(swaps)
-
-
-def check_description(description: Any) -> None:
-    """Raise InputError unless it is one of `describe_swap`."""
-    try:
-        check_json(description, _Description, "swap")
-    except ValueError as error:
-        raise InputError(f"the description of the swap is damaged: {error}") from None
-    if description["format"] != _FORMAT:
-        raise InputError(
-            f"the description of the swap: expected format {_FORMAT!r}, "
-            f"got {description['format']!r}"
-        )
 
 
 def save_swapped(model: nn.Module, folder: str | Path) -> None:
@@ -130,7 +68,7 @@ def save_swapped(model: nn.Module, folder: str | Path) -> None:
         raise bad_argument("model", "allocated weights", "a model on the meta device")
     make_folder(folder)
     # The description goes last: a folder that has one is complete.
-    write_atomically(folder / WEIGHTS, lambda path: save_model(_uncompiled(model), str(path)))
+    write_atomically(folder / WEIGHTS, lambda path: save_model(uncompiled(model), str(path)))
     write_json(folder / SWAP, description)
 
 
@@ -154,44 +92,12 @@ def load_swapped(folder: str | Path, model: _M) -> _M:
     description = read_json(folder / SWAP)
     apply_swap(model, description)
     try:
-        _check_weights(folder / WEIGHTS, _uncompiled(model), description)
+        _check_weights(folder / WEIGHTS, uncompiled(model), description)
     except InputError:
         restore_attention(model)
         raise
-    load_model(_uncompiled(model), folder / WEIGHTS)
+    load_model(uncompiled(model), folder / WEIGHTS)
     return model
-
-
-def _layer(name: str, settings: MixerSettings | None) -> _Layer:
-    if settings is None or settings.mixer not in list_mixers():
-        raise InputError(
-            f"{name}: expected a mixer with a registry name, got {_mixer_name(settings)}; "
-            "register its class with register_mixer and replace by name"
-        )
-    values = asdict(settings)
-    try:
-        values["options"] = parse_json(
-            json.dumps(values["options"], default=_plain, allow_nan=False)
-        )
-    except (TypeError, ValueError, RecursionError) as error:
-        raise bad_argument(f"options of {name}", f"values for {SWAP}", error) from None
-    return cast(_Layer, values)
-
-
-def _mixer_name(settings: MixerSettings | None) -> str:
-    return "none" if settings is None else repr(settings.mixer)
-
-
-def _plain(value: Any) -> Any:
-    if not hasattr(value, "tolist"):
-        raise TypeError(f"a {type(value).__name__}, which JSON cannot hold")
-    return value.tolist()
-
-
-def _uncompiled(model: nn.Module) -> nn.Module:
-    """The module that torch.compile wraps, so that names are those of the model itself."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
 
 
 def _check_weights(path: Path, model: nn.Module, description: Mapping[str, Any]) -> None:
@@ -222,4 +128,4 @@ def _other_model(
     )
 
 
-__all__ = ["apply_swap", "check_description", "describe_swap", "load_swapped", "save_swapped"]
+__all__ = ["apply_swap", "load_swapped", "save_swapped"]

@@ -17,8 +17,15 @@ from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import TokenMixer
-from rifflemix.surgery.adapters import Adapter, HostAttention, SwappedAttention, class_names
+from rifflemix.surgery.adapters import (
+    Adapter,
+    HostAttention,
+    ParentChange,
+    SwappedAttention,
+    class_names,
+)
 from rifflemix.surgery.hosts.transformers_masks import padding_of
+from rifflemix.surgery.hosts.transformers_saving import SavePretrained
 from rifflemix.surgery.weights import HostWeights, Projection
 
 
@@ -130,7 +137,9 @@ class TransformersAttention(Adapter):
 
     def matches(self, module: nn.Module) -> bool:
         """A class of transformers, or derived from one, whose forward is written as it knows."""
-        return _is_attention(type(module)) and (_refusal(module) != "" or _maps(module) is not None)
+        return _is_attention(_class(module)) and (
+            _refusal(module) != "" or _maps(module) is not None
+        )
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
         """See `HostAttention`; positions that are lost are warned of."""
@@ -142,7 +151,7 @@ class TransformersAttention(Adapter):
         if refusal or weights is None:
             reason = refusal or "its maps cannot be read"
             return HostAttention(dim=1, num_heads=1, refusal=reason)
-        lost = [_ROTARY] if "position_embeddings" in _arguments(type(module)) else []
+        lost = [_ROTARY] if "position_embeddings" in _arguments(_class(module)) else []
         lost += [_NORMS] if _has_query_norms(module) else []
         inner, dim = weights.value.weight.shape
         return HostAttention(
@@ -180,6 +189,14 @@ class TransformersAttention(Adapter):
             None if maps.output is None else _projection(module, maps.output),
         )
 
+    def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
+        """Models that hold it write the swap where they save themselves."""
+        return [
+            ParentChange(parent, "save_pretrained", SavePretrained(parent))
+            for parent in parents
+            if "PreTrainedModel" in class_names(parent)
+        ]
+
 
 def weights_are_collected() -> bool:
     """Whether a model of transformers is collecting attention weights right now.
@@ -193,8 +210,13 @@ def weights_are_collected() -> bool:
     return "attentions" in (output_capturing._active_collector.get() or ())
 
 
+def _class(module: nn.Module) -> Any:
+    return type(module)
+
+
 @cache
-def _is_attention(cls: type[nn.Module]) -> bool:
+def _is_attention(cls: Any) -> bool:
+    """Whether a class of modules is written as attention of transformers is."""
     if not any(base.__module__.startswith("transformers.models.") for base in cls.__mro__):
         return False
     if any(base.__name__ in _REFUSED for base in cls.__mro__):
@@ -209,7 +231,7 @@ def _is_attention(cls: type[nn.Module]) -> bool:
 
 
 @cache
-def _arguments(cls: type[nn.Module]) -> tuple[str, ...]:
+def _arguments(cls: Any) -> tuple[str, ...]:
     """Names of the arguments of its `forward`, but for the catch-all."""
     parameters = inspect.signature(cls.forward).parameters.values()
     return tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)[1:]
@@ -222,7 +244,7 @@ def _refusal(module: nn.Module) -> str:
 
 
 def _unknown_arguments(module: nn.Module) -> str:
-    unknown = sorted(set(_arguments(type(module))) - _KNOWN_ARGUMENTS)
+    unknown = sorted(set(_arguments(_class(module))) - _KNOWN_ARGUMENTS)
     return f"its forward takes {', '.join(unknown)}, which a token mixer has no use for" * bool(
         unknown
     )
@@ -288,7 +310,8 @@ def _repeated(part: Projection, width: int, groups: int) -> Projection:
     """Each head of `width` rows as often as queries share it."""
 
     def repeat(t: Tensor) -> Tensor:
-        return t.unflatten(0, (-1, width)).repeat_interleave(groups, 0).flatten(0, 1)
+        heads: Tensor = t.unflatten(0, (-1, width))
+        return heads.repeat_interleave(groups, 0).flatten(0, 1)
 
     if groups == 1:
         return part

@@ -18,7 +18,7 @@ from rifflemix.surgery.hosts.transformers_masks import padding_of
 State = dict[str, Tensor]
 
 
-class StreamLayer(CacheLayerMixin):  # type: ignore[misc]
+class StreamLayer(CacheLayerMixin):
     """The state of one mixer's stream, in the place of one layer's keys and values.
 
     Attributes:
@@ -114,7 +114,8 @@ def continue_stream(
             that does not stream; padding among tokens after the prompt.
     """
     if not mixer.causal:
-        return mixer(x, key_padding_mask=padding_of(mask, x, causal=False))
+        mixed: Tensor = mixer(x, key_padding_mask=padding_of(mask, x, causal=False))
+        return mixed
     layer = _stream_layer(past, layer_index)
     padding = padding_of(mask, x, causal=True)
     if not layer.seen:
@@ -167,8 +168,9 @@ def _stream_layer(past: Any, layer_index: int | None) -> StreamLayer:
             "a new cache, or one that this model has filled",
             "keys and values of attention",
         )
-    layers[layer_index] = StreamLayer()
-    return layers[layer_index]
+    stream = StreamLayer()
+    layers[layer_index] = stream
+    return stream
 
 
 __all__ = ["StreamLayer", "continue_stream"]

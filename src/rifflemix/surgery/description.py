@@ -1,0 +1,113 @@
+"""A swap as JSON values: which mixer is where, and how it was built."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, TypedDict, cast
+
+from torch import nn
+
+from rifflemix import __version__
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.files import check_json, parse_json
+from rifflemix.mixers import list_mixers
+from rifflemix.surgery.adapters import SwappedAttention
+from rifflemix.surgery.settings import MixerSettings
+
+_FORMAT = "rifflemix.swap/1"
+
+
+class _Layer(TypedDict):
+    mixer: str
+    dim: int
+    num_heads: int
+    max_length: int | None
+    layer_index: int
+    num_layers: int
+    causal: bool
+    dropout: float
+    options: dict[str, Any]
+
+
+class _Description(TypedDict):
+    format: str
+    model: str
+    layers: dict[str, _Layer]
+
+
+def describe_swap(model: nn.Module) -> dict[str, Any]:
+    """What `replace_attention` made of a model, as JSON values; `apply_swap` makes it again.
+
+    Raises:
+        InputError: nothing in the model was replaced, or a mixer has no registry name or options
+            that JSON cannot hold.
+    """
+    model = uncompiled(model)
+    layers = {
+        name: _layer(name, module.settings)
+        for name, module in model.named_modules()
+        if isinstance(module, SwappedAttention)
+    }
+    if not layers:
+        raise InputError("model: expected replaced attention, got none; see replace_attention")
+    return {
+        "format": _FORMAT,
+        "model": type(model).__name__,
+        "rifflemix_version": __version__,
+        "layers": layers,
+    }
+
+
+def check_description(description: Any) -> None:
+    """Raise InputError unless it is one of `describe_swap`."""
+    try:
+        check_json(description, _Description, "swap")
+    except ValueError as error:
+        raise InputError(f"the description of the swap is damaged: {error}") from None
+    if description["format"] != _FORMAT:
+        raise InputError(
+            f"the description of the swap: expected format {_FORMAT!r}, "
+            f"got {description['format']!r}"
+        )
+
+
+def settings_of(layer: Mapping[str, Any]) -> MixerSettings:
+    """How a description says that a mixer was built."""
+    return MixerSettings(**{key: layer[key] for key in _Layer.__annotations__})
+
+
+def _layer(name: str, settings: MixerSettings | None) -> _Layer:
+    if settings is None or settings.mixer not in list_mixers():
+        raise InputError(
+            f"{name}: expected a mixer with a registry name, got {_mixer_name(settings)}; "
+            "register its class with register_mixer and replace by name"
+        )
+    values = asdict(settings)
+    try:
+        values["options"] = parse_json(
+            json.dumps(values["options"], default=_plain, allow_nan=False)
+        )
+    except (TypeError, ValueError, RecursionError) as error:
+        raise bad_argument(f"options of {name}", "values for JSON", error) from None
+    return cast(_Layer, values)
+
+
+def _mixer_name(settings: MixerSettings | None) -> str:
+    return "none" if settings is None else repr(settings.mixer)
+
+
+def _plain(value: Any) -> Any:
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"a {type(value).__name__}, which JSON cannot hold")
+    return value.tolist()
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that torch.compile wraps, so that names are those of the model itself."""
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+__all__ = ["check_description", "describe_swap", "settings_of", "uncompiled"]

@@ -1,0 +1,73 @@
+"""`save_pretrained` of swapped models of transformers.
+
+transformers builds a model from its config alone and fills in weights by name; what is missing it
+draws at random, with no more than a message. So the swap is written into the config, where
+transformers looks for ways to change a model before its weights come (`quantization_config`), and
+the file of the weights has a tensor of another shape under a name of each replaced attention: a
+program that does not know the swap fails on it. `rifflemix.surgery.pretrained` reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument
+from rifflemix.surgery.adapters import SwappedAttention
+from rifflemix.surgery.description import describe_swap
+
+METHOD = "rifflemix"
+_CONFIG = "quantization_config"
+
+
+class SavePretrained:
+    """`save_pretrained` of one swapped model, which writes the swap beside the weights.
+
+    Args:
+        model: a `PreTrainedModel`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(
+        self, save_directory: Any, *, state_dict: Mapping[str, Tensor] | None = None, **options: Any
+    ) -> Any:
+        """See `PreTrainedModel.save_pretrained`.
+
+        Raises:
+            InputError: a mixer that no file can name, or weights that are quantised as well.
+        """
+        model: Any = self.model
+        swap = describe_swap(model)
+        if getattr(model.config, _CONFIG, None) is not None:
+            raise bad_argument(
+                "model", "weights that are not quantised", "a quantization_config beside the swap"
+            )
+        weights = dict(model.state_dict() if state_dict is None else state_dict)
+        weights.update({name: torch.zeros(1) for name in replaced_weights(model)})
+        setattr(model.config, _CONFIG, {"quant_method": METHOD, "swap": swap})
+        try:
+            return type(model).save_pretrained(model, save_directory, state_dict=weights, **options)
+        finally:
+            delattr(model.config, _CONFIG)
+
+
+def swapped_in(model: nn.Module) -> dict[str, SwappedAttention]:
+    """The replaced attention of a model, by name."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, SwappedAttention)}
+
+
+def replaced_weights(model: nn.Module) -> list[str]:
+    """The name of one weight matrix of each replaced attention, as the host had it."""
+    found = []
+    for name, module in swapped_in(model).items():
+        matrices = (n for n, p in module.original.named_parameters() if p.dim() == 2)
+        found.append(f"{name}.{next(matrices)}")
+    return found
+
+
+__all__ = ["METHOD", "SavePretrained", "replaced_weights", "swapped_in"]

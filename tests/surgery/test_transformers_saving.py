@@ -1,0 +1,152 @@
+"""Swapped transformers in folders: the same outputs with us, a refusal without."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_transformers import build, inputs_of, outputs_of, transformers
+
+import rifflemix as rm
+from rifflemix.surgery import SwappedAttention, replace_attention, restore_attention
+
+HERE = Path(__file__).parent
+SAVED = [
+    ("gpt2", "tssa", {}),
+    ("bert", "performer", {}),
+    ("vit", "csp", {"shift": list(range(16))}),
+    ("whisper", "softmax", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "mixer", "options"), SAVED, ids=[s[0] for s in SAVED])
+def test_a_saved_model_comes_back(
+    tmp_path: Path, name: str, mixer: str, options: dict[str, Any]
+) -> None:
+    model, inputs = build(name), inputs_of(name)
+    layers = [0] if name == "gpt2" else "all"
+    replace_attention(model, mixer, mixer_options=options, layers=layers)
+    expected = outputs_of(model, inputs)
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        model.save_pretrained(folder)
+        assert not hasattr(model.config, "quantization_config")
+        model = type(model).from_pretrained(folder)
+        assert torch.equal(outputs_of(model, inputs), expected)
+    assert not getattr(model, "is_quantized", False)
+    assert not hasattr(model, "hf_quantizer")
+    assert model.to("cpu").double().dtype == torch.float64
+    assert all(p.requires_grad and not p.is_meta for p in model.parameters())
+
+
+def saved(tmp_path: Path) -> tuple[Any, Path]:
+    model = build("gpt2")
+    replace_attention(model, "tssa")
+    model.save_pretrained(tmp_path)
+    return model, tmp_path
+
+
+def test_by_auto_classes_and_as_a_body(tmp_path: Path) -> None:
+    model, folder = saved(tmp_path)
+    inputs = inputs_of("gpt2")
+    auto = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(outputs_of(auto, inputs), outputs_of(model, inputs))
+    body = transformers.AutoModel.from_pretrained(folder)
+    assert torch.equal(outputs_of(body, inputs), outputs_of(model.transformer, inputs))
+    body.save_pretrained(folder / "body")
+    again = transformers.GPT2LMHeadModel.from_pretrained(folder / "body")
+    assert torch.equal(outputs_of(again.transformer, inputs), outputs_of(body, inputs))
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {here!r})
+import tiny_transformers
+import torch
+from transformers import {cls}
+{register}
+model = {cls}.from_pretrained({folder!r})
+inputs = tiny_transformers.inputs_of("gpt2")
+print("sum", tiny_transformers.outputs_of(model, inputs).double().sum().item())
+"""
+
+
+def in_another_program(folder: Path, register: str, cls: str) -> subprocess.CompletedProcess[str]:
+    program = PROGRAM.format(here=str(HERE), folder=str(folder), register=register, cls=cls)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+
+def test_without_us_loading_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, folder = saved(tmp_path)
+    for mapping in ("AUTO_QUANTIZER_MAPPING", "AUTO_QUANTIZATION_CONFIG_MAPPING"):
+        monkeypatch.delitem(getattr(transformers.quantizers.auto, mapping), "rifflemix")
+    for cls in (transformers.GPT2LMHeadModel, transformers.GPT2Model):
+        with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+            cls.from_pretrained(folder)
+
+
+@pytest.mark.slow
+def test_another_program_needs_us(tmp_path: Path) -> None:
+    model, folder = saved(tmp_path)
+    expected = outputs_of(model, inputs_of("gpt2")).double().sum().item()
+    register = "import rifflemix; rifflemix.register_hf()"
+    with_us = in_another_program(folder, register, "GPT2LMHeadModel")
+    assert with_us.returncode == 0, with_us.stderr
+    assert float(with_us.stdout.split("sum")[1]) == pytest.approx(expected, rel=1e-6)
+    without = in_another_program(folder, "", "GPT2LMHeadModel")
+    assert without.returncode != 0
+    assert "size mismatch" in without.stderr
+    assert "Unknown quantization type, got rifflemix" in without.stderr
+    assert "sum" not in without.stdout
+
+
+def test_what_is_gone_is_not_restored(tmp_path: Path) -> None:
+    """A loaded model never had the weights of the attention that was replaced."""
+    _, folder = saved(tmp_path)
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    with pytest.raises(rm.InputError, match="was loaded without the attention that it replaced"):
+        restore_attention(model)
+    assert any(isinstance(module, SwappedAttention) for module in model.modules())
+
+
+def test_a_restored_model_is_saved_as_ever(tmp_path: Path) -> None:
+    model, _ = saved(tmp_path / "swapped")
+    restore_attention(model)
+    model.save_pretrained(tmp_path / "plain")
+    assert "quantization_config" not in json.loads((tmp_path / "plain/config.json").read_text())
+    names = load_file(tmp_path / "plain/model.safetensors")
+    assert "transformer.h.0.attn.c_attn.weight" in names
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "plain")
+    inputs = inputs_of("gpt2")
+    assert torch.equal(outputs_of(again, inputs), outputs_of(model, inputs))
+
+
+def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:
+    _, folder = saved(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights["transformer.h.1.attn.mixer.in_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(rm.InputError, match=r"expected 12 tensors of the mixers, got 11"):
+        transformers.GPT2LMHeadModel.from_pretrained(folder)
+
+
+def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
+    _, folder = saved(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["swap"]["layers"] = {"transformer.h.0.attn": {"mixer": 3}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(rm.InputError, match="the description of the swap is damaged"):
+        transformers.GPT2LMHeadModel.from_pretrained(folder)
+
+
+def test_our_own_folders_hold_transformers_too(tmp_path: Path) -> None:
+    model, inputs = build("bert"), inputs_of("bert")
+    replace_attention(model, "tssa")
+    rm.save_swapped(model, tmp_path)
+    again = rm.load_swapped(tmp_path, transformers.BertModel(model.config).eval())
+    assert torch.equal(outputs_of(again, inputs), outputs_of(model, inputs))
