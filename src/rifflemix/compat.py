@@ -24,7 +24,7 @@ in_function_transform: Callable[[], bool] = torch._C._are_functorch_transforms_a
 
 def values_can_be_read() -> bool:
     """Whether tensors have values now: no graph is being compiled, exported, traced or mapped."""
-    traced = torch.jit._trace.is_tracing()  # type: ignore[no-untyped-call]
+    traced = torch.jit._trace.is_tracing()
     return not (torch.compiler.is_compiling() or traced or in_function_transform())
 
 
