@@ -13,6 +13,9 @@ from torch import Tensor
 
 from rifflemix.errors import InputError, bad_argument
 
+# Tuples of types, not unions of them: torch 2.8 cannot trace those.
+_NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
+
 
 def check_tokens(name: str, x: Tensor, *, rank: int = 3, layout: str = "(B, N, C)") -> None:
     """Raise unless `x` is a floating-point tensor of the given rank."""
@@ -130,8 +133,7 @@ def check_like(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:
 
 def is_number(value: Any) -> bool:
     """Whether `value` is a real number of Python, NumPy or a traced graph, and no bool."""
-    kinds = numbers.Real | torch.SymInt | torch.SymFloat
-    return isinstance(value, kinds) and not isinstance(value, bool)
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
 def shown(value: Any) -> str:
@@ -154,7 +156,7 @@ def _as_integer(value: Any) -> int | None:
 
 def _as_float(value: Any) -> float:
     """NumPy's scalars as a float; torch does not take all of them."""
-    known = isinstance(value, int | float | torch.SymInt | torch.SymFloat)
+    known = isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
     return cast(float, value) if known else float(value)
 
 

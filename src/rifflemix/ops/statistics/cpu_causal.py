@@ -61,7 +61,10 @@ def causal_token_statistics(
     if denominator_bias is not None:
         bias = bias_per_token(denominator_bias, w.shape[2], initial_state, key_padding_mask)
         bias = bias.to(dtype)
-    sums = _NO_SUMS if initial_state is None else initial_state[:3]
+    sums: tuple[Tensor | None, Tensor | None, Tensor | None] = _NO_SUMS
+    if initial_state is not None:
+        energy, mass, count, _ = initial_state
+        sums = (energy, mass, count)
     y, membership, energy, mass, count, *_ = _forward(
         w, temperature.to(dtype), bias, *sums, key_padding_mask
     )

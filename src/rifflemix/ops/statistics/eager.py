@@ -59,8 +59,9 @@ def causal_token_statistics(
     if denominator_bias is not None:
         bias = bias_per_token(denominator_bias, w.shape[2], initial_state, key_padding_mask)
     before: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
-    if initial_state is not None:
-        before = initial_state[:3]
+    if initial_state is not None:  # torch 2.8 traces taking it apart, but no slice of it
+        energy, member_energy, member_count, _ = initial_state
+        before = (energy, member_energy, member_count)
     y, membership, energy, member_energy, member_count = causal_from_sums(
         w, temperature, bias, *before, key_padding_mask, dropout_p=dropout_p
     )
