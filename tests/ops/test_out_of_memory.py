@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rifflemix import ops
 from rifflemix.ops import native
+from rifflemix.ops.dropout import cpu_attention as attention
 from rifflemix.ops.permutation import cpu as permutation
 from rifflemix.ops.statistics import cpu_common as statistics
 from rifflemix.runs.device import using_threads
@@ -93,6 +94,12 @@ def statistic(causal: bool) -> list[Tensor]:
     return gradients(call(w, temperature, backend="cpu"), w, temperature)
 
 
+def attended() -> list[Tensor]:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 300, 16).requires_grad_() for _ in range(3))
+    return gradients(ops.dropout_attention(q, k, v, 0.2, backend="cpu"), q, k, v)
+
+
 CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "sort": lambda: permuted(8, shifted=False),
     "shift and sort": lambda: permuted(8, shifted=True),
@@ -100,6 +107,7 @@ CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "exchange": exchanged,
     "statistics": lambda: statistic(causal=False),
     "causal statistics": lambda: statistic(causal=True),
+    "attention": attended,
 }
 
 
@@ -116,6 +124,7 @@ def test_every_allocation_may_fail(
     kernels.allocations_left.restype = c_long
     monkeypatch.setattr(permutation, "_KERNELS", kernels)
     monkeypatch.setattr(statistics, "_KERNELS", kernels)
+    monkeypatch.setattr(attention, "KERNELS", kernels)
     with using_threads(threads):
         expected = CALLS[name]()
         kernels.fail_allocation(1 << 40)

@@ -51,6 +51,18 @@ def tokens() -> Arguments:
     return {"w": rand(B, H, 70, D), "temperature": rand(H), "mask": torch.zeros(B, 70) > 1}
 
 
+def attention() -> Arguments:
+    return {
+        "q": rand(B, H, 4, D),
+        "k": rand(B, H, 6, D),
+        "v": rand(B, H, 6, 3),
+        "mask": rand(B, H, 4, 6) > 0.7,
+        "is_causal": False,
+        "seed": torch.tensor(7),
+        "p": 0.5,
+    }
+
+
 CALLS: dict[str, Callable[[], Arguments]] = {
     "group_sort": lambda: {
         "x": x(),
@@ -127,6 +139,13 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "grad_count": rand(B, H),
     },
     "dropout": lambda: {"x": x(), "seed": torch.tensor(7), "p": 0.5},
+    "dropout_attention": attention,
+    "dropout_attention_backward": lambda: {
+        **attention(),
+        "y": rand(B, H, 4, 3),
+        "lse": rand(B, H, 4),
+        "grad_y": rand(B, H, 4, 3) - 1,
+    },
     "power_shift_steps": lambda: {
         "kind": "power",
         "num_tokens": N,
@@ -219,6 +238,13 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "negative": {"p": -0.1},
         "not a number": {"p": float("nan")},
     },
+    "dropout_attention": {
+        "no keys": {"k": rand(B, H, 0, D), "v": rand(B, H, 0, 3), "mask": None},
+        "no features": {"q": rand(B, H, 4, 0), "k": rand(B, H, 6, 0)},
+        "integers": {"q": rand(B, H, 4, D).int()},
+        "sure": {"p": 1.0},
+        "not a number": {"p": float("nan")},
+    },
     "power_shift_steps": {
         "kind": {"kind": "linear"},
         "tokens": {"num_tokens": 0},
@@ -263,6 +289,8 @@ def bad_calls() -> Iterator[Any]:
                 if (name, key) == ("dropout", "x"):
                     continue  # which may have any shape
                 for kind, bad in bad_tensors(key if key == first else "", value):
+                    if (name, key, kind[5:]) == ("dropout_attention", "v", "along 3"):
+                        continue  # features of the values, of which there may be any number
                     if (key, kind[5:]) == ("kernel", "along 1"):
                         continue  # a period, which may be any that is long enough
                     yield pytest.param(name, {key: bad}, id=f"{name}-{key} {kind}")

@@ -6,7 +6,7 @@ from rifflemix.ops.butterfly import (
     butterfly_split,
     butterfly_strides,
 )
-from rifflemix.ops.dropout import dropout
+from rifflemix.ops.dropout import dropout, dropout_attention
 from rifflemix.ops.permutation import (
     channel_permute,
     circular_shift,
@@ -49,6 +49,7 @@ __all__ = [
     "circular_shift",
     "compression_rate",
     "dropout",
+    "dropout_attention",
     "group_sort",
     "gumbel_noise",
     "gumbel_sinkhorn",

@@ -341,11 +341,16 @@ def test_forward_mode_takes_the_eager_form(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_dropout_is_left_to_eager(form: Form) -> None:
-    w = make_tokens(1, 2, 5, 3)
-    assert (form(w, torch.ones(2), dropout_p=0.9) == 0).any()
-    with pytest.raises(ValueError, match=r"supports these arguments here \(reference, eager\)"):
-        form(w, torch.ones(2), dropout_p=0.9, backend="cpu")
+def test_dropout_is_that_of_eager(form: Form) -> None:
+    results = []
+    for backend in ("cpu", "eager", "reference"):
+        torch.manual_seed(0)
+        w = leaf(make_tokens(2, 2, 70, 3))
+        y = form(w, torch.ones(2).double(), dropout_p=0.4, backend=backend)
+        results.append((y.detach(), *torch.autograd.grad(y.square().sum(), w)))
+    assert 0 < (results[0][0] == 0).double().mean() < 0.8
+    for found in results[1:]:
+        torch.testing.assert_close(found, results[0], atol=1e-10, rtol=1e-8)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.ops.dropout.unchecked import dropout_attention
+
 State = dict[str, Tensor]
 
 
@@ -37,7 +39,7 @@ def attend_to_cache(
     """Attention of the newest token, q (B, H, 1, D), to all in the cache: (B, H D)."""
     seen = visible(state)
     mask = None if seen is None else seen[:, None, None]
-    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, dropout_p=dropout)
+    y = dropout_attention(q, keys, values, mask=mask, dropout_p=dropout)
     return y.flatten(1)
 
 

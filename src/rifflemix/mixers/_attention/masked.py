@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from rifflemix.ops.dropout.unchecked import dropout_attention
 
 
 def masked_attention(
@@ -30,8 +31,8 @@ def masked_attention(
         (B, H, N, D), finite at every position; values at padded positions are undefined.
     """
     mask = _attention_mask(key_padding_mask, causal)
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal and mask is None
+    return dropout_attention(
+        q, k, v, mask=mask, dropout_p=dropout, is_causal=causal and mask is None
     )
 
 

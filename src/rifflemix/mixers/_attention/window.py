@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_integer
+from rifflemix.ops.dropout.unchecked import dropout_attention
 
 # Windows narrower than this are cut from blocks of this many tokens: tiny ones do not pay.
 _SMALLEST_BLOCK = 16
@@ -182,11 +183,11 @@ def _attend(
 
     Blocks join the batch, which keeps the four dimensions that fused kernels take.
     """
-    y: Tensor = F.scaled_dot_product_attention(
+    y: Tensor = dropout_attention(
         queries.flatten(0, 1),
         keys.flatten(0, 1),
         values.flatten(0, 1),
-        attn_mask=None if sees is None else see_something(sees).flatten(0, 1).unsqueeze(1),
+        mask=None if sees is None else see_something(sees).flatten(0, 1).unsqueeze(1),
         dropout_p=dropout,
         is_causal=causal,
     )

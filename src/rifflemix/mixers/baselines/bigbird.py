@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_integer
@@ -18,6 +17,7 @@ from rifflemix.mixers._attention.window import (
     with_neighbours,
 )
 from rifflemix.mixers.base import MixerCard
+from rifflemix.ops.dropout.unchecked import dropout_attention
 
 _FEWEST_BLOCKS = 32
 _MASK = 2**32 - 1
@@ -92,11 +92,11 @@ class BigBird(OrderedAttention):
             layer=self.layer_index,
         )
         queries, keys, values = (to_blocks(t, block) for t in (q, k, v))
-        y = F.scaled_dot_product_attention(
+        y = dropout_attention(
             queries.flatten(0, 1),
             _seen_blocks(keys, last, random.chosen).flatten(0, 1),
             _seen_blocks(values, last, random.chosen).flatten(0, 1),
-            attn_mask=_seen_keys(valid, last, random),
+            mask=_seen_keys(valid, last, random),
             dropout_p=self.dropout_p(),
         ).unflatten(0, queries.shape[:2])
         y = self._with_global_rows(y, queries, k, v, valid, last)
@@ -108,8 +108,8 @@ class BigBird(OrderedAttention):
         """The outputs (B, blocks, H, b, D), where the first and last block see all."""
         rows = torch.cat((queries[:, :1], _pick(queries, last)), 1)
         sees = see_something(valid.flatten(1)[:, None, None, : k.shape[2]])
-        seen = F.scaled_dot_product_attention(
-            rows.transpose(1, 2).flatten(2, 3), k, v, attn_mask=sees, dropout_p=self.dropout_p()
+        seen = dropout_attention(
+            rows.transpose(1, 2).flatten(2, 3), k, v, mask=sees, dropout_p=self.dropout_p()
         )
         first, final = seen.unflatten(2, (2, -1)).transpose(1, 2).split(1, 1)
         block = torch.arange(y.shape[1], device=y.device)[None, :, None, None, None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_integer
@@ -13,6 +12,7 @@ from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_
 from rifflemix.mixers._attention.window import block_attention
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.padding import newest_in_slots, take_tokens
+from rifflemix.ops.dropout.unchecked import dropout_attention
 
 
 class LocalAttention(OrderedAttention):
@@ -89,9 +89,7 @@ class LocalAttention(OrderedAttention):
         slot = (state["position"] % self.block_size).view(-1, 1, 1, 1)
         here = (slots == slot).mT
         keys, values = torch.where(here, k, state["keys"]), torch.where(here, v, state["values"])
-        y = F.scaled_dot_product_attention(
-            q, keys, values, attn_mask=slots <= slot, dropout_p=self.dropout_p()
-        )
+        y = dropout_attention(q, keys, values, mask=slots <= slot, dropout_p=self.dropout_p())
         return self.proj(y.transpose(1, 2).flatten(1)), {"keys": keys, "values": values}
 
     def remember(self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> dict[str, Tensor]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
 from rifflemix.mixers._attention.window import SharedKeys, see_something, window_attention
 from rifflemix.mixers.base import MixerCard
+from rifflemix.ops.dropout.unchecked import dropout_attention
 
 
 class Longformer(OrderedAttention):
@@ -118,7 +118,7 @@ class Longformer(OrderedAttention):
         sees = self._not_later(q.shape[2], k.shape[2], k.device)
         if key_padding_mask is not None:
             sees = see_something(sees & ~key_padding_mask.unsqueeze(1)).unsqueeze(1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, dropout_p=self.dropout_p())
+        return dropout_attention(q, k, v, mask=sees, dropout_p=self.dropout_p())
 
     def _not_later(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """(queries, keys) bool: all, or if causal those not later than the query."""

@@ -28,6 +28,7 @@ from rifflemix.mixers.padding import (
     take_tokens,
 )
 from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.ops.dropout.unchecked import dropout_attention
 
 ATTENTION_FNS = ("softmax", "laplace")
 MIXINGS = ("attention", "csp")
@@ -264,7 +265,7 @@ class MegaLayer(TokenMixer):
             if visible is not None:
                 bias = bias.masked_fill(~visible, -math.inf)
             bias = bias.expand(*q.shape[:-1], k.shape[-2])
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+            return dropout_attention(q, k, v, mask=bias, dropout_p=dropout)
         if visible is None:
             weights = _laplace(q @ k.mT / k.shape[-2] + bias)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_integer
@@ -14,6 +13,7 @@ from rifflemix.mixers._attention.cache import new_cache, token_positions, visibl
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens
 from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.ops.dropout.unchecked import dropout_attention
 
 MODES = ("random", "factorized", "dense")
 
@@ -160,7 +160,7 @@ class Synthesizer(TokenMixer):
     ) -> Tensor:
         if q is None or k is None:
             return drop(scores.softmax(-1), dropout_p) @ v
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=scores, dropout_p=dropout_p)
+        return dropout_attention(q, k, v, mask=scores, dropout_p=dropout_p)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """An empty key-value cache; it grows by one token a step (not constant memory)."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.mixers.cross.base import CrossAttention
+from rifflemix.ops.dropout.unchecked import dropout_attention
 
 
 class SoftmaxCrossAttention(CrossAttention):
@@ -55,5 +55,5 @@ class SoftmaxCrossAttention(CrossAttention):
             k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
             nothing = key_padding_mask.all(dim=1)[:, None, None, None]
             mask = ~key_padding_mask[:, None, None, :] | nothing
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=self.dropout_now)
+        y = dropout_attention(q, k, v, mask=mask, dropout_p=self.dropout_now)
         return self.output(y)

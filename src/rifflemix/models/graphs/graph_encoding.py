@@ -10,6 +10,7 @@ from rifflemix.checks import check_divides, check_integer, check_probability, sh
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops import group_sort, max_exchange
 from rifflemix.ops.dropout.unchecked import dropout as drop
+from rifflemix.ops.dropout.unchecked import dropout_attention
 
 MIXINGS = ("attention", "sort")
 VARIANTS = ("ascending", "max_exchange")
@@ -173,9 +174,7 @@ class GraphAttention(nn.Module):
             y = y + self._permute(maps, key_padding_mask)
         else:
             q, k, v = (self._heads(part) for part in maps.chunk(3, dim=-1))
-            y = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=bias.to(q.dtype), dropout_p=dropout
-            )
+            y = dropout_attention(q, k, v, mask=bias.to(q.dtype), dropout_p=dropout)
             y = y.transpose(1, 2).flatten(2)
         out: Tensor = self.proj(y)
         return out

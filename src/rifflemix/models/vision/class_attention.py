@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_divides, check_probability
 from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.layer_scale import LayerScale
+from rifflemix.ops.dropout.unchecked import dropout_attention
 
 
 class ClassAttention(nn.Module):
@@ -37,7 +37,7 @@ class ClassAttention(nn.Module):
         """Tokens (B, N, C) -> what the first of them gathers, (B, 1, C)."""
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        gathered = F.scaled_dot_product_attention(
+        gathered = dropout_attention(
             q[:, :, :1], k, v, dropout_p=self.dropout if self.training else 0.0
         )
         y: Tensor = self.proj(gathered.transpose(1, 2).flatten(2))

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from rifflemix.checks import check_floating, check_probability
+from rifflemix.checks import (
+    check_bool,
+    check_floating,
+    check_like,
+    check_probability,
+    check_tokens,
+)
+from rifflemix.errors import bad_argument
 from rifflemix.ops.dropout import unchecked
 
 
@@ -34,3 +42,78 @@ def dropout(x: Tensor, p: float, *, backend: str = "auto") -> Tensor:
     """
     check_floating("x", x, "(...)")
     return unchecked.dropout(x, check_probability("p", p), backend)
+
+
+def dropout_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    *,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Softmax attention some of whose weights are dropped: dropout(softmax(q k^T / sqrt(D))) v.
+
+    On a CPU the N x S weights exist for a few queries at a time only, forward and backward; torch's
+    attention holds them all where it drops some. What is dropped is that of `dropout` on the
+    (B, H, N, S) weights. Without dropout, on other devices and wherever `dropout` says so it is
+    torch's `scaled_dot_product_attention`.
+
+    Args:
+        q: (B, H, N, D) queries.
+        k: (B, H, S, D) keys.
+        v: (B, H, S, E) values.
+        dropout_p: probability in [0, 1) of dropping a weight; it drops whenever it is not 0.
+        mask: broadcasts to (B, H, N, S): bool, True = may attend, or numbers that are added to the
+            scores, for which all weights are held. A query that may attend nowhere gives 0.
+        is_causal: query n attends to keys 0 ... n only; without a mask.
+        backend: "auto", "reference", "eager" or "cpu".
+
+    Returns:
+        (B, H, N, E), the dtype of `q`.
+
+    Raises:
+        InputError: shapes, dtypes or devices that do not fit, a value out of range, or a backend
+            that cannot run this.
+
+    Source: Vaswani et al. 2017, "Attention Is All You Need", equation (1) and section 5.4; the
+    order of the work is that of Dao et al. 2022, "FlashAttention", algorithms 2 and 4.
+    """
+    check_tokens("q", q, rank=4, layout="(B, H, N, D)")
+    _check_keys("k", k, q, k)
+    _check_keys("v", v, q, k)
+    if k.shape[3] != q.shape[3]:
+        raise bad_argument("k", f"{q.shape[3]} features, as q", k.shape[3])
+    check_probability("dropout_p", dropout_p)
+    if check_bool("is_causal", is_causal) and mask is not None:
+        raise bad_argument("is_causal", "False with a mask", True, "make the mask causal")
+    _check_mask(mask, q, (*q.shape[:3], k.shape[2]))
+    return unchecked.dropout_attention(q, k, v, mask, is_causal, dropout_p, backend)
+
+
+def _check_keys(name: str, tokens: Tensor, q: Tensor, k: Tensor) -> None:
+    check_tokens(name, tokens, rank=4, layout="(B, H, S, features)")
+    if tokens.shape[:3] != (*q.shape[:2], k.shape[2]):
+        expected = f"(B, H, S) = {(*q.shape[:2], k.shape[2])}"
+        raise bad_argument(name, expected, tuple(tokens.shape[:3]))
+    check_like(name, tokens, q, "q")
+
+
+def _check_mask(mask: Tensor | None, q: Tensor, shape: tuple[int, ...]) -> None:
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise bad_argument("mask", "a bool tensor, True = may attend, or numbers", got)
+    try:
+        fits = torch.broadcast_shapes(mask.shape, shape) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise bad_argument("mask", f"what broadcasts to (B, H, N, S) = {shape}", tuple(mask.shape))
+    if mask.device != q.device:
+        raise bad_argument("mask", f"device {q.device} of q", mask.device)
+    if mask.dtype != torch.bool and mask.dtype != q.dtype:
+        raise bad_argument("mask", f"bool or {q.dtype}, as q", mask.dtype)

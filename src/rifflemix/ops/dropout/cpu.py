@@ -15,8 +15,8 @@ from rifflemix.ops.native import checked, in_huge_pages, library, require_librar
 from rifflemix.ops.operands import check_operand, on_one_device
 
 # Looked up once: a graph that is being traced must not meet the loading of a library.
-_KERNELS = library()
-_TYPE_NAMES = {
+KERNELS = library()
+TYPE_NAMES = {
     torch.float32: "float32",
     torch.float64: "float64",
     torch.bfloat16: "bfloat16",
@@ -30,9 +30,9 @@ def supports(x: Tensor) -> bool:
     An exported program must run where this library is not.
     """
     return (
-        _KERNELS is not None
+        KERNELS is not None
         and x.device.type == "cpu"
-        and x.dtype in _TYPE_NAMES
+        and x.dtype in TYPE_NAMES
         and not torch.compiler.is_exporting()
         and has_plain_autograd()
     )
@@ -46,14 +46,14 @@ def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
 
 @torch.library.custom_op("rifflemix::dropout", mutates_args=(), device_types="cpu")
 def _apply(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    if x.dtype not in _TYPE_NAMES:
-        raise bad_argument("x", " or ".join(map(str, _TYPE_NAMES)), x.dtype)
+    if x.dtype not in TYPE_NAMES:
+        raise bad_argument("x", " or ".join(map(str, TYPE_NAMES)), x.dtype)
     if not 0.0 <= p < 1.0:
         raise bad_argument("p", "a probability in [0, 1)", p)
     check_operand("seed", seed, (), torch.int64, x.device)
     x = x.contiguous()
     y = in_huge_pages(torch.empty_like(x))
-    function = getattr(require_library(_KERNELS), f"rifflemix_dropout_{_TYPE_NAMES[x.dtype]}")
+    function = getattr(require_library(KERNELS), f"rifflemix_dropout_{TYPE_NAMES[x.dtype]}")
     result = function(
         ctypes.c_void_p(x.data_ptr()),
         ctypes.c_void_p(y.data_ptr()),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,6 +30,36 @@ def dropout(x: Tensor, p: float, seed: Tensor | None) -> Tensor:
     kept = is_kept(x.numel(), p, int(seed)).view(x.shape)
     wide = torch.promote_types(x.dtype, torch.float32)
     return torch.where(kept, x.to(wide) * scale(p), 0.0).to(x.dtype)
+
+
+def dropout_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    p: float,
+    seed: Tensor | None,
+) -> Tensor:
+    """See `rifflemix.ops.dropout_attention`; without a seed, torch's own."""
+    if seed is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=is_causal, dropout_p=p
+        )
+    scores = (q / math.sqrt(q.shape[-1])) @ k.mT
+    blind = None
+    if is_causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+        blind = ~mask.any(-1, keepdim=True)
+    elif mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1)
+    # A query that sees nothing gets nothing, as in torch's attention, not NaN.
+    weights = weights if blind is None else weights.masked_fill(blind, 0.0)
+    return dropout(weights, p, seed) @ v
 
 
 def takes_seed(x: Tensor) -> bool:

@@ -77,3 +77,22 @@ def threefry(
             x = [(word + keys[(injection + i) % 5]) & _MASK for i, word in enumerate(x)]
             x[3] = (x[3] + injection) & _MASK
     return tuple(x)
+
+
+def dropout_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, p: float, seed: Tensor
+) -> Tensor:
+    """See `rifflemix.ops.dropout_attention`; `seed` is a () int64 tensor."""
+    scores = (q @ k.mT) / q.shape[-1] ** 0.5
+    sees = torch.ones_like(scores, dtype=torch.bool)
+    if is_causal:
+        sees = sees.tril()
+    if mask is not None and mask.dtype == torch.bool:
+        sees = sees & mask
+    elif mask is not None:
+        scores = scores + mask
+    scores = scores.masked_fill(~sees, -torch.inf)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp().masked_fill(~sees, 0.0)
+    total = weights.sum(-1, keepdim=True)
+    weights = torch.where(total > 0, weights / total, 0.0)
+    return dropout(weights, p, seed) @ v

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.ops.dispatch import PLAIN, Family
-from rifflemix.ops.dropout import cpu, eager, reference
+from rifflemix.ops.dropout import cpu, cpu_attention, eager, reference
 from rifflemix.ops.dropout.spec import draw_seed
+from rifflemix.ops.native import note_slow_call
 
 _FAMILY = Family(reference, eager, cpu=cpu)
+_ATTENTION = Family(reference, eager, cpu=cpu_attention)
 
 
 def dropout(x: Tensor, p: float, backend: str = "auto") -> Tensor:
     """`rifflemix.ops.dropout`."""
     if p == 0.0:
         return x
-    module = _FAMILY.pick(backend, (*PLAIN, "cpu") if cpu.supports(x) else PLAIN)
+    module = _FAMILY.pick(backend, _available(cpu.supports(x), x))
     draws = module is not eager or eager.takes_seed(x)
     y: Tensor = module.dropout(x, p, draw_seed() if draws else None)
     return y
+
+
+def dropout_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """`rifflemix.ops.dropout_attention`; without dropout torch's own."""
+    if dropout_p == 0.0:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+    runs = cpu_attention.supports_attention(q, k, v, mask)
+    module = _ATTENTION.pick(backend, _available(runs, q))
+    draws = module is not eager or eager.takes_seed(q)
+    seed = draw_seed() if draws else None
+    y: Tensor = module.dropout_attention(q, k, v, mask, is_causal, dropout_p, seed)
+    return y
+
+
+def _available(kernels_run: bool, x: Tensor) -> tuple[str, ...]:
+    """The backends that support these arguments here, slowest first."""
+    if kernels_run:
+        return (*PLAIN, "cpu")
+    note_slow_call(x)
+    return PLAIN

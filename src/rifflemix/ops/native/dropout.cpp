@@ -20,16 +20,12 @@ struct Problem {
 template <class T>
 RIFFLEMIX_INLINE void run(const Problem<T>& p, int64_t block) {
   using A = Acc<T>;
-  typedef int8_t Bytes __attribute__((vector_size(kLanes<A>)));
   const int64_t first = block * kBlock, count = std::min(kBlock, p.count - first);
-  int8_t keep[kBlock + kTile];
+  int16_t keep[kBlock + kTile];
   find_kept(p.drop, first, count, keep);
   for (int64_t i = 0; i < count; i += kLanes<A>) {
-    Bytes bytes;
-    std::memcpy(&bytes, keep + i, sizeof(bytes));
-    const auto mask = __builtin_convertvector(bytes, typename VectorOf<A>::Integers);
     const Vector<A> x = load(p.x + first + i, count - i);
-    store(p.y + first + i, select<A>(mask, x * p.scale, Vector<A>{}), count - i);
+    store(p.y + first + i, where<A>(keep + i, x * p.scale), count - i);
   }
 }
 

@@ -55,24 +55,25 @@ RIFFLEMIX_INLINE void draw(const Drop& drop, uint64_t tile, uint32_t stream, Wor
   }
 }
 
-// -1 for each kept element of a tile, 0 for each dropped one. Halves decide but for the one number
-// in 65,536 whose upper half equals the threshold's; its lower half comes from a second stream.
-RIFFLEMIX_INLINE void find_tile(const Drop& drop, uint64_t tile, int8_t* keep) {
-  Words words[4];
-  uint16_t halves[kTile];
-  draw(drop, tile, 0, words);
+// -1 for each kept element of some tiles, 0 for each dropped one. Halves decide but for the one
+// number in 65,536 whose upper half equals the threshold's; its lower half is of a second stream.
+template <int kTiles>
+RIFFLEMIX_INLINE void find_tiles(const Drop& drop, uint64_t tile, int16_t* keep) {
+  Words words[4 * kTiles];
+  uint16_t halves[kTiles * kTile];
+  for (int i = 0; i < kTiles; ++i) draw(drop, tile + i, 0, words + 4 * i);
   std::memcpy(halves, words, sizeof(halves));
   const uint16_t upper = static_cast<uint16_t>(drop.threshold >> 16);
-  int8_t equal = 0;
-  for (int i = 0; i < kTile; ++i) {
-    keep[i] = static_cast<int8_t>(-(halves[i] > upper));
-    equal |= static_cast<int8_t>(halves[i] == upper);
+  int16_t equal = 0;
+  for (int i = 0; i < kTiles * kTile; ++i) {
+    keep[i] = static_cast<int16_t>(-(halves[i] > upper));
+    equal |= static_cast<int16_t>(halves[i] == upper);
   }
   if (equal == 0) return;
-  uint16_t lower[kTile];
-  draw(drop, tile, 1, words);
+  uint16_t lower[kTiles * kTile];
+  for (int i = 0; i < kTiles; ++i) draw(drop, tile + i, 1, words + 4 * i);
   std::memcpy(lower, words, sizeof(lower));
-  for (int i = 0; i < kTile; ++i) {
+  for (int i = 0; i < kTiles * kTile; ++i) {
     if (halves[i] == upper) keep[i] = -(lower[i] >= static_cast<uint16_t>(drop.threshold));
   }
 }
@@ -81,12 +82,14 @@ RIFFLEMIX_INLINE void find_tile(const Drop& drop, uint64_t tile, int8_t* keep) {
 
 // The same for elements first ... first + count - 1; `keep` holds room for two more tiles.
 // Returns where the first one stands in `keep`.
-RIFFLEMIX_INLINE int8_t* find_kept(const Drop& drop, int64_t first, int64_t count, int8_t* keep) {
+RIFFLEMIX_INLINE const int16_t* find_kept(const Drop& drop, int64_t first, int64_t count,
+                                          int16_t* keep) {
   const int64_t last = (first + count + kTile - 1) / kTile;
-  int8_t* out = keep;
-  for (int64_t tile = first / kTile; tile < last; ++tile, out += kTile) {
-    kept::find_tile(drop, static_cast<uint64_t>(tile), out);
-  }
+  int64_t tile = first / kTile;
+  int16_t* out = keep;
+  // Two at once: the rounds of one wait for each other.
+  for (; tile + 1 < last; tile += 2, out += 2 * kTile) kept::find_tiles<2>(drop, tile, out);
+  if (tile < last) kept::find_tiles<1>(drop, tile, out);
   return keep + first % kTile;
 }
 

@@ -14,7 +14,7 @@
 
 // Raised whenever an exported function changes: the loader refuses a library of another number, as
 // a development checkout may hold an old one.
-#define RIFFLEMIX_INTERFACE 3
+#define RIFFLEMIX_INTERFACE 4
 
 #define RIFFLEMIX_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -79,6 +79,16 @@ RIFFLEMIX_INLINE Vector<A> select(typename VectorOf<A>::Integers mask, Vector<A>
   return bits_as<Vector<A>>((mask & bits_as<Integers>(yes)) | (~mask & bits_as<Integers>(no)));
 }
 
+// `yes` where `keep` holds -1, zero where it holds 0: as many numbers as there are lanes.
+template <class A>
+RIFFLEMIX_INLINE Vector<A> where(const int16_t* keep, Vector<A> yes) {
+  typedef int16_t Halves __attribute__((vector_size(2 * kLanes<A>)));
+  Halves halves;
+  std::memcpy(&halves, keep, sizeof(halves));
+  const auto mask = __builtin_convertvector(halves, typename VectorOf<A>::Integers);
+  return select<A>(mask, yes, Vector<A>{});
+}
+
 // The larger one; NaN in `x` stays.
 template <class A>
 RIFFLEMIX_INLINE Vector<A> at_least(Vector<A> x, A floor) {

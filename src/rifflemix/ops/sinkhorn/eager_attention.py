@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.ops.dropout.unchecked import dropout
+from rifflemix.ops.dropout.unchecked import dropout, dropout_attention
 from rifflemix.ops.sinkhorn.eager import sort_blocks, sorted_padding_mask
 
 
@@ -141,7 +140,7 @@ def full_attention(
 ) -> Tensor:
     """Softmax attention over all tokens: the other half of the mixture."""
     if key_padding_mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, dropout_p=dropout_p)
+        return dropout_attention(q, k, v, is_causal=causal, dropout_p=dropout_p)
     hidden = key_padding_mask[:, None, None]
     if causal:
         length = q.shape[2]
@@ -167,9 +166,9 @@ def attend(
         if q.dim() == 5 and mask.dim() > 2:
             mask = mask.reshape(*(1,) * (5 - mask.dim()), *mask.shape)
             mask = _fold(mask.expand(-1, *q.shape[1:3], -1, -1))
-    y = F.scaled_dot_product_attention(
-        _fold(q), _fold(k), _fold(v), attn_mask=mask, dropout_p=dropout_p
-    ).reshape(q.shape)
+    y = dropout_attention(_fold(q), _fold(k), _fold(v), mask=mask, dropout_p=dropout_p).reshape(
+        q.shape
+    )
     return y if blind is None else y.masked_fill(blind, 0.0)
 
 

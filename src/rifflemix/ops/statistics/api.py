@@ -74,7 +74,7 @@ def token_statistics(
         return_membership: also return Pi.
         dropout_p: probability of dropping an entry of the (B, H, 1, D) factor 1 / (1 + m); it
             drops whenever it is not 0, so pass 0 when not training.
-        backend: "auto", "reference", "eager", or without dropout "cpu" or "triton".
+        backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
         y (B, H, N, D) in w's dtype, or (y, Pi) with Pi (B, H, N) in float32, float64 for
@@ -192,7 +192,7 @@ def causal_token_statistics(
         return_membership: also return Pi.
         key_padding_mask: (B, N) bool, True = padding; as if the valid tokens stood alone.
         dropout_p: probability of dropping an entry of the (B, H, N, D) factor 1 / (1 + m).
-        backend: "auto", "reference", "eager", or without dropout "cpu" or "triton".
+        backend: "auto", "reference", "eager", "cpu" or "triton".
 
     Returns:
         y (B, H, N, D) in w's dtype; with flags (y, Pi), (y, state) or (y, Pi, state), where Pi

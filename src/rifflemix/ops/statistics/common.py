@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -83,24 +82,3 @@ def end_position(
     else:
         before = initial_state.position
     return before + (w.shape[2] if key_padding_mask is None else (~key_padding_mask).sum(1))
-
-
-def second_order_gradients(
-    outputs: Sequence[Tensor], grads: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """Gradients that can be differentiated again; None for each input that takes none."""
-    reached = [
-        (output, grad) for output, grad in zip(outputs, grads, strict=True) if grad is not None
-    ]
-    wanted = [value for value in inputs if value is not None and value.requires_grad]
-    found = torch.autograd.grad(
-        [output for output, _ in reached],
-        wanted,
-        [grad for _, grad in reached],
-        create_graph=True,
-        allow_unused=True,
-    )
-    gradients = iter(found)
-    return [
-        next(gradients) if value is not None and value.requires_grad else None for value in inputs
-    ]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.native import in_huge_pages
 from rifflemix.ops.operands import on_one_device
 from rifflemix.ops.statistics import eager
@@ -18,7 +19,6 @@ from rifflemix.ops.statistics.common import (
     accumulation_dtype,
     bias_per_token,
     end_position,
-    second_order_gradients,
 )
 from rifflemix.ops.statistics.cpu_common import (
     by_token,
@@ -53,7 +53,6 @@ def causal_token_statistics(
     *,
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
-    dropout_p: float,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
     """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
     dtype = accumulation_dtype(w.dtype)

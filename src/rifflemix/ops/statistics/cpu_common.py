@@ -28,7 +28,7 @@ _CHUNK = 64
 _WIDTH_MULTIPLE = 16
 
 
-def supports(w: Tensor, dropout_p: float) -> bool:
+def supports(w: Tensor) -> bool:
     """Whether the kernels can run this.
 
     An exported program must run where this library is not.
@@ -37,7 +37,6 @@ def supports(w: Tensor, dropout_p: float) -> bool:
         _HAS_VECTORS
         and w.device.type == "cpu"
         and w.dtype in _TYPE_NAMES
-        and dropout_p == 0.0
         and not torch.compiler.is_exporting()
         and has_plain_autograd()
     )

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.native import HUGE, in_huge_pages
 from rifflemix.ops.operands import on_one_device
 from rifflemix.ops.statistics import eager
-from rifflemix.ops.statistics.common import accumulation_dtype, second_order_gradients
+from rifflemix.ops.statistics.common import accumulation_dtype
 from rifflemix.ops.statistics.cpu_common import (
     by_token,
     call,
@@ -36,7 +37,6 @@ def token_statistics(
     *,
     normalize: bool,
     key_padding_mask: Tensor | None,
-    dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
     """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
     temperature = temperature.to(accumulation_dtype(w.dtype))
@@ -165,7 +165,6 @@ def _differentiate(
             temperature,
             normalize=ctx.normalize,
             key_padding_mask=key_padding_mask,
-            dropout_p=0.0,
         )
         grads = second_order_gradients(outputs, (grad_y, grad_membership), (w, temperature))
     else:

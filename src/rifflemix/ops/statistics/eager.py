@@ -7,7 +7,6 @@ over thousands of squares must stay in float32.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.ops.precision import without_autocast
@@ -28,7 +27,6 @@ def token_statistics(
     *,
     normalize: bool,
     key_padding_mask: Tensor | None,
-    dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
     """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
     tokens = _valid_tokens(w, key_padding_mask)
@@ -42,7 +40,7 @@ def token_statistics(
     weights = membership.unsqueeze(-1)
     count = weights.sum(-2, keepdim=True) + COUNT_OFFSET
     moment = (weights * squares).sum(-2, keepdim=True) / count
-    return _gated(tokens, weights, moment, dropout_p).to(w.dtype), membership
+    return _gated(tokens, weights, moment).to(w.dtype), membership
 
 
 def causal_token_statistics(
@@ -52,7 +50,6 @@ def causal_token_statistics(
     *,
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
-    dropout_p: float,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
     """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
     bias = None
@@ -63,7 +60,7 @@ def causal_token_statistics(
         energy, member_energy, member_count, _ = initial_state
         before = (energy, member_energy, member_count)
     y, membership, energy, member_energy, member_count = causal_from_sums(
-        w, temperature, bias, *before, key_padding_mask, dropout_p=dropout_p
+        w, temperature, bias, *before, key_padding_mask
     )
     position = end_position(w, initial_state, key_padding_mask)
     return y, membership, StatisticsState(energy, member_energy, member_count, position)
@@ -77,8 +74,6 @@ def causal_from_sums(
     member_energy_before: Tensor | None,
     member_count_before: Tensor | None,
     key_padding_mask: Tensor | None,
-    *,
-    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The causal form for a bias (B or 1, H, N) per token and the state's sums, if there are any.
 
@@ -102,7 +97,7 @@ def causal_from_sums(
     if member_count_before is not None:
         member_count = member_count + member_count_before.unsqueeze(-1)
     moment = member_energy / (member_count.unsqueeze(-1) + COUNT_OFFSET)
-    y = _gated(tokens, weights, moment, dropout_p).to(w.dtype)
+    y = _gated(tokens, weights, moment).to(w.dtype)
     return (
         y,
         membership,
@@ -155,7 +150,7 @@ def _membership(scores: Tensor, temperature: Tensor, key_padding_mask: Tensor | 
     return membership.masked_fill(key_padding_mask.unsqueeze(1), 0.0)
 
 
-def _gated(tokens: Tensor, weights: Tensor, moment: Tensor, dropout_p: float) -> Tensor:
-    """The descent direction; `moment` is (B, H, 1 or N, D), and dropout acts on its gate."""
-    gate = F.dropout(1.0 / (1.0 + moment), dropout_p)
+def _gated(tokens: Tensor, weights: Tensor, moment: Tensor) -> Tensor:
+    """The descent direction; `moment` is (B, H, 1 or N, D)."""
+    gate = 1.0 / (1.0 + moment)
     return (-weights * tokens) * gate

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.ops.statistics.common import (
@@ -21,7 +20,6 @@ def token_statistics(
     *,
     normalize: bool,
     key_padding_mask: Tensor | None,
-    dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
     """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
     if not len(w):
@@ -34,7 +32,7 @@ def token_statistics(
         pi = _sample_membership(kept, temperature, normalize)
         memberships.append(pi)
         moments.append(torch.stack([_moment(pi[h], kept[h]) for h in range(len(kept))]))
-    gates = F.dropout(1.0 / (1.0 + torch.stack(moments)), dropout_p)
+    gates = 1.0 / (1.0 + torch.stack(moments))
     ys, pis = [], []
     for sample, valid, pi, gate in zip(tokens, positions, memberships, gates, strict=True):
         y = -(sample[:, valid] * pi.unsqueeze(-1)) * gate.unsqueeze(1)
@@ -50,7 +48,6 @@ def causal_token_statistics(
     *,
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
-    dropout_p: float,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
     """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
     if not len(w):
@@ -68,7 +65,7 @@ def causal_token_statistics(
         now = StatisticsState(*(field[b] for field in state))
         outputs, memberships = [], []
         for token in tokens[b].transpose(0, 1)[valid]:
-            y, pi, now = _causal_token(token, temperature, denominator_bias, now, dropout_p)
+            y, pi, now = _causal_token(token, temperature, denominator_bias, now)
             outputs.append(y)
             memberships.append(pi)
         empty = tokens[b][:, :0]
@@ -136,7 +133,6 @@ def _causal_token(
     temperature: Tensor,
     denominator_bias: Tensor | None,
     before: StatisticsState,
-    dropout_p: float,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
     """One token (H, D) of one sample and the sums before it -> output, membership, sums."""
     position = int(before.position)
@@ -151,7 +147,7 @@ def _causal_token(
     member_energy = before.member_energy + pi.unsqueeze(-1) * token**2
     member_count = before.member_count + pi
     moment = member_energy / (member_count.unsqueeze(-1) + COUNT_OFFSET)
-    y = -(token * pi.unsqueeze(-1)) * F.dropout(1.0 / (1.0 + moment), dropout_p)
+    y = -(token * pi.unsqueeze(-1)) * (1.0 / (1.0 + moment))
     return y, pi, StatisticsState(energy, member_energy, member_count, before.position + 1)
 
 

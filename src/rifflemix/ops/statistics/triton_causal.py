@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.operands import on_one_device
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_causal_kernels as kernels
@@ -20,7 +21,6 @@ from rifflemix.ops.statistics.common import (
     StatisticsState,
     bias_per_token,
     end_position,
-    second_order_gradients,
 )
 from rifflemix.ops.statistics.operands import check_gradient, check_heads, check_statistics
 from rifflemix.ops.statistics.triton_common import (
@@ -48,7 +48,6 @@ def causal_token_statistics(
     *,
     initial_state: StatisticsState | None,
     key_padding_mask: Tensor | None,
-    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor, StatisticsState]:
     """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
     bias, energy, member_sums = None, None, None

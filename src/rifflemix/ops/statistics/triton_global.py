@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.operands import on_one_device
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_kernels as kernels
-from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR, second_order_gradients
+from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR
 from rifflemix.ops.statistics.operands import check_gradient, check_heads, check_statistics
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
@@ -41,7 +42,6 @@ def token_statistics(
     *,
     normalize: bool,
     key_padding_mask: Tensor | None,
-    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
     y, pi, *_ = torch.ops.rifflemix.triton_token_statistics(
@@ -190,7 +190,7 @@ def _differentiate(
     w, temperature, mask, *saved = ctx.saved_tensors
     if torch.is_grad_enabled():
         outputs = eager.token_statistics(
-            w, temperature, normalize=ctx.normalize, key_padding_mask=mask, dropout_p=0.0
+            w, temperature, normalize=ctx.normalize, key_padding_mask=mask
         )
         grad_pi = None if grad_pi is None else grad_pi.transpose(1, 2)
         found = second_order_gradients(outputs, (grad, grad_pi), (w, temperature))

@@ -13,9 +13,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_CHANNELS = 4096
 
 
-def with_triton(names: tuple[str, ...], w: Tensor, dropout_p: float) -> tuple[str, ...]:
-    """Backends with "triton" among them if its kernels take these tokens here, and no dropout."""
-    if w.dtype not in _DTYPES or dropout_p != 0.0:
+def with_triton(names: tuple[str, ...], w: Tensor) -> tuple[str, ...]:
+    """Backends with "triton" among them if its kernels take these tokens here."""
+    if w.dtype not in _DTYPES:
         return names
     return triton_support.with_triton(names, w, w.shape[1] * w.shape[3] <= _MAX_CHANNELS)
 

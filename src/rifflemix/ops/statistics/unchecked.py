@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from rifflemix.ops.dispatch import PLAIN, Family
+from rifflemix.ops.dropout.unchecked import dropout
 from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.statistics import cpu, eager, reference
 from rifflemix.ops.statistics.common import StatisticsState
@@ -32,15 +33,16 @@ def token_statistics(
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """`rifflemix.ops.token_statistics`; returns the output and the membership."""
-    module = _FAMILY.pick(backend, _available(w, dropout_p))
-    outputs: tuple[Tensor, Tensor] = module.token_statistics(
-        w,
-        temperature,
-        normalize=normalize,
-        key_padding_mask=key_padding_mask,
-        dropout_p=dropout_p,
+    module = _FAMILY.pick(backend, _available(w))
+    y, membership = module.token_statistics(
+        w, temperature, normalize=normalize, key_padding_mask=key_padding_mask
     )
-    return outputs
+    if dropout_p:
+        # The gate is a factor of the output, the same for all tokens.
+        batch, heads, _, features = w.shape
+        ones = w.new_ones((batch, heads, 1, features), dtype=membership.dtype)
+        y = (y * dropout(ones, dropout_p)).to(y.dtype)
+    return y, membership
 
 
 def causal_token_statistics(
@@ -53,16 +55,15 @@ def causal_token_statistics(
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, StatisticsState]:
     """`rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
-    module = _FAMILY.pick(backend, _available(w, dropout_p))
-    outputs: tuple[Tensor, Tensor, StatisticsState] = module.causal_token_statistics(
+    module = _FAMILY.pick(backend, _available(w))
+    y, membership, state = module.causal_token_statistics(
         w,
         temperature,
         denominator_bias,
         initial_state=initial_state,
         key_padding_mask=key_padding_mask,
-        dropout_p=dropout_p,
     )
-    return outputs
+    return dropout(y, dropout_p), membership, state
 
 
 def variational_compression_rate(
@@ -81,11 +82,11 @@ def compression_rate(
     return rate
 
 
-def _available(w: Tensor, dropout_p: float) -> tuple[str, ...]:
+def _available(w: Tensor) -> tuple[str, ...]:
     """The backends that support these arguments here, slowest first."""
     names: tuple[str, ...] = PLAIN
-    if cpu.supports(w, dropout_p):
+    if cpu.supports(w):
         names = (*PLAIN, "cpu")
     else:
         note_slow_call(w)
-    return with_triton(names, w, dropout_p) if w.is_cuda or INTERPRETED else names
+    return with_triton(names, w) if w.is_cuda or INTERPRETED else names

@@ -1,0 +1,324 @@
+// Softmax attention with dropout of the weights, which exist for some queries at a time only.
+//
+// Notation, for query i and key j of a slice (sample and head) with element index e(i, j):
+//   s = scale q k, w = exp(s - lse) = softmax_j(s), m = kept(e) / (1 - p), y = sum_j w m v
+//   gradients: dv = sum_i w m dy, ds = w (m dp - sum_d dy y) with dp = sum_d dy v
+
+#include <limits>
+
+#include "kept.h"
+#include "multiply.h"
+#include "threads.h"
+
+namespace rifflemix::attention {
+
+struct Sizes {
+  int64_t batch, heads, queries, keys, width, value_width, causal, threads;
+};
+
+// (batch, heads, tokens, features) with the strides of the first three; features lie side by side.
+template <class T>
+struct View {
+  T* data;
+  int64_t batch, head, token;
+  RIFFLEMIX_INLINE T* at(int64_t b, int64_t h, int64_t n) const {
+    return data + b * batch + h * head + n * token;
+  }
+};
+
+template <class T>
+struct Problem {
+  using A = Acc<T>;
+  Sizes sizes;
+  A scale;  // of the scores
+  Drop drop;
+  A kept_scale;
+  View<const T> q, k, v;
+  const uint8_t* mask;  // 1 where a query may see a key, or null; with the strides of all four
+  const int64_t* mask_strides;
+  A* lse;  // (batch, heads, queries)
+  View<T> y;
+  View<const T> grad_y;
+  View<T> grad_q, grad_k, grad_v;  // null in the forward pass
+};
+
+// Queries whose scores are held at once: their scratch stays within a few hundred KB.
+inline int64_t queries_at_once(const Sizes& sizes) {
+  const int64_t most = (int64_t{1} << 16) / std::max<int64_t>(sizes.keys, 1);
+  return std::min(sizes.queries, std::clamp<int64_t>(most / 4 * 4, 16, 64));
+}
+
+// Tokens [first, last) of a slice as rows of `padded` numbers, zeros after the features.
+template <class T>
+RIFFLEMIX_INLINE void pack_rows(const View<const T>& x, int64_t b, int64_t h, int64_t first,
+                                int64_t last, int64_t width, int64_t padded, Acc<T> factor,
+                                Acc<T>* rows) {
+  using A = Acc<T>;
+  for (int64_t n = first; n < last; ++n, rows += padded) {
+    const T* token = x.at(b, h, n);
+    for (int64_t d = 0; d < padded; d += kLanes<A>) {
+      const int64_t rest = std::max<int64_t>(width - d, 0);
+      store(rows + d, rest > 0 ? load(token + d, rest) * factor : Vector<A>{});
+    }
+  }
+}
+
+// Rows of tokens, transposed, in panels: entry (d, n) is panels[n / P][d][n % P], zeros at the end.
+template <class A>
+RIFFLEMIX_INLINE void transpose_rows(const A* rows, int64_t count, int64_t width, int64_t padded,
+                                     A* panels) {
+  constexpr int64_t panel = kPanel<A>;
+  for (int64_t first = 0; first < count; first += panel, panels += panel * width) {
+    const int64_t some = std::min<int64_t>(panel, count - first);
+    for (int64_t d = 0; d < width; ++d) {
+      for (int64_t j = 0; j < some; ++j) panels[d * panel + j] = rows[(first + j) * padded + d];
+      for (int64_t j = some; j < panel; ++j) panels[d * panel + j] = A(0);
+    }
+  }
+}
+
+template <class T>
+RIFFLEMIX_INLINE void write_rows(const Acc<T>* rows, int64_t padded, int64_t width, Acc<T> factor,
+                                 const View<T>& x, int64_t b, int64_t h, int64_t first,
+                                 int64_t last) {
+  using A = Acc<T>;
+  for (int64_t n = first; n < last; ++n, rows += padded) {
+    T* token = x.at(b, h, n);
+    for (int64_t d = 0; d < width; d += kLanes<A>) {
+      store(token + d, load(rows + d) * factor, width - d);
+    }
+  }
+}
+
+// One slice made ready, and scratch for some of its queries; a thread has one for all its slices.
+template <class T>
+struct Slice {
+  using A = Acc<T>;
+  const Problem<T>& p;
+  int64_t b = 0, h = 0, keys, queries, width, value_width, columns, rows;
+  std::vector<A> packed_keys, values, keys_across, packed_queries, scores, out;
+  std::vector<int16_t> keep;
+
+  RIFFLEMIX_INLINE explicit Slice(const Problem<T>& problem)
+      : p(problem), keys(p.sizes.keys), queries(p.sizes.queries),
+        width(whole_panels<A>(p.sizes.width)), value_width(whole_panels<A>(p.sizes.value_width)),
+        columns(whole_panels<A>(keys)), rows(queries_at_once(p.sizes)), packed_keys(keys * width),
+        values(keys * value_width), keys_across(columns * p.sizes.width),
+        packed_queries(rows * width), scores(rows * columns), out(rows * value_width),
+        keep(rows * keys + columns + 2 * kTile) {}
+
+  RIFFLEMIX_INLINE void take(int64_t slice) {
+    b = slice / p.sizes.heads, h = slice % p.sizes.heads;
+    pack_rows(p.k, b, h, 0, keys, p.sizes.width, width, A(1), packed_keys.data());
+    pack_rows(p.v, b, h, 0, keys, p.sizes.value_width, value_width, A(1), values.data());
+    transpose_rows(packed_keys.data(), keys, p.sizes.width, width, keys_across.data());
+  }
+
+  // Scores of queries [first, last), -inf where a query sees no key.
+  RIFFLEMIX_INLINE void find_scores(int64_t first, int64_t last) {
+    const int64_t inner = p.sizes.width;
+    pack_rows(p.q, b, h, first, last, inner, width, p.scale, packed_queries.data());
+    multiply<A>(last - first, inner, columns, {packed_queries.data(), width, 1},
+                {keys_across.data(), inner * kPanel<A>, kPanel<A>}, scores.data(), columns, false);
+    constexpr A hidden = -std::numeric_limits<A>::infinity();
+    for (int64_t i = first; i < last; ++i) {
+      A* row = scores.data() + (i - first) * columns;
+      const int64_t seen = p.sizes.causal ? std::min(keys, i + 1) : keys;
+      std::fill(row + seen, row + columns, hidden);
+      if (p.mask == nullptr) continue;
+      const uint8_t* sees =
+          p.mask + b * p.mask_strides[0] + h * p.mask_strides[1] + i * p.mask_strides[2];
+      if (p.mask_strides[3] == 1) {
+        for (int64_t j = 0; j < keys; ++j) row[j] = sees[j] ? row[j] : hidden;
+      } else if (!*sees) {
+        std::fill(row, row + keys, hidden);  // one answer for all keys
+      }
+    }
+  }
+
+  // Which weights of queries [first, last) are kept; a query's are `keys` apart.
+  RIFFLEMIX_INLINE const int16_t* find_kept_weights(int64_t first, int64_t last) {
+    const int64_t start = ((b * p.sizes.heads + h) * queries + first) * keys;
+    return find_kept(p.drop, start, (last - first) * keys, keep.data());
+  }
+};
+
+// Scores of one query to what its values are multiplied by; returns the scores' log-sum-exp.
+template <class A>
+RIFFLEMIX_INLINE A find_weights(A* row, int64_t columns, const int16_t* keep, A kept_scale) {
+  Vector<A> most = load(row);
+  for (int64_t j = kLanes<A>; j < columns; j += kLanes<A>) {
+    const Vector<A> x = load(row + j);
+    most = select<A>(x > most, x, most);
+  }
+  A largest = most[0];
+  for (int i = 1; i < kLanes<A>; ++i) largest = most[i] > largest ? most[i] : largest;
+  if (largest == -std::numeric_limits<A>::infinity()) largest = A(0);
+  Vector<A> sums{};
+  for (int64_t j = 0; j < columns; j += kLanes<A>) {
+    const Vector<A> weight = exp_of_negative(load(row + j) - largest);
+    sums += weight;
+    store(row + j, weight);
+  }
+  const A sum = sum_lanes<A>(sums);
+  const A factor = sum == A(0) ? A(0) : kept_scale / sum;  // a query that sees nothing
+  for (int64_t j = 0; j < columns; j += kLanes<A>) {
+    store(row + j, load(row + j) * where<A>(keep + j, spread(factor)));
+  }
+  return sum == A(0) ? A(0) : largest + std::log(sum);
+}
+
+template <class T>
+RIFFLEMIX_INLINE void forward_slice(Slice<T>& s, int64_t index) {
+  using A = Acc<T>;
+  const Problem<T>& p = s.p;
+  s.take(index);
+  for (int64_t first = 0; first < s.queries; first += s.rows) {
+    const int64_t last = std::min(s.queries, first + s.rows);
+    s.find_scores(first, last);
+    const int16_t* keep = s.find_kept_weights(first, last);
+    A* lse = p.lse + index * s.queries + first;
+    for (int64_t i = 0; i < last - first; ++i) {
+      lse[i] = find_weights<A>(&s.scores[i * s.columns], s.columns, keep + i * s.keys, p.kept_scale);
+    }
+    multiply<A>(last - first, s.keys, s.value_width, {s.scores.data(), s.columns, 1},
+                {s.values.data(), kPanel<A>, s.value_width}, s.out.data(), s.value_width, false);
+    write_rows<T>(s.out.data(), s.value_width, p.sizes.value_width, A(1), p.y, s.b, s.h, first,
+                  last);
+  }
+}
+
+// Scores to what the values were multiplied by, and the gradient of the weights to that of the
+// scores, for one query.
+template <class A>
+RIFFLEMIX_INLINE void find_gradients(A* scores, A* grads, int64_t columns, const int16_t* keep,
+                                     A kept_scale, A lse, A along) {
+  for (int64_t j = 0; j < columns; j += kLanes<A>) {
+    const Vector<A> weight = exp_of_negative(load(scores + j) - lse);
+    const Vector<A> kept = where<A>(keep + j, spread(kept_scale));
+    store(scores + j, weight * kept);
+    store(grads + j, weight * (load(grads + j) * kept - along));
+  }
+}
+
+template <class T>
+struct BackwardSlice : Slice<T> {
+  using A = Acc<T>;
+  std::vector<A> values_across, grads, grad_y, grad_q, grad_k, grad_v;
+
+  RIFFLEMIX_INLINE explicit BackwardSlice(const Problem<T>& p)
+      : Slice<T>(p), values_across(this->columns * p.sizes.value_width),
+        grads(this->rows * this->columns), grad_y(this->rows * this->value_width),
+        grad_q(this->rows * this->width), grad_k(this->keys * this->width),
+        grad_v(this->keys * this->value_width) {}
+};
+
+// Weights and gradients of the scores of queries [first, last), into `scores` and `grads`.
+template <class T>
+RIFFLEMIX_INLINE void find_score_gradients(BackwardSlice<T>& s, const Acc<T>* lse, int64_t first,
+                                           int64_t last) {
+  using A = Acc<T>;
+  const Problem<T>& p = s.p;
+  const int64_t inner = p.sizes.value_width, width = s.value_width;
+  const View<const T> y{p.y.data, p.y.batch, p.y.head, p.y.token};
+  s.find_scores(first, last);
+  const int16_t* keep = s.find_kept_weights(first, last);
+  pack_rows(p.grad_y, s.b, s.h, first, last, inner, width, A(1), s.grad_y.data());
+  pack_rows(y, s.b, s.h, first, last, inner, width, A(1), s.out.data());
+  multiply<A>(last - first, inner, s.columns, {s.grad_y.data(), width, 1},
+              {s.values_across.data(), inner * kPanel<A>, kPanel<A>}, s.grads.data(), s.columns,
+              false);
+  for (int64_t i = 0; i < last - first; ++i) {
+    Vector<A> along{};
+    for (int64_t d = i * width; d < (i + 1) * width; d += kLanes<A>) {
+      along += load(&s.grad_y[d]) * load(&s.out[d]);
+    }
+    find_gradients<A>(&s.scores[i * s.columns], &s.grads[i * s.columns], s.columns,
+                      keep + i * s.keys, p.kept_scale, lse[i], sum_lanes<A>(along));
+  }
+}
+
+template <class T>
+RIFFLEMIX_INLINE void backward_slice(BackwardSlice<T>& s, int64_t index) {
+  using A = Acc<T>;
+  const Problem<T>& p = s.p;
+  const int64_t width = s.width, value_width = s.value_width;
+  s.take(index);
+  transpose_rows(s.values.data(), s.keys, p.sizes.value_width, value_width,
+                 s.values_across.data());
+  for (int64_t first = 0; first < s.queries; first += s.rows) {
+    const int64_t last = std::min(s.queries, first + s.rows), rows = last - first;
+    const bool add = first > 0;
+    find_score_gradients(s, p.lse + index * s.queries + first, first, last);
+    multiply<A>(s.keys, rows, value_width, {s.scores.data(), 1, s.columns},
+                {s.grad_y.data(), kPanel<A>, value_width}, s.grad_v.data(), value_width, add);
+    multiply<A>(s.keys, rows, width, {s.grads.data(), 1, s.columns},
+                {s.packed_queries.data(), kPanel<A>, width}, s.grad_k.data(), width, add);
+    multiply<A>(rows, s.keys, width, {s.grads.data(), s.columns, 1},
+                {s.packed_keys.data(), kPanel<A>, width}, s.grad_q.data(), width, false);
+    write_rows<T>(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q, s.b, s.h, first, last);
+  }
+  write_rows<T>(s.grad_k.data(), width, p.sizes.width, A(1), p.grad_k, s.b, s.h, 0, s.keys);
+  write_rows<T>(s.grad_v.data(), value_width, p.sizes.value_width, A(1), p.grad_v, s.b, s.h, 0,
+                s.keys);
+}
+
+#define RIFFLEMIX_ATTENTION_SLICES(T)                                                        \
+  RIFFLEMIX_DISPATCH void forward_slices(const Problem<T>& p, int64_t first, int64_t last) { \
+    Slice<T> s(p);                                                                           \
+    for (int64_t slice = first; slice < last; ++slice) forward_slice<T>(s, slice);           \
+  }                                                                                          \
+  RIFFLEMIX_DISPATCH void backward_slices(const Problem<T>& p, int64_t first, int64_t last) { \
+    BackwardSlice<T> s(p);                                                                   \
+    for (int64_t slice = first; slice < last; ++slice) backward_slice<T>(s, slice);          \
+  }
+RIFFLEMIX_ATTENTION_SLICES(float)
+RIFFLEMIX_ATTENTION_SLICES(double)
+RIFFLEMIX_ATTENTION_SLICES(Bfloat16)
+RIFFLEMIX_ATTENTION_SLICES(Float16)
+
+template <class T>
+int run(const Problem<T>& p) {
+  return guarded([&] {
+    parallel_for(p.sizes.batch * p.sizes.heads, static_cast<int>(p.sizes.threads),
+                 [&](int64_t first, int64_t last) {
+                   p.grad_q.data == nullptr ? forward_slices(p, first, last)
+                                            : backward_slices(p, first, last);
+                 });
+    return 0;
+  });
+}
+
+// `tensors`: q, k, v, mask, lse, y, and for the backward pass gradients of y, q, k and v, or null;
+// `strides`: three for each of them but lse, four for the mask.
+template <class T>
+int call(const Sizes& sizes, double scale, double kept_scale, const uint64_t* seed,
+         uint32_t threshold, void* const* tensors, const int64_t* strides) {
+  const auto view = [&](int tensor, int at) {
+    const int64_t* s = strides + at;
+    return View<T>{static_cast<T*>(tensors[tensor]), s[0], s[1], s[2]};
+  };
+  const auto input = [&](int tensor, int at) {
+    const View<T> v = view(tensor, at);
+    return View<const T>{v.data, v.batch, v.head, v.token};
+  };
+  const Drop drop{{static_cast<uint32_t>(*seed), static_cast<uint32_t>(*seed >> 32)}, threshold};
+  return run<T>({sizes, static_cast<Acc<T>>(scale), drop, static_cast<Acc<T>>(kept_scale),
+                 input(0, 0), input(1, 3), input(2, 6), static_cast<const uint8_t*>(tensors[3]),
+                 strides + 9, static_cast<Acc<T>*>(tensors[4]), view(5, 13), input(6, 16),
+                 view(7, 19), view(8, 22), view(9, 25)});
+}
+
+}  // namespace rifflemix::attention
+
+#define RIFFLEMIX_ATTENTION(name, T)                                                               \
+  RIFFLEMIX_EXPORT int rifflemix_attention_##name(                                                 \
+      const rifflemix::attention::Sizes* sizes, double scale, double kept_scale,                   \
+      const uint64_t* seed, uint32_t threshold, void* const* tensors, const int64_t* strides) {    \
+    return rifflemix::attention::call<T>(*sizes, scale, kept_scale, seed, threshold, tensors,      \
+                                         strides);                                                 \
+  }
+RIFFLEMIX_ATTENTION(float32, float)
+RIFFLEMIX_ATTENTION(float64, double)
+RIFFLEMIX_ATTENTION(bfloat16, rifflemix::Bfloat16)
+RIFFLEMIX_ATTENTION(float16, rifflemix::Float16)
