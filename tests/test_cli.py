@@ -14,7 +14,7 @@ import pytest
 
 import rifflemix.cli
 from rifflemix.cli.interrupt import StopRequest
-from rifflemix.cli.options import parse_mixer_options, parse_names, parse_value
+from rifflemix.cli.options import parse_mixer_options, parse_mixers, parse_names, parse_value
 from rifflemix.comparison import CompareConfig, default_budget
 from rifflemix.errors import InputError
 from rifflemix.mixers import list_mixers
@@ -245,13 +245,17 @@ def test_texts_of_another_type_are_refused(text: str, default: Any) -> None:
 
 
 def test_mixer_options_are_grouped_by_mixer() -> None:
-    pairs = ["csp.num_groups=4", "csp.order=ascending", "softmax.bias=false"]
-    assert parse_mixer_options(pairs, ["softmax", "csp"]) == {
+    pairs = ["csp.num_groups=4", "csp.order=ascending", "mine.bias=false"]
+    assert parse_mixer_options(pairs, {"mine": "softmax", "csp": "csp"}) == {
         "csp": {"num_groups": 4, "order": "ascending"},
-        "softmax": {"bias": False},
+        "mine": {"bias": False},
     }
     with pytest.raises(InputError, match="only once"):
-        parse_mixer_options(["csp.num_groups=4", "csp.num_groups=2"], ["csp"])
+        parse_mixer_options(["csp.num_groups=4", "csp.num_groups=2"], {"csp": "csp"})
+    assert parse_mixers("csp, csp-4=csp") == {"csp": "csp", "csp-4": "csp"}
+    for wrong in ("=csp", "a=", "csp,csp", "a=csp,a=tssa"):
+        with pytest.raises(InputError, match="mixers: expected"):
+            parse_mixers(wrong)
     assert parse_names("a, b", "--mixers") == ("a", "b")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rifflemix import mixers, models, ops, tasks, testing, train
     from rifflemix.bench.swap import measure_swap
+    from rifflemix.comparison import Comparison, compare
     from rifflemix.errors import InputError
     from rifflemix.mixers import (
         MixerCard,
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Comparison",
     "InputError",
     "MixerCard",
     "SurgeryReport",
     "Task",
     "TokenMixer",
     "__version__",
+    "compare",
     "create_mixer",
     "create_model",
     "distil",
@@ -69,11 +72,13 @@ __all__ = [
 
 _ROOMS = {"mixers", "models", "ops", "tasks", "testing", "train"}
 _HOMES = {
+    "Comparison": "comparison",
     "InputError": "errors",
     "MixerCard": "mixers",
     "SurgeryReport": "surgery",
     "Task": "tasks",
     "TokenMixer": "mixers",
+    "compare": "comparison",
     "create_mixer": "mixers",
     "create_model": "models",
     "distil": "surgery",

@@ -108,7 +108,7 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def user_path(name: str, path: str | Path) -> Path:
+def user_path(name: str, path: str | os.PathLike[str]) -> Path:
     """A path with ~ and ~user replaced by the folders they stand for.
 
     Raises:

@@ -29,7 +29,7 @@ import pytest
 from rifflemix.errors import InputError
 from rifflemix.tasks import load_task
 from rifflemix.tasks.data_io import bounded, download
-from rifflemix.tasks.data_io.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz_xz
+from rifflemix.tasks.data_io.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz
 from rifflemix.tasks.data_io.download import Remote
 from rifflemix.tasks.data_io.files import check_ids, load_arrays, store_arrays
 from rifflemix.tasks.data_io.scratch import scratch_folder
@@ -140,7 +140,7 @@ def test_arrays(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.npz.xz"
     path.write_bytes(lzma.compress(archive.getvalue(), preset=0))
     with pytest.raises(InputError, match=r"x.npz.xz: the file is damaged"):
-        read_npz_xz(path)
+        read_npz(path)
 
 
 def test_archives_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +150,11 @@ def test_archives_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     path = tmp_path / "x.npz.xz"
     path.write_bytes(lzma.compress(archive.getvalue()))
     with little_memory(), pytest.raises(InputError, match="more than 1,048,576 bytes"):
-        read_npz_xz(path)
+        read_npz(path)
     np.savez(archive := io.BytesIO(), x=np.arange(3), y=np.zeros((2, 0)))
     path.write_bytes(lzma.compress(archive.getvalue()))
-    assert read_npz_xz(path)["x"].tolist() == [0, 1, 2]
-    assert read_npz_xz(path)["y"].shape == (2, 0)
+    assert read_npz(path)["x"].tolist() == [0, 1, 2]
+    assert read_npz(path)["y"].shape == (2, 0)
 
 
 def test_tar_with_a_header_that_is_too_large(tmp_path: Path) -> None:

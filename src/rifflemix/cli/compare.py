@@ -12,7 +12,6 @@ from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import print_json, progress_console, show
 from rifflemix.cli.settings import compare_config
-from rifflemix.errors import RunFailed
 from rifflemix.runs.options import Json, Option, Out, RunOptions, Task
 
 if TYPE_CHECKING:
@@ -26,7 +25,9 @@ EPILOG = """Examples:
 
   rifflemix compare --task image --data-dir data --max-steps 200 --out runs/image
 
-  rifflemix compare --task digits --mixers csp --mixer-option csp.num_groups=4 --out runs/csp
+  rifflemix compare --task digits --mixers csp,csp-4=csp --mixer-option csp-4.num_groups=4 --out a
+
+  rifflemix compare --task csv --data my.csv --input text --label y --out runs/mine
 
 Ctrl-C stops after the current step; the same command continues from there.
 """
@@ -36,7 +37,10 @@ def compare(
     *,
     task: Task,
     out: Out,
-    mixers: Annotated[str | None, Option("Names with commas between them; all if unset.")] = None,
+    mixers: Annotated[
+        str | None,
+        Option("Names, or LABEL=NAME for one more setting, with commas between; all if unset."),
+    ] = None,
     seeds: Annotated[
         str, Option("Number of seeds 0, 1, ..., or a list of them.", metavar="NUMBER")
     ] = "1",
@@ -47,26 +51,26 @@ def compare(
 
     Writes results.json, table.md, plot.png and report.html to --out.
     """
-    from rifflemix.comparison import default_mixers, plan_comparison
+    from rifflemix.comparison import check_any_finished, default_mixers, plan_comparison
+    from rifflemix.comparison.files import write_comparison_files
     from rifflemix.comparison.notes import partial_note
 
     chosen = options.parse_seeds(seeds)
     if mixers is None:
-        names = default_mixers(task)
-        _tell_left_out(task, names)
+        names = {name: name for name in default_mixers(task)}
+        _tell_left_out(task, tuple(names))
     else:
-        names = options.parse_names(mixers, "--mixers")
+        names = options.parse_mixers(mixers)
     config = compare_config(task, names, chosen, run)
     with DataProgress(progress_console()) as progress:
         plan = plan_comparison(config, out, data_dir=run.data_dir, progress=progress)
     results = _run(plan)
-    _write_report(plan.out, results)
+    write_comparison_files(plan.out, results)
     if json:
         print_json(results)
     else:
         _show(plan.out, results)
-    if results["failed_runs"] and not results["runs"]:
-        raise RunFailed(f"every run failed; the first: {results['failed_runs'][0]['error']}")
+    check_any_finished(results)
     if results["status"] != "complete":
         progress_console().print(partial_note(results), soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -74,13 +78,14 @@ def compare(
 
 def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
     """Say which mixers are left out by default, and why."""
+    from rifflemix.comparison.config import takes_graphs
     from rifflemix.mixers import mixer_card, usable_mixers
     from rifflemix.tasks import task_card
 
     left_out = ", ".join(mixer_card(name).title for name in usable_mixers() if name not in names)
     if not left_out:
         return
-    if task_card(task).output == "number":
+    if takes_graphs(task_card(task)):
         reason = f"needs a backbone for graphs, which takes only {' and '.join(names)}; left out"
     else:
         reason = "predicts tokens from those before them; left out, since they look ahead"
@@ -88,23 +93,14 @@ def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
 
 
 def _run(plan: ComparePlan) -> dict[str, Any]:
-    from rifflemix.comparison import run_comparison
-    from rifflemix.mixers import mixer_card
+    from rifflemix.comparison import run_comparison, title_of
     from rifflemix.report.live import live_progress
 
-    titles = {name: mixer_card(name).title for name in plan.config.mixers}
+    titles = {name: title_of(plan.config, name) for name in plan.config.mixers}
     live = live_progress(progress_console(), titles, plan.config.seeds)
 
     with live, StopRequest(live.note) as stop:
         return run_comparison(plan, on_status=live.update, should_stop=stop)
-
-
-def _write_report(out: Path, results: dict[str, Any]) -> None:
-    from rifflemix.comparison.files import comparison_files
-    from rifflemix.files import write_bytes
-
-    for name, content in comparison_files(results).items():
-        write_bytes(out / name, content)
 
 
 def _show(out: Path, results: dict[str, Any]) -> None:

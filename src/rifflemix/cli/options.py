@@ -49,6 +49,19 @@ def parse_names(text: str, option: str) -> tuple[str, ...]:
     return names
 
 
+def parse_mixers(text: str) -> dict[str, str]:
+    """`csp,csp-4=csp` -> {"csp": "csp", "csp-4": "csp"}: labels and the mixers behind them."""
+    mixers: dict[str, str] = {}
+    for part in parse_names(text, "--mixers"):
+        label, equals, name = part.partition("=")
+        if equals and not (label and name):
+            raise bad_argument("--mixers", "NAME or LABEL=NAME with commas between", repr(part))
+        if label in mixers:
+            raise bad_argument("mixers", "each only once", f"{label!r} twice")
+        mixers[label] = name or label
+    return mixers
+
+
 def parse_task_options(pairs: Iterable[str] | None, task: str) -> dict[str, Any]:
     """KEY=VALUE texts as the task's card types them."""
     from rifflemix.tasks import task_card
@@ -57,9 +70,9 @@ def parse_task_options(pairs: Iterable[str] | None, task: str) -> dict[str, Any]
 
 
 def parse_mixer_options(
-    pairs: Iterable[str] | None, mixers: Iterable[str]
+    pairs: Iterable[str] | None, mixers: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """MIXER.KEY=VALUE texts as the mixers' defaults type them."""
+    """MIXER.KEY=VALUE texts as the mixers' defaults type them; `mixers`: label -> name."""
     from rifflemix.mixers.registry import mixer_options
 
     chosen = list(mixers)
@@ -72,7 +85,9 @@ def parse_mixer_options(
             raise unknown_name("mixer in --mixer-option", mixer, chosen)
         by_mixer.setdefault(mixer, []).append(rest)
     return {
-        mixer: _typed(rests, mixer_options(mixer), "--mixer-option", f"option of mixer {mixer}")
+        mixer: _typed(
+            rests, mixer_options(mixers[mixer]), "--mixer-option", f"option of mixer {mixer}"
+        )
         for mixer, rests in by_mixer.items()
     }
 

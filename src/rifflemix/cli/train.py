@@ -36,7 +36,7 @@ def train(
     json: Json = False,
 ) -> None:
     """Train one mixer on one task; resumes from --out by itself."""
-    config = compare_config(task, (mixer,), (seed,), run)
+    config = compare_config(task, {mixer: mixer}, (seed,), run)
     results = _run(config, out, run.data_dir)
     if json:
         print_json(results)

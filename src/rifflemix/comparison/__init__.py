@@ -1,10 +1,12 @@
 """The main job: every mixer on the same backbone, data, budget and seeds."""
 
+from rifflemix.comparison.api import Comparison, check_any_finished, compare
 from rifflemix.comparison.budgets import default_budget, train_config
+from rifflemix.comparison.choices import resolve
 from rifflemix.comparison.config import MOST_SEEDS, CompareConfig, default_mixers, default_model
 from rifflemix.comparison.models import build_model, check_model, training_memory
 from rifflemix.comparison.plan import ComparePlan, plan_comparison
-from rifflemix.comparison.results import single_run
+from rifflemix.comparison.results import single_run, title_of
 from rifflemix.comparison.run import run_comparison, train_mixer
 from rifflemix.tasks import Budget
 
@@ -13,14 +15,19 @@ __all__ = [
     "Budget",
     "CompareConfig",
     "ComparePlan",
+    "Comparison",
     "build_model",
+    "check_any_finished",
     "check_model",
+    "compare",
     "default_budget",
     "default_mixers",
     "default_model",
     "plan_comparison",
+    "resolve",
     "run_comparison",
     "single_run",
+    "title_of",
     "train_config",
     "train_mixer",
     "training_memory",

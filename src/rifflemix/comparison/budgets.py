@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rifflemix.tasks import Budget, task_card
+from rifflemix.tasks import Budget, TaskCard, task_card
 from rifflemix.train.config import TrainConfig
 
 
-def default_budget(task: str) -> Budget:
+def default_budget(task: str | TaskCard) -> Budget:
     """The budget that a task's card names."""
-    return task_card(task).budget
+    return (task_card(task) if isinstance(task, str) else task).budget
 
 
 def train_config(

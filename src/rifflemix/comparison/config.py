@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
-from rifflemix.mixers import mixer_card, usable_mixers
-from rifflemix.models import list_models
+from rifflemix.mixers import list_mixers, mixer_card, usable_mixers
+from rifflemix.models import list_models, model_card
 from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
 from rifflemix.plugins import plugin_files
 from rifflemix.runs.device import check_device
 from rifflemix.runs.options import Dim, Heads, Layers, Threads, check_options
-from rifflemix.tasks import task_card
+from rifflemix.tasks import TaskCard, task_card
 from rifflemix.train.config import TrainConfig
 
 FORMAT = "rifflemix.compare/1"
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
 
 # Beyond this a typing error is likelier than a wish.
 MOST_SEEDS = 1_000
@@ -28,13 +31,16 @@ class CompareConfig:
     """The mixers, task, backbone and budget of a comparison.
 
     Attributes:
-        task: registry name of the task.
-        mixers: registry names, in the order of the table.
+        task: name of the task.
+        mixers: registry names, or labels of `variants`, in the order of the table.
         seeds: every mixer is trained once with each.
         dim, num_layers, num_heads: size of the backbone.
         train: training settings; its own seed is replaced by those of `seeds`.
         task_options: options of the task that differ from its card.
-        mixer_options: mixer name -> its options.
+        mixer_options: mixer name or label -> its options.
+        variants: label -> registry name of the mixer that it stands for, so that one mixer can be
+            compared in several settings.
+        own_card: of a task that is in no registry; None where the registry has it.
         model: registry name of a backbone that takes any mixer.
         device: "cpu", "cuda", "cuda:1" ...
         threads: CPU threads.
@@ -54,23 +60,26 @@ class CompareConfig:
     train: TrainConfig
     task_options: Mapping[str, Any] = field(default_factory=dict)
     mixer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    variants: Mapping[str, str] = field(default_factory=dict)
+    own_card: TaskCard | None = None
     model: str = "encoder"
     device: str = "cpu"
     threads: Threads = 1
 
     def __post_init__(self) -> None:
         """Check all that can be told without data."""
-        task_card(self.task)
+        card = self.card
         _check_list("mixers", self.mixers)
+        _check_labels(self.mixers, self.variants)
         _check_seeds(self.seeds)
         _check_list("seeds", self.seeds)
         for name in self.mixers:
-            if not mixer_card(name).causal and task_card(self.task).is_generative:
+            if not mixer_card(self.mixer_name(name)).causal and card.is_generative:
                 raise bad_argument(
                     "mixers",
                     f"causal ones, since task {self.task} predicts tokens from those before them",
                     name,
-                    f"causal are {', '.join(default_mixers(self.task))}",
+                    f"causal are {', '.join(default_mixers(card))}",
                 )
         for name in self.mixer_options:
             if name not in self.mixers:
@@ -79,6 +88,15 @@ class CompareConfig:
             raise unknown_name("model", self.model, list_models())
         check_options(self)
         check_device(self.device)
+
+    @property
+    def card(self) -> TaskCard:
+        """The task's card."""
+        return self.own_card or task_card(self.task)
+
+    def mixer_name(self, label: str) -> str:
+        """The registry name of the mixer behind one of `mixers`."""
+        return self.variants.get(label, label)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -92,6 +110,7 @@ class CompareConfig:
             "num_heads": self.num_heads,
             "mixers": list(self.mixers),
             "mixer_options": {name: dict(options) for name, options in self.mixer_options.items()},
+            **({"variants": dict(self.variants)} if self.variants else {}),
             "seeds": list(self.seeds),
             "train": self.train.to_dict(),
             "device": self.device,
@@ -103,7 +122,7 @@ class CompareConfig:
         """The settings of the model with `mixer`, as JSON values."""
         return {
             "model": self.model,
-            "mixer": mixer,
+            "mixer": self.mixer_name(mixer),
             "mixer_options": dict(self.mixer_options.get(mixer, {})),
             "dim": self.dim,
             "num_layers": self.num_layers,
@@ -118,18 +137,24 @@ def _plugins() -> dict[str, Any]:
     return {"plugins": files} if files else {}
 
 
-def default_mixers(task: str) -> tuple[str, ...]:
+def default_mixers(task: str | TaskCard) -> tuple[str, ...]:
     """All registered mixers that can be compared on a task."""
-    card = task_card(task)
-    if card.output == "number":
+    card = task_card(task) if isinstance(task, str) else task
+    if takes_graphs(card):
         return tuple(GRAPH_MIXERS)
     can_all = not card.is_generative
     return tuple(name for name in usable_mixers() if can_all or mixer_card(name).causal)
 
 
-def default_model(task: str, options: Mapping[str, Any] | None = None) -> str:
+def takes_graphs(card: TaskCard) -> bool:
+    """Whether the samples of a task are graphs, which few mixers take."""
+    return model_card(card.backbone).inputs == "graphs"
+
+
+def default_model(task: str | TaskCard, options: Mapping[str, Any] | None = None) -> str:
     """The backbone that a task's card names for its samples with these options."""
-    return task_card(task).backbone_for(options or {})
+    card = task_card(task) if isinstance(task, str) else task
+    return card.backbone_for(options or {})
 
 
 def _check_list(name: str, values: tuple[Any, ...]) -> None:
@@ -138,6 +163,19 @@ def _check_list(name: str, values: tuple[Any, ...]) -> None:
     value, count = Counter(values).most_common(1)[0]
     if count > 1:
         raise bad_argument(name, "each only once", f"{value!r} twice")
+
+
+def _check_labels(mixers: tuple[str, ...], variants: Mapping[str, str]) -> None:
+    """Raise unless labels are texts that folders and commands can hold, and mislead nobody."""
+    for label, name in variants.items():
+        if label not in mixers:
+            raise bad_argument("variants", f"one of {', '.join(mixers)}", label)
+        if not isinstance(label, str) or not _LABEL.fullmatch(label):
+            raise bad_argument(
+                "mixers", "labels of at most 64 letters, digits, _, + and -", repr(label)
+            )
+        if label != name and label in list_mixers():
+            raise bad_argument("mixers", f"another label for {name}", f"{label}, which is a mixer")
 
 
 def _check_seeds(seeds: tuple[int, ...]) -> None:

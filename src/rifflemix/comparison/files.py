@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rifflemix.comparison.differences import markdown_differences
@@ -10,6 +11,7 @@ from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.page import html_report
 from rifflemix.comparison.plot import comparison_plot
 from rifflemix.comparison.table import comparison_rows, markdown_table
+from rifflemix.files import write_bytes
 
 REPORT_FILES = ("table.md", "plot.png", "report.html")
 
@@ -24,3 +26,9 @@ def comparison_files(results: Mapping[str, Any]) -> dict[str, bytes]:
         "plot.png": plot,
         "report.html": html_report(results, notes, plot).encode(),
     }
+
+
+def write_comparison_files(out: Path, results: Mapping[str, Any]) -> None:
+    """Write them into the folder of a comparison."""
+    for name, content in comparison_files(results).items():
+        write_bytes(out / name, content)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from rifflemix.comparison.config import CompareConfig, default_model
+from rifflemix.comparison.config import CompareConfig
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer, list_mixers
 from rifflemix.models import Model, model_card, model_settings
 from rifflemix.runs.fit import check_batch_size, fit_model, task_settings, try_out
 from rifflemix.runs.measure import peak_memory
-from rifflemix.tasks import Task, task_card
+from rifflemix.tasks import Task, card_of
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
 
@@ -30,14 +30,16 @@ def build_model(config: CompareConfig, task: Task, mixer: str, seed: int) -> Mod
     Args:
         config: the comparison.
         task: gives vocabulary or features, classes and lengths.
-        mixer: registry name.
+        mixer: registry name, or a label of the comparison's variants.
         seed: of the initial weights.
 
     Raises:
         InputError: the mixer or the backbone cannot be built at this shape.
     """
     reference = _create(config, task, list_mixers()[0], {}, seed)
-    model = _create(config, task, mixer, dict(config.mixer_options.get(mixer, {})), seed)
+    model = _create(
+        config, task, config.mixer_name(mixer), dict(config.mixer_options.get(mixer, {})), seed
+    )
     _copy_backbone(reference, model)
     return model
 
@@ -103,8 +105,8 @@ def _create(
 
 def _check_settings(model: str, task: Task, chosen: Iterable[str]) -> None:
     """Raise unless a backbone has what a comparison and the task set."""
-    known, is_generative = model_settings(model), task_card(task.name).is_generative
-    fitting = default_model(task.name, task.options)
+    known, is_generative = model_settings(model), card_of(task).is_generative
+    fitting = card_of(task).backbone_for(task.options)
     for name in (*chosen, *task_settings(task)):
         if name not in known and not (name == "num_classes" and is_generative):
             raise InputError(
@@ -126,7 +128,7 @@ def _check_inputs(model: str, task: Task) -> None:
         layout = ", or layout 'image'"
     raise InputError(
         f"model {model} takes {inputs}, but task {task.name} has {kind}; choose a model that "
-        f"takes {kind}, such as {default_model(task.name, task.options)}{layout}"
+        f"takes {kind}, such as {card_of(task).backbone_for(task.options)}{layout}"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rifflemix.comparison.curves import loss_curves, score_curves
 from rifflemix.comparison.differences import HOW_TO_READ, difference_cells, difference_headers
 from rifflemix.comparison.notes import partial_note
+from rifflemix.comparison.plot import comparison_plot
 from rifflemix.comparison.table import comparison_rows, table_cells, table_headers
 from rifflemix.report.page import render
 from rifflemix.report.units import (
@@ -63,6 +64,19 @@ def html_report(results: Mapping[str, Any], notes: Iterable[str], plot: bytes) -
         runs=[_run(run, metric) for run in results["runs"]],
         papers=[f"{mixer['title']}: {mixer['paper']}" for mixer in results["mixers"]],
         blocks=_blocks(results),
+    )
+
+
+def html_fragment(results: Mapping[str, Any], notes: Iterable[str]) -> str:
+    """Table, notes and plot for a notebook; every value in it is escaped."""
+    rows = comparison_rows(results)
+    return render(
+        "notebook.html",
+        title=results["task"]["title"],
+        headers=table_headers(rows),
+        rows=table_cells(rows),
+        notes=list(notes),
+        plot=_plot(results, comparison_plot(results)),
     )
 
 

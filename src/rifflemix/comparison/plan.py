@@ -12,7 +12,7 @@ from rifflemix.comparison.config import CompareConfig
 from rifflemix.comparison.models import check_model
 from rifflemix.files import check_same_settings
 from rifflemix.runs.folder import check_folder
-from rifflemix.tasks import Task, load_task, task_card
+from rifflemix.tasks import Task, card_of, load_task
 
 RESULTS_FILE = "results.json"
 _JUDGED = ("validation", "test")
@@ -49,6 +49,7 @@ def plan_comparison(
     config: CompareConfig,
     out: Path,
     *,
+    task: Task | None = None,
     data_dir: Path | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> ComparePlan:
@@ -57,6 +58,7 @@ def plan_comparison(
     Args:
         config: the settings.
         out: results folder, new, empty or of an earlier run with the same settings.
+        task: the data, where it is loaded already.
         data_dir: folder of the task's data files.
         progress: called with the progress of loading data.
 
@@ -65,14 +67,15 @@ def plan_comparison(
             this shape, `out` cannot be written or belongs to something else.
     """
     check_folder(out)
-    task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)
+    if task is None:
+        task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)
     parameters = {mixer: check_model(config, task, mixer) for mixer in config.mixers}
     settings = config.to_dict() | {
         "task_options": dict(task.options),
         "data": task.fingerprint(),
     }
     check_same_settings(out, settings)
-    has_classes = task_card(config.task).output == "classes"
+    has_classes = card_of(task).output == "classes"
     shares = {name: majority_share(task, name) for name in _JUDGED} if has_classes else None
     return ComparePlan(config, task, parameters, out, settings, shares)
 

@@ -40,7 +40,13 @@ class _Point:
 
 
 def comparison_plot(results: Mapping[str, Any]) -> bytes:
-    """plot.png: a disk for each mixer that has finished at least one run.
+    """plot.png, see `comparison_figure`."""
+    with matplotlib.style.context("default"):
+        return figure_png(comparison_figure(results))
+
+
+def comparison_figure(results: Mapping[str, Any]) -> Figure:
+    """A disk for each mixer that has finished at least one run.
 
     Across, training steps per second (median over seeds, bar from slowest to fastest); up, the
     metric that chose the weights, on the test split (mean over seeds, bar of one standard
@@ -57,7 +63,7 @@ def comparison_plot(results: Mapping[str, Any]) -> bytes:
         else:
             axes.text(0.5, 0.5, "no run has finished yet", transform=axes.transAxes, ha="center")
             legend.axis("off")
-        return figure_png(figure)
+    return figure
 
 
 def _points(results: Mapping[str, Any]) -> list[_Point]:

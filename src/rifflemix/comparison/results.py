@@ -13,7 +13,7 @@ from rifflemix.comparison.plan import ComparePlan
 from rifflemix.mixers import mixer_card
 from rifflemix.runs.environment import environment
 from rifflemix.runs.results import protocol
-from rifflemix.tasks import Task, task_card
+from rifflemix.tasks import Task, card_of
 from rifflemix.train import TrainResult
 from rifflemix.train.run_folder import read_log
 
@@ -106,14 +106,19 @@ def assemble(
     }
 
 
+def title_of(config: CompareConfig, mixer: str) -> str:
+    """What tables call a mixer: its card's title, or the label of a variant."""
+    return mixer if mixer in config.variants else mixer_card(mixer).title
+
+
 def _mixer(
     plan: ComparePlan, name: str, runs: Sequence[Run], peak_memory: Mapping[str, int]
 ) -> dict[str, Any]:
-    card = mixer_card(name)
+    card = mixer_card(plan.config.mixer_name(name))
     speeds = [run["steps_per_second"] for run in runs if run["steps_per_second"] is not None]
     return {
         "name": name,
-        "title": card.title,
+        "title": title_of(plan.config, name),
         "paper": card.paper,
         "complexity": card.complexity,
         "parameters": plan.parameters[name],
@@ -160,7 +165,7 @@ def _chosen(result: TrainResult) -> dict[str, float]:
 
 
 def _task(plan: ComparePlan) -> dict[str, Any]:
-    card, task = task_card(plan.config.task), plan.task
+    card, task = card_of(plan.task), plan.task
     return {
         "name": card.name,
         "title": card.title,

@@ -12,7 +12,7 @@ from rifflemix.runs.environment import Environment
 
 def check_stored(results: Any, plan: ComparePlan) -> None:
     """Raise ValueError unless runs, memory and environment are what this comparison writes."""
-    check_json(results, _Results, "results")
+    check_results(results)
     planned = {(mixer, seed) for seed, mixer in plan.runs}
     entries = [*results["runs"], *results["failed_runs"]]
     counts = Counter((run["mixer"], run["seed"]) for run in entries)
@@ -24,6 +24,11 @@ def check_stored(results: Any, plan: ComparePlan) -> None:
     for mixer in results["mixers"]:
         if mixer["name"] not in plan.config.mixers:
             raise ValueError(f"expected the mixers of this comparison, got {mixer['name']!r}")
+
+
+def check_results(results: Any) -> None:
+    """Raise ValueError unless a JSON value has the entries of every comparison's results."""
+    check_json(results, _Results, "results")
 
 
 def _check_run(run: dict[str, Any], metric: str) -> None:

@@ -85,6 +85,14 @@ class RunOptions:
         list[str] | None, Option("Option of a mixer; repeatable.", metavar="MIXER.KEY=VALUE")
     ] = None
     data_dir: DataDir | None = None
+    data: Annotated[
+        Path | None,
+        Option("Your own data, for tasks csv, jsonl, npz and folder.", metavar="PATH"),
+    ] = None
+    input: Annotated[
+        str | None, Option("Its column or array of inputs; several columns with commas.")
+    ] = None
+    label: Annotated[str | None, Option("Its column or array of labels.")] = None
     device: Device = "auto"
     precision: Annotated[str, Option("float32, or bf16 (autocast).")] = "float32"
     threads: Threads | None = None

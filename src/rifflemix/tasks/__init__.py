@@ -11,6 +11,7 @@ from rifflemix.tasks.core.base import (
     TaskStatus,
 )
 from rifflemix.tasks.registry import (
+    card_of,
     list_tasks,
     load_task,
     prepare_task,
@@ -29,6 +30,7 @@ __all__ = [
     "Task",
     "TaskCard",
     "TaskStatus",
+    "card_of",
     "list_tasks",
     "load_task",
     "prepare_task",

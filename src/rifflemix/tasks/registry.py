@@ -34,6 +34,7 @@ from rifflemix.tasks.images.image_bytes import ImageBytes
 from rifflemix.tasks.images.image_folder import DOGS_VS_CATS, IMAGE_FOLDER, IMAGENET, TINY_IMAGENET
 from rifflemix.tasks.images.mnist import Mnist
 from rifflemix.tasks.listops.listops import ListOps
+from rifflemix.tasks.own.builders import OWN_FILES
 from rifflemix.tasks.pathfinder.pathfinder import Pathfinder
 from rifflemix.tasks.synthetic.point_clouds import PointClouds
 from rifflemix.tasks.synthetic.sorting import Sorting
@@ -78,6 +79,7 @@ _TASKS: dict[str, TaskBuilder] = {
         ESOL,
         FREESOLV,
         PCQM4M,
+        *OWN_FILES,
     )
 }
 
@@ -186,6 +188,11 @@ def prepare_task(
             f"{folder} could not be written; is its disk full? RIFFLEMIX_CACHE can name another"
         )
     return folder
+
+
+def card_of(task: Task) -> TaskCard:
+    """The card of a loaded task: its own, or the registry's."""
+    return task.card or task_card(task.name)
 
 
 def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:

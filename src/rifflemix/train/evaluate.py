@@ -125,6 +125,8 @@ def _means(
     means = {name: total / count for name, (total, count) in sums.items() if count}
     if isinstance(task, Summarises):
         means.update(task.summarise(means))
+    # With an underscore: for `summarise` alone.
+    means = {name: mean for name, mean in means.items() if not name.startswith("_")}
     for needed in ("loss", task.metric):
         if needed not in means:
             raise bad_argument(f"metrics of task {task.name!r}", f"{needed!r}", sorted(means))

@@ -62,7 +62,8 @@ class TrainableTask(Protocol):
     def metrics(self, outputs: Tensor, batch: Batch, /) -> Mapping[str, tuple[float, int]]:
         """Metric name -> (sum, count); at least "loss" and, if not summarised, `metric`.
 
-        The same names for every batch; what counts nothing on a whole split is left out.
+        The same names for every batch; what counts nothing on a whole split is left out, and so
+        are names with an underscore before them, once they are summarised.
         """
 
     def fingerprint(self) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.tasks.core.own_data import OwnData
 
 SPLITS = ("train", "validation", "test")
 
@@ -154,7 +155,7 @@ class FirstSamples:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Task(OwnData):
     """A classification task, loaded.
 
     Attributes:
@@ -201,7 +202,7 @@ class Task:
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Stack samples to a batch, padded to the longest among them where the task pads."""
-        labels = torch.tensor([label for _, label in samples], dtype=torch.int64)
+        labels = _classes([label for _, label in samples])
         # A pair is two sequences, so that both are padded to one length.
         inputs = [
             part
@@ -258,6 +259,16 @@ class Task:
             raise bad_argument(
                 "outputs", f"logits of shape (B, num_classes) = {expected}", tuple(outputs.shape)
             )
+
+
+def _classes(labels: Sequence[Any]) -> Tensor:
+    """Labels as int64; a number with a fraction would silently become another class."""
+    found = torch.tensor(labels)
+    if found.is_floating_point():
+        raise bad_argument(
+            "labels", "whole numbers, the classes", f"{found[0]:g}", "numbers are a NumberTask"
+        )
+    return found.to(torch.int64)
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,8 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def read_npz_xz(path: Path) -> Arrays:
-    """All arrays of an xz-compressed .npz file."""
+def read_npz(path: Path) -> Arrays:
+    """All arrays of an .npz file, xz-compressed where its name ends in .xz."""
     content = io.BytesIO(read_bytes(path))
     with reading(path):
         if not zipfile.is_zipfile(content):

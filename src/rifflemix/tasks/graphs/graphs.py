@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,15 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn import functional
 
-from rifflemix.errors import InputError, bad_argument, check_choice
-from rifflemix.tasks.core.base import Batch, Sample, Task
+from rifflemix.errors import InputError
+from rifflemix.tasks.core.base import Batch, Sample
+from rifflemix.tasks.core.numbers import NumberTask
 from rifflemix.tasks.data_io.files import Array
 from rifflemix.tasks.graphs.smiles import BOND_FEATURES, WIDTH
-
-LOSSES = ("mse", "mae")
 
 Integers = NDArray[np.int64]
 
@@ -128,24 +125,8 @@ def _shortest_path() -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class GraphRegression(Task):
-    """A task that gives a number to each graph.
-
-    A model's output is in units of `target_std` from `target_mean`, both of the training split;
-    errors are told in the units of the data.
-
-    Attributes:
-        target_mean: mean of the training targets.
-        target_std: their deviation.
-        loss_kind: what is trained on: "mse" or "mae".
-    """
-
-    target_mean: float = 0.0
-    target_std: float = 1.0
-    loss_kind: str = "mse"
-
-    def __post_init__(self) -> None:
-        check_choice("loss", self.loss_kind, LOSSES)
+class GraphRegression(NumberTask):
+    """A task that gives a number to each graph."""
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Graphs padded to the largest among them.
@@ -167,34 +148,5 @@ class GraphRegression(Task):
             ]
             batch[name] = torch.stack(parts)
         batch["key_padding_mask"] = torch.arange(nodes) >= sizes[:, None]
-        batch["labels"] = torch.tensor([target for _, target in samples], dtype=torch.float32)
+        batch["labels"] = self.targets(samples)
         return batch
-
-    def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Mean squared or absolute error of outputs (B, 1), in deviations of the target."""
-        wanted = (batch["labels"] - self.target_mean) / self.target_std
-        found = self._numbers(outputs, batch)
-        if self.loss_kind == "mse":
-            return functional.mse_loss(found, wanted)
-        return functional.l1_loss(found, wanted)
-
-    def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Sum and count of "loss", and of "mse" and "mae" in the units of the data."""
-        count = len(batch["labels"])
-        found = self._numbers(outputs, batch) * self.target_std + self.target_mean
-        error = (found - batch["labels"]).double()
-        return {
-            "loss": (float(self.loss(outputs, batch).item()) * count, count),
-            "mse": (float(error.square().sum().item()), count),
-            "mae": (float(error.abs().sum().item()), count),
-        }
-
-    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The root of the mean squared error."""
-        return {"rmse": math.sqrt(means["mse"])}
-
-    def _numbers(self, outputs: Tensor, batch: Batch) -> Tensor:
-        expected = (len(batch["labels"]), 1)
-        if tuple(outputs.shape) != expected:
-            raise bad_argument("outputs", f"shape (B, 1) = {expected}", tuple(outputs.shape))
-        return outputs.squeeze(1).float()

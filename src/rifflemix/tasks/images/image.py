@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rifflemix.errors import check_choice
 from rifflemix.tasks.core.base import Budget, Progress, Request, Task, TaskCard, check_one_of
-from rifflemix.tasks.data_io.bounded import read_npz_xz
+from rifflemix.tasks.data_io.bounded import read_npz
 from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.tasks.data_io.files import Array, Arrays, Source
 from rifflemix.tasks.data_io.hub import HubData, hub_source
@@ -154,7 +154,7 @@ def _decode_rgb(color: str, paths: Paths, progress: Progress) -> Arrays:
     """Images that are stored as differences mod 256, along plane, row and column."""
     path = paths["all"]
     progress(f"decoding {path.name}", 0, None)
-    content = read_npz_xz(path)
+    content = read_npz(path)
     stored = {part: (content.get(f"{part}_x_diff"), content.get(f"{part}_y")) for part in PARTS}
     differences = check_parts(str(path), stored, (3, 32, 32))
     parts: dict[str, tuple[object, object]] = {}

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.tasks.core.base import Batch, Progress, Sample, Task, TaskCard
-from rifflemix.tasks.data_io.bounded import read_npz_xz
+from rifflemix.tasks.data_io.bounded import read_npz
 from rifflemix.tasks.data_io.files import Array, Arrays, check_ids
 from rifflemix.tasks.images.rand_augment import rand_augment
 
@@ -383,7 +383,7 @@ def hub_parts(
 
 def decode_npz_parts(path: Path, shape: tuple[int, ...]) -> Arrays:
     """`check_parts` of an .npz.xz archive of train_x, train_y, test_x and test_y."""
-    content = read_npz_xz(path)
+    content = read_npz(path)
     parts = {part: (content.get(f"{part}_x"), content.get(f"{part}_y")) for part in PARTS}
     return check_parts(str(path), parts, shape)
 

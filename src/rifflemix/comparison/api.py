@@ -1,0 +1,268 @@
+"""`rm.compare`: a comparison from Python, and what it gives back."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rifflemix.comparison.choices import resolve
+from rifflemix.comparison.config import FORMAT, MOST_SEEDS, default_mixers
+from rifflemix.comparison.files import write_comparison_files
+from rifflemix.comparison.notes import comparison_notes
+from rifflemix.comparison.page import html_fragment
+from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan, plan_comparison
+from rifflemix.comparison.plot import comparison_figure
+from rifflemix.comparison.results import title_of
+from rifflemix.comparison.run import run_comparison
+from rifflemix.comparison.stored import check_results
+from rifflemix.comparison.table import comparison_rows, markdown_body
+from rifflemix.errors import InputError, RunFailed, bad_argument, unknown_name
+from rifflemix.files import read_json, user_path
+from rifflemix.mixers import TokenMixer, register_mixer
+from rifflemix.tasks import Task, card_of, load_task, task_card
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from rifflemix.runs.status import OnStatus
+
+_SETTINGS = (
+    "max_steps", "batch_size", "lr", "dim", "num_layers", "num_heads", "model", "device",
+    "precision", "threads", "task_options", "mixer_options",
+)  # fmt: skip
+_KINDS = ("run", "mixer")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The results of a comparison; a notebook shows it as table, notes and plot.
+
+    Attributes:
+        results: what results.json holds.
+        folder: where it is; None where it was made in a folder that is gone.
+    """
+
+    results: Mapping[str, Any]
+    folder: Path | None = None
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Comparison:
+        """The comparison that `rm.compare(..., out=folder)` or the command left in a folder.
+
+        Raises:
+            InputError: no results of a comparison there, or damaged ones.
+        """
+        path = user_path("folder", folder) / RESULTS_FILE
+        if not path.is_file():
+            raise bad_argument("folder", f"one with {RESULTS_FILE} of a comparison", str(folder))
+        results = read_json(path)
+        if not isinstance(results, dict) or results.get("format") != FORMAT:
+            raise bad_argument("folder", "results of a comparison", f"those of {path}")
+        try:
+            check_results(results)
+            comparison_rows(results)
+            comparison_notes(results)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        return cls(results, path.parent)
+
+    def to_frame(self, per: str = "mixer") -> Any:
+        """The numbers as a pandas.DataFrame.
+
+        Args:
+            per: "mixer" for a row a mixer, with the mean and standard deviation over seeds of the
+                metric that chose the weights; "run" for a row a run, with all its metrics.
+
+        Raises:
+            InputError: pandas is not installed, or another `per`.
+        """
+        if per not in _KINDS:
+            raise bad_argument("per", " or ".join(_KINDS), repr(per))
+        try:
+            import pandas
+        except ImportError:
+            raise InputError(
+                "to_frame needs pandas, which is not installed; pip install pandas"
+            ) from None
+        return pandas.DataFrame(self._runs() if per == "run" else self._mixers())
+
+    def plot(self) -> Figure:
+        """Score against training speed, disk area is memory: a figure of matplotlib."""
+        return comparison_figure(self.results)
+
+    def __str__(self) -> str:
+        """The table with its notes, in Markdown."""
+        return markdown_body(self.results, comparison_notes(self.results))
+
+    def __repr__(self) -> str:
+        names = ", ".join(mixer["name"] for mixer in self.results["mixers"])
+        done = f"{self.results['runs_done']} of {self.results['runs_planned']} runs"
+        return f"Comparison({self.results['task']['name']}: {names}; {done})"
+
+    def _repr_html_(self) -> str:
+        return html_fragment(self.results, comparison_notes(self.results))
+
+    def _mixers(self) -> list[dict[str, Any]]:
+        rows = []
+        for row in comparison_rows(self.results):
+            entry: dict[str, Any] = {"mixer": row.name, "title": row.title}
+            for split in ("test", "validation"):
+                score = getattr(row, split)
+                entry[f"{split}_{row.metric}"] = None if score is None else score.mean
+                entry[f"{split}_{row.metric}_std"] = None if score is None else score.std
+            entry |= {
+                "seeds": 0 if row.test is None else row.test.n,
+                "steps_per_second": row.steps_per_second,
+                "peak_memory_bytes": row.peak_memory_bytes,
+                "parameters": row.parameters,
+                "complexity": row.complexity,
+            }
+            rows.append(entry)
+        return rows
+
+    def _runs(self) -> list[dict[str, Any]]:
+        kept = ("mixer", "seed", "steps", "best_step", "parameters", "steps_per_second",
+                "wall_seconds")  # fmt: skip
+        return [
+            {name: run[name] for name in kept}
+            | {
+                f"{split}_{metric}": value
+                for split in ("validation", "test")
+                for metric, value in run[split].items()
+                if metric != "step"
+            }
+            for run in self.results["runs"]
+        ]
+
+
+def compare(
+    task: str | Task,
+    mixers: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    seeds: int | Sequence[int] = 1,
+    out: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    on_status: OnStatus | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Train every mixer on the same backbone, data, budget and seeds; the command `compare`.
+
+    Args:
+        task: registry name, or a loaded `Task`, such as `Task.from_arrays` makes.
+        mixers: names and classes of mixers; or a mapping from labels to names, classes, or pairs
+            of one and its options, `{"csp-4": ("csp", {"num_groups": 4}), "softmax": "softmax"}`.
+            A class that is not registered is. None takes all that fit the task.
+        seeds: number of seeds 0, 1, ..., or the seeds.
+        out: results folder, new or to be continued, with results.json, table.md, plot.png and
+            report.html; None keeps the results in memory only.
+        data_dir: folder of data files of a task that is given by name.
+        on_status: called with a `RunStatus` at every step. Without it a terminal shows a live
+            table on stderr; elsewhere nothing is shown.
+        settings: max_steps, batch_size, lr, dim, num_layers, num_heads, model, device, precision,
+            threads, task_options and mixer_options; by task where they are left out.
+
+    Raises:
+        InputError: an unknown name or setting, a value out of range, missing or damaged data, or
+            a folder of another run.
+        RunFailed: every run diverged.
+    """
+    for name in settings:
+        if name not in _SETTINGS:
+            raise unknown_name("setting of compare", name, _SETTINGS)
+    loaded, card, is_own = _task(task, data_dir, settings)
+    labels, options = _mixers(default_mixers(card) if mixers is None else mixers)
+    options |= dict(settings.pop("mixer_options", {}))
+    config = resolve(card, labels, _seeds(seeds), is_own=is_own, mixer_options=options, **settings)
+    if out is not None:
+        return _compared(plan_comparison(config, user_path("out", out), task=loaded), on_status)
+    with tempfile.TemporaryDirectory(prefix="rifflemix-", ignore_cleanup_errors=True) as folder:
+        plan = plan_comparison(config, Path(folder) / "compare", task=loaded)
+        return _compared(plan, on_status, keep=False)
+
+
+def check_any_finished(results: Mapping[str, Any]) -> None:
+    """Raise RunFailed where every run failed."""
+    if results["failed_runs"] and not results["runs"]:
+        raise RunFailed(f"every run failed; the first: {results['failed_runs'][0]['error']}")
+
+
+def _compared(plan: ComparePlan, on_status: OnStatus | None, *, keep: bool = True) -> Comparison:
+    titles = {name: title_of(plan.config, name) for name in plan.config.mixers}
+    live: Any = nullcontext()
+    if on_status is None and sys.stderr is not None and sys.stderr.isatty():
+        from rich.console import Console
+
+        from rifflemix.report.live import live_progress
+
+        live = live_progress(Console(stderr=True, highlight=False), titles, plan.config.seeds)
+        on_status = live.update
+    with live:
+        results = run_comparison(plan, on_status=on_status)
+    if keep:
+        write_comparison_files(plan.out, results)
+    check_any_finished(results)
+    return Comparison(results, plan.out if keep else None)
+
+
+def _task(
+    task: Any, data_dir: str | Path | None, settings: dict[str, Any]
+) -> tuple[Task, Any, bool]:
+    """The data, its card, and whether no registry has it."""
+    if isinstance(task, str):
+        options = dict(settings.get("task_options") or {})
+        return load_task(task, data_dir=data_dir, **options), task_card(task), False
+    if not isinstance(task, Task):
+        raise bad_argument("task", "the name of a task, or a Task", repr(task))
+    if data_dir is not None or "task_options" in settings:
+        raise bad_argument("data_dir and task_options", "none beside a Task", "one of them")
+    settings["task_options"] = dict(task.options)
+    return task, card_of(task), task.card is not None
+
+
+def _mixers(mixers: Any) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Label -> name, and label -> options."""
+    what = "a list of names or classes, or a mapping from labels"
+    if isinstance(mixers, Mapping):
+        given: Iterable[tuple[Any, Any]] = mixers.items()
+    elif isinstance(mixers, Sequence) and not isinstance(mixers, str):
+        given = [(None, mixer) for mixer in mixers]
+    else:
+        raise bad_argument("mixers", what, repr(mixers))
+    labels: dict[str, str] = {}
+    options: dict[str, dict[str, Any]] = {}
+    for label, mixer in given:
+        if isinstance(mixer, tuple) and label is not None:
+            if len(mixer) != 2 or not isinstance(mixer[1], Mapping):
+                raise bad_argument(
+                    f"mixers[{label!r}]", "a name, or a pair of a name and options", repr(mixer)
+                )
+            mixer, options[label] = mixer[0], dict(mixer[1])
+        name = _name(mixer)
+        label = name if label is None else label
+        if label in labels:
+            raise bad_argument("mixers", "each only once", f"{label!r} twice")
+        labels[label] = name
+    return labels, options
+
+
+def _name(mixer: Any) -> str:
+    if isinstance(mixer, str):
+        return mixer
+    if isinstance(mixer, type) and issubclass(mixer, TokenMixer):
+        return register_mixer(mixer).card.name
+    raise bad_argument("mixers", "names or subclasses of TokenMixer", repr(mixer))
+
+
+def _seeds(seeds: Any) -> tuple[int, ...]:
+    if isinstance(seeds, Sequence) and not isinstance(seeds, str):
+        return tuple(seeds)
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= MOST_SEEDS:
+        raise bad_argument(
+            "seeds", f"a number of seeds, 1 to {MOST_SEEDS:,}, or a list of them", repr(seeds)
+        )
+    return tuple(range(seeds))

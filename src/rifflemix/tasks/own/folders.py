@@ -1,0 +1,95 @@
+"""Folders of the user's own: a file for each split, or images by class."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.files import user_path
+from rifflemix.tasks.core.base import Request, Task
+from rifflemix.tasks.data_io.bounded import read_npz
+from rifflemix.tasks.data_io.files import Arrays
+from rifflemix.tasks.images.image_folder import IMAGE_FOLDER
+from rifflemix.tasks.own.arrays import Origin
+from rifflemix.tasks.own.parts import NAMES, Part, from_parts
+from rifflemix.tasks.own.tables import ENDINGS, ending, read_table, table_part
+
+_ARRAYS = ".npz"
+
+
+def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **options: Any) -> Task:
+    """See `Task.from_folder`."""
+    folder = user_path("path", path)
+    if not folder.is_dir():
+        raise bad_argument("path", "an existing folder", repr(str(path)))
+    files = _files(folder)
+    if not files:
+        return _images(folder, options)
+    origin = origin or Origin("folder", title=folder.name, data_source=f"{folder.name}/")
+    input, label = options.pop("input", None), options.pop("label", None)
+    group, lengths = options.pop("group", None), options.pop("lengths", None)
+    parts = {}
+    for name, file in files.items():
+        if ending(file) == _ARRAYS:
+            parts[name] = npz_part(file, input or "x", label or "y", group, lengths)
+        else:
+            if lengths is not None:
+                raise bad_argument("lengths", "None for tables", repr(lengths))
+            parts[name] = _table(file, input or "text", label or "label", group)
+    return from_parts(parts, origin, options)
+
+
+def npz_part(file: Path, x: str, y: str, group: str | None, lengths: str | None) -> Part:
+    """The arrays of these names of an .npz file."""
+    arrays = read_npz(file)
+    found = [
+        None if name is None else _array(file, arrays, name) for name in (x, y, lengths, group)
+    ]
+    return Part(*found)
+
+
+def _array(file: Path, arrays: Arrays, name: str) -> Any:
+    if name not in arrays:
+        raise unknown_name(f"array of {file.name}", name, arrays)
+    return arrays[name]
+
+
+def _table(file: Path, input: Any, label: str, group: str | None) -> Part:
+    names = [input] if isinstance(input, str) else list(input)
+    columns = read_table(file, [*names, label, *([group] if group else [])])
+    return table_part(file, columns, input, label, group)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The file of each split, all of one kind."""
+    kinds = (_ARRAYS, *ENDINGS)
+    found: dict[str, Path] = {}
+    for file in sorted(folder.iterdir()):
+        stem = file.name.split(".")[0]
+        if file.is_file() and stem in NAMES and ending(file) in kinds:
+            name = NAMES[stem]
+            if name in found:
+                both = f"{found[name].name} and {file.name}"
+                raise InputError(f"{folder}: expected one file for {name}, got {both}")
+            found[name] = file
+    if len({ending(file) for file in found.values()}) > 1:
+        names = ", ".join(file.name for file in found.values())
+        raise InputError(f"{folder}: expected files of one kind, got {names}")
+    return found
+
+
+def _images(folder: Path, options: dict[str, Any]) -> Task:
+    known = IMAGE_FOLDER.card.options
+    for name in options:
+        if name not in known:
+            raise unknown_name(f"option of task {IMAGE_FOLDER.card.name}", name, known)
+    request = Request(
+        data_dir=folder,
+        seed=0,
+        options={**known, **options},
+        given=frozenset(options),
+        progress=lambda what, done, total: None,
+    )
+    return IMAGE_FOLDER.load(request)

@@ -1,0 +1,116 @@
+"""Data that comes in parts: files or data sets for each split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rifflemix.errors import InputError, unknown_name
+from rifflemix.tasks.core.base import SPLITS, Task
+from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
+from rifflemix.tasks.own.arrays import Origin, from_arrays
+from rifflemix.tasks.own.labels import Labels, read_labels
+from rifflemix.tasks.own.splitting import divide
+
+NAMES = {
+    **{name: name for name in SPLITS},
+    "val": "validation", "valid": "validation", "dev": "validation",
+}  # fmt: skip
+"""What splits are called, in files and data sets."""
+
+_HELD_OUT = 0.2  # of the training samples, where a split is missing
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The samples of one split: inputs, labels, and what else `from_arrays` takes of them."""
+
+    x: Any
+    y: Any
+    lengths: Any = None
+    groups: Any = None
+
+
+def from_parts(parts: Mapping[str, Part], origin: Origin, options: Mapping[str, Any]) -> Task:
+    """A task from the parts that there are; "train" alone is split as `from_arrays` does.
+
+    A validation or test split that is missing is drawn from the training samples.
+
+    Args:
+        parts: by the names of the splits.
+        origin: of the data.
+        options: of `from_arrays`.
+
+    Raises:
+        InputError: no training part, a split asked for beside given ones, and as `from_arrays`.
+    """
+    if "train" not in parts:
+        raise InputError(f"{origin.data_source}: expected a train split, got {', '.join(parts)}")
+    given = [name for name in SPLITS if name in parts]
+    whole = {
+        name: _joined([getattr(parts[part], name) for part in given])
+        for name in ("x", "y", "lengths", "groups")
+    }
+    options = dict(options)
+    if len(given) > 1:
+        if "split" in options and tuple(options["split"]) != DEFAULT_SPLIT:
+            raise InputError(
+                f"split: expected none beside the splits of {origin.data_source}, got "
+                f"{options['split']!r}"
+            )
+        sizes = [len(parts[name].y) for name in given]
+        rows = _rows(given, sizes)
+        missing = [name for name in SPLITS if name not in given]
+        note = f"{' and '.join(given)} as given"
+        if missing:
+            labels = read_labels(whole["y"], sum(sizes), options.get("kind", "auto"))
+            rows |= _held_out(rows["train"], missing[0], labels, whole["groups"], options)
+            note += f", {missing[0]} is {100 * _HELD_OUT:g} % of the training samples"
+        options["split"] = rows
+        origin = replace(origin, split_note=note)
+    return from_arrays(
+        whole["x"], whole["y"], lengths=whole["lengths"], groups=whole["groups"],
+        **{**options, "name": origin.name}, origin=origin,
+    )  # fmt: skip
+
+
+def split_name(name: str) -> str:
+    """The split that a file or data set of this name holds."""
+    if name not in NAMES:
+        raise unknown_name("split", name, NAMES)
+    return NAMES[name]
+
+
+def _rows(names: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:
+    ends = np.cumsum(sizes)
+    return {
+        name: np.arange(end - size, end)
+        for name, size, end in zip(names, sizes, ends.tolist(), strict=True)
+    }
+
+
+def _held_out(
+    train: Any, missing: str, labels: Labels, groups: Any, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The rows of "train" and of the missing split."""
+    some = Labels(labels.values[train], labels.classes)
+    members = None if groups is None else np.asarray(groups)[train]
+    shares = (1 - _HELD_OUT, _HELD_OUT / 2, _HELD_OUT / 2)
+    drawn = divide(shares, some, members, options.get("seed", 0)).rows
+    held_out = np.concatenate([drawn["validation"], drawn["test"]])
+    return {"train": train[drawn["train"]], missing: train[held_out]}
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """One array of several of the same kind, else one list."""
+    if any(value is None for value in values):
+        return None
+    if len(values) == 1:
+        return values[0]
+    arrays = all(isinstance(value, np.ndarray) for value in values)
+    if arrays and len({(v.shape[1:], v.dtype.kind) for v in values}) == 1:
+        return np.concatenate(values)
+    return [sample for value in values for sample in value]

@@ -1,0 +1,179 @@
+"""Tables of the user's own: .csv, .tsv and .jsonl files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.files import parse_json, user_path
+from rifflemix.tasks.core.base import Task
+from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
+from rifflemix.tasks.data_io.bounded import read_bytes, read_lines
+from rifflemix.tasks.data_io.files import damaged, reading
+from rifflemix.tasks.own.arrays import Origin, from_arrays
+from rifflemix.tasks.own.parts import NAMES, Part
+
+ENDINGS = (".csv", ".tsv", ".jsonl")
+_PACKED = (".gz", ".xz")
+_LONGEST_FIELD = 1 << 26
+
+Columns = dict[str, list[Any]]
+
+
+def from_csv(
+    path: str | PathLike[str],
+    *,
+    input: str | Sequence[str],
+    label: str,
+    group: str | None = None,
+    split: Any = DEFAULT_SPLIT,
+    origin: Origin | None = None,
+    **options: Any,
+) -> Task:
+    """See `Task.from_csv`."""
+    file = data_file("path", path)
+    names = [input] if isinstance(input, str) else list(input)
+    wanted = [*names, label, *([group] if group else [])]
+    if isinstance(split, str):
+        wanted.append(split)
+    columns = read_table(file, wanted)
+    part = table_part(file, columns, input, label, group)
+    if isinstance(split, str):
+        split = _split_names(file, split, columns[split])
+    origin = origin or Origin(ending(file).strip("."), title=file.name, data_source=file.name)
+    options = {"name": origin.name, **options}
+    return from_arrays(part.x, part.y, groups=part.groups, split=split, **options, origin=origin)
+
+
+def data_file(name: str, path: str | PathLike[str]) -> Path:
+    """The path of a file that is there."""
+    file = user_path(name, path)
+    if not file.is_file():
+        raise bad_argument(name, "an existing file", repr(str(path)))
+    return file
+
+
+def ending(file: Path) -> str:
+    """The ending of a file's name, without that of its compression."""
+    return Path(file.stem).suffix if file.suffix in _PACKED else file.suffix
+
+
+def table_part(
+    file: Path, columns: Columns, input: str | Sequence[str], label: str, group: str | None
+) -> Part:
+    """Inputs, labels and groups of a table."""
+    if isinstance(input, str):
+        x: Any = columns[input]
+    else:
+        x = np.array([_floats(file, name, columns[name]) for name in input]).T
+    y = _labels(columns[label]) if ending(file) != ".jsonl" else columns[label]
+    return Part(x, y, groups=None if group is None else columns[group])
+
+
+def read_table(file: Path, wanted: Sequence[str]) -> Columns:
+    """The wanted columns of a table; every row has a value in each.
+
+    Raises:
+        InputError: another kind of file, a damaged one, a missing column or value, no rows.
+    """
+    kind = ending(file)
+    if kind not in ENDINGS:
+        raise bad_argument(
+            "path", f"a file {', '.join(ENDINGS)}, or one packed as .gz or .xz", file
+        )
+    for name in wanted:
+        if not isinstance(name, str) or not name:
+            raise bad_argument("input, label and group", "names of columns", repr(name))
+    read = _json_rows if kind == ".jsonl" else _csv_rows
+    columns: Columns = {name: [] for name in wanted}
+    with reading(file):
+        for line, row in read(file):
+            for name in columns:
+                value = row.get(name)
+                if value is None or value == "":
+                    if name not in row and kind != ".jsonl":
+                        raise unknown_name(f"column of {file.name}", name, row)
+                    raise InputError(
+                        f"{file}, line {line}: expected a value of column {name!r}, got none"
+                    )
+                columns[name].append(value)
+    if not columns[wanted[0]]:
+        raise InputError(f"{file}: expected rows below the header, got none")
+    return columns
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    text = read_bytes(file).decode("utf-8-sig")
+    delimiter = "\t" if ending(file) == ".tsv" else ","
+    with _long_fields():
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        header = next(rows, [])
+        if len(set(header)) != len(header):
+            raise damaged(file, "two columns of its header have one name")
+        for row in rows:
+            if not row:  # an empty line
+                continue
+            if len(row) != len(header):
+                raise damaged(
+                    file, f"line {rows.line_num} has {len(row)} fields, the header {len(header)}"
+                )
+            yield rows.line_num, dict(zip(header, row, strict=True))
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Texts may be longer than the csv module expects."""
+    before = csv.field_size_limit(min(_LONGEST_FIELD, sys.maxsize))
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _json_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for line, content in read_lines(file):
+        if content.strip():
+            row = parse_json(content)
+            if not isinstance(row, dict):
+                raise damaged(file, f"line {line} is no JSON object")
+            yield line, row
+
+
+def _labels(texts: list[str]) -> list[Any]:
+    """Whole numbers, else numbers, else the texts."""
+    for convert in (int, float):
+        try:
+            return [convert(text) for text in texts]
+        except ValueError:
+            continue
+    return texts
+
+
+def _floats(file: Path, name: str, values: list[Any]) -> list[float]:
+    for row, value in enumerate(values):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"{file}: expected numbers in column {name!r}, got {value!r} in row {row + 1}"
+            ) from None
+    return [float(value) for value in values]
+
+
+def _split_names(file: Path, name: str, values: list[Any]) -> list[str]:
+    for row, value in enumerate(values):
+        if value not in NAMES:
+            raise InputError(
+                f"{file}: expected train, validation or test in column {name!r}, got {value!r} in "
+                f"row {row + 1}"
+            )
+    return [NAMES[value] for value in values]

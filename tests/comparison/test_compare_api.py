@@ -1,0 +1,283 @@
+"""`rm.compare` and `Comparison`: objects, classes, variants, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+import rifflemix as rm
+import rifflemix.cli
+from rifflemix.mixers.registry import mixer_class
+
+pytestmark = pytest.mark.usefixtures("registries")
+
+TINY: dict[str, Any] = {
+    "max_steps": 2, "batch_size": 8, "dim": 8, "num_layers": 1, "num_heads": 2, "threads": 1,
+    "device": "cpu",
+}  # fmt: skip
+RANDOM = np.random.default_rng(5)
+
+
+class Scale(rm.TokenMixer):
+    """Every channel times a number."""
+
+    card = replace(
+        mixer_class("identity").card,
+        name="scale",
+        title="Scale",
+        equations="y = s x",
+        causal=False,
+        streaming=False,
+    )
+
+    def __init__(self, dim: int, *, start: float = 1.0, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        self.scale = nn.Parameter(start * Tensor([1.0] * dim))
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        return x * self.scale
+
+
+@pytest.fixture(scope="module")
+def numbers() -> rm.Task:
+    """Sequences and the sum of their first column."""
+    x = RANDOM.normal(size=(60, 6, 2)).astype(np.float32)
+    return rm.Task.from_arrays(x, x[:, :, 0].sum(1), name="sums")
+
+
+@pytest.fixture(scope="module")
+def variants(numbers: rm.Task, tmp_path_factory: pytest.TempPathFactory) -> rm.Comparison:
+    return rm.compare(
+        numbers,
+        {"csp-2": ("csp", {"num_groups": 2}), "csp": "csp", "softmax": "softmax"},
+        seeds=[3, 5],
+        out=tmp_path_factory.mktemp("compare") / "run",
+        **TINY,
+    )
+
+
+def test_two_settings_of_one_mixer_stand_in_one_table(variants: rm.Comparison) -> None:
+    results = variants.results
+    assert [mixer["name"] for mixer in results["mixers"]] == ["csp-2", "csp", "softmax"]
+    assert [mixer["title"] for mixer in results["mixers"]][:2] == ["csp-2", "CSP"]
+    assert results["config"]["variants"] == {"csp-2": "csp"}
+    assert results["config"]["mixer_options"] == {"csp-2": {"num_groups": 2}}
+    assert results["status"] == "complete"
+    assert {(run["mixer"], run["seed"]) for run in results["runs"]} == {
+        (name, seed) for name in ("csp-2", "csp", "softmax") for seed in (3, 5)
+    }
+    scores = {(r["mixer"], r["seed"]): r["test"]["rmse"] for r in results["runs"]}
+    assert scores["csp-2", 3] != scores["csp", 3]
+
+
+def test_numbers_are_told_in_the_right_direction(variants: rm.Comparison) -> None:
+    assert variants.results["protocol"]["metric"] == "rmse"
+    for mixer in variants.results["mixers"]:
+        assert mixer["metric"]["higher_is_better"] is False
+    for run in variants.results["runs"]:
+        best = min(run["validation_curve"], key=lambda entry: entry["rmse"])
+        assert run["validation"]["rmse"] == best["rmse"]
+        assert {"rmse", "mae", "r2"} <= set(run["test"])
+        assert not any(name.startswith("_") for name in run["test"])
+    assert "Test rmse" in str(variants)
+    assert "one number, up to 6 tokens" in str(variants)
+    assert "further down is better" in variants.plot().axes[0].get_ylabel()
+
+
+def test_frames_of_mixers_and_of_runs(variants: rm.Comparison) -> None:
+    pytest.importorskip("pandas")
+    frame = variants.to_frame()
+    assert frame["mixer"].tolist() == ["csp-2", "csp", "softmax"]
+    runs = variants.to_frame("run")
+    assert len(runs) == 6
+    for name, mean in zip(frame["mixer"], frame["test_rmse"], strict=True):
+        assert runs[runs["mixer"] == name]["test_rmse"].mean() == pytest.approx(mean)
+    with pytest.raises(rm.InputError, match="per: expected run or mixer, got 'seed'"):
+        variants.to_frame("seed")
+
+
+def test_a_frame_without_pandas_says_what_to_install(
+    variants: rm.Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(rm.InputError, match="pandas, which is not installed; pip install pandas"):
+        variants.to_frame()
+
+
+def test_a_comparison_is_loaded_again(variants: rm.Comparison, tmp_path: Path) -> None:
+    assert variants.folder is not None
+    files = {path.name for path in variants.folder.iterdir()}
+    assert {"results.json", "table.md", "plot.png", "report.html"} <= files
+    again = rm.Comparison.load(variants.folder)
+    assert again.results == variants.results
+    assert repr(again) == "Comparison(sums: csp-2, csp, softmax; 6 of 6 runs)"
+    page = again._repr_html_()
+    assert page.count("<tr>") == 4
+    assert "data:image/png;base64," in page
+
+    with pytest.raises(rm.InputError, match=r"folder: expected one with results\.json"):
+        rm.Comparison.load(tmp_path)
+    (tmp_path / "results.json").write_text('{"format": "another"}')
+    with pytest.raises(rm.InputError, match="expected results of a comparison"):
+        rm.Comparison.load(tmp_path)
+    for part in ("runs", "mixers", "task", "protocol"):
+        broken = {key: value for key, value in variants.results.items() if key != part}
+        (tmp_path / "results.json").write_text(json.dumps(broken))
+        with pytest.raises(rm.InputError, match="is damaged"):
+            rm.Comparison.load(tmp_path)
+
+
+def test_titles_are_escaped_in_a_notebook(variants: rm.Comparison) -> None:
+    results = json.loads(json.dumps(variants.results))
+    results["mixers"][0]["title"] = "<script>alert(1)</script>"
+    assert "<script>" not in rm.Comparison(results)._repr_html_()
+
+
+def test_classes_are_compared_in_silence_and_leave_nothing(
+    numbers: rm.Task,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    states: list[str] = []
+    two = {"a": (Scale, {"start": 2.0}), "b": Scale}
+    done = rm.compare(numbers, two, on_status=lambda s: states.append(s.state), **TINY)
+    assert done.folder is None
+    assert [mixer["name"] for mixer in done.results["mixers"]] == ["a", "b"]
+    assert "scale" in rm.list_mixers()
+    assert states.count("done") == 2
+    rm.compare(numbers, [Scale], **TINY)
+    assert capsys.readouterr().out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_task_by_name_gives_what_the_command_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = rm.compare(
+        "digits", ["csp"], out=tmp_path / "a", task_options={"patch_size": 4, "max_samples": 99},
+        **TINY,
+    )  # fmt: skip
+    words = (
+        "compare --task digits --task-option patch_size=4 --task-option max_samples=99 --mixers "
+        "csp --max-steps 2 --batch-size 8 --dim 8 --layers 1 --heads 2 --threads 1 --device cpu"
+    )
+    monkeypatch.setattr(sys, "argv", ["rifflemix", *words.split(), "--out", str(tmp_path / "b")])
+    assert rifflemix.cli.main() == 0
+    theirs = rm.Comparison.load(tmp_path / "b")
+    assert theirs.results["config"] == ours.results["config"]
+    assert theirs.results["runs"][0]["test"] == ours.results["runs"][0]["test"]
+    same = rm.compare(
+        rm.tasks.load_task("digits", patch_size=4, max_samples=99), ["csp"], out=tmp_path / "a",
+        **TINY,
+    )  # fmt: skip
+    assert (
+        same.results["runs"] == ours.results["runs"]
+    )  # the same folder went on, with nothing left
+
+
+WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "task": (3, ["csp"], {}, "task: expected the name of a task, or a Task, got 3"),
+    "task name": ("digit", ["csp"], {}, "unknown task 'digit'; did you mean digits"),
+    "mixer": (None, ["cps"], {}, "unknown mixer 'cps'"),
+    "text": (None, "csp", {}, "mixers: expected a list of names or classes, or a mapping"),
+    "module": (None, [nn.Linear], {}, "mixers: expected names or subclasses of TokenMixer"),
+    "twice": (None, ["csp", "csp"], {}, "each only once, got 'csp' twice"),
+    "none": (None, [], {}, "mixers: expected at least one, got none"),
+    "pair": (None, {"a": ("csp", 3)}, {}, r"mixers\['a'\]: expected a name, or a pair"),
+    "label": (None, {"a/b": "csp"}, {}, "labels of at most 64 letters, .* got 'a/b'"),
+    "misleading": (None, {"tssa": "csp"}, {}, "another label for csp, got tssa, which is a mixer"),
+    "option": (None, {"a": ("csp", {"groups": 3})}, {}, "options of csp: expected .*'groups'"),
+    "setting": (None, ["csp"], {"steps": 3}, "unknown setting of compare 'steps'"),
+    "seeds": (None, ["csp"], {"seeds": 0}, "seeds: expected a number of seeds, 1 to 1,000"),
+    "precision": (None, ["csp"], {"precision": "fp8"}, "precision: expected one of float32, bf16"),
+    "batch": (None, ["csp"], {"batch_size": 99}, "at most the 36 samples of the training split"),
+    "options of data": (None, ["csp"], {"task_options": {}}, "none beside a Task"),
+    "model": (None, ["csp"], {"model": "vit_cifar10"}, "takes images, but task sums has vectors"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "mixers", "settings", "message"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_one_sentence(
+    numbers: rm.Task, task: Any, mixers: Any, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(rm.InputError, match=message) as caught:
+        rm.compare(numbers if task is None else task, mixers, **{**TINY, **settings})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def cli(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    def run(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["rifflemix", *map(str, words)])
+        return rifflemix.cli.main(), capfd.readouterr().err
+
+    return run
+
+
+def test_the_command_reads_a_table_and_two_settings(tmp_path: Path, cli: Any) -> None:
+    table = tmp_path / "tea.csv"
+    rows = [f"leaf {i} {'green' * (i % 2)},{'yes' if i % 2 else 'no'}" for i in range(40)]
+    table.write_text("\n".join(["words,milk", *rows]), encoding="utf-8")
+    run = (
+        *("compare", "--task", "csv", "--data", table, "--input", "words", "--label", "milk"),
+        *("--mixers", "csp,csp-2=csp", "--mixer-option", "csp-2.num_groups=2", "--max-steps", 2),
+        *(
+            "--mixer-option",
+            "csp-2.pad=true",
+            "--batch-size",
+            8,
+            "--dim",
+            8,
+            "--layers",
+            1,
+            "--heads",
+            2,
+            "--threads",
+            1,
+        ),
+    )
+    code, err = cli(*run, "--out", tmp_path / "run")
+    assert code == 0, err
+    results = rm.Comparison.load(tmp_path / "run").results
+    assert results["task"]["title"] == "tea.csv"
+    assert results["task"]["options"]["data"] == "tea.csv"
+    assert results["task"]["majority_share"] == {"validation": 0.5, "test": 0.5}
+    assert [mixer["name"] for mixer in results["mixers"]] == ["csp", "csp-2"]
+
+    table.write_text(table.read_text() + "\nleaf 99,no\n", encoding="utf-8")
+    code, err = cli(*run, "--out", tmp_path / "run")
+    assert code == 2
+    assert "was started with data = " in err
+    wrong = {
+        ("--task", "digits", "--data", table): "unknown option of task digits 'data'",
+        ("--task", "csv", "--input", "words", "--label", "milk"): "expected the path of your data",
+        (
+            "--task",
+            "csv",
+            "--data",
+            table,
+            "--input",
+            "word",
+            "--label",
+            "milk",
+        ): "did you mean wor",
+    }
+    for words, message in wrong.items():
+        code, err = cli("compare", *words, "--mixers", "csp", "--out", tmp_path / "no")
+        assert (code, err.count("\n")) == (2, 1), err
+        assert message in err
+    assert not (tmp_path / "no").exists()
