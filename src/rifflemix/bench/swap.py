@@ -15,7 +15,8 @@ from rifflemix.bench.fit import Crossover, find_crossover
 from rifflemix.bench.tables import crossover_text
 from rifflemix.checks import check_integers
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import user_path, write_atomically
+from rifflemix.files import user_path, write_bytes
+from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_bytes, format_count
 from rifflemix.runs.measure import median, median_seconds, peak_memory
 from rifflemix.surgery import replace_attention
@@ -99,7 +100,7 @@ class SwapMeasurement:
 
         picture = swap_plot(self)
         if path is not None:
-            write_atomically(user_path("path", path), lambda place: _write(place, picture))
+            write_bytes(user_path("path", path), picture)
         return picture
 
     @property
@@ -115,7 +116,7 @@ class SwapMeasurement:
             "faster from",
             "less memory from",
         ]
-        lines = [_line(headers), _line(["---", *(["---:"] * (len(headers) - 1))])]
+        table = []
         for mixer in self.mixers:
             seconds, memory = (self.costs(mixer, phase, measure) for measure in _MEASURES)
             cells = [f"{1e3 * seconds[n]:.3g} ms, {format_bytes(memory[n])}" for n in lengths]
@@ -123,8 +124,8 @@ class SwapMeasurement:
             if mixer != ORIGINAL:
                 found = (self.crossover(mixer, phase, measure) for measure in _MEASURES)
                 crossings = [crossover_text(None if c is None else asdict(c)) for c in found]
-            lines.append(_line([mixer, *cells, *crossings]))
-        return "\n".join(lines)
+            table.append([mixer, *cells, *crossings])
+        return "\n".join(table_lines(headers, table, range(1, len(headers))))
 
     def _wins(self) -> list[str]:
         """Sentences that say where the original is the faster one."""
@@ -249,14 +250,6 @@ def _first_tensor(output: Any) -> Tensor:
         elif isinstance(value, tuple | list):
             todo += value
     raise bad_argument("model", "an output with a floating-point tensor", type(output).__name__)
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 __all__ = ["ORIGINAL", "PHASES", "SwapMeasurement", "SwapRow", "measure_swap"]
