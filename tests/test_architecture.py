@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections import defaultdict
@@ -89,12 +90,15 @@ def imported(path: Path) -> set[tuple[str, str]]:
     return {pair for pair in found if pair[0].split(".")[0] == "rifflemix"}
 
 
-IMPORTS = {name: imported(path) for name, path in MODULES.items()}
+@functools.cache
+def imports() -> dict[str, set[tuple[str, str]]]:
+    """Of every module; read by the first test that asks, not by every process that collects."""
+    return {name: imported(path) for name, path in MODULES.items()}
 
 
 def test_arrows_between_rooms() -> None:
     wrong = []
-    for module, pairs in IMPORTS.items():
+    for module, pairs in imports().items():
         room = room_of(module)
         if room in _TOP or room in GROUND:
             continue
@@ -106,7 +110,7 @@ def test_arrows_between_rooms() -> None:
 def test_the_ground_floor_imports_only_what_stands_before_it() -> None:
     for position, module in enumerate(GROUND):
         files = [name for name in MODULES if room_of(name) == module]
-        targets = {room_of(target) for name in files for target, _ in IMPORTS[name]}
+        targets = {room_of(target) for name in files for target, _ in imports()[name]}
         assert targets <= set(GROUND[:position]) | {"__init__", module}, module
 
 
@@ -116,7 +120,7 @@ def test_every_room_is_known() -> None:
 
 def test_no_circle_of_modules() -> None:
     """Imports within functions count: what needs them in a circle stands in the wrong place."""
-    graph = {m: {t for t, _ in pairs if t in MODULES and t != m} for m, pairs in IMPORTS.items()}
+    graph = {m: {t for t, _ in pairs if t in MODULES and t != m} for m, pairs in imports().items()}
     # A package's face hands names on; whoever imports from it waits for all of its modules.
     state: dict[str, int] = {}
 
@@ -139,7 +143,7 @@ def test_no_private_name_crosses_rooms() -> None:
 
     wrong = [
         f"{module} imports {target}.{name}"
-        for module, pairs in IMPORTS.items()
+        for module, pairs in imports().items()
         for target, name in pairs
         if room_of(target) != room_of(module) and is_private(f"{target}.{name}")
     ]
@@ -202,7 +206,7 @@ def test_private_names_of_torch_are_used_on_the_ground_floor_alone() -> None:
 def test_nothing_stands_in_a_room_that_one_module_elsewhere_alone_uses() -> None:
     """A layer with one user stands beside it; what a command alone uses may stand below it."""
     users: dict[str, set[str]] = defaultdict(set)
-    for module, pairs in IMPORTS.items():
+    for module, pairs in imports().items():
         for target, _ in pairs:
             users[target].add(module)
     wrong = {

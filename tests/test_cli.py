@@ -348,6 +348,7 @@ def kill_in_training(kill: signal.Signals, out: Path) -> Outcome:
     return Outcome(process.returncode, printed, said)
 
 
+@pytest.mark.slow
 def test_an_interrupted_compare_ends_in_good_order(tmp_path: Path) -> None:
     outcome = kill_in_training(signal.SIGINT, tmp_path / "out")
     assert outcome.code == 130, outcome.err

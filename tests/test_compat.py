@@ -93,10 +93,14 @@ def test_the_compiler_does_not_step_into_constants() -> None:
     assert vars(search) == vars(reference)
 
 
-def test_marking_constants_does_not_import_the_compiler() -> None:
-    code = "import sys, rifflemix.mixers; print('torch._dynamo' in sys.modules)"
+def test_what_is_slow_to_import_waits_until_it_is_needed() -> None:
+    """The compiler, its symbols, distributed checkpoints and triton take seconds together."""
+    slow = ("torch._dynamo", "sympy", "torch.distributed.checkpoint", "triton", "matplotlib.pyplot")
+    rooms = ("mixers", "models", "recipes", "train", "comparison", "reproduction", "bench")
+    imports = ", ".join(f"rifflemix.{room}" for room in rooms)
+    code = f"import sys, {imports}; print([name for name in {slow} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert done.stdout.strip() == "[]"
 
 
 def test_attention_on_a_cpu_is_counted() -> None:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import torch
 from torch._C._autograd import DeviceType
 from torch.autograd import forward_ad
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.profiler import profile
 
@@ -34,6 +33,16 @@ def has_plain_autograd() -> bool:
     Both need operators that torch knows from the inside; a level of forward mode is -1 outside.
     """
     return not in_function_transform() and forward_ad._current_level < 0
+
+
+def statically_known_true(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition holds, and for every size of a traced graph where sizes are symbols."""
+    # The compiler's own function takes a second to import, and outside a graph nobody needs it.
+    if not torch.compiler.is_dynamo_compiling() and isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true as is_known
+
+    return is_known(condition)
 
 
 def constant_for_compiler(function: _F) -> _F:

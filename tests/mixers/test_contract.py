@@ -21,11 +21,12 @@ from rifflemix.testing.numerics import gradients_equal_numerical_ones
 
 FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
 # Tracing takes seconds a form: one mixer of a kind here, all of them among the slow tests.
-COMPILED = {"softmax", "csp", "tssa-causal", "s4"}
+TRACED = {"softmax", "csp", "tssa-causal", "s4"}
+TRACES = {"exports", "compiles_to_one_graph"}
 
 
 def marks(prop: Property, form: Form) -> list[pytest.MarkDecorator]:
-    is_slow = prop.name == "compiles_to_one_graph" and str(form) not in COMPILED
+    is_slow = prop.name in TRACES and str(form) not in TRACED
     return [pytest.mark.slow] if is_slow else []
 
 

@@ -90,7 +90,7 @@ def test_any_length_is_taken(causal: bool, options: Options) -> None:
         assert y.isfinite().all()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize(("causal", "options"), FORMS)
 def test_masked_equals_the_valid_tokens_alone(

@@ -32,12 +32,13 @@ def by_hand(model: rm.models.GPT, tokens: Tensor, count: int) -> Tensor:
 
 
 @pytest.mark.parametrize("mixer", CAUSAL)
-@pytest.mark.parametrize("prompt", [1, 5])
-def test_greedy_generation_is_the_models_own(mixer: str, prompt: int) -> None:
+@pytest.mark.parametrize(("prompt", "length"), [(1, 7), (20, 24)])
+def test_greedy_generation_is_the_models_own(mixer: str, prompt: int, length: int) -> None:
+    """From one token on, and up to the longest text the model takes."""
     model = model_with(mixer)
     tokens = torch.randint(13, (3, prompt))
-    found = model.generate(tokens, 24 - prompt, temperature=0)
-    assert torch.equal(found, by_hand(model, tokens, 24 - prompt))
+    found = model.generate(tokens, length - prompt, temperature=0)
+    assert torch.equal(found, by_hand(model, tokens, length - prompt))
 
 
 @pytest.mark.parametrize("mixer", ["softmax", "tssa"])

@@ -14,15 +14,18 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 from sm90 import compile_elsewhere
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton: pip install -e '.[gpu]'"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="needs triton: pip install -e '.[gpu]'"
+    ),
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+]
 
 MAX_SHARED = 227 * 1024
 # Spilled registers, in bytes a thread: long windows spill some addresses once, outside the sort.
 MAX_STACK = {"sort_windows": 1024, "sort_windows again": 1024}
 
-FEW = ("permutation:16:1:bfloat16:descending", "statistics:2:4:float32:plain")
 ALL_KERNELS = [
     "permutation:64:32:bfloat16:reference shift",
     "permutation:16:1:bfloat16:descending",
@@ -58,12 +61,6 @@ def check(*cases: str) -> None:
             assert takes["stack"] <= MAX_STACK.get(kernel, 64), (case, kernel, takes)
 
 
-def test_kernels_of_each_family() -> None:
-    check(*FEW)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "cases",
     [ALL_KERNELS, WINDOWS, PAIRS, STATISTICS],

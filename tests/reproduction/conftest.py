@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rifflemix.recipes import Recipe, registry
-from rifflemix.reproduction import load_results
+from rifflemix.reproduction import load_results, plan_reproduction, run_reproduction
 from small_recipes import QUICK, made_up, small, write
 
 
+@contextmanager
+def matmul_not_timed() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rifflemix.reproduction.utilisation.matmul_flops_per_second", lambda *_: 1e12)
+        yield
+
+
 @pytest.fixture
-def no_matmul_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_matmul_timing() -> Iterator[None]:
     """Its timing takes longer than the runs."""
-    monkeypatch.setattr(
-        "rifflemix.reproduction.utilisation.matmul_flops_per_second", lambda *_: 1e12
-    )
+    with matmul_not_timed():
+        yield
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run from start to end; only to be read."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    with matmul_not_timed():
+        run_reproduction(plan_reproduction(small(train=QUICK), folder))
+    return folder
+
+
+@pytest.fixture
+def finished(straight: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(straight, tmp_path / "finished"))
 
 
 @pytest.fixture

@@ -171,8 +171,9 @@ def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "updates", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4, 6))]
 )
-def test_stopped_and_continued_equals_straight(tmp_path: Path, updates: int) -> None:
-    run(tmp_path / "straight")
+def test_stopped_and_continued_equals_straight(
+    tmp_path: Path, updates: int, straight: Path
+) -> None:
     partial = run(tmp_path / "broken", should_stop=stop_after(updates))
     assert partial["status"] == "partial"
     assert partial["ours"] is None
@@ -181,11 +182,12 @@ def test_stopped_and_continued_equals_straight(tmp_path: Path, updates: int) -> 
     assert partial["is_reduced"]
     whole = run(tmp_path / "broken")
     assert whole["status"] == "complete"
-    assert outcome(tmp_path / "broken") == outcome(tmp_path / "straight")
+    assert outcome(tmp_path / "broken") == outcome(straight)
 
 
-def test_budget_stops_in_good_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(tmp_path / "straight")
+def test_budget_stops_in_good_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: Path
+) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr(
         reproduce_run, "time", type("Clock", (), {"monotonic": lambda: 60.0 * next(clock)})
@@ -195,11 +197,10 @@ def test_budget_stops_in_good_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert partial["steps"] < 8
     monkeypatch.undo()
     assert run(tmp_path / "budget", budget_minutes=60.0)["status"] == "complete"
-    straight, budget = outcome(tmp_path / "straight"), outcome(tmp_path / "budget")
-    assert budget == straight
+    assert outcome(tmp_path / "budget") == outcome(straight)
 
 
-def test_budget_spent_in_an_evaluation_lets_it_end(tmp_path: Path) -> None:
+def test_budget_spent_in_an_evaluation_lets_it_end(tmp_path: Path, straight: Path) -> None:
     """Else a run whose evaluation takes longer than its budget would never get past it."""
     budget = 1e-6
     for _ in range(20):
@@ -208,8 +209,7 @@ def test_budget_spent_in_an_evaluation_lets_it_end(tmp_path: Path) -> None:
             break
     else:
         raise AssertionError("the run does not come to its end")
-    run(tmp_path / "straight")
-    assert outcome(tmp_path / "budget") == outcome(tmp_path / "straight")
+    assert outcome(tmp_path / "budget") == outcome(straight)
 
 
 @pytest.mark.parametrize("batch_size", [8, 800])
@@ -232,21 +232,19 @@ def test_budget_out_of_range(tmp_path: Path, minutes: float) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_finished_run_keeps_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_keeps_its_results(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next call has trained nothing: its memory and its command are not the run's."""
-    first = run(tmp_path / "run")
-    before = (tmp_path / "run" / "results.json").read_bytes()
+    before = (finished / "results.json").read_bytes()
     monkeypatch.setattr(sys, "argv", ["another", "command"])
-    assert run(tmp_path / "run") == first
-    assert (tmp_path / "run" / "results.json").read_bytes() == before
+    assert run(finished) == json.loads(before)
+    assert (finished / "results.json").read_bytes() == before
 
 
-def test_lost_results_are_written_again(tmp_path: Path) -> None:
-    first = run(tmp_path / "run")
-    (tmp_path / "run" / "results.json").unlink()
-    again = run(tmp_path / "run")
-    assert again["ours"] == first["ours"]
-    assert (tmp_path / "run" / "results.json").exists()
+def test_lost_results_are_written_again(finished: Path) -> None:
+    before = json.loads((finished / "results.json").read_text())
+    (finished / "results.json").unlink()
+    assert run(finished)["ours"] == before["ours"]
+    assert (finished / "results.json").exists()
 
 
 def test_where_the_run_stands_is_told(tmp_path: Path) -> None:
@@ -281,13 +279,12 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     ids=["seed", "steps", "scale", "batch", "precision", "recipe", "rate"],
 )
 def test_another_configuration_is_refused(
-    tmp_path: Path, options: dict[str, Any], words: str
+    finished: Path, options: dict[str, Any], words: str
 ) -> None:
-    run(tmp_path / "run", should_stop=stop_after(1))
-    before = (tmp_path / "run" / "results.json").read_bytes()
+    before = (finished / "results.json").read_bytes()
     with pytest.raises(InputError, match=f"holds another run: it was started with .*({words})"):
-        run(tmp_path / "run", **options)
-    assert (tmp_path / "run" / "results.json").read_bytes() == before
+        run(finished, **options)
+    assert (finished / "results.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(

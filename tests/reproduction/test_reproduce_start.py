@@ -31,20 +31,12 @@ from small_recipes import QUICK, small
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 
 
-@pytest.fixture
-def first(tmp_path: Path) -> Path:
-    """A finished run."""
-    folder = tmp_path / "first"
-    run_reproduction(plan_reproduction(small(train=QUICK), folder))
-    return folder
-
-
-def test_weights_are_those_of_the_other_run(first: Path, tmp_path: Path) -> None:
+def test_weights_are_those_of_the_other_run(finished: Path, tmp_path: Path) -> None:
     recipe = small(train=QUICK)
     plan = plan_reproduction(
-        recipe, tmp_path / "second", ReproduceOptions(seed=5, start_from=first)
+        recipe, tmp_path / "second", ReproduceOptions(seed=5, start_from=finished)
     )
-    weights, about = read_tensors(first / "best.safetensors")
+    weights, about = read_tensors(finished / "best.safetensors")
     model = build_model(plan.recipe, plan.task, plan.seed, plan.start)
     assert model.state_dict().keys() == weights.keys()
     for name, tensor in model.state_dict().items():
@@ -56,12 +48,12 @@ def test_weights_are_those_of_the_other_run(first: Path, tmp_path: Path) -> None
     assert ("started from", label) in summary_rows(results)
 
 
-def test_fresh_runs_say_so_and_stand_apart(first: Path, tmp_path: Path) -> None:
+def test_fresh_runs_say_so_and_stand_apart(finished: Path, tmp_path: Path) -> None:
     plan = plan_reproduction(
-        small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=first)
+        small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=finished)
     )
     run_reproduction(plan)
-    assert json.loads((first / "results.json").read_text())["started_from"] is None
+    assert json.loads((finished / "results.json").read_text())["started_from"] is None
     entries = report_entries(load_results([tmp_path]))
     assert [len(entry["files"]) for entry in entries if entry["files"]] == [1, 1]
     files = report_files(load_results([tmp_path]), tmp_path)
@@ -69,19 +61,19 @@ def test_fresh_runs_say_so_and_stand_apart(first: Path, tmp_path: Path) -> None:
         assert "TSSA, started from test/digits at step" in files[name].decode()
 
 
-def test_going_on_needs_the_same_start(first: Path, tmp_path: Path) -> None:
+def test_going_on_needs_the_same_start(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "second"
-    plan = plan_reproduction(small(train=QUICK), out, ReproduceOptions(start_from=first))
+    plan = plan_reproduction(small(train=QUICK), out, ReproduceOptions(start_from=finished))
     partial = run_reproduction(plan, should_stop=iter([False, True]).__next__)
     assert partial["status"] == "partial"
     with pytest.raises(InputError, match="started_from"):
         run_reproduction(plan_reproduction(small(train=QUICK), out))
     done = run_reproduction(
-        plan_reproduction(small(train=QUICK), out, ReproduceOptions(start_from=first))
+        plan_reproduction(small(train=QUICK), out, ReproduceOptions(start_from=finished))
     )
     straight = run_reproduction(
         plan_reproduction(
-            small(train=QUICK), tmp_path / "straight", ReproduceOptions(start_from=first)
+            small(train=QUICK), tmp_path / "straight", ReproduceOptions(start_from=finished)
         )
     )
     assert done["ours"] == straight["ours"]
@@ -102,29 +94,31 @@ def wider() -> Recipe:
     ("recipe", "message"), [(other_model(), "same model"), (wider(), "has shape")]
 )
 def test_models_that_differ_are_refused(
-    recipe: Recipe, message: str, first: Path, tmp_path: Path
+    recipe: Recipe, message: str, finished: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=message):
-        plan_reproduction(recipe, tmp_path / "second", ReproduceOptions(start_from=first))
+        plan_reproduction(recipe, tmp_path / "second", ReproduceOptions(start_from=finished))
     assert not (tmp_path / "second").exists()
 
 
-def test_folders_without_weights_are_refused(first: Path, tmp_path: Path) -> None:
-    for folder, message in ((tmp_path / "nothing", "folder of a run"), (first, "evaluation")):
-        if folder == first:
-            (first / "best.safetensors").unlink()
+def test_folders_without_weights_are_refused(finished: Path, tmp_path: Path) -> None:
+    for folder, message in ((tmp_path / "nothing", "folder of a run"), (finished, "evaluation")):
+        if folder == finished:
+            (finished / "best.safetensors").unlink()
         with pytest.raises(InputError, match=message):
             plan_reproduction(
                 small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=folder)
             )
 
 
-def test_widths_that_differ_are_told_apart_from_other_shapes(first: Path, tmp_path: Path) -> None:
+def test_widths_that_differ_are_told_apart_from_other_shapes(
+    finished: Path, tmp_path: Path
+) -> None:
     """Another --scale is named only where that is the reason."""
     for recipe, scale in ((small(train=QUICK), 0.5), (wider(), 1.0)):
         with pytest.raises(InputError) as raised:
             plan_reproduction(
-                recipe, tmp_path / "second", ReproduceOptions(scale=scale, start_from=first)
+                recipe, tmp_path / "second", ReproduceOptions(scale=scale, start_from=finished)
             )
         assert str(raised.value).startswith("start_from: expected a run whose weight ")
         assert ("same --scale" in str(raised.value)) is (scale != 1.0)
@@ -135,22 +129,22 @@ def test_widths_that_differ_are_told_apart_from_other_shapes(first: Path, tmp_pa
     ["{}", "[]", '"x"', '{"model": 3}', '{"model": {}}', '{"model": {"settings": []}}',
      '{"model": {"settings": {"recipe": 3}}}'],
 )  # fmt: skip
-def test_damaged_settings_are_refused(config: str, first: Path, tmp_path: Path) -> None:
-    (first / "config.json").write_text(config)
+def test_damaged_settings_are_refused(config: str, finished: Path, tmp_path: Path) -> None:
+    (finished / "config.json").write_text(config)
     with pytest.raises(InputError, match="start_from: expected") as raised:
         plan_reproduction(
-            small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=first)
+            small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=finished)
         )
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("about", [{}, {"step": "8"}, {"step": 8.5}, {"step": True}, [8]])
-def test_weights_of_no_step_are_refused(about: object, first: Path, tmp_path: Path) -> None:
-    weights, _ = read_tensors(first / "best.safetensors")
-    write_tensors(first / "best.safetensors", weights, about)
+def test_weights_of_no_step_are_refused(about: object, finished: Path, tmp_path: Path) -> None:
+    weights, _ = read_tensors(finished / "best.safetensors")
+    write_tensors(finished / "best.safetensors", weights, about)
     with pytest.raises(InputError, match=r"start_from: expected the step .* whole number"):
         plan_reproduction(
-            small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=first)
+            small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=finished)
         )
 
 

@@ -97,7 +97,7 @@ SETTINGS_TABLE: dict[str, dict[str, Any]] = {
 }
 
 
-SLOW = {"coupled-adam", "bf16", "epoch-in-a-batch", "every-step"}
+SLOW = {"coupled-adam", "sgd", "odd-cadences", "bf16", "epoch-in-a-batch", "every-step"}
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_killed_around_evaluation(tmp_path: Path, kind: str, step: int, straight
 def test_stopped_at_every_step_equals_straight(tmp_path: Path, straight: Straight) -> None:
     """Stops fall beside every cadence, so half-read losses and history are carried over.
 
-    At steps 5 and 10 the stop comes in the middle of an evaluation.
+    At step 5 the stop comes in the middle of an evaluation.
     """
-    config = make_config(max_steps=11, checkpoint_every=None)
-    for step in range(1, 12):
+    config = make_config(max_steps=7, checkpoint_every=None)
+    for step in range(1, 8):
         steps: list[int] = []
         result = run(
             tmp_path / "stopped",

@@ -6,11 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import (
-    FlopCounterMode,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
 
 from rifflemix import compat
 from rifflemix.nn.butterfly import BlockLinear
@@ -31,6 +26,8 @@ def multiply_accumulates(model: nn.Module, *inputs: Tensor) -> int:
         model: any module; its parameters and mode are left as they are.
         inputs: of its forward.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # it imports triton, where there is one
+
     counter = FlopCounterMode(display=False, custom_mapping=attention_on_cpu())
     elements = 0
 
@@ -56,6 +53,7 @@ def _is_counted(layer: nn.Module) -> bool:
 
 def attention_on_cpu() -> dict[Any, Any]:
     """A `custom_mapping` for torch's counter, which knows the attention kernels of GPUs only."""
+    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
     def forward(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
         return int(sdpa_flop_count(q, k, v))

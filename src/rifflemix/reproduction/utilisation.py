@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from rifflemix.models import Model
 from rifflemix.models.macs import attention_on_cpu
@@ -68,6 +67,8 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _step_flops(model: Model, task: Task, batch_size: int) -> int:
+    from torch.utils.flop_counter import FlopCounterMode  # it imports triton, where there is one
+
     split = task.split("train")
     batch = task.collate([split[index] for index in range(min(_SAMPLES, len(split)))])
     model.cpu().train()

@@ -2,6 +2,8 @@
 
 torch's distributed state dicts give whole tensors under the model's own names whether the model
 is plain, under DDP or sharded by FSDP, so that all three share this code. Nothing is pickled.
+They are imported where they are used: the import takes a second, and whoever only lists recipes or
+measures layers never saves.
 """
 
 from __future__ import annotations
@@ -9,26 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.optim import Optimizer
 
 from rifflemix.files import damaged_run, read_tensors, write_tensors
 from rifflemix.train.progress import Progress
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
 Tensors = dict[str, Tensor]
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _GROUPS = ("model", "optimizer", "best", "rng")
 
 
@@ -102,6 +99,11 @@ def check_tensors(path: Path, tensors: Tensors, wanted: Shapes) -> None:
 
 def state_shapes(model: nn.Module, optimizer: Optimizer) -> dict[str, Shapes]:
     """Shapes of what `model_weights` and `optimizer_state` give the main process."""
+    from torch.distributed.checkpoint.state_dict import (
+        get_model_state_dict,
+        get_optimizer_state_dict,
+    )
+
     states: Mapping[str, Mapping[str, Tensor]]
     states = get_optimizer_state_dict(model, optimizer).get("state", {})  # type: ignore[assignment]
     return {
@@ -120,17 +122,23 @@ def _shape_of(tensor: Any) -> tuple[tuple[int, ...], torch.dtype]:
 
 def model_weights(model: nn.Module) -> Tensors:
     """Copies on the CPU of all weights and buffers; empty outside the main process."""
-    return _copies(get_model_state_dict(model, options=_WHOLE))
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    return _copies(get_model_state_dict(model, options=_whole()))
 
 
 def load_model_weights(model: nn.Module, weights: Tensors, processes: int) -> None:
     """Put back what `model_weights` gave the main process; the others pass an empty dict."""
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict
+
     set_model_state_dict(model, dict[str, Any](weights), options=_loading(processes))
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Tensors:
     """Copies on the CPU of the optimiser's tensors; empty outside the main process."""
-    whole = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    whole = get_optimizer_state_dict(model, optimizer, options=_whole())
     states: Mapping[str, Mapping[str, Tensor]] = whole.get("state", {})  # type: ignore[assignment]
     return _copies(
         {f"{name}/{key}": tensor for name, of in states.items() for key, tensor in of.items()}
@@ -144,7 +152,12 @@ def load_optimizer_state(
 
     The settings (rates, decay) stay as `optimizer` has them.
     """
-    current = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+    from torch.distributed.checkpoint.state_dict import (
+        get_optimizer_state_dict,
+        set_optimizer_state_dict,
+    )
+
+    current = get_optimizer_state_dict(model, optimizer, options=_whole())
     if current:
         nested: dict[str, Tensors] = {}
         for key, tensor in state.items():
@@ -154,7 +167,15 @@ def load_optimizer_state(
     set_optimizer_state_dict(model, optimizer, current, options=_loading(processes))
 
 
+def _whole() -> StateDictOptions:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
 def _loading(processes: int) -> StateDictOptions:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
     return StateDictOptions(full_state_dict=True, broadcast_from_rank0=processes > 1)
 
 

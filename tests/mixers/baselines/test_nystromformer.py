@@ -132,6 +132,7 @@ def test_bfloat16_keeps_the_pseudo_inverse_in_float32() -> None:
     assert (y - exact).abs().mean() < 0.01 * exact.abs().mean()
 
 
+@pytest.mark.slow
 def test_compiles_and_exports_through_landmarks() -> None:
     mixer = build(num_landmarks=4).float()
     x = torch.randn(2, 11, 8)

@@ -293,6 +293,7 @@ class Call(torch.nn.Module):
         return self.form(w, temperature, return_membership=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_compiles_for_any_length(form: Form) -> None:
     torch.compiler.reset()
