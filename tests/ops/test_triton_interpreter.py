@@ -14,10 +14,8 @@ FOLDER = Path(__file__).parent
 PERMUTATION = "permutation/test_permutation_triton.py"
 STATISTICS = "statistics/test_statistics_triton.py"
 
-REGISTERED = (
-    "test_registered_operators.py::test_strides_change_nothing",
-    "test_registered_operators.py::test_a_batch_of_none",
-)
+STRIDES = "test_registered_operators.py::test_strides_change_nothing"
+NONE = "test_registered_operators.py::test_a_batch_of_none"
 
 pytestmark = [
     pytest.mark.skipif(
@@ -31,7 +29,7 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 # Every kernel once; the rest of what is not marked slow would take half a minute too long.
 FEW = (
     "with_padding or circular_shift or columns_of_zeros or gradient_of_a_gradient or no_samples"
-    " or refused or never_interprets or strides_change_nothing or a_batch_of_none"
+    " or refused or never_interprets or a_batch_of_none"
 )
 
 
@@ -39,12 +37,13 @@ FEW = (
     ("files", "which"),
     [
         pytest.param(
-            (PERMUTATION, STATISTICS, *REGISTERED),
+            (PERMUTATION, STATISTICS, NONE),
             ("-m", "not slow and not gpu", "-k", FEW),
             id="few",
         ),
         pytest.param((PERMUTATION,), ("-m", "not gpu"), id="permutation", marks=SLOW),
         pytest.param((STATISTICS,), ("-m", "not gpu"), id="statistics", marks=SLOW),
+        pytest.param((STRIDES,), ("-m", "not gpu"), id="strides", marks=SLOW),
     ],
 )
 def test_in_the_interpreter(files: tuple[str, ...], which: tuple[str, ...]) -> None:
