@@ -16,6 +16,7 @@ from tiny_transformers import build, inputs_of, outputs_of, transformers
 import rifflemix as rm
 from rifflemix.surgery import SwappedAttention, replace_attention, restore_attention
 
+rm.register_hf()  # other tests import surgery before transformers
 HERE = Path(__file__).parent
 SAVED = [
     ("gpt2", "tssa", {}),

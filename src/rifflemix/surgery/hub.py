@@ -8,7 +8,8 @@ from rifflemix.errors import InputError
 def register_hf() -> None:
     """Let `from_pretrained` of transformers make the swap that a model was saved with.
 
-    A program that swaps a model itself need not call this; one that only loads it does, once.
+    A program that swaps a model itself need not call this, unless it imported `rifflemix.surgery`
+    before transformers; one that only loads a swapped model does, once.
 
     Raises:
         InputError: transformers is not installed.
