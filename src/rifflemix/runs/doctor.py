@@ -100,7 +100,7 @@ def _fast_paths() -> Iterator[Finding]:
     served = {
         "sorts on the CPU": permutation.supports(torch.empty(1, 4, 1), sorts=True),
         "shifts and pairs on the CPU": permutation.supports(torch.empty(1, 4, 1), sorts=False),
-        "token statistics on the CPU": statistics.supports(torch.empty(1, 1, 1, 1), 0.0),
+        "token statistics on the CPU": statistics.supports(torch.empty(1, 1, 1, 1)),
     }
     for name, is_served in served.items():
         if is_served:
