@@ -138,7 +138,7 @@ def test_report_command(tmp_path: Path, cli: Cli, found: list[tuple[Path, dict[s
         (("{}/none", "--out", "{}/report"), "no results at"),
         (("{}/file.json", "--out", "{}/report"), "expected results of"),
         (("{}", "--out", "{}/file.json"), "out: expected a folder"),
-        ((), "places"),
+        ((), "paths"),
     ],
     ids=["absent", "foreign", "out is a file", "nothing"],
 )

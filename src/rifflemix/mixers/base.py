@@ -257,7 +257,7 @@ class TokenMixer(nn.Module):
             return
         if not position.numel():
             return
-        first, last = (int(place) for place in position.aminmax())
+        first, last = map(int, position.aminmax())
         if first < 0:
             raise bad_argument("state", "positions of at least 0", first)
         if last >= self.max_length:

@@ -1,7 +1,7 @@
 """The cache of a stream: what is kept of every token so far, one token longer at every step.
 
 Its tensors are (B, ..., L, D). Where a prompt had padding, `padding` (B, L) bool is there too and
-marks the places that hold no token.
+marks the positions that hold no token.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def attend_to_cache(
 def token_positions(state: State, length: int, device: torch.device) -> Tensor:
     """(L,) or (B, L) int64: what number each token has among those of its sequence, from 0 on.
 
-    A place without a token has the number of the token before it, and 0 if there is none.
+    A position without a token has the number of the token before it, and 0 if there is none.
     """
     padding = state.get("padding")
     if padding is None:

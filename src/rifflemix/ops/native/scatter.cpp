@@ -1,6 +1,6 @@
 // The backward of a gather whose index is a permutation of tokens in every channel.
 //
-// The index may come from anybody: a place outside its group is refused, not written to.
+// The index may come from anybody: a position outside its group is refused, not written to.
 
 #include "permutation.h"
 
@@ -20,7 +20,7 @@ struct Scattering {
 
 // One group of one line of channels: collected in a tile, whose lines lie side by side, then
 // copied out, since lines that are whole tokens apart would push each other out of the cache.
-// Returns false at a place outside the group.
+// Returns false at a position outside the group.
 template <class Index, class Bits>
 bool scatter_tile(const Scattering<Bits>& s, int64_t row, int64_t channel, Bits* tile,
                   const Bits* grad, const uint8_t* mask, int64_t start) {
@@ -35,9 +35,9 @@ bool scatter_tile(const Scattering<Bits>& s, int64_t row, int64_t channel, Bits*
     }
     const bool padded = mask != nullptr && mask[n] != 0;
     for (int64_t j = 0; j < count; ++j) {
-      const int64_t place = static_cast<int64_t>(index[j]) - start;
-      if (static_cast<uint64_t>(place) >= static_cast<uint64_t>(p.group_size)) return false;
-      tile[place * line + j] = padded ? Bits{0} : grad[j];
+      const int64_t position = static_cast<int64_t>(index[j]) - start;
+      if (static_cast<uint64_t>(position) >= static_cast<uint64_t>(p.group_size)) return false;
+      tile[position * line + j] = padded ? Bits{0} : grad[j];
     }
     grad += p.row_stride;
     index += p.channels;

@@ -270,7 +270,7 @@ def _scatter(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) 
     found = _run("scatter", grad, group_size, y=out, index=index, mask=mask)
     if found == _BAD_INDEX:
         raise bad_argument(
-            "index", f"places within each group of {group_size} tokens", "one outside"
+            "index", f"positions within each group of {group_size} tokens", "one outside"
         )
     return out
 

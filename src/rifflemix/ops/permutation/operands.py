@@ -58,7 +58,7 @@ def check_pairs(x: Tensor) -> None:
 
 
 def check_index_dtype(dtype: torch.dtype | None, length: int) -> None:
-    """Raise unless `dtype`, if there is one, is that of an index and holds all places."""
+    """Raise unless `dtype`, if there is one, is that of an index and holds all positions."""
     if dtype is None:
         return
     if dtype not in _INDICES:

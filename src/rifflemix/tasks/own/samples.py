@@ -185,10 +185,10 @@ def _packed(values: NDArray[Any], lengths: NDArray[np.int64], cut: int) -> Sampl
         return Samples("vectors", vectors.reshape(len(vectors), -1), ends, cut=cut)
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= _MOST_IDS:
-        place = int(values.argmin() if low < 0 else values.argmax())
+        index = int(values.argmin() if low < 0 else values.argmax())
         raise bad_argument(
             "x", f"tokens from 0 to {_MOST_IDS - 1:,}",
-            f"{values[place]} in sample {int(np.searchsorted(ends, place, side='right'))}",
+            f"{values[index]} in sample {int(np.searchsorted(ends, index, side='right'))}",
             "numbers that are no tokens are floats",
         )  # fmt: skip
     return Samples("tokens", values.astype(np.int64), ends, high + 1, cut)
@@ -200,9 +200,9 @@ def _finite(values: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[np.float32
         floats = values.astype(np.float32)
     finite = np.isfinite(floats).reshape(len(floats), -1).all(axis=1)
     if not finite.all():
-        place = int(np.flatnonzero(~finite)[0])
-        row = int(np.searchsorted(ends, place, side="right"))
-        bad = values[place].ravel()[~np.isfinite(floats[place]).ravel()][0]
+        index = int(np.flatnonzero(~finite)[0])
+        row = int(np.searchsorted(ends, index, side="right"))
+        bad = values[index].ravel()[~np.isfinite(floats[index]).ravel()][0]
         raise bad_argument("x", "finite numbers", f"{bad} in sample {row}")
     return floats
 
