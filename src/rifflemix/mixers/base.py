@@ -285,8 +285,10 @@ class TokenMixer(nn.Module):
                 "build the mixer with a larger max_length",
             )
         self._check_like_parameters("x", x)
+        if key_padding_mask is None:
+            return
         check_padding_mask(key_padding_mask, x)
-        if key_padding_mask is not None and not self.card.padding:
+        if not self.card.padding:
             title = self.card.title
             raise bad_argument("key_padding_mask", f"None: {title} takes no padding", "a mask")
 

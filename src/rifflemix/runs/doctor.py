@@ -97,9 +97,10 @@ def _kernels() -> Finding:
 
 def _fast_paths() -> Iterator[Finding]:
     level = instruction_level()
+    can_permute = permutation.supports(torch.empty(1, 4, 1))
     served = {
-        "sorts on the CPU": permutation.supports(torch.empty(1, 4, 1), sorts=True),
-        "shifts and pairs on the CPU": permutation.supports(torch.empty(1, 4, 1), sorts=False),
+        "sorts on the CPU": can_permute and permutation.SORTS_FLOAT32,
+        "shifts and pairs on the CPU": can_permute,
         "token statistics on the CPU": statistics.supports(torch.empty(1, 1, 1, 1)),
     }
     for name, is_served in served.items():

@@ -387,7 +387,7 @@ def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_old_processors_sort_float32_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_LEVEL", 1)
+    monkeypatch.setattr(cpu, "SORTS_FLOAT32", False)
     x = torch.randn(1, 64, 64)
     with pytest.raises(InputError, match="backend"):
         group_sort(x, backend="cpu")

@@ -39,8 +39,8 @@ from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
 _KERNELS = library()
 _BAD_INDEX = -2  # kBadIndex of native/kernels.h
-_LEVEL = instruction_level()
-_AVX2 = 3  # without it the 64-bit keys of float32 sort more slowly than torch does
+# Without AVX2 the 64-bit keys of float32 sort more slowly than torch does.
+SORTS_FLOAT32 = instruction_level() >= 3
 # Bytes of an element, bits of infinity and of the quiet NaN.
 _FORMATS = {
     torch.float32: (4, 0x7F800000, 0x7FC00000),
@@ -55,13 +55,12 @@ def needs_sort(x: Tensor, num_groups: int, with_index: bool) -> bool:
     return with_index or not statically_known_true(x.shape[1] == 2 * num_groups)
 
 
-def supports(x: Tensor, *, sorts: bool) -> bool:
-    """Whether the kernels can run on x here; `sorts` as `needs_sort` says."""
+def supports(x: Tensor) -> bool:
+    """Whether the kernels can run on x here."""
     return (
         _KERNELS is not None
         and x.device.type == "cpu"
         and x.dtype in _FORMATS
-        and not (sorts and x.dtype == torch.float32 and _LEVEL < _AVX2)
         and has_plain_autograd()
     )
 
@@ -90,7 +89,7 @@ def _permute(
     leaders = heads if by_reference else 0
     length = x.shape[1]
     wants_grad = torch.is_grad_enabled() and x.requires_grad
-    if not needs_sort(x, num_groups, with_index):
+    if not with_index and statically_known_true(length == 2 * num_groups):  # as needs_sort
         return _sort_pairs(x, leaders, descending, mask, steps, wants_grad)[0], None
     index_dtype = None
     if with_index:
@@ -177,9 +176,13 @@ def _run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors:
     for name, value in given.items():
         setattr(problem, name, value.data_ptr())
     call = _function(_KERNELS, kernel)
-    scratch = torch.empty(max(1, checked(call(ctypes.byref(problem)))), dtype=torch.uint8)
+    size = call(ctypes.byref(problem))
+    if size < 0:
+        checked(size)
+    scratch = torch.empty(max(1, size), dtype=torch.uint8)
     problem.scratch = scratch.data_ptr()
-    return checked(call(ctypes.byref(problem)))
+    result: int = call(ctypes.byref(problem))
+    return result if result >= 0 else checked(result)
 
 
 def _new(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -307,10 +310,12 @@ def _sort_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Values, and the (B, N/2, C) pairs that were exchanged; empty unless `keep`."""
     check_sort(x, _FORMATS, 1, leaders, descending, mask, steps)
-    check_pairs(x)
     batch, length, channels = x.shape
+    if length % 2:
+        check_pairs(x)
     y = _new(x)
-    swaps = _new(x, (batch, length // 2, channels) if keep else (0,), torch.bool)
+    kept = (batch, length // 2, channels)
+    swaps = _new(x, kept, torch.bool) if keep else x.new_empty((0,), dtype=torch.bool)
     _run(
         "sort_pairs" if steps is None else "shift_sort_pairs",
         x,

@@ -27,7 +27,10 @@ def check_tokens(
         refuse_values(name, x, 3, "(B, N, C)", dtypes)
     if mask is not None:
         check_operand("mask", mask, (shape[0], shape[1]), torch.bool, x.device)
-    if steps is not None:
+    # Every shift comes here: what fits costs no further call.
+    if steps is not None and (
+        steps.shape != shape[2:] or steps.dtype is not torch.int64 or steps.device != x.device
+    ):
         check_operand("steps", steps, (shape[2],), torch.int64, x.device)
     return shape
 
@@ -45,7 +48,7 @@ def check_sort(
     _, length, channels = check_tokens("x", x, dtypes, mask, steps)
     if num_groups < 1 or length % num_groups:
         check_count("num_groups", num_groups, length, "the number of tokens N")
-    if leaders:
+    if leaders and (leaders < 1 or channels % leaders):
         check_count("heads", leaders, channels, "the number of channels C")
     if descending is not None:
         check_operand("descending", descending, (channels,), torch.bool, x.device)

@@ -36,7 +36,7 @@ def circular_shift(
     backend: str = "auto",
 ) -> Permuted:
     """`rifflemix.ops.circular_shift` for steps (C,) int64 on x's device."""
-    names = _with_cpu(x, sorts=False)
+    names = _with_cpu(x)
     if mask is None:
         names = with_triton(names, x)
     y, index = _FAMILY.pick(backend, names).circular_shift(x, steps, mask, with_index)
@@ -74,21 +74,22 @@ def max_exchange(
     x: Tensor, mask: Tensor | None = None, with_index: bool = False, backend: str = "auto"
 ) -> Permuted:
     """`rifflemix.ops.max_exchange`."""
-    module = _FAMILY.pick(backend, _with_cpu(x, sorts=False))
+    module = _FAMILY.pick(backend, _with_cpu(x))
     permuted: Permuted = module.max_exchange(x, mask, with_index)
     return permuted
 
 
 def _sorters(x: Tensor, spec: SortSpec, with_index: bool) -> tuple[str, ...]:
-    names = _with_cpu(x, sorts=cpu.needs_sort(x, spec.num_groups, with_index))
+    is_slow = not cpu.SORTS_FLOAT32 and x.dtype == torch.float32
+    names = PLAIN if is_slow and cpu.needs_sort(x, spec.num_groups, with_index) else _with_cpu(x)
     if x.is_cuda or INTERPRETED:
         names = with_triton(names, x, x.shape[1] // spec.num_groups)
     return names
 
 
-def _with_cpu(x: Tensor, *, sorts: bool) -> tuple[str, ...]:
+def _with_cpu(x: Tensor) -> tuple[str, ...]:
     """The backends that support these arguments here, slowest first, but for Triton's."""
-    if not cpu.supports(x, sorts=sorts):
+    if not cpu.supports(x):
         note_slow_call(x)
         return PLAIN
     # A small tensor is done before a kernel has been called, and an exported program must run

@@ -165,16 +165,12 @@ def attend(
         mask = ~hidden | blind
         if q.dim() == 5 and mask.dim() > 2:
             mask = mask.reshape(*(1,) * (5 - mask.dim()), *mask.shape)
-            mask = _fold(mask.expand(-1, *q.shape[1:3], -1, -1))
-    y = dropout_attention(_fold(q), _fold(k), _fold(v), mask=mask, dropout_p=dropout_p).reshape(
-        q.shape
-    )
+            mask = mask.expand(-1, *q.shape[1:3], -1, -1).flatten(1, 2)
+    shape = q.shape
+    if q.dim() == 5:  # heads and blocks in one axis: the fused kernels take four axes
+        q, k, v = q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2)
+    y = dropout_attention(q, k, v, mask=mask, dropout_p=dropout_p).reshape(shape)
     return y if blind is None else y.masked_fill(blind, 0.0)
-
-
-def _fold(x: Tensor) -> Tensor:
-    """Heads and blocks in one axis: the fused attention kernels take four axes, not five."""
-    return x.flatten(1, 2) if x.dim() == 5 else x
 
 
 def block_attention(

@@ -48,9 +48,11 @@ def call(kernel: str, w: Tensor, *arguments: Any) -> None:
     Raises:
         MemoryError: no memory for the call; nothing but its outputs is touched by it.
     """
-    function = getattr(require_library(_KERNELS), f"rifflemix_{kernel}_{_TYPE_NAMES[w.dtype]}")
-    sizes = (*w.shape, width(w.shape[3]), _CHUNK, torch.get_num_threads())
-    # One loop: a short sequence waits for Python, not for the kernel.
+    # Few calls of functions, and one loop: a short sequence waits for Python, not for the kernel.
+    kernels = _KERNELS or require_library(None)
+    function = getattr(kernels, f"rifflemix_{kernel}_{_TYPE_NAMES[w.dtype]}")
+    columns = -(-w.shape[3] // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE  # width()
+    sizes = (*w.shape, columns, _CHUNK, torch.get_num_threads())
     converted = [
         ctypes.c_void_p(value.data_ptr())
         if isinstance(value, Tensor)
@@ -59,7 +61,9 @@ def call(kernel: str, w: Tensor, *arguments: Any) -> None:
         else value
         for value in arguments
     ]
-    checked(function((ctypes.c_int64 * len(sizes))(*sizes), *converted))
+    result = function((ctypes.c_int64 * len(sizes))(*sizes), *converted)
+    if result < 0:
+        checked(result)
 
 
 def view(tokens: Tensor) -> tuple[Tensor, ctypes.Array[ctypes.c_int64]]:
@@ -100,7 +104,7 @@ def by_token(values: Tensor | None) -> Tensor | None:
 def empty_per_chunk(w: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     """(B, chunks, H, columns) and (B, chunks, H), in the accumulation dtype."""
     batch, heads, length, _ = w.shape
-    chunks = num_chunks(length)
+    chunks = -(-length // _CHUNK)  # num_chunks()
     dtype = accumulation_dtype(w.dtype)
     return (
         w.new_empty((batch, chunks, heads, columns), dtype=dtype),

@@ -21,7 +21,14 @@ def check_heads(w: Tensor, temperature: Tensor, mask: Tensor | None) -> None:
     batch, heads, length, features = w.shape
     if heads < 1 or length < 1 or features < 1:
         refuse_values("w", w, 4, "(B, H, N, D)", _DTYPES)
-    check_operand("temperature", temperature, (heads,), accumulation_dtype(w.dtype), w.device)
+    dtype = accumulation_dtype(w.dtype)
+    # What fits costs no further call.
+    if (
+        temperature.shape != (heads,)
+        or temperature.dtype is not dtype
+        or temperature.device != w.device
+    ):
+        check_operand("temperature", temperature, (heads,), dtype, w.device)
     if mask is not None:
         check_operand("key_padding_mask", mask, (batch, length), torch.bool, w.device)
 
