@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -22,13 +23,31 @@ FLAGS = ["-std=c++17", "-O3", "-g0", "-fno-math-errno", "-Wno-psabi", "-pthread"
 
 
 class BuildKernels(build_ext):
-    """Builds the extension; where that fails it keeps the compiler's words and goes on."""
+    """Builds the extension; where that fails it keeps the compiler's words and goes on.
+
+    setuptools compiles one file after another; here as many at once as there are processors, the
+    longest first.
+    """
 
     def run(self):
         self.logs = [Path(self.get_ext_fullpath(e.name)).parent / LOG for e in self.extensions]
         for log in self.logs:
             log.unlink(missing_ok=True)
         super().run()
+
+    def build_extensions(self):
+        compile_in_turn = self.compiler.compile
+
+        def compile_at_once(sources, **options):
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                done = {
+                    source: pool.submit(compile_in_turn, [source], **options)
+                    for source in sorted(sources, key=os.path.getsize, reverse=True)
+                }
+            return [path for source in sources for path in done[source].result()]
+
+        self.compiler.compile = compile_at_once
+        super().build_extensions()
 
     def build_extension(self, ext):
         with tempfile.TemporaryFile() as said:
