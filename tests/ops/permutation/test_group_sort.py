@@ -175,13 +175,18 @@ def test_gradients_go_to_the_values_taken(mask: Tensor | None, groups: int, orde
     assert torch.equal(gradient, torch.zeros_like(x).scatter(1, index, cotangent))
 
 
+# In one random direction; in all of them among the slow tests.
+WAYS = [pytest.param(True, id="one way"), pytest.param(False, id="all", marks=pytest.mark.slow)]
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("groups", [1, 3, 6])
 @pytest.mark.parametrize("mask", MASK_TENSORS.values(), ids=MASK_TENSORS)
-def test_gradcheck(mask: Tensor | None, groups: int, order: str) -> None:
+@pytest.mark.parametrize("fast", WAYS)
+def test_gradcheck(mask: Tensor | None, groups: int, order: str, fast: bool) -> None:
     x = torch.randn(3, 12, 2, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(
-        lambda x: group_sort(x, groups, order=order, key_padding_mask=mask), (x,), fast_mode=True
+        lambda x: group_sort(x, groups, order=order, key_padding_mask=mask), (x,), fast_mode=fast
     )
 
 
