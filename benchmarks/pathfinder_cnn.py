@@ -106,7 +106,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", default=",".join(SETS), help="task/preset, easy ones first")
-    parser.add_argument("--minutes", default="8,4,4,8", help="processor minutes on each set")
+    parser.add_argument("--minutes", default="25,4,4,8", help="processor minutes on each set")
     parser.add_argument("--num-train", type=int, default=30_000)
     parser.add_argument("--num-test", type=int, default=4_000)
     # bf16 is fast where the processor has instructions for it, and very slow elsewhere.
