@@ -85,7 +85,7 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "fewer layers": (lambda: Tagger(layers=1), "at encoder.layers.1.self_attn"),
     "more layers": (lambda: Tagger(layers=3), "encoder.layers.2"),
     "words": (lambda: Tagger(words=12), "embed.weight|head.weight"),
-    "no attention": (lambda: nn.Linear(2, 2), "a Linear with none"),
+    "no attention": (lambda: nn.Linear(2, 2), "a Linear without it"),
     "already swapped": (swapped, "before the swap"),
 }
 

@@ -20,6 +20,7 @@ from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_bytes, format_count
 from rifflemix.runs.measure import median, median_seconds, peak_memory
 from rifflemix.surgery import replace_attention
+from rifflemix.surgery.calling import call_model
 
 ORIGINAL = "original"
 PHASES = ("forward", "training")
@@ -220,20 +221,15 @@ def _swapped(
 
 
 def _call(model: nn.Module, inputs: Any, phase: str) -> Callable[[], None]:
-    def forward() -> Any:
-        if isinstance(inputs, Mapping):
-            return model(**inputs)
-        return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
-
     def evaluate() -> None:
         model.eval()
         with torch.no_grad():
-            forward()
+            call_model(model, inputs)
 
     def train() -> None:
         model.train()
         model.zero_grad(set_to_none=True)
-        _first_tensor(forward()).float().square().mean().backward()
+        _first_tensor(call_model(model, inputs)).float().square().mean().backward()
 
     return evaluate if phase == "forward" else train
 
@@ -250,6 +246,3 @@ def _first_tensor(output: Any) -> Tensor:
         elif isinstance(value, tuple | list):
             todo += value
     raise bad_argument("model", "an output with a floating-point tensor", type(output).__name__)
-
-
-__all__ = ["ORIGINAL", "PHASES", "SwapMeasurement", "SwapRow", "measure_swap"]

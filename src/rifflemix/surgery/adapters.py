@@ -143,13 +143,3 @@ def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype] | None:
     """Device and dtype of the first floating-point parameter; None if there is none."""
     found: Tensor | None = next((p for p in module.parameters() if p.is_floating_point()), None)
     return None if found is None else (found.device, found.dtype)
-
-
-__all__ = [
-    "Adapter",
-    "HostAttention",
-    "ParentChange",
-    "SwappedAttention",
-    "class_names",
-    "place_of",
-]

@@ -108,6 +108,3 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """The module that torch.compile wraps, so that names are those of the model itself."""
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model
-
-
-__all__ = ["check_description", "describe_swap", "settings_of", "uncompiled"]

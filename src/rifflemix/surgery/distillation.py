@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_positive
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.surgery.adapters import SwappedAttention
+from rifflemix.surgery.calling import call_model
 
 
 def distil(
@@ -55,7 +56,7 @@ def distil(
             for batch in batches:
                 optimizer.zero_grad()
                 with torch.no_grad():
-                    _call(original, batch)
+                    call_model(original, batch)
                 optimizer.step()
     finally:
         for hook in hooks:
@@ -148,15 +149,3 @@ def _evaluating(*modules: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-def _call(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, Mapping):
-        model(**batch)
-    elif isinstance(batch, tuple | list):
-        model(*batch)
-    else:
-        model(batch)
-
-
-__all__ = ["distil"]

@@ -8,8 +8,9 @@ from rifflemix.errors import InputError
 def register_hf() -> None:
     """Let `from_pretrained` of transformers make the swap that a model was saved with.
 
-    A program that swaps a model itself need not call this, unless it imported `rifflemix.surgery`
-    before transformers; one that only loads a swapped model does, once.
+    Call it once, before the first `from_pretrained` of a swapped model. It is done by itself only
+    where `rifflemix.surgery` is imported, or the first name of it used, after transformers: we
+    import nothing of a host, and so cannot tell transformers of us before it is there.
 
     Raises:
         InputError: transformers is not installed.

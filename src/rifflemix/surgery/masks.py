@@ -263,6 +263,3 @@ def _not_causal(title: str) -> InputError:
         "a causal mask",
         "replace the attention with causal=True, by a mixer that can be causal",
     )
-
-
-__all__ = ["TRUE_MEANS", "check_causality", "key_padding_mask", "merge_padding"]

@@ -115,6 +115,3 @@ def _fill_constants(module: SwappedAttention) -> None:
     for name, buffer in fresh.named_buffers():
         if name not in saved:
             mixer.get_buffer(name).copy_(buffer)
-
-
-__all__ = ["SwapConfig", "SwapLoader"]

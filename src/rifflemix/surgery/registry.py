@@ -34,6 +34,3 @@ def register_adapter(adapter: Adapter) -> Adapter:
 def adapter_for(module: nn.Module) -> Adapter | None:
     """The first adapter that knows `module`."""
     return next((a for a in (*_registered, *ADAPTERS) if a.matches(module)), None)
-
-
-__all__ = ["adapter_for", "register_adapter"]

@@ -323,6 +323,3 @@ def _unchange(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         for attribute, value in vars(module).pop(_BEFORE, {}).items():
             setattr(module, attribute, value)
-
-
-__all__ = ["INITS", "Swap", "commit", "prepare", "replace_attention", "restore_attention"]

@@ -104,6 +104,3 @@ def _grouped(skipped: list[tuple[str, str]]) -> list[str]:
     for name, reason in skipped:
         by_reason.setdefault(reason, []).append(name)
     return [f"  {', '.join(_shortened(names, 4))}: {reason}" for reason, names in by_reason.items()]
-
-
-__all__ = ["DEFAULT_LENGTH", "SurgeryReport", "mixer_macs"]

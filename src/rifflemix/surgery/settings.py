@@ -71,6 +71,3 @@ def takes_option(cls: type[TokenMixer], name: str) -> bool:
         for base in cls.__mro__
         if "__init__" in vars(base) and issubclass(base, TokenMixer)
     )
-
-
-__all__ = ["SORTING", "MixerSettings", "class_of", "name_of", "takes_option"]

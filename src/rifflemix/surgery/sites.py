@@ -154,6 +154,3 @@ def _bad_layers(layers: object) -> InputError:
     return bad_argument(
         "layers", "'all', indices, or a callable (index) or (index, name) -> bool", repr(layers)
     )
-
-
-__all__ = ["Layers", "Site", "depths", "find_sites", "select"]

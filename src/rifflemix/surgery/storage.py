@@ -111,21 +111,19 @@ def _check_weights(path: Path, model: nn.Module, description: Mapping[str, Any])
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name, shape in own.items():
         if name not in aliases and saved.get(name) != shape:
-            raise _other_model(model, description, f"{name} as {saved.get(name, 'nothing')}", shape)
+            there = f"of shape {saved[name]}" if name in saved else "absent"
+            raise _other_model(model, description, f"{name} {there}", f"with {shape}")
     for name, shape in saved.items():
         if name not in own:
             raise _other_model(model, description, f"{name} of shape {shape}")
 
 
 def _other_model(
-    model: nn.Module, description: Mapping[str, Any], wanted: str, got: object = "none"
+    model: nn.Module, description: Mapping[str, Any], wanted: str, got: str = "without it"
 ) -> InputError:
     return bad_argument(
         "model",
         f"the {description['model']} that was saved, with {wanted}",
-        f"a {type(model).__name__} with {got}" if got == "none" else str(got),
+        f"a {type(model).__name__} {got}",
         "build it with the same settings, before the swap",
     )
-
-
-__all__ = ["apply_swap", "load_swapped", "save_swapped"]

@@ -87,6 +87,3 @@ def _joined(parts: list[Projection]) -> Projection:
         return Projection(weight, None)
     biases = [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in parts]
     return Projection(weight, torch.cat(biases))
-
-
-__all__ = ["HostWeights", "Projection", "copy_weights"]

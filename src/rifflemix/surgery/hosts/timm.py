@@ -357,6 +357,3 @@ def _is_set(module: nn.Module, name: str) -> bool:
 
 def _is_layer(module: nn.Module, name: str) -> bool:
     return not isinstance(getattr(module, name, None), nn.Identity | None)
-
-
-__all__ = ["TimmAttention", "attn_layer"]

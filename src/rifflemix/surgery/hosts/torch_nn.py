@@ -157,6 +157,3 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     if a.is_meta or b.is_meta or not values_can_be_read():
         return False
     return a.shape == b.shape and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()
-
-
-__all__ = ["SwappedMultiheadAttention", "TorchMultiheadAttention"]

@@ -369,6 +369,3 @@ def _longest(parents: Sequence[nn.Module]) -> int | None:
             if isinstance(limit, int):
                 return limit
     return None
-
-
-__all__ = ["SwappedTransformersAttention", "TransformersAttention"]

@@ -19,7 +19,7 @@ State = dict[str, Tensor]
 
 
 class StreamLayer(CacheLayerMixin):
-    """The state of one mixer's stream, in the place of one layer's keys and values.
+    """The state of one mixer's stream, which one layer has instead of keys and values.
 
     Attributes:
         state: of the mixer after the tokens so far; None before the first, and for a mixer that
@@ -107,7 +107,7 @@ def continue_stream(
         x: (B, N, C) new tokens.
         mask: of the host, for the tokens so far and these.
         past: a cache of transformers.
-        layer_index: the layer's place in it.
+        layer_index: index of the layer in the model, and so in the cache.
 
     Raises:
         InputError: a cache of fixed size or one that attention has filled; more tokens for a mixer
@@ -171,6 +171,3 @@ def _stream_layer(past: Any, layer_index: int | None) -> StreamLayer:
     stream = StreamLayer()
     layers[layer_index] = stream
     return stream
-
-
-__all__ = ["StreamLayer", "continue_stream"]

@@ -68,6 +68,3 @@ def replaced_weights(model: nn.Module) -> list[str]:
         matrices = (n for n, p in module.original.named_parameters() if p.dim() == 2)
         found.append(f"{name}.{next(matrices)}")
     return found
-
-
-__all__ = ["METHOD", "SavePretrained", "replaced_weights", "swapped_in"]
