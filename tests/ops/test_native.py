@@ -14,6 +14,7 @@ import pytest
 from rifflemix.ops import native
 
 FILE = f"_kernels{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
+WITHOUT_TORCH = Path(__file__).with_name("without_torch.py")
 load = native.library.__wrapped__
 
 
@@ -68,32 +69,8 @@ def test_instruction_level() -> None:
     assert native.instruction_level() in (range(1, 5) if native.library() is not None else (0,))
 
 
-# A process without torch has no team of threads to share: pairs of descending ones are sorted.
-WITHOUT_TORCH = """
-import ctypes, sys
-kernels = ctypes.CDLL(sys.argv[1])
-assert not hasattr(ctypes.CDLL(None), "GOMP_parallel")
-batch, length, channels, threads = 3, 512, 128, 3
-values = [float(-i) for i in range(batch * length * channels)]
-x = (ctypes.c_float * len(values))(*values)
-y = (ctypes.c_float * len(values))()
-at = ctypes.addressof
-fields = [at(x), length * channels, channels, at(y), 0, 0, 0, 0, 0, 0, batch, length, channels, 2]
-problem = (ctypes.c_int64 * 20)(*fields, 0, 4, 0x7F800000, 0x7FC00000, 0, threads)
-kernels.rifflemix_sort_pairs.restype = ctypes.c_int64
-scratch = (ctypes.c_char * kernels.rifflemix_sort_pairs(problem))()
-problem[18] = at(scratch)
-for _ in range(20):
-    ctypes.memset(y, 0, ctypes.sizeof(y))
-    kernels.rifflemix_sort_pairs(problem)
-    for row in range(0, batch * length, 2):
-        low, middle, high = (channels * r for r in (row, row + 1, row + 2))
-        assert list(y[low:high]) == values[middle:high] + values[low:middle]
-"""
-
-
 @pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
 def test_threads_of_its_own() -> None:
-    command = [sys.executable, "-c", WITHOUT_TORCH, str(native._FOLDER / FILE)]
+    command = [sys.executable, str(WITHOUT_TORCH), str(native._FOLDER / FILE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

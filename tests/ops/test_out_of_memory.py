@@ -22,6 +22,7 @@ from rifflemix.runs.device import using_threads
 
 NATIVE = Path(native.__file__).parent
 FAILING_NEW = Path(__file__).with_name("failing_new.cpp")
+WITHOUT_TORCH = Path(__file__).with_name("without_torch.py")
 needs_kernels = pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
 
 # The backward of one head of 2^18 features wants 128 MiB for each thread, and has 100 for two.
@@ -145,39 +146,10 @@ def test_every_allocation_may_fail(
     assert all(map(torch.equal, found, expected))
 
 
-# Without torch there are no threads but the library's own, and those are allocated too.
-OWN_THREADS = """
-import ctypes, sys
-kernels = ctypes.CDLL(sys.argv[1])
-batch, length, channels, threads = 3, 512, 128, 3
-values = [float(-i) for i in range(batch * length * channels)]
-x = (ctypes.c_float * len(values))(*values)
-y = (ctypes.c_float * len(values))()
-at = ctypes.addressof
-fields = [at(x), length * channels, channels, at(y), 0, 0, 0, 0, 0, 0, batch, length, channels, 2]
-problem = (ctypes.c_int64 * 20)(*fields, 0, 4, 0x7F800000, 0x7FC00000, 0, threads)
-kernels.rifflemix_sort_pairs.restype = ctypes.c_int64
-kernels.fail_allocation.argtypes = [ctypes.c_long]
-scratch = (ctypes.c_char * kernels.rifflemix_sort_pairs(problem))()
-problem[18] = at(scratch)
-failed = 0
-for number in range(12):
-    ctypes.memset(y, 0, ctypes.sizeof(y))
-    kernels.fail_allocation(number)
-    if kernels.rifflemix_sort_pairs(problem) == -1:
-        failed += 1
-        continue
-    for row in range(0, batch * length, 2):
-        low, middle, high = (channels * r for r in (row, row + 1, row + 2))
-        assert list(y[low:high]) == values[middle:high] + values[low:middle]
-assert failed in range(1, 12), failed
-"""
-
-
 @pytest.mark.slow
 @needs_kernels
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
 def test_threads_of_its_own_without_memory(library: Path) -> None:
-    command = [sys.executable, "-c", OWN_THREADS, str(library)]
+    command = [sys.executable, str(WITHOUT_TORCH), str(library), "12"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -198,10 +198,11 @@ def test_top_k_takes_different_blocks_and_the_first_of_equals() -> None:
     assert (first[0, 3] == 0).all()  # and one block only before block 1
 
 
-def test_top_k_gradients() -> None:
+@pytest.mark.parametrize("backend", ["eager", "reference"])
+def test_top_k_gradients(backend: str) -> None:
     scores = scores_of(2, 4, 6).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda s: top_k_blocks(s, 2, causal=True, num_null=2), (scores,)
+        lambda s: top_k_blocks(s, 2, causal=True, num_null=2, backend=backend), (scores,)
     )
 
 

@@ -62,6 +62,19 @@ def test_block_scores_eager_equals_reference(options: dict[str, bool]) -> None:
         torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"shared": True}], ids=str)
+def test_block_scores_leave_padding_out_whatever_it_holds(options: dict[str, bool]) -> None:
+    q, k = torch.randn(2, 3, 2, 12, 4).unbind()
+    mask = torch.arange(12) % 5 == torch.tensor([[2], [3], [9]])  # no padding in the last sample
+    expected = block_scores(q, k, 4, key_padding_mask=mask, **options)
+    for bad in (float("nan"), float("inf")):
+        poisoned = [x.masked_fill(mask[:, None, :, None], bad).requires_grad_() for x in (q, k)]
+        for backend in ("eager", "reference"):
+            y = block_scores(*poisoned, 4, key_padding_mask=mask, backend=backend, **options)
+            torch.testing.assert_close(y, expected)
+            assert all(g.isfinite().all() for g in torch.autograd.grad(y.sum(), poisoned))
+
+
 def test_sorting_by_a_permutation_permutes() -> None:
     blocks = torch.randn(2, 3, 4, 5, 6, dtype=DOUBLE)
     order = torch.tensor([2, 0, 3, 1])

@@ -125,25 +125,34 @@ def _valid(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     return (~key_padding_mask)[:, None, :, None].to(dtype)
 
 
+def _kept(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+    """`x` in the type of statistics, zero at padding: a NaN there would survive a product."""
+    x = x.to(statistics_dtype(x.dtype))
+    if key_padding_mask is None:
+        return x
+    return x.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+
+
 def _sum_spans(x: Tensor, span: int) -> Tensor:
     total: Tensor = torch.unflatten(x, 2, (-1, span)).sum(3)
     return total
 
 
 def _masked_sum(x: Tensor, key_padding_mask: Tensor | None, span: int) -> Tensor:
-    return _sum_spans(x * _valid(x, key_padding_mask), span).to(x.dtype)
+    return _sum_spans(_kept(x, key_padding_mask), span).to(x.dtype)
 
 
 def _masked_mean(x: Tensor, key_padding_mask: Tensor | None, span: int) -> Tensor:
-    valid = _valid(x, key_padding_mask)
+    total = _sum_spans(_kept(x, key_padding_mask), span)
     if key_padding_mask is None:
-        return (_sum_spans(x * valid, span) / span).to(x.dtype)
-    return (_sum_spans(x * valid, span) / _sum_spans(valid, span).clamp(min=1.0)).to(x.dtype)
+        return (total / span).to(x.dtype)
+    count = _sum_spans(_valid(x, key_padding_mask), span).clamp(min=1.0)
+    return (total / count).to(x.dtype)
 
 
 def _running_mean(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    valid = _valid(x, key_padding_mask)
-    return ((x * valid).cumsum(2) / valid.cumsum(2).clamp(min=1.0)).to(x.dtype)
+    count = _valid(x, key_padding_mask).cumsum(2).clamp(min=1.0)
+    return (_kept(x, key_padding_mask).cumsum(2) / count).to(x.dtype)
 
 
 def sort_blocks(blocks: Tensor, sort: Tensor) -> Tensor:

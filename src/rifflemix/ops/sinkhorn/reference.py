@@ -105,7 +105,8 @@ def top_k_blocks(
                 row = list(matrix.new_zeros(columns).unbind())
                 if left:
                     weights = torch.stack([matrix[u, v] / temperature for v in left]).softmax(0)
-                    best = max(range(len(left)), key=lambda i: float(weights[i]))
+                    chances = weights.tolist()
+                    best = chances.index(max(chances))
                     row[left.pop(best)] = weights[best]
                 out.append(torch.stack(row))
         return torch.stack(out)

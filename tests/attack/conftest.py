@@ -1,0 +1,113 @@
+"""What all attacks share: how large they are, the seeds of their cases, and the figures they leave.
+
+RIFFLEMIX_ATTACK multiplies the number of cases (1 in continuous integration, more in
+`make attack`), RIFFLEMIX_ATTACK_SEED chooses other ones, RIFFLEMIX_ATTACK_CASE runs a single one
+again, and RIFFLEMIX_ATTACK_OUT names a file for the figures of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+TIMES = float(os.environ.get("RIFFLEMIX_ATTACK", "1"))
+SEED = int(os.environ.get("RIFFLEMIX_ATTACK_SEED", "0"))
+CASE = os.environ.get("RIFFLEMIX_ATTACK_CASE")
+OUT = os.environ.get("RIFFLEMIX_ATTACK_OUT")
+
+
+class Attack:
+    """The cases of one test: how many, and what each is drawn from."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.times = TIMES
+        self.seed = SEED
+        self.figures: dict[str, int] = {}
+
+    def count(self, what: str, number: int = 1) -> None:
+        """Add to a figure of the page."""
+        self.figures[what] = self.figures.get(what, 0) + number
+
+    def scaled(self, number: float) -> int:
+        """So many at the size of this run, one at least."""
+        return max(1, round(number * TIMES))
+
+    def each(self, number: float, case: Callable[[random.Random], object]) -> None:
+        """Call `case` so often, each time with its own generator; say which one failed."""
+        for index in range(self.scaled(number)) if CASE is None else (int(CASE),):
+            draw = random.Random(f"{SEED}/{self.name}/{index}")
+            torch.manual_seed(draw.randrange(2**63))
+            try:
+                case(draw)
+            except BaseException:
+                print(f"again: RIFFLEMIX_ATTACK_SEED={SEED} RIFFLEMIX_ATTACK_CASE={index}")
+                raise
+            self.count("cases")
+
+
+@pytest.fixture
+def attack(request: pytest.FixtureRequest, record_property: Callable[..., None]) -> Any:
+    attack = Attack(request.node.name)
+    print(f"RIFFLEMIX_ATTACK={TIMES:g} RIFFLEMIX_ATTACK_SEED={SEED}")
+    started, used = time.monotonic(), cpu_seconds()
+    yield attack
+    record_property("attack", attack.figures)
+    record_property("seconds", time.monotonic() - started)
+    record_property("cpu_seconds", cpu_seconds() - used)
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the children that it has waited for."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_report_header() -> str:
+    return f"attack: {TIMES:g} times the cases of continuous integration, seed {SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Write the figures where a file is asked for; a failed test is a figure too."""
+    if OUT is None:
+        return
+    tests = []
+    for outcome in ("passed", "failed", "skipped"):
+        for report in terminalreporter.stats.get(outcome, []):
+            properties = dict(report.user_properties)
+            if "attack" not in properties and outcome != "skipped":
+                continue
+            file, _, name = report.nodeid.removeprefix("tests/attack/").partition("::")
+            tests.append({"file": file, "test": name, "outcome": outcome, **properties})
+    Path(OUT).parent.mkdir(parents=True, exist_ok=True)
+    Path(OUT).write_text(json.dumps(figures(tests), indent=1) + "\n", encoding="utf-8")
+
+
+def figures(tests: list[dict[str, Any]]) -> dict[str, Any]:
+    from rifflemix.runs.environment import environment
+
+    return {
+        "format": "rifflemix-attack-1",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "times": TIMES,
+        "seed": SEED,
+        "environment": environment(),
+        "tests": sorted(tests, key=lambda test: (test["file"], test["test"])),
+    }
