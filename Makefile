@@ -17,7 +17,7 @@ KERNELS = setup.py $(wildcard src/rifflemix/ops/native/*.cpp src/rifflemix/ops/n
 $(VENV)/.demo: pyproject.toml constraints.txt constraints-torch.txt $(KERNELS)
 	$(PY) -m venv $(VENV)
 	sed -n 's/^\([a-z].*==.*\) \\$$/\1/p' constraints.txt > $(VENV)/versions.txt
-	$(VENV)/bin/python -m pip install -q -c $(VENV)/versions.txt -c constraints-torch.txt -e ".[train]"
+	$(VENV)/bin/python -m pip install -q -c $(VENV)/versions.txt -c constraints-torch.txt -e ".[compare]"
 	@touch $@
 
 # The whole tree of CI: every file is checked by its hash, but for torch's, which differ from

@@ -149,7 +149,6 @@ def test_data_list_and_prepare(cli: Cli) -> None:
     ("arguments", "words"),
     [
         ("bogus", "No such command 'bogus'"),
-        ("list", "Missing command"),
         ("list mixer", "No such command 'mixer'"),
         ("compare --out OUT", "Missing option '--task'"),
         ("compare --task digits", "Missing option '--out'"),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +34,67 @@ def test_every_exported_name_exists() -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'wings'"):
         _ = rm.wings
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("create_mixr", "did you mean create_mixer or "),
+        ("Compare", "did you mean compare?"),
+        ("TSSA", "rifflemix.create_mixer('tssa', dim) makes that mixer"),
+        ("attention", "rifflemix.create_mixer('softmax', dim) makes that mixer"),
+    ],
+)
+def test_names_that_are_nearly_there(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=re.escape(f"no attribute {name!r}; {hint}")):
+        getattr(rm, name)
+
+
+def test_modules_and_private_names_get_no_hint() -> None:
+    """`from rifflemix import cli` asks for the name first, and must not wait for torch."""
+    for name in ("cli", "_private", "__path_of_wings__"):
+        with pytest.raises(AttributeError, match=f"no attribute {name!r}$"):
+            rm.__getattr__(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ({"name": "TSSA"}, "unknown mixer 'TSSA'; did you mean tssa?"),
+        ({"name": "attention"}, "unknown mixer 'attention'; did you mean softmax?"),
+        ({"name": "token-parallel"}, "did you mean token_parallel?"),
+        ({"heads": 2}, "got 'heads'; did you mean num_heads?"),
+        ({"is_causal": True}, "got 'is_causal'; did you mean causal?"),
+        ({"max_seq_len": 64}, "got 'max_seq_len'; did you mean max_length?"),
+        ({"temprature": 1.0}, "options of tssa: "),
+    ],
+    ids=lambda value: "-".join(map(str, value.items())) if isinstance(value, dict) else "",
+)
+def test_names_that_others_have_for_the_same(arguments: dict[str, object], hint: str) -> None:
+    with pytest.raises(rm.InputError, match=re.escape(hint)):
+        rm.create_mixer(**{"name": "tssa", "dim": 8} | arguments)
+
+
+PROBE = """
+import rifflemix as rm
+rm.create_mixer("tssa", 8)
+rm.crate_mixer("tssa", 8)
+rm.train
+rm.trian
+"""
+
+
+def test_type_checkers_see_misspelt_names(tmp_path: Path) -> None:
+    probe = tmp_path / "probe.py"
+    probe.write_text(PROBE)
+    options = ["--config-file=", "--follow-imports=skip", f"--cache-dir={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(probe), str(Path(rm.__file__))],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    errors = [line for line in done.stdout.splitlines() if "error:" in line]
+    assert [re.findall(r"probe.py:(\d+)", line) for line in errors] == [["4"], ["6"]], done.stdout
+    assert all('Module has no attribute "' in line for line in errors)
 
 
 def test_create_mixer_signature() -> None:

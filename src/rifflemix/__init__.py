@@ -106,7 +106,22 @@ if not TYPE_CHECKING:
             return importlib.import_module(f"rifflemix.{name}")
         if name in _HOMES:
             return getattr(importlib.import_module(f"rifflemix.{_HOMES[name]}"), name)
-        raise AttributeError(f"module 'rifflemix' has no attribute {name!r}")
+        raise AttributeError(f"module 'rifflemix' has no attribute {name!r}{_hint(name)}")
+
+    def _hint(name: str) -> str:
+        """What may be meant by a name that is not there; empty for private names and modules."""
+        from importlib.util import find_spec
+
+        from rifflemix.errors import nearest_names, same_name
+
+        if name.startswith("_") or find_spec(f"rifflemix.{name}"):
+            return ""
+        if same_name(name, __all__) is None:
+            mixer = same_name(name, importlib.import_module("rifflemix.mixers").list_mixers())
+            if mixer is not None:
+                return f"; rifflemix.create_mixer({mixer!r}, dim) makes that mixer"
+        near = nearest_names(name, __all__)
+        return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def __dir__() -> list[str]:

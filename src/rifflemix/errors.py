@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable
 
 
@@ -30,19 +31,81 @@ def bad_argument(name: str, expected: str, got: object, hint: str = "") -> Input
     return InputError(f"{sentence}; {hint}" if hint else sentence)
 
 
+# What others call the same: torch, timm, transformers, einops-style attention packages.
+_OTHER_WORDS = {
+    "attention": "softmax",
+    "self_attention": "softmax",
+    "mha": "softmax",
+    "sdpa": "softmax",
+    "token_statistics": "tssa",
+    "tost": "tssa",
+    "d_model": "dim",
+    "embed_dim": "dim",
+    "hidden_size": "dim",
+    "heads": "num_heads",
+    "n_heads": "num_heads",
+    "nhead": "num_heads",
+    "num_attention_heads": "num_heads",
+    "depth": "num_layers",
+    "n_layers": "num_layers",
+    "num_hidden_layers": "num_layers",
+    "layer_idx": "layer_index",
+    "max_seq_len": "max_length",
+    "seq_len": "max_length",
+    "is_causal": "causal",
+    "attn_drop": "dropout",
+    "dropout_p": "dropout",
+}
+
+
+def same_name(name: object, known: Iterable[str]) -> str | None:
+    """The known name that differs in capitals or hyphens only, or is what others call the same."""
+    plain = {_plain(other): other for other in known}
+    word = _plain(name)
+    return plain.get(word) or plain.get(_OTHER_WORDS.get(word, ""))
+
+
+def nearest_names(name: object, known: Iterable[str]) -> list[str]:
+    """At most three of the known names that may be meant, the likeliest first."""
+    plain = {_plain(other): other for other in sorted(known)}
+    same = same_name(name, plain.values())
+    if same is not None:
+        return [same]
+    return [plain[near] for near in difflib.get_close_matches(_plain(name), plain, cutoff=0.5)]
+
+
+def _plain(name: object) -> str:
+    return str(name).lower().replace("-", "_")
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
     """The error for a name that is in no list, with the nearest known names."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    near = nearest_names(name, names)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return InputError(f"unknown {kind} {name!r}; {hint}")
+
+
+def require_packages(what: str, extra: str, *names: str) -> None:
+    """Raise unless the packages of an extra that `what` needs are installed.
+
+    Args:
+        what: what they are needed for; begins the sentence.
+        extra: of this package, that brings them.
+        names: as they are imported.
+    """
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        *others, last = missing
+        listed = f"{', '.join(others)} and {last}, which are" if others else f"{last}, which is"
+        raise InputError(f"{what} needs {listed} not installed; pip install 'rifflemix[{extra}]'")
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise unless `value` is one of `choices`."""
     options = list(choices)
     if not isinstance(value, str) or value not in options:
-        near = difflib.get_close_matches(str(value), options, n=1, cutoff=0.5)
+        near = nearest_names(value, options)
         raise bad_argument(
             name,
             f"one of {', '.join(options)}",

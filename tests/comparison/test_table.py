@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from fake_comparison import comparison, mixer, run, unfinished, with_perplexity
 
+from rifflemix.cli.compare import terminal_table
 from rifflemix.comparison.differences import (
     difference_cells,
     differences_from_softmax,
@@ -18,7 +19,6 @@ from rifflemix.comparison.table import (
     markdown_table,
     table_cells,
     table_headers,
-    terminal_table,
 )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rifflemix.bench.fit import Crossover, find_crossover
 from rifflemix.bench.tables import crossover_text
 from rifflemix.checks import check_integers
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.errors import InputError, bad_argument, require_packages
 from rifflemix.files import user_path, write_bytes
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_bytes, format_count
@@ -95,8 +95,9 @@ class SwapMeasurement:
             path: also written there.
 
         Raises:
-            InputError: the file cannot be written.
+            InputError: matplotlib is not installed, or the file cannot be written.
         """
+        require_packages("a plot", "compare", "matplotlib")
         from rifflemix.bench.swap_plot import swap_plot
 
         picture = swap_plot(self)

@@ -1,5 +1,22 @@
 """The command line: thin; imports everything, nothing imports it."""
 
-from rifflemix.cli.app import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+import sys
+
+from rifflemix.cli.interrupt import EXIT_BAD_INPUT
+from rifflemix.errors import InputError, require_packages
+
+
+def main() -> int:
+    """Run the command line; returns the exit code: 0, 1 (a run failed), 2 (bad input) or 130
+    (interrupted).
+    """
+    try:
+        require_packages("the command line", "cli", "typer", "rich")
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    from rifflemix.cli import app
+
+    return app.main()

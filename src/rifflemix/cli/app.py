@@ -7,21 +7,29 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from rifflemix.cli import bench, compare, data, doctor, listing, report, reproduce, train
+import rifflemix
+from rifflemix.cli import (
+    bench,
+    compare,
+    data,
+    doctor,
+    listing,
+    report,
+    reproduce,
+    train,
+)
 from rifflemix.cli.commands import Commands
-from rifflemix.cli.interrupt import EXIT_INTERRUPTED
+from rifflemix.cli.interrupt import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from rifflemix.cli.output import checked_output
 from rifflemix.errors import InputError, InputWarning, RunFailed
 
 # typer carries click inside itself in newer versions and beside itself in older ones; the base
 # class of all wrong-usage errors is found the same way in both.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-
-EXIT_FAILED, EXIT_BAD_INPUT = 1, 2
 
 app = Commands(
     name="rifflemix",
@@ -31,6 +39,25 @@ app = Commands(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(is_asked_for: bool) -> None:
+    if is_asked_for:
+        print(f"rifflemix {rifflemix.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None: ...
+
+
 app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)

@@ -15,7 +15,7 @@ from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.options import parse_names, parse_threads
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
-from rifflemix.errors import bad_argument
+from rifflemix.errors import bad_argument, require_packages
 from rifflemix.runs.options import Device, Json, Option, Threads
 
 if TYPE_CHECKING:
@@ -185,6 +185,8 @@ def scaling(
     """
     from rifflemix.bench.scaling import DEFAULT_TOKENS, run
 
+    if measurement.out is not None:
+        require_packages("the plot", "compare", "matplotlib")
     lengths = DEFAULT_TOKENS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
     widths = None if dims is None else _numbers(dims, "--dims", "C,C,...")
     names = None if mixers is None else parse_names(mixers, "--mixers")

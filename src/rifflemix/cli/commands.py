@@ -33,6 +33,11 @@ class Commands(typer.Typer):
         register = super().command(*args, **kwargs)
         return lambda function: register(_with_options(function))
 
+    def callback(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """Add a function as what runs before the commands; arguments as for typer."""
+        register = super().callback(*args, **kwargs)
+        return lambda function: register(_with_options(function))
+
 
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     """The function as typer wants it: one parameter for each option."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from rifflemix.cli import options
 from rifflemix.cli.data import DataProgress
@@ -103,9 +107,23 @@ def _run(plan: ComparePlan) -> dict[str, Any]:
         return run_comparison(plan, on_status=live.update, should_stop=stop)
 
 
+def terminal_table(results: Mapping[str, Any]) -> Table:
+    """The table for a terminal."""
+    from rifflemix.comparison.table import comparison_rows, table_cells, table_headers
+
+    rows = comparison_rows(results)
+    table = Table(box=SIMPLE_HEAD, title=Text(results["task"]["title"]))
+    headers = table_headers(rows)
+    for index, header in enumerate(headers):
+        inner = 0 < index < len(headers) - 1
+        table.add_column(header, justify="right" if inner else "left", overflow="fold")
+    for cells in table_cells(rows):
+        table.add_row(*(Text(c.text, style="bold" if c.best else "") for c in cells))
+    return table
+
+
 def _show(out: Path, results: dict[str, Any]) -> None:
     from rifflemix.comparison.notes import bold_note, softmax_note
-    from rifflemix.comparison.table import terminal_table
 
     show(terminal_table(results))
     show(bold_note(results))

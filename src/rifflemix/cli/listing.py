@@ -4,11 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
+import typer
+
 from rifflemix.cli.commands import Commands
-from rifflemix.cli.output import plain_table, print_json, show
+from rifflemix.cli.output import output_width, plain_table, print_json, show
+from rifflemix.errors import bad_argument
 from rifflemix.runs.options import DataDir, Json
 
-app = Commands(help="List mixers, models, tasks and recipes.")
+app = Commands()
+_WIDE = 120  # columns that leave room for papers
+_FEW = 50  # names that are shown together
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="Examples:  rifflemix list   |   rifflemix list mixers   |   rifflemix list --json",
+)
+def names(context: typer.Context, json: Json = False) -> None:
+    """List mixers, models, tasks and recipes; alone the names of all."""
+    if context.invoked_subcommand is not None:
+        if json:
+            what = context.invoked_subcommand
+            raise bad_argument(
+                "--json", f"its place after the list: list {what} --json", "it before"
+            )
+        return
+    from rifflemix.mixers import list_mixers
+    from rifflemix.models import list_models
+    from rifflemix.recipes import list_recipes
+    from rifflemix.tasks import list_tasks
+
+    lists = {
+        "mixers": list_mixers(),
+        "models": list_models(),
+        "tasks": list_tasks(),
+        "recipes": list_recipes(),
+    }
+    if json:
+        print_json(lists)
+        return
+    rows = [(what, len(listed), _some(listed)) for what, listed in lists.items()]
+    show(plain_table(("List", "Number", "Names"), rows))
+    show("`rifflemix list mixers` tells more of each; so do the other lists.")
 
 
 @app.command(
@@ -22,9 +59,17 @@ def mixers(json: Json = False) -> None:
     if json:
         print_json(entries)
         return
-    headers = ("Name", "Paper", "Complexity", "Causal", "Padding", "Streaming", "Parameters")
-    keys = ("name", "paper", "complexity", "causal", "padding", "streaming", "parameters")
-    show(plain_table(headers, [[_cell(entry[key]) for key in keys] for entry in entries]))
+    headers = ["Name", "Complexity", "Can", "Parameters"]
+    rows = [
+        [entry["name"], entry["complexity"], _abilities(entry), f"{entry['parameters']:,}"]
+        for entry in entries
+    ]
+    if output_width() >= _WIDE:
+        headers.append("Paper")
+        rows = [[*row, entry["paper"]] for row, entry in zip(rows, entries, strict=True)]
+    show(plain_table(headers, rows))
+    if output_width() < _WIDE:
+        show(f"Papers: in a terminal of {_WIDE} columns, or with --json.")
 
 
 @app.command(epilog="Examples:  rifflemix list models   |   rifflemix list models --json")
@@ -95,6 +140,16 @@ def tasks(data_dir: DataDir | None = None, json: Json = False) -> None:
         for entry in entries
     ]
     show(plain_table(("Name", "Description", "Options", "Data"), rows))
+
+
+def _some(listed: list[str]) -> str:
+    """All names, or the first few of many."""
+    return ", ".join(listed if len(listed) <= _FEW else [*listed[:4], "..."])
+
+
+def _abilities(entry: dict[str, Any]) -> str:
+    able = [what for what in ("causal", "streaming") if entry[what]]
+    return ", ".join(able if entry["padding"] else [*able, "no padding"])
 
 
 def _cell(value: Any) -> str:

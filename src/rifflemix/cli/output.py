@@ -56,13 +56,16 @@ def print_json(value: Any) -> None:
         sys.stdout.write(text + "\n")
 
 
+def output_width() -> int:
+    """Columns of stdout; a pipe gets all columns, however wide."""
+    console = Console()
+    return console.width if console.is_terminal else max(console.width, 200)
+
+
 def show(renderable: RenderableType) -> None:
-    """A table or text on stdout; a pipe gets all columns, however wide."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=max(console.width, 200))
+    """A table or text on stdout."""
     with _writing():
-        console.print(renderable)
+        Console(highlight=False, width=output_width()).print(renderable)
 
 
 def progress_console() -> Console:

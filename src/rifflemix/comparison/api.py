@@ -16,12 +16,11 @@ from rifflemix.comparison.files import write_comparison_files
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.page import html_fragment
 from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan, plan_comparison
-from rifflemix.comparison.plot import comparison_figure
 from rifflemix.comparison.results import title_of
 from rifflemix.comparison.run import run_comparison
 from rifflemix.comparison.stored import check_results
 from rifflemix.comparison.table import comparison_rows, markdown_body
-from rifflemix.errors import InputError, RunFailed, bad_argument, unknown_name
+from rifflemix.errors import InputError, RunFailed, bad_argument, require_packages, unknown_name
 from rifflemix.files import read_json, user_path
 from rifflemix.mixers import TokenMixer, register_mixer
 from rifflemix.tasks import Task, card_of, load_task, task_card
@@ -93,6 +92,9 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Score against training speed, disk area is memory: a figure of matplotlib."""
+        require_packages("a plot", "compare", "matplotlib")
+        from rifflemix.comparison.plot import comparison_figure
+
         return comparison_figure(self.results)
 
     def __str__(self) -> str:

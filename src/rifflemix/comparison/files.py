@@ -9,7 +9,6 @@ from typing import Any
 from rifflemix.comparison.differences import markdown_differences
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.page import html_report
-from rifflemix.comparison.plot import comparison_plot
 from rifflemix.comparison.table import comparison_rows, markdown_table
 from rifflemix.files import write_bytes
 
@@ -18,6 +17,8 @@ REPORT_FILES = ("table.md", "plot.png", "report.html")
 
 def comparison_files(results: Mapping[str, Any]) -> dict[str, bytes]:
     """table.md, plot.png and report.html, by name."""
+    from rifflemix.comparison.plot import comparison_plot
+
     notes = comparison_notes(results)
     plot = comparison_plot(results)
     table = markdown_table(results, notes) + markdown_differences(comparison_rows(results))

@@ -10,8 +10,8 @@ from typing import Any
 from rifflemix.comparison.curves import loss_curves, score_curves
 from rifflemix.comparison.differences import HOW_TO_READ, difference_cells, difference_headers
 from rifflemix.comparison.notes import partial_note
-from rifflemix.comparison.plot import comparison_plot
 from rifflemix.comparison.table import comparison_rows, table_cells, table_headers
+from rifflemix.errors import require_packages
 from rifflemix.report.page import render
 from rifflemix.report.units import (
     MISSING,
@@ -68,7 +68,14 @@ def html_report(results: Mapping[str, Any], notes: Iterable[str], plot: bytes) -
 
 
 def html_fragment(results: Mapping[str, Any], notes: Iterable[str]) -> str:
-    """Table, notes and plot for a notebook; every value in it is escaped."""
+    """Table, notes and plot for a notebook; every value in it is escaped.
+
+    Raises:
+        InputError: jinja2 or matplotlib is not installed.
+    """
+    require_packages("a table with its plot", "compare", "jinja2", "matplotlib")
+    from rifflemix.comparison.plot import comparison_plot
+
     rows = comparison_rows(results)
     return render(
         "notebook.html",

@@ -10,11 +10,13 @@ from typing import Any
 
 from rifflemix.comparison.config import CompareConfig
 from rifflemix.comparison.models import check_model
+from rifflemix.errors import require_packages
 from rifflemix.files import check_same_settings
 from rifflemix.runs.folder import check_folder
 from rifflemix.tasks import Task, card_of, load_task
 
 RESULTS_FILE = "results.json"
+_PACKAGES = ("accelerate", "jinja2", "matplotlib", "rich")
 _JUDGED = ("validation", "test")
 
 
@@ -63,9 +65,11 @@ def plan_comparison(
         progress: called with the progress of loading data.
 
     Raises:
-        InputError: data is missing or damaged, a mixer cannot be built at
-            this shape, `out` cannot be written or belongs to something else.
+        InputError: packages of the extra `compare` are not installed, data is missing or damaged,
+            a mixer cannot be built at this shape, `out` cannot be written or belongs to something
+            else.
     """
+    require_packages("a comparison", "compare", *_PACKAGES)
     check_folder(out)
     if task is None:
         task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)

@@ -1,14 +1,10 @@
-"""The comparison table: its rows, as Markdown and for the terminal."""
+"""The comparison table: its rows, and the whole as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from rifflemix.comparison.scores import Score, pooled_spread, told_apart
 from rifflemix.report.markdown import table_lines
@@ -137,18 +133,6 @@ def markdown_body(results: Mapping[str, Any], notes: Iterable[str]) -> str:
     lines.append("")
     lines.extend(f"- {note}" for note in notes)
     return "\n".join(lines) + "\n"
-
-
-def terminal_table(results: Mapping[str, Any]) -> Table:
-    """The table for a terminal."""
-    table = Table(box=SIMPLE_HEAD, title=Text(results["task"]["title"]))
-    headers = table_headers(comparison_rows(results))
-    for index, header in enumerate(headers):
-        inner = 0 < index < len(headers) - 1
-        table.add_column(header, justify="right" if inner else "left", overflow="fold")
-    for cells in table_cells(comparison_rows(results)):
-        table.add_row(*(Text(c.text, style="bold" if c.best else "") for c in cells))
-    return table
 
 
 _SPLITS = ("test", "validation")

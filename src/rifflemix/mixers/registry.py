@@ -10,7 +10,7 @@ import math
 from typing import Any, TypeVar
 
 from rifflemix.checks import check_bool
-from rifflemix.errors import bad_argument, unknown_name
+from rifflemix.errors import bad_argument, nearest_names, unknown_name
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.average import AveragePooling
 from rifflemix.mixers.baselines.bigbird import BigBird
@@ -184,7 +184,7 @@ def mixer_options(name: str) -> dict[str, Any]:
 
 def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
     """Of the class and of those between it and `TokenMixer`, whose options it passes on."""
-    shared = inspect.signature(TokenMixer.__init__).parameters
+    shared = _shared_arguments()
     options: dict[str, Any] = {}
     for base in cls.__mro__[: cls.__mro__.index(TokenMixer)]:
         if "__init__" in vars(base):
@@ -194,12 +194,22 @@ def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in cls.fixed_options}
 
 
+def _shared_arguments() -> list[str]:
+    """Arguments that every mixer takes, and `self`."""
+    return list(inspect.signature(TokenMixer.__init__).parameters)
+
+
 def _check_options(cls: type[TokenMixer], options: dict[str, Any]) -> None:
     known = _own_options(cls)
     for name, value in options.items():
         if name not in known:
-            expected = ", ".join(known) if known else "no options"
-            raise bad_argument(f"options of {cls.card.name}", expected, repr(name))
+            near = nearest_names(name, [*_shared_arguments(), *known])
+            raise bad_argument(
+                f"options of {cls.card.name}",
+                ", ".join(known) if known else "no options",
+                repr(name),
+                f"did you mean {near[0]}?" if near else "",
+            )
         if isinstance(known[name], bool):
             check_bool(name, value)
 

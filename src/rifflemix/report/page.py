@@ -8,9 +8,12 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rifflemix.errors import require_packages
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
@@ -27,6 +30,9 @@ def anchor(heading: str) -> str:
 
 @functools.cache
 def _environment() -> Environment:
+    require_packages("a page", "compare", "jinja2")
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -25,7 +25,8 @@ OK, ABSENT, BROKEN = "ok", "absent", "broken"
 LOWEST_TORCH = (2, 8)
 # Distributions of each extra that a user may install; a test holds it against pyproject.toml.
 EXTRAS = {
-    "train": ("accelerate",),
+    "cli": ("typer", "rich"),
+    "compare": ("accelerate", "matplotlib", "jinja2"),
     "data": ("datasets", "tokenizers"),
     "images": ("pillow",),
     "graph": ("rdkit", "scipy"),

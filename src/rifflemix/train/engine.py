@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.errors import InputError, bad_argument, require_packages
 from rifflemix.train.config import TrainConfig
 
 _DEVICE_VARIABLE = "ACCELERATE_TORCH_DEVICE"
@@ -122,14 +122,11 @@ class Engine:
 
 
 def _start_accelerator(config: TrainConfig, device: torch.device) -> Any:
-    try:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-        from accelerate.utils import GradientAccumulationPlugin
-    except ImportError as error:
-        raise InputError(
-            "training needs accelerate, which is not installed; pip install 'rifflemix[train]'"
-        ) from error
+    require_packages("training", "compare", "accelerate")
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import GradientAccumulationPlugin
+
     # accelerate keeps device and precision for the life of the process; each run has its own.
     AcceleratorState._reset_state(reset_partial_state=True)
     plugin = GradientAccumulationPlugin(num_steps=config.accumulation, sync_with_dataloader=False)

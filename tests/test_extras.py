@@ -1,0 +1,139 @@
+"""Without the optional packages: everything else works, and one sentence says what to install."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import rifflemix.cli
+from rifflemix.bench.swap import SwapMeasurement
+from rifflemix.comparison import Comparison
+from rifflemix.comparison.page import html_fragment
+from rifflemix.comparison.plan import plan_comparison
+from rifflemix.errors import InputError, require_packages
+from rifflemix.report import page
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "rifflemix"
+OPTIONAL = (
+    "PIL", "accelerate", "click", "datasets", "jinja2", "matplotlib", "pandas", "rdkit", "rich",
+    "scipy", "timm", "tokenizers", "transformers", "triton", "typer",
+)  # fmt: skip
+# What draws or hands on classes of transformers; imported by the functions that need it.
+NEEDS_EXTRAS = {
+    "rifflemix.bench.scaling_plot",
+    "rifflemix.bench.swap_plot",
+    "rifflemix.comparison.plot",
+    "rifflemix.report.figure",
+    "rifflemix.report.live",
+    "rifflemix.surgery.hosts.transformers_cache",
+    "rifflemix.surgery.pretrained",
+}
+
+
+HIDE = """
+from importlib.machinery import PathFinder
+found = PathFinder.find_spec
+def find_spec(name, path=None, target=None):
+    return None if name.split(".")[0] in {packages!r} else found(name, path, target)
+PathFinder.find_spec = staticmethod(find_spec)
+"""
+
+
+def without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in an interpreter to which these packages are not installed."""
+    hide = HIDE.format(packages=packages)
+    return subprocess.run(
+        [sys.executable, "-c", hide + code], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_all_but_plots_and_commands_are_imported_without_extras() -> None:
+    modules = [
+        ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted(SOURCE.rglob("*.py"))
+    ]
+    is_kernel = re.compile(r"rifflemix\.ops\.\w+\.triton").match
+    is_command = re.compile(r"rifflemix\.(cli\.|__main__)").match
+    light = [m for m in modules if not (m in NEEDS_EXTRAS or is_kernel(m) or is_command(m))]
+    assert len(modules) - len(light) < 50
+    done = without(
+        OPTIONAL,
+        f"import importlib\nfor name in {light!r}: importlib.import_module(name)\n"
+        "from rifflemix import *\n"
+        "mixer = create_mixer('tssa', 32, num_heads=4)\n"
+        "import torch\n"
+        "assert mixer(torch.ones(1, 5, 32)).shape == (1, 5, 32)",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_line_without_its_packages() -> None:
+    done = without(
+        ("typer", "rich"), "import rifflemix.cli\nraise SystemExit(rifflemix.cli.main())"
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: the command line needs typer and rich, which are not installed; "
+        "pip install 'rifflemix[cli]'\n"
+    )
+    assert not done.stdout
+
+
+def test_the_sentence() -> None:
+    require_packages("a test", "test", "sys", "pytest")
+    with pytest.raises(InputError) as caught:
+        require_packages("a test", "test", "sys", "no_such_a", "no_such_b", "no_such_c")
+    assert str(caught.value) == (
+        "a test needs no_such_a, no_such_b and no_such_c, which are not installed; "
+        "pip install 'rifflemix[test]'"
+    )
+
+
+@pytest.fixture
+def no_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("accelerate", "jinja2", "matplotlib", "rich"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+COMPARE = r"pip install 'rifflemix\[compare\]'"
+
+
+@pytest.mark.usefixtures("no_extras")
+def test_what_compares_and_draws_says_what_it_needs(tmp_path: Path) -> None:
+    packages = "accelerate, jinja2, matplotlib and rich, which are not installed; "
+    with pytest.raises(InputError, match=f"a comparison needs {packages}{COMPARE}"):
+        plan_comparison(None, tmp_path / "run")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match=COMPARE):
+        Comparison({}).plot()
+    with pytest.raises(InputError, match=COMPARE):
+        html_fragment({}, [])
+    with pytest.raises(InputError, match=COMPARE):
+        SwapMeasurement((), {}, "cpu", 1).plot()
+    page._environment.cache_clear()
+    with pytest.raises(InputError, match=COMPARE):
+        page.render("comparison.html")
+
+
+def test_the_plot_of_scaling_is_asked_for_before_hours_of_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(
+        sys, "argv", ["rifflemix", "bench", "scaling", "--out", str(tmp_path / "x")]
+    )
+    assert rifflemix.cli.main() == 2
+    assert "pip install 'rifflemix[compare]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_always_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = [requirement.partition(">=")[0] for requirement in project["dependencies"]]
+    assert names == ["torch", "numpy", "safetensors"]

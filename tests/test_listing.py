@@ -1,0 +1,92 @@
+"""`rifflemix --version` and `rifflemix list`: what they show, in a terminal of 80 columns too."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+import rifflemix as rm
+import rifflemix.cli
+from rifflemix.cli import listing, output
+from rifflemix.recipes import list_recipes
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rifflemix", *arguments])
+        code = rifflemix.cli.main()
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_version(cli: Cli) -> None:
+    assert cli("--version") == (0, f"rifflemix {rm.__version__}\n", "")
+
+
+def test_list_alone_names_what_there_is(cli: Cli) -> None:
+    code, out, _ = cli("list")
+    assert code == 0
+    assert all(name in out for name in [*rm.list_mixers(), *rm.tasks.list_tasks()])
+    assert str(len(list_recipes())) in out
+    assert list_recipes()[-1] not in out
+    code, out, _ = cli("list", "--json")
+    assert json.loads(out) == {
+        "mixers": rm.list_mixers(),
+        "models": rm.list_models(),
+        "tasks": rm.tasks.list_tasks(),
+        "recipes": list_recipes(),
+    }
+
+
+def test_json_stands_after_the_list(cli: Cli) -> None:
+    code, out, err = cli("list", "--json", "mixers")
+    assert (code, out) == (2, "")
+    assert "list mixers --json" in err
+
+
+def test_mixers_at_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every name stands whole in a line with its parameters; nothing is as long as papers are."""
+    monkeypatch.setattr(output, "output_width", lambda: 80)
+    monkeypatch.setattr(listing, "output_width", lambda: 80)
+    entries = {entry["name"]: entry for entry in json.loads(cli("list", "mixers", "--json")[1])}
+    code, out, _ = cli("list", "mixers")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines() if line.split()]
+    assert max(map(len, out.splitlines())) <= 80
+    assert len(lines) < 1.5 * len(entries)
+    for name, entry in entries.items():
+        (line,) = [line for line in lines if line[0] == name]
+        assert line[-1] == f"{entry['parameters']:,}"
+        assert ("causal" in " ".join(line[1:])) == entry["causal"]
+        assert ("streaming" in line) == entry["streaming"]
+    assert "Papers: in a terminal of 120 columns" in out
+
+
+def test_papers_where_there_is_room(cli: Cli) -> None:
+    code, out, _ = cli("list", "mixers")
+    assert code == 0
+    assert "Token Statistics Transformer" in out
+    assert "Papers:" not in out
+
+
+def test_a_terminal_is_as_wide_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    assert Console().is_terminal
+    assert output.output_width() == 80
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert output.output_width() == 200
