@@ -57,12 +57,15 @@ def test_streaming_equals_recomputing(mixer: str, monkeypatch: pytest.MonkeyPatc
 
 def test_streaming_reads_every_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_with("tssa")
+    prompts: list[Tensor] = []
     seen: list[Tensor] = []
-    step = model.step
+    prefill, step = model.prefill, model.step
+    monkeypatch.setattr(model, "prefill", lambda t: (prompts.append(t), prefill(t))[1])
     monkeypatch.setattr(model, "step", lambda t, s: (seen.append(t), step(t, s))[1])
     found = model.generate(torch.randint(13, (2, 4)), 6)
+    assert [tuple(prompt.shape) for prompt in prompts] == [(2, 4)]
     # The last token is chosen, never read.
-    assert torch.equal(torch.stack(seen, 1), found[:, :-1])
+    assert torch.equal(torch.cat((prompts[0], torch.stack(seen, 1)), 1), found[:, :-1])
 
 
 @pytest.mark.parametrize("mixer", ["tssa", "sinkhorn"])

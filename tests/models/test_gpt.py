@@ -149,6 +149,19 @@ def test_step_by_step_equals_the_parallel_form(name: str, mixer: str) -> None:
     torch.testing.assert_close(torch.stack(logits, 1), model(tokens))
 
 
+@pytest.mark.parametrize("mixer", STREAMING)
+@pytest.mark.parametrize("name", ["gpt", "sinkhorn_lm_base"])
+def test_a_prompt_at_once_equals_the_parallel_form(name: str, mixer: str) -> None:
+    model = shaken(small(name, mixer=mixer, mixer_options={}))
+    tokens = torch.randint(13, (3, 16))
+    logits, state = model.prefill(tokens[:, :9])
+    found = [logits]
+    for column in tokens[:, 9:].unbind(1):
+        logits, state = model.step(column, state)
+        found.append(logits)
+    torch.testing.assert_close(torch.stack(found, 1), model(tokens)[:, 8:])
+
+
 def test_token_statistics_stream_in_constant_memory() -> None:
     model = small(mixer="tssa")
 
@@ -356,3 +369,8 @@ def test_a_full_stream_is_refused() -> None:
         _, state = model.step(torch.zeros(1, dtype=torch.int64), state)
     with pytest.raises(rm.InputError, match="at most max_length = 2 tokens in a stream"):
         model.step(torch.zeros(1, dtype=torch.int64), state)
+    _, state = model.prefill(torch.zeros(1, 2, dtype=torch.int64))
+    with pytest.raises(rm.InputError, match="at most max_length = 2 tokens in a stream"):
+        model.step(torch.zeros(1, dtype=torch.int64), state)
+    with pytest.raises(rm.InputError, match="at most 2 |max_length = 2"):
+        model.prefill(torch.zeros(1, 3, dtype=torch.int64))

@@ -80,6 +80,12 @@ class Block(nn.Module):
         x_t = x_t + self.scale1(mixed)
         return x_t + self._fed_forward(self.norm2(x_t)), state
 
+    def prefill(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """(B, N, C) -> (B, N, C): the first tokens at once, and the state for `step`; as there."""
+        mixed, state = self.mixer.prefill(self.norm1(x))
+        x = x + self.scale1(mixed)
+        return x + self._fed_forward(self.norm2(x)), state
+
     def _mixed(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         branch = self.mixer(x, key_padding_mask=key_padding_mask)
         y: Tensor = self.drop_path(self.scale1(self.drop(branch)))

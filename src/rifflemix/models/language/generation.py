@@ -22,15 +22,15 @@ class CausalModel(Protocol):
 
     @property
     def streams(self) -> bool:
-        """Whether `init_state` and `step` go token by token."""
+        """Whether there are `prefill` and `step`."""
         ...
 
     def __call__(self, tokens: Tensor, /) -> Tensor:
         """(B, N) ids -> (B, N, V) logits of the token after each."""
         ...
 
-    def init_state(self, batch_size: int, /) -> Any:
-        """The state before the first token."""
+    def prefill(self, tokens: Tensor, /) -> tuple[Tensor, Any]:
+        """(B, N) ids -> (B, V) logits of the next token, and the state after these."""
         ...
 
     def step(self, tokens: Tensor, state: Any, /) -> tuple[Tensor, Any]:
@@ -55,8 +55,8 @@ def generate(
 ) -> Tensor:
     """Continue prompts by sampling token after token, in evaluation mode.
 
-    A model that streams reads every token once: with token statistics in memory that does not
-    grow, with softmax attention beside a growing cache of keys and values. Any other mixer
+    A model that streams reads the prompt at once, and every token once: with token statistics in
+    memory that does not grow, with softmax attention beside a growing cache of keys and values. Any other mixer
     computes the whole sequence anew for every token. Equal seeds give equal tokens.
 
     Args:
@@ -93,9 +93,7 @@ Choose = Callable[[Tensor], Tensor]
 
 
 def _stream(model: CausalModel, tokens: Tensor, count: int, choose: Choose) -> Tensor:
-    state = model.init_state(len(tokens))
-    for column in tokens.unbind(1):
-        logits, state = model.step(column, state)
+    logits, state = model.prefill(tokens)
     chosen = [choose(logits)]
     while len(chosen) < count:
         logits, state = model.step(chosen[-1], state)

@@ -172,7 +172,7 @@ class GPT(Model):
 
     @property
     def streams(self) -> bool:
-        """Whether `init_state` and `step` are there: the mixer can go token by token."""
+        """Whether `init_state`, `prefill` and `step` are there: the mixer can go token by token."""
         return all(block.mixer.card.streaming for block in self._layers())
 
     def init_state(self, batch_size: int) -> GPTState:
@@ -190,12 +190,32 @@ class GPT(Model):
             ),
         )
 
+    def prefill(self, tokens: Tensor) -> tuple[Tensor, GPTState]:
+        """A whole prompt at once.
+
+        Args:
+            tokens: (B, N) int64 token ids, N at least 1.
+
+        Returns:
+            (B, vocab_size) logits of the token after the prompt, and the state for `step`.
+
+        Raises:
+            InputError: the mixer does not stream, or more than `max_length` tokens.
+        """
+        check_ids("tokens", tokens, "(B, N)", below=self.embed.num_embeddings)
+        x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor))
+        layers = []
+        for block in self._layers():
+            x, state = block.prefill(x)
+            layers.append(state)
+        return self._logits(x[:, -1]), GPTState(tokens.shape[1], tuple(layers))
+
     def step(self, tokens: Tensor, state: GPTState) -> tuple[Tensor, GPTState]:
         """One more token of each sequence; with the mixer "tssa" in constant memory.
 
         Args:
             tokens: (B,) int64 token ids.
-            state: what `init_state` or the last `step` returned; it is not changed.
+            state: what `init_state`, `prefill` or the last `step` returned; it is not changed.
 
         Returns:
             (B, vocab_size) logits, equal to those of `forward` at this position, and the next
