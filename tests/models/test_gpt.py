@@ -372,5 +372,5 @@ def test_a_full_stream_is_refused() -> None:
     _, state = model.prefill(torch.zeros(1, 2, dtype=torch.int64))
     with pytest.raises(rm.InputError, match="at most max_length = 2 tokens in a stream"):
         model.step(torch.zeros(1, dtype=torch.int64), state)
-    with pytest.raises(rm.InputError, match="at most 2 |max_length = 2"):
+    with pytest.raises(rm.InputError, match="at most max_length = 2"):
         model.prefill(torch.zeros(1, 3, dtype=torch.int64))

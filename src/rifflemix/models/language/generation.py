@@ -56,8 +56,8 @@ def generate(
     """Continue prompts by sampling token after token, in evaluation mode.
 
     A model that streams reads the prompt at once, and every token once: with token statistics in
-    memory that does not grow, with softmax attention beside a growing cache of keys and values. Any other mixer
-    computes the whole sequence anew for every token. Equal seeds give equal tokens.
+    memory that does not grow, with softmax attention beside a growing cache of keys and values. Any
+    other mixer computes the whole sequence anew for every token. Equal seeds give equal tokens.
 
     Args:
         model: see `CausalModel`.
