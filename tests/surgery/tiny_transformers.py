@@ -86,6 +86,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "gpt2": _gpt2,
     "llama": lambda **changed: _decoder("Llama", **{**_ONE_GROUP, **changed}),
     "qwen2": lambda **changed: _decoder("Qwen2", **{**_ONE_GROUP, **changed}),
+    "mistral": lambda **changed: _decoder("Mistral", **{**_ONE_GROUP, **changed}),
     "qwen3": lambda: _decoder("Qwen3", **_ONE_GROUP, head_dim=4),
     "deberta": lambda: _bert("Deberta"),
     "deberta_v2": lambda: _bert("DebertaV2"),

@@ -4,7 +4,7 @@ transformers builds a model from its config alone and fills in weights by name; 
 draws at random, with no more than a message. So the swap is written into the config, where
 transformers looks for ways to change a model before its weights come (`quantization_config`), and
 the file of the weights has a tensor of another shape under a name of each replaced attention: a
-program that does not know the swap fails on it. `rifflemix.surgery.pretrained` reads it.
+program that does not know the swap fails on it. `rifflemix.surgery.hub.swapped` reads it.
 """
 
 from __future__ import annotations

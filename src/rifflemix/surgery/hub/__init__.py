@@ -1,0 +1,1 @@
+"""What transformers is told of us, by `rifflemix.register_hf`."""

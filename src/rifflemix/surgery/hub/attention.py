@@ -1,0 +1,232 @@
+"""Mixers as attention implementations of transformers: `attn_implementation="rifflemix_linear"`.
+
+The host keeps its maps, positions and cache, and asks for what is between them. So this is for
+mixers that are an operator on queries, keys and values, with no weights of their own. Masks come
+through transformers' mask interface: without an entry there it hands on none, silently.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import (
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+)
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.mixers import TokenMixer, create_mixer, mixer_card, mixer_class, usable_mixers
+from rifflemix.mixers.baselines.bigbird import BigBird
+from rifflemix.mixers.butterfly import Butterfly
+from rifflemix.surgery.hosts.transformers import weights_are_collected
+from rifflemix.surgery.hosts.transformers_masks import padding_of
+
+PREFIX = "rifflemix_"
+SCHEDULED = (Butterfly, BigBird)
+"""Mixers that compute something else in every layer."""
+_MAPS = ("qkv", "proj")
+_KEPT = "_rifflemix_operator"
+_UNKNOWN = ("softcap", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k")
+
+
+def register_attention() -> None:
+    """Make every mixer without weights of its own known as "rifflemix_" and its name."""
+    for name in usable_mixers():
+        if is_operator(name):
+            AttentionInterface.register(PREFIX + name, partial(attend, name))
+            AttentionMaskInterface.register(PREFIX + name, padding_alone)
+
+
+def is_operator(name: str) -> bool:
+    """Whether a mixer is, but for one linear map in and one out, a function of q, k and v."""
+    try:
+        mixer = create_mixer(name, 8, num_heads=2, max_length=16)
+    except InputError:  # a mixer of the user's that needs more
+        return False
+    maps = [part.qkv for part in mixer.modules() if hasattr(part, "qkv")]
+    owners = {key.rpartition(".")[0].rpartition(".")[2] for key in mixer.state_dict()}
+    return owners == set(_MAPS) and all(isinstance(part, nn.Linear) for part in maps)
+
+
+def attend(
+    name: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """The mixer `name` as transformers calls attention.
+
+    With a cache there are fewer queries than keys: outputs of the tokens before are then computed
+    and left out, which are right for any operator, and as long as the sequence.
+
+    Args:
+        name: of the mixer.
+        module: the host's attention, which also keeps the operator between calls.
+        query: (B, H, Q, D).
+        key: (B, H or fewer, K, D); heads that queries share are repeated.
+        value: as `key`.
+        attention_mask: of `padding_alone`, or the caller's own (B, 1, Q, K).
+        scaling: of the scores; what differs from 1 / sqrt(D) goes into the queries.
+        dropout: probability of dropping a mixing weight, 0 outside of training.
+        is_causal: unset, as the module is.
+        others: what else the host hands on.
+
+    Returns:
+        (B, Q, H, D), and None in place of weights.
+
+    Raises:
+        InputError: cross-attention; a mixer that sees both ways in a causal host; a mask that says
+            more than padding and causality; scores that are changed otherwise; attention weights
+            that are asked for.
+    """
+    causal = _is_causal(module) if is_causal is None else bool(is_causal)
+    _check(name, module, causal, query, key, value, others)
+    heads, length, width = query.shape[1:]
+    key, value = (part.repeat_interleave(heads // part.shape[1], 1) for part in (key, value))
+    factor = 1.0 if scaling is None else scaling * math.sqrt(width)
+    before = key.shape[2] - length
+    query = F.pad(query if math.isclose(factor, 1.0) else query * factor, (0, 0, before, 0))
+    x = torch.cat([part.transpose(1, 2).flatten(2) for part in (query, key, value)], -1)
+    operator = _operator(name, module, causal, heads, width, dropout)
+    y = operator(x, key_padding_mask=padding_of(attention_mask, x, causal=causal))
+    return y[:, before:].unflatten(-1, (heads, width)), None
+
+
+def padding_alone(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **options: Any,
+) -> Tensor | None:
+    """The mask of transformers' mask interface: (B, K) bool, True = keep, or None.
+
+    Where more than padding and causality is said (packed sequences, windows), all of it, (B, 1, Q,
+    K), which `attend` then refuses by name.
+
+    Raises:
+        InputError: a cache of a fixed size, whose keys are not all tokens.
+    """
+    if mask_function not in (causal_mask_function, bidirectional_mask_function):
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return sdpa_mask(
+            batch_size,
+            q_length,
+            kv_length,
+            q_offset,
+            kv_offset,
+            mask_function,
+            attention_mask,
+            **options,
+        )
+    if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
+        raise bad_argument(
+            "past_key_values",
+            "a cache that grows (DynamicCache, the default of generate)",
+            f"{kv_length} keys for {q_length} tokens from {q_offset} on",
+        )
+    return None if attention_mask is None else attention_mask[:, kv_offset:][:, :kv_length]
+
+
+def _is_causal(module: Any) -> bool:
+    config = getattr(module, "config", None)
+    return bool(getattr(module, "is_causal", False)) and getattr(config, "is_causal", True)
+
+
+def _check(
+    name: str,
+    module: Any,
+    causal: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    others: dict[str, Any],
+) -> None:
+    title = mixer_card(name).title
+    if causal and not mixer_card(name).causal:
+        raise bad_argument(
+            "attn_implementation", "a mixer that can be causal", f"{name}, which sees later tokens"
+        )
+    if _is_cross(module, causal) or not (causal or query.shape[2] == key.shape[2]):
+        raise InputError(
+            f"attn_implementation: expected self-attention, got {type(module).__name__} on another "
+            f"sequence, which {title} cannot read; set it for the encoder alone, or use "
+            "rifflemix.replace_attention"
+        )
+    if query.shape[-1] != value.shape[-1]:
+        raise bad_argument("value", f"{query.shape[-1]} channels a head", value.shape[-1])
+    for argument in _UNKNOWN:
+        if others.get(argument) is not None:
+            raise bad_argument(argument, f"none: {title} has no scores to change", "some")
+    if others.get("output_attentions") or weights_are_collected():
+        raise bad_argument("output_attentions", f"False: {title} has no attention weights", True)
+
+
+def _is_cross(module: Any, causal: bool) -> bool:
+    """Cross-attention of transformers: its own class, a flag, or a decoder's that is not causal."""
+    if "Cross" in type(module).__name__ or getattr(module, "is_cross_attention", False):
+        return True
+    return bool(getattr(module, "is_decoder", False)) and not causal
+
+
+def _operator(
+    name: str, module: nn.Module, causal: bool, heads: int, width: int, dropout: float
+) -> TokenMixer:
+    """The mixer between the host's maps, built once for each way in which it is called."""
+    form = (name, causal, heads, width, dropout)
+    kept = getattr(module, _KEPT, None)
+    if kept is None or kept[0] != form:
+        # In a tuple it is no part of the module: it has no weights, and state_dict stays as it was.
+        kept = (form, _build(*form, module))
+        setattr(module, _KEPT, kept)
+    operator: TokenMixer = kept[1]
+    return operator
+
+
+def _build(
+    name: str, causal: bool, heads: int, width: int, dropout: float, module: Any
+) -> TokenMixer:
+    config = getattr(module, "config", None)
+    layer = getattr(module, "layer_idx", None)
+    if layer is None and issubclass(mixer_class(name), SCHEDULED):
+        raise bad_argument(
+            "attn_implementation",
+            "attention that knows its layer_idx",
+            type(module).__name__,
+            f"{name} differs from layer to layer; use rifflemix.replace_attention",
+        )
+    layer = layer or 0
+    longest = getattr(config, "max_position_embeddings", None)
+    mixer = create_mixer(
+        name,
+        heads * width,
+        num_heads=heads,
+        max_length=longest if isinstance(longest, int) else None,
+        layer_index=layer,
+        num_layers=max(layer + 1, getattr(config, "num_hidden_layers", None) or 1),
+        causal=causal,
+        dropout=dropout,
+    ).train(dropout > 0)
+    for part in mixer.modules():
+        if hasattr(part, "qkv"):
+            part.qkv, part.proj = nn.Identity(), nn.Identity()
+        if isinstance(part, TokenMixer):
+            part.dim *= 3  # the channels that come in
+    return mixer

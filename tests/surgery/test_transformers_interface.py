@@ -1,0 +1,170 @@
+"""Mixers as `attn_implementation` of transformers: the swap's values, masks, caches, refusals."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from tiny_transformers import build, inputs_of, outputs_of, transformers
+from torch import Tensor
+
+import rifflemix as rm
+
+rm.register_hf()
+OPERATORS = [
+    name.removeprefix("rifflemix_")
+    for name in transformers.AttentionInterface().valid_keys()
+    if name.startswith("rifflemix_")
+]
+CAUSAL = [name for name in OPERATORS if rm.mixer_card(name).causal]
+
+
+def with_mixer(host: str, mixer: str, **changed: Any) -> Any:
+    return build(host, f"rifflemix_{mixer}", **changed)
+
+
+def test_operators_are_what_has_no_weights_of_its_own() -> None:
+    assert set(OPERATORS) >= {"softmax", "linear", "local", "butterfly", "cosformer"}
+    assert not set(OPERATORS) & {"tssa", "csp", "performer", "sinkhorn", "linformer", "longformer"}
+    masks = transformers.masking_utils.AttentionMaskInterface().valid_keys()
+    assert {f"rifflemix_{name}" for name in OPERATORS} <= set(masks)
+
+
+@pytest.mark.parametrize("host", ["bert", "gpt2"])
+@pytest.mark.parametrize("mixer", OPERATORS)
+def test_values_are_those_of_the_swap(host: str, mixer: str) -> None:
+    """`replace_attention` copies all maps of these hosts: two ways to one function."""
+    if host == "gpt2" and mixer not in CAUSAL:
+        return
+    swapped, inputs = build(host), inputs_of(host)
+    rm.replace_attention(swapped, mixer)
+    found = outputs_of(with_mixer(host, mixer), inputs)
+    torch.testing.assert_close(found, outputs_of(swapped, inputs), atol=1e-5, rtol=1e-4)
+    assert (found - outputs_of(build(host), inputs)).abs().max() > 1e-2 or mixer == "softmax"
+
+
+@pytest.mark.parametrize("host", ["bert", "gpt2", "llama", "qwen3"])
+def test_softmax_is_the_hosts_own_attention(host: str) -> None:
+    inputs = inputs_of(host)
+    found, expected = (outputs_of(m, inputs) for m in (with_mixer(host, "softmax"), build(host)))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("host", "mixer"), [("bert", "linear"), ("bert", "local"), ("llama", "linear")]
+)
+def test_padding_reaches_no_token(host: str, mixer: str) -> None:
+    model, inputs = with_mixer(host, mixer), inputs_of(host)
+    expected = outputs_of(model, inputs)
+    mask = inputs["attention_mask"]
+    other = torch.where(mask == 0, 36 - inputs["input_ids"], inputs["input_ids"])
+    assert not torch.equal(other, inputs["input_ids"])
+    torch.testing.assert_close(outputs_of(model, {**inputs, "input_ids": other}), expected)
+    alone = outputs_of(model, {"input_ids": inputs["input_ids"][1:2, :7]})
+    torch.testing.assert_close(expected[1:2, :7], alone, atol=1e-5, rtol=1e-4)
+
+
+def left_padded() -> dict[str, Tensor]:
+    inputs = inputs_of("llama", padding=False)
+    mask = inputs["attention_mask"]
+    mask[1, :4] = mask[2, :1] = 0
+    return inputs
+
+
+@pytest.mark.parametrize("host", ["llama", "gpt2"])
+@pytest.mark.parametrize("mixer", CAUSAL)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generation_with_a_cache_is_that_without(host: str, mixer: str, beams: int) -> None:
+    model, inputs = with_mixer(host, mixer), left_padded()
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "num_beams": beams}
+    expected = model.generate(**inputs, **options, use_cache=False)
+    assert torch.equal(model.generate(**inputs, **options), expected)
+
+
+@pytest.mark.parametrize("mixer", CAUSAL)
+def test_no_token_sees_a_later_one(mixer: str) -> None:
+    model = with_mixer("llama", mixer)
+    ids = inputs_of("llama", padding=False)["input_ids"]
+    whole = outputs_of(model, {"input_ids": ids})
+    for first in (1, 6, 10):
+        changed = ids.clone()
+        changed[:, first:] = 36 - changed[:, first:]
+        found = outputs_of(model, {"input_ids": changed})
+        torch.testing.assert_close(found[:, :first], whole[:, :first])
+
+
+def test_the_model_holds_what_it_held() -> None:
+    model, inputs = with_mixer("bert", "butterfly"), inputs_of("bert")
+    before = list(model.state_dict())
+    expected = outputs_of(model, inputs)
+    assert list(model.state_dict()) == before
+    assert torch.equal(outputs_of(copy.deepcopy(model), inputs), expected)
+    model.set_attn_implementation("sdpa")
+    assert torch.equal(outputs_of(model, inputs), outputs_of(build("bert"), inputs))
+
+
+def test_it_trains_and_drops_weights() -> None:
+    model = with_mixer("bert", "softmax", attention_probs_dropout_prob=0.5)
+    model.train()
+    inputs = inputs_of("bert")
+    a, b = (model(**inputs)[0] for _ in range(2))
+    assert not torch.equal(a, b)
+    a.sum().backward()
+    assert model.encoder.layer[0].attention.self.query.weight.grad.abs().max() > 0
+    model.eval()
+    assert torch.equal(outputs_of(model, inputs), outputs_of(model, inputs))
+
+
+IDS = torch.arange(3, 11)[None]
+REFUSED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
+    "two-sided": ("llama", "butterfly", {}, {}, "a mixer that can be causal, got butterfly"),
+    "packed": (
+        "llama",
+        "linear",
+        {},
+        {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]), "use_cache": False},
+        "separates packed sequences",
+    ),
+    "window": ("mistral", "linear", {"sliding_window": 4}, {}, "is a sliding window"),
+    "weights": ("bert", "linear", {}, {"output_attentions": True}, "has no attention weights"),
+    "no padding alone": (
+        "bert",
+        "linear",
+        {},
+        {"attention_mask": torch.eye(8, dtype=torch.bool)[None, None]},
+        "attention mask: expected padding",
+    ),
+    "empty": (
+        "bert",
+        "linear",
+        {},
+        {"attention_mask": torch.zeros(1, 8, dtype=torch.int64)},
+        "at least one valid token",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_lost_is_refused(case: str) -> None:
+    host, mixer, changed, inputs, says = REFUSED[case]
+    model = with_mixer(host, mixer, **changed)
+    with pytest.raises(rm.InputError, match=says) as caught:
+        model(input_ids=IDS, **inputs)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_sequences_and_fixed_caches_are_refused() -> None:
+    whisper = build("whisper", "rifflemix_linear")
+    with pytest.raises(rm.InputError, match="expected self-attention, got WhisperAttention"):
+        whisper(**inputs_of("whisper"))
+    llama = with_mixer("llama", "linear")
+    with pytest.raises(rm.InputError, match="a cache that grows"):
+        llama.generate(IDS, max_new_tokens=3, cache_implementation="static")
+
+
+def test_layers_that_differ_must_know_which_they_are() -> None:
+    assert outputs_of(build("vit", "rifflemix_linear"), inputs_of("vit")).isfinite().all()
+    with pytest.raises(rm.InputError, match="expected attention that knows its layer_idx"):
+        outputs_of(build("vit", "rifflemix_butterfly"), inputs_of("vit"))
