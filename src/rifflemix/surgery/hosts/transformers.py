@@ -25,7 +25,7 @@ from rifflemix.surgery.adapters import (
     class_names,
 )
 from rifflemix.surgery.hosts.transformers_masks import padding_of
-from rifflemix.surgery.hosts.transformers_saving import SavePretrained
+from rifflemix.surgery.hosts.transformers_saving import PushToHub, SavePretrained
 from rifflemix.surgery.weights import HostWeights, Projection
 
 
@@ -192,9 +192,10 @@ class TransformersAttention(Adapter):
     def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
         """Models that hold it write the swap where they save themselves."""
         return [
-            ParentChange(parent, "save_pretrained", SavePretrained(parent))
+            ParentChange(parent, name, method(parent))
             for parent in parents
             if "PreTrainedModel" in class_names(parent)
+            for name, method in (("save_pretrained", SavePretrained), ("push_to_hub", PushToHub))
         ]
 
 

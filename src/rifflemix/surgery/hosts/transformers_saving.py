@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from rifflemix.errors import bad_argument
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import describe_swap
+from rifflemix.surgery.hub.card import card_of_swap
+from rifflemix.surgery.hub.pushing import push
 
 METHOD = "rifflemix"
 _CONFIG = "quantization_config"
@@ -43,6 +45,8 @@ class SavePretrained:
         """
         model: Any = self.model
         swap = describe_swap(model)
+        if options.pop("push_to_hub", False):
+            raise bad_argument("push_to_hub", "False", True, "call model.push_to_hub(repo_id)")
         if getattr(model.config, _CONFIG, None) is not None:
             raise bad_argument(
                 "model", "weights that are not quantised", "a quantization_config beside the swap"
@@ -54,6 +58,22 @@ class SavePretrained:
             return type(model).save_pretrained(model, save_directory, state_dict=weights, **options)
         finally:
             delattr(model.config, _CONFIG)
+
+
+class PushToHub:
+    """`push_to_hub` of one swapped model, with a card that says what was replaced.
+
+    Args:
+        model: a `PreTrainedModel`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, repo_id: str, **options: Any) -> str:
+        """See `rifflemix.surgery.hub.pushing.push`."""
+        card = card_of_swap(self.model, describe_swap(self.model))
+        return push(self.model, repo_id, card, **options)
 
 
 def swapped_in(model: nn.Module) -> dict[str, SwappedAttention]:

@@ -22,6 +22,7 @@ def register_hf() -> None:
     try:
         import rifflemix.surgery.hub.swapped  # noqa: F401 (registers itself)
         from rifflemix.surgery.hub.attention import register_attention
+        from rifflemix.surgery.hub.models import register_models
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
@@ -29,3 +30,4 @@ def register_hf() -> None:
             "register_hf needs transformers, which is not installed; pip install 'rifflemix[hf]'"
         ) from None
     register_attention()
+    register_models()

@@ -1,0 +1,107 @@
+"""Model cards: what a model on the hub is, and how it is loaded. Nothing that was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rifflemix import __version__
+from rifflemix.mixers import mixer_card
+from rifflemix.models import model_card
+
+_FRONT = """---
+library_name: transformers
+tags:
+- rifflemix
+{tags}{base}---
+
+"""
+_LOAD = """
+## Load
+
+```python
+import rifflemix as rm
+from transformers import {cls}
+
+rm.register_hf()
+model = {cls}.from_pretrained("{place}")
+```
+
+Without `pip install "rifflemix[hf]"` and `register_hf` loading fails: no weights are drawn at
+random.
+Written by rifflemix {version}. This card says what the model is, not how good it is: write down
+here what it was trained on and what was measured.
+"""
+_PLACE = "<this repository>"
+
+
+def card_of_swap(model: Any, swap: Mapping[str, Any]) -> str:
+    """The card of a model of transformers in which attention was replaced.
+
+    Args:
+        model: a `PreTrainedModel`.
+        swap: see `rifflemix.surgery.describe_swap`.
+    """
+    layers = swap["layers"]
+    names = list(dict.fromkeys(layer["mixer"] for layer in layers.values()))
+    origin = str(getattr(model.config, "_name_or_path", "") or "")
+    base = f"base_model: {origin}\n" if origin.count("/") == 1 and origin[0] not in "./~" else ""
+    cls = type(model).__name__
+    lines = [
+        f"# {cls} with {' and '.join(mixer_card(name).title for name in names)}",
+        "",
+        f"The self-attention of {len(layers)} layers was replaced by a token mixer; all else is as "
+        "the model had it. Number of parameters: "
+        f"{sum(p.numel() for p in model.parameters()):,}.",
+        "",
+        "| Layer | Mixer | Heads | Causal | Options |",
+        "| --- | --- | ---: | --- | --- |",
+        *(_row(name, layer) for name, layer in layers.items()),
+        "",
+        *_sources(names),
+    ]
+    return _FRONT.format(tags=_tags(names), base=base) + "\n".join(lines) + _load(cls)
+
+
+def card_of_preset(model: Any) -> str:
+    """The card of one of our own models.
+
+    Args:
+        model: a `rifflemix.surgery.hub.models.RifflemixPreTrainedModel`.
+    """
+    card, config = model_card(model.config.preset), model.config
+    mixer = config.settings.get("mixer")
+    lines = [
+        f"# {card.name}",
+        "",
+        f"{card.title} ({card.paper}). Number of parameters: {model.model.num_parameters():,}.",
+        "",
+        "Settings that were chosen: "
+        + (", ".join(f"{n} = {v!r}" for n, v in config.settings.items()) or "none")
+        + ".",
+        "",
+    ]
+    names = [mixer] if isinstance(mixer, str) else []
+    front = _FRONT.format(tags=_tags(names), base="")
+    return front + "\n".join([*lines, *_sources(names)]) + _load(type(model).__name__, own=True)
+
+
+def _row(name: str, layer: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{key}={value!r}" for key, value in layer["options"].items())
+    causal = "yes" if layer["causal"] else "no"
+    return f"| `{name}` | {layer['mixer']} | {layer['num_heads']} | {causal} | {options} |"
+
+
+def _sources(names: list[str]) -> list[str]:
+    cards = [mixer_card(name) for name in names]
+    return [f"- {card.title}: {card.paper}. Cost: {card.complexity}." for card in cards]
+
+
+def _tags(names: list[str]) -> str:
+    return "".join(f"- {name}\n" for name in names)
+
+
+def _load(cls: str, *, own: bool = False) -> str:
+    name = cls.replace("Rifflemix", "AutoModel") if own else cls
+    name = "AutoModel" if name == "AutoModelModel" else name
+    return "\n" + _LOAD.format(cls=name, place=_PLACE, version=__version__)

@@ -1,0 +1,238 @@
+"""Our own models for transformers' Auto classes: ToST, CSP, butterfly and all other presets.
+
+`AutoConfig.for_model("rifflemix", preset="tost_tiny_16")` names one of `rifflemix.list_models()`;
+`AutoModelForImageClassification.from_config(config)` and the like build it. The preset itself is
+the attribute `model`, so that `rm.models.load_official(built.model, state_dict)` fills it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPooling,
+    CausalLMOutput,
+    ImageClassifierOutput,
+    SequenceClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.models import Model, create_model, model_card, model_settings
+from rifflemix.models.language.gpt import GPT
+from rifflemix.models.sequence.classifier import SequenceClassifier
+from rifflemix.surgery.hub.card import card_of_preset
+from rifflemix.surgery.hub.pushing import push
+from rifflemix.surgery.masks import key_padding_mask
+
+MODEL_TYPE = "rifflemix"
+
+
+class RifflemixConfig(PreTrainedConfig):
+    """A preset and the settings that differ from it.
+
+    `num_labels` and `num_classes` are one number: what transformers is told comes first.
+
+    Args:
+        preset: one of `rifflemix.list_models()`.
+        settings: of `rifflemix.create_model`, as JSON has them.
+
+    Raises:
+        InputError: an unknown preset or setting.
+    """
+
+    model_type = MODEL_TYPE
+    preset: str = "encoder"
+    settings: dict[str, Any] | None = None
+
+    def __post_init__(self, **others: Any) -> None:
+        known = model_settings(self.preset)
+        self.settings = dict(self.settings or {})
+        for name in self.settings:
+            if name not in known:
+                raise bad_argument(f"settings of {self.preset}", ", ".join(known), repr(name))
+        if "num_classes" in known and self.id2label is None:
+            others.setdefault("num_labels", self.settings.get("num_classes", known["num_classes"]))
+        super().__post_init__(**others)
+
+
+class RifflemixPreTrainedModel(PreTrainedModel):
+    """A preset as transformers knows models.
+
+    Args:
+        config: which preset, and its settings.
+
+    Raises:
+        InputError: settings out of range, or a preset that does not do what the class is for.
+    """
+
+    config_class = RifflemixConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    kind: ClassVar[type[Model]] = Model
+    inputs: ClassVar[str] = ""
+    """What goes in, as the card of a preset says it; empty for any."""
+
+    def __init__(self, config: RifflemixConfig) -> None:
+        super().__init__(config)
+        if "num_classes" in model_settings(config.preset):
+            config.settings = {**(config.settings or {}), "num_classes": config.num_labels}
+        self.model = self._build()
+        if not isinstance(self.model, self.kind) or self.inputs not in _inputs(config):
+            raise bad_argument(
+                "preset",
+                f"a {self.kind.__name__} of {self.inputs or 'images or tokens'} for "
+                f"{type(self).__name__}",
+                f"{config.preset}, a {type(self.model).__name__} of {_inputs(config)}",
+            )
+        self.post_init()
+
+    def _build(self) -> Model:
+        return create_model(self.config.preset, **self.config.settings)
+
+    def init_weights(self) -> None:
+        """Nothing: `create_model` has drawn the weights."""
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Draw what a file did not hold (a new head), and fill in numbers that no file holds."""
+        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        missing = [n for n, t in tensors.items() if not getattr(t, "_is_hf_initialized", False)]
+        if not missing:
+            return
+        fresh = self._build()
+        drawn = {**dict(fresh.named_parameters()), **dict(fresh.named_buffers())}
+        for name in missing:
+            tensors[name].copy_(drawn[name])
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the model and a card; see `rifflemix.surgery.hub.pushing.push`."""
+        return push(self, repo_id, card_of_preset(self), **options)
+
+
+class RifflemixModel(RifflemixPreTrainedModel):
+    """The vector that a classifier reads, of images or sequences."""
+
+    _keys_to_ignore_on_load_unexpected = (r"^model\.head\.",)
+
+    def _build(self) -> Model:
+        model = super()._build()
+        if not isinstance(getattr(model, "head", None), nn.Module):
+            raise InputError(
+                f"preset: expected a model with a head for {type(self).__name__}, got "
+                f"{self.config.preset}"
+            )
+        model.head = nn.Identity()
+        return model
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> BaseModelOutputWithPooling:
+        """(B, C) as `pooler_output`, of images (B, channels, height, width) or ids (B, N).
+
+        `token_type_ids` are not used: the models know no segments.
+        """
+        if (pixel_values is None) == (input_ids is None):
+            raise bad_argument("pixel_values and input_ids", "one of them", "both or none")
+        if input_ids is None:
+            return BaseModelOutputWithPooling(pooler_output=self.model(pixel_values))
+        vectors = self.model(input_ids, **_padding(input_ids, attention_mask))
+        return BaseModelOutputWithPooling(pooler_output=vectors)
+
+
+class RifflemixForImageClassification(RifflemixPreTrainedModel):
+    """Images to classes, or to one number: ViTs of any mixer, ToST, Dimension Mixer."""
+
+    main_input_name = "pixel_values"
+    inputs = "images"
+
+    @can_return_tuple
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
+        """(B, num_labels) logits of images (B, channels, height, width), and the loss of labels."""
+        logits = self.model(pixel_values)
+        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        return ImageClassifierOutput(loss=loss, logits=logits)
+
+
+class RifflemixForSequenceClassification(RifflemixPreTrainedModel):
+    """Sequences of tokens to classes, or to one number: encoders of any mixer."""
+
+    main_input_name = "input_ids"
+    inputs = "tokens"
+    kind = SequenceClassifier
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> SequenceClassifierOutput:
+        """(B, num_labels) logits of ids (B, N), and the loss of labels.
+
+        `attention_mask` is 1 for tokens and 0 for padding. `token_type_ids` are not used: the
+        models know no segments.
+        """
+        logits = self.model(input_ids, **_padding(input_ids, attention_mask))
+        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+class RifflemixForCausalLM(RifflemixPreTrainedModel):
+    """Tokens to the next one. To generate, call `model.generate` of the preset in `model`."""
+
+    main_input_name = "input_ids"
+    inputs = "tokens"
+    kind = GPT
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> CausalLMOutput:
+        """(B, N, V) logits of ids (B, N), and the mean loss of labels (B, N), -100 left out."""
+        logits = self.model(input_ids, **_padding(input_ids, attention_mask))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1])
+        return CausalLMOutput(loss=loss, logits=logits)
+
+
+def register_models() -> None:
+    """Make `model_type="rifflemix"` known to the Auto classes."""
+    AutoConfig.register(MODEL_TYPE, RifflemixConfig, exist_ok=True)
+    for auto, cls in (
+        (AutoModel, RifflemixModel),
+        (AutoModelForCausalLM, RifflemixForCausalLM),
+        (AutoModelForImageClassification, RifflemixForImageClassification),
+        (AutoModelForSequenceClassification, RifflemixForSequenceClassification),
+    ):
+        auto.register(RifflemixConfig, cls, exist_ok=True)
+
+
+def _inputs(config: RifflemixConfig) -> str:
+    return model_card(config.preset).inputs
+
+
+def _padding(ids: Tensor, mask: Tensor | None) -> dict[str, Tensor | None]:
+    batch, length = ids.shape
+    return {"key_padding_mask": key_padding_mask(mask, batch=batch, length=length)}
