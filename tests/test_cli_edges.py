@@ -43,6 +43,7 @@ FORMS = ["", pytest.param("--json", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
 def test_output_that_cannot_be_encoded(form: str) -> None:
     done = run("list recipes", form, PYTHONIOENCODING="ascii", LC_ALL="C")
     assert (done.returncode, done.stderr) == (0, "")
@@ -50,6 +51,7 @@ def test_output_that_cannot_be_encoded(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.slow
 def test_output_that_cannot_be_written(form: str) -> None:
     done = run("data list", form, ">/dev/full")
     assert done.returncode == 2

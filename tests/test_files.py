@@ -199,6 +199,7 @@ with locked(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_lock_is_not_kept_by_a_forked_child(tmp_path: Path) -> None:
     """As data loading processes are, which outlive a killed parent by seconds."""
     command = [sys.executable, "-c", HOLD_AND_FORK, str(tmp_path)]

@@ -380,6 +380,7 @@ def test_a_comparison_with_a_file_holds_its_sha256(cli: Any, plugin: Path, tmp_p
     assert "was started with plugins.my-turn.py = " in err
 
 
+@pytest.mark.slow
 def test_processes_started_from_here_know_the_file(plugin: Path) -> None:
     load_plugin(plugin)
     pickled = pickle.dumps(mixers.mixer_class("turn"))

@@ -38,6 +38,7 @@ def test_an_unknown_reason_fails_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reason", "ci"), [("needs a CUDA GPU", "true"), ("no time today", "false")]
 )
+@pytest.mark.slow
 def test_a_listed_reason_and_other_places_pass(tmp_path: Path, reason: str, ci: str) -> None:
     assert run(tmp_path, reason, ci=ci).returncode == pytest.ExitCode.OK
 

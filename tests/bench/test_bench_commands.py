@@ -69,6 +69,7 @@ def test_lengths_that_do_not_divide_are_left_out() -> None:
     assert {status for status, _ in found.values()} == {"measured", "left out"}
 
 
+@pytest.mark.slow
 def test_operators_in_bfloat16() -> None:
     result = ops.run((Shape(1, 64, 16, 2),), Settings("bfloat16", repeats=1))
     assert set(statuses(result).values()) == {("measured", "")}
@@ -178,6 +179,7 @@ def test_a_sweep_over_channels_is_told_as_such(widths_result: dict[str, Any]) ->
     assert scaling_plot(widths_result).startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_causal_layers_are_causal() -> None:
     result = scaling.run((8,), dim=8, heads=2, causal=True, settings=QUICK)
     names = [row["name"] for row in result["rows"]]

@@ -45,6 +45,7 @@ def test_models_take_the_lengths_they_are_measured_at(name: str) -> None:
     assert model.blocks[0].mixer.card.name == name
 
 
+@pytest.mark.slow
 def test_ours_stands_beside_the_printed() -> None:
     result = lra.run((64,), batch=1, mixers=["sliceformer"], settings=Settings(repeats=1))
     json.dumps(result, allow_nan=False)

@@ -99,7 +99,7 @@ def size_of(png: bytes) -> tuple[int, int]:
     return width, height
 
 
-@pytest.mark.parametrize("count", [1, 30])
+@pytest.mark.parametrize("count", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_plot_draws_any_number_of_layers(count: int) -> None:
     names = ["two linear maps", "softmax", *(f"mixer_{i}" for i in range(count))]
     width, height = size_of(scaling_plot(fake_bench.scaling(names)))

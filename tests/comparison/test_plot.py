@@ -20,7 +20,7 @@ def size_of(png: bytes) -> tuple[int, int]:
     return width, height
 
 
-@pytest.mark.parametrize("mixers", [1, 30])
+@pytest.mark.parametrize("mixers", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_plot_draws_any_number_of_mixers(mixers: int) -> None:
     assert size_of(comparison_plot(comparison(mixers=mixers, seeds=2))) == (1350, 840)
 

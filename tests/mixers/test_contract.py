@@ -21,7 +21,7 @@ from rifflemix.testing.numerics import gradients_equal_numerical_ones
 
 FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
 # Tracing takes seconds a form: one mixer of a kind here, all of them among the slow tests.
-TRACED = {"softmax", "csp", "tssa-causal", "s4"}
+TRACED = {"softmax", "csp", "tssa-causal"}
 TRACES = {"exports", "compiles_to_one_graph"}
 
 

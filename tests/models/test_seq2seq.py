@@ -148,6 +148,7 @@ def test_sizes_of_transformer_base() -> None:
     assert plain.num_parameters() == 514 * 512 + encoder + decoder
 
 
+@pytest.mark.slow
 def test_it_learns_to_copy() -> None:
     torch.manual_seed(0)
     model = rm.create_model("seq2seq", mixer="tssa", **{**SMALL, "dim": 24})

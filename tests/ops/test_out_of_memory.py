@@ -52,6 +52,7 @@ assert torch.equal(w.grad, expected)
 
 @needs_kernels
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
+@pytest.mark.slow
 def test_memory_that_the_system_refuses() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120

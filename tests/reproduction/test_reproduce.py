@@ -200,6 +200,7 @@ def test_budget_stops_in_good_order(
     assert outcome(tmp_path / "budget") == outcome(straight)
 
 
+@pytest.mark.slow
 def test_budget_spent_in_an_evaluation_lets_it_end(tmp_path: Path, straight: Path) -> None:
     """Else a run whose evaluation takes longer than its budget would never get past it."""
     budget = 1e-6

@@ -61,6 +61,7 @@ def test_fresh_runs_say_so_and_stand_apart(finished: Path, tmp_path: Path) -> No
         assert "TSSA, started from test/digits at step" in files[name].decode()
 
 
+@pytest.mark.slow
 def test_going_on_needs_the_same_start(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "second"
     plan = plan_reproduction(small(train=QUICK), out, ReproduceOptions(start_from=finished))

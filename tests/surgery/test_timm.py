@@ -241,6 +241,7 @@ def test_tokens_of_images_and_of_blocks(kind: str) -> None:
     torch.testing.assert_close(model["attn"](x), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_swapped_vit_compiles_whole() -> None:
     model = create("vit_tiny_patch16_224")
     rm.replace_attention(model, "tssa")

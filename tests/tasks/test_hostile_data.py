@@ -372,6 +372,7 @@ def test_ids_below_zero(tmp_path: Path) -> None:
         check_ids(tmp_path, "ids", np.array([-1, 2]), 4)
 
 
+@pytest.mark.slow
 def test_what_a_killed_writer_left_is_cleared(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from rifflemix.tasks.data_io.scratch import *\n"

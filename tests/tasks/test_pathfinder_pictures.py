@@ -66,6 +66,7 @@ def test_streams_do_not_depend_on_company() -> None:
     assert uniform.mean() == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.slow
 def test_an_image_depends_on_seed_split_and_number_alone(scene: Scene) -> None:
     images, labels = PathfinderMaker((scene,), 5, 0)(0, 20)
     for first, count in ((0, 1), (3, 7), (19, 1)):
@@ -100,12 +101,15 @@ IMAGES = ["e5523500d6d71336", "71e0ba42b9ef085c", "8553cfe3beebd84a"]
         pytest.param(32, {"preset": "curv_contour_length_14"}, id="32-14"),
         pytest.param(32, {"preset": "curv_baseline"}, id="32-6"),
         pytest.param(64, {"preset": "curv_contour_length_9"}, id="64-9"),
-        pytest.param(128, {"preset": "curv_contour_length_14"}, id="128-14"),
-        pytest.param(256, {"preset": "curv_baseline"}, id="256-6"),
+        pytest.param(
+            128, {"preset": "curv_contour_length_14"}, id="128-14", marks=pytest.mark.slow
+        ),
+        pytest.param(256, {"preset": "curv_baseline"}, id="256-6", marks=pytest.mark.slow),
         pytest.param(
             32,
             {"preset": "curv_baseline", "gap": 2.5, "continuity": 3.0, "num_distractors": 1},
             id="options",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             48 // 3 * 2, {"preset": "curv_baseline", "paddle_length": 1, "gap": 2}, id="short"
@@ -114,6 +118,7 @@ IMAGES = ["e5523500d6d71336", "71e0ba42b9ef085c", "8553cfe3beebd84a"]
             32,
             {"preset": "curv_baseline", "contour_length": 3, "num_distractors": 2},
             id="distractors-of-one-dash",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -198,6 +203,7 @@ def test_a_disc_is_round_white_and_cut_at_the_edge() -> None:
     assert cut[:, 4:].max() == 0
 
 
+@pytest.mark.slow
 def test_labels_are_even(many: Pictures) -> None:
     assert many.labels.mean() == pytest.approx(0.5, abs=4 * 0.5 / 2400**0.5)
 

@@ -178,6 +178,7 @@ def _die_while_making(folder: Path, maker: Numbered) -> None:
     prepare_shards(folder, maker, 20, progress, "making")
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_leaves_whole_pieces_and_no_lock(
     tmp_path: Path, maker: Numbered
 ) -> None:

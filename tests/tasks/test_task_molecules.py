@@ -257,6 +257,7 @@ def test_a_graphormer_trains_on_them(table: Path, tmp_path: Path) -> None:
     assert result.test["rmse"] == pytest.approx(result.test["mse"] ** 0.5)
 
 
+@pytest.mark.slow
 def test_mixers_train_and_compare_from_the_command_line(table: Path, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from typer.testing import CliRunner

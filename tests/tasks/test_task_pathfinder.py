@@ -21,7 +21,16 @@ TINY = {"num_train": 6, "num_validation": 3, "num_test": 3}
 SIZES = {"pathfinder32": 32, "pathfinder64": 64, "pathfinder128": 128, "pathx": 128}
 
 
-@pytest.mark.parametrize("name", [*SIZES, "pathfinder256"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pathfinder32",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("pathfinder64", "pathfinder128", "pathx", "pathfinder256")
+        ),
+    ],
+)
 def test_tasks(name: str) -> None:
     task = load_task(name, preset="curv_baseline", **TINY)
     size = SIZES.get(name, 256)
@@ -115,6 +124,7 @@ def test_an_image_of_several_gaps_depends_on_its_number_alone() -> None:
     assert not (one == images).all()
 
 
+@pytest.mark.slow
 def test_several_gaps_are_an_option() -> None:
     folders, prints = set(), set()
     for gap in (1.0, [1.0, 1.25], [1.0, 1.5]):
@@ -226,6 +236,7 @@ def test_card_names_what_is_generated_and_how_long_it_is() -> None:
     assert card.options["num_train"] == 160_000
 
 
+@pytest.mark.slow
 def test_two_processes_make_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "_SHARD", 4)
     options = {"preset": "curv_baseline", "num_train": 10, "num_validation": 5, "num_test": 1}

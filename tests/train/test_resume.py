@@ -135,6 +135,7 @@ def test_killed_around_evaluation(tmp_path: Path, kind: str, step: int, straight
     assert outcome(tmp_path / "killed") == straight(make_config())
 
 
+@pytest.mark.slow
 def test_stopped_at_every_step_equals_straight(tmp_path: Path, straight: Straight) -> None:
     """Stops fall beside every cadence, so half-read losses and history are carried over.
 
@@ -267,6 +268,7 @@ def run_script(out_dir: Path, config: TrainConfig, kill_step: int = -1) -> int:
     ).returncode
 
 
+@pytest.mark.slow
 def test_kill_minus_nine(tmp_path: Path, straight: Straight) -> None:
     assert run_script(tmp_path / "killed", make_config(), kill_step=14) == -9
     assert not (tmp_path / "killed" / "training.json").exists()

@@ -52,6 +52,7 @@ def test_written_metrics_are_of_the_test_split_and_asked_for(tmp_path: Path) -> 
     assert plain.test == {name: value for name, value in result.test.items() if name != NAME}
 
 
+@pytest.mark.slow
 def test_broken_off_between_tokens_it_starts_the_test_anew(tmp_path: Path) -> None:
     counter = Stop()
     straight = run(tmp_path / "straight", counter)

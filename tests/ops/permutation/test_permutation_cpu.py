@@ -267,6 +267,7 @@ WITHOUT_GRADIENT = ("group_sort, no index", "first_largest")
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.slow
 def test_operator_registration(name: str) -> None:
     operation, arguments = OPERATIONS[name]
     tensors = {

@@ -271,6 +271,7 @@ def test_opcheck(masked: bool) -> None:
 
 
 @pytest.mark.parametrize("masked", OPCHECKED)
+@pytest.mark.slow
 def test_opcheck_causal(masked: bool) -> None:
     w, temperature, mask = example_arguments(masked)
     bias = torch.rand(1, 3, 70, requires_grad=True)
