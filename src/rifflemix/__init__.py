@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rifflemix import mixers, models, ops, tasks, testing, train
+    from rifflemix import analysis, mixers, models, ops, tasks, testing, train
     from rifflemix.bench.swap import measure_swap
     from rifflemix.comparison import Comparison, compare
     from rifflemix.errors import InputError
@@ -45,6 +45,7 @@ __all__ = [
     "Task",
     "TokenMixer",
     "__version__",
+    "analysis",
     "compare",
     "create_mixer",
     "create_model",
@@ -70,7 +71,7 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = {"mixers", "models", "ops", "tasks", "testing", "train"}
+_ROOMS = {"analysis", "mixers", "models", "ops", "tasks", "testing", "train"}
 _HOMES = {
     "Comparison": "comparison",
     "InputError": "errors",

@@ -28,7 +28,7 @@ def where_tokens_go(permutation: CSP, length: int) -> torch.Tensor:
     """(C,): where each channel takes its first token from, in positions to the left."""
     places = torch.arange(length, dtype=torch.float32)
     v = places[None, :, None].repeat(1, 1, permutation.inner_dim)
-    moved = permutation._permute(v, None)
+    moved = permutation.permute(v, None)[0]
     return (-moved[0, 0]).long() % length
 
 

@@ -1,1 +1,41 @@
-"""Look inside mixers and models."""
+"""Look inside mixers and models: `trace`, and the analyses that the papers' figures need."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from rifflemix.analysis.finding import Finding, Subject
+from rifflemix.analysis.maps import matrix_of, permutation_of
+from rifflemix.analysis.subjects import View, find_subjects, own_subject
+from rifflemix.analysis.trace import Call, trace
+from rifflemix.errors import require_packages
+
+if TYPE_CHECKING:
+    from rifflemix.analysis.kinds import KINDS, analyze, analyze_into
+
+__all__ = [
+    "KINDS",
+    "Call",
+    "Finding",
+    "Subject",
+    "View",
+    "analyze",
+    "analyze_into",
+    "find_subjects",
+    "matrix_of",
+    "own_subject",
+    "permutation_of",
+    "trace",
+]
+_DRAWN = {"KINDS", "analyze", "analyze_into"}
+
+
+# Hidden from type checkers, as in `rifflemix`. What draws needs packages that `trace` does not.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _DRAWN:
+            raise AttributeError(f"module 'rifflemix.analysis' has no attribute {name!r}")
+        require_packages("a picture", "compare", "matplotlib", "jinja2")
+        return getattr(importlib.import_module("rifflemix.analysis.kinds"), name)

@@ -1,101 +1,249 @@
-"""How far a stack of permutation mixers is from rank collapse, beside CSP's bound."""
+"""The permutations that CSP and Sliceformer make of their tokens, channel by channel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 
-from rifflemix.checks import check_tokens
-from rifflemix.errors import bad_argument
+from rifflemix.analysis.drawing import COLOURS, chosen_layers, new_figure, picture, tidy
+from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
+from rifflemix.analysis.maps import permutation_of
+from rifflemix.analysis.measures import displacement, distinct_permutations
+from rifflemix.analysis.trace import Call, trace, undisturbed
+from rifflemix.errors import InputError
+
+_SHOWN_LAYERS = 3
 
 
-@dataclass(frozen=True)
-class CollapseBound:
-    """Residuals of a stack and their bounds, both (L + 1, B): row l is after l layers.
+@dataclass
+class LayerPermutations:
+    """One layer's permutations over all samples.
 
     Attributes:
-        residual: (1, infinity)-norm of the distance to a matrix of equal rows. It is measured
-            around the point that the layers make of the first centre, so it is itself at least
-            the smallest such distance.
-        bound: C^(l/2) (lipschitz * beta)^l times the first residual, with beta the largest
-            1-norm among the first l weights.
+        name: of the layer.
+        channels: how many are permuted.
+        distinct: different permutations among the channels of each sample.
+        commonest: the share of channels with the commonest one, of each sample.
+        moves: how many values moved forward by so many positions.
+        order_change: how much the outputs change, relative to their size, when the layer's
+            input tokens are put in another order; of each batch.
+        index: (N, C) of the first sample.
+        values: (N, C) of the first sample, permuted.
     """
 
-    residual: Tensor
-    bound: Tensor
-
-    def holds(self, relative_tolerance: float = 1e-5) -> bool:
-        """Whether no residual is above its bound, up to rounding."""
-        return bool((self.residual <= self.bound * (1.0 + relative_tolerance)).all())
-
-
-def one_infinity_norm(x: Tensor) -> Tensor:
-    """sqrt(|X|_1 |X|_inf) of each sample: largest column sum times largest row sum, of |x|.
-
-    Args:
-        x: (B, N, C).
-
-    Returns:
-        (B,).
-
-    Source: CSP (Yuan and Xu), below equation (6).
-    """
-    check_tokens("x", x)
-    size = x.abs()
-    return (size.sum(dim=1).amax(dim=1) * size.sum(dim=2).amax(dim=1)).sqrt()
+    name: str
+    channels: int
+    index: NDArray[np.int64]
+    values: NDArray[np.float64]
+    distinct: list[int] = field(default_factory=list)
+    commonest: list[float] = field(default_factory=list)
+    moves: Counter[int] = field(default_factory=Counter)
+    order_change: list[float] = field(default_factory=list)
 
 
-def collapse_bound(
-    x: Tensor,
-    weights: Sequence[Tensor],
-    permute: Callable[[Tensor], Tensor],
-    *,
-    activation: Callable[[Tensor], Tensor] | None = None,
-    lipschitz: float = 1.0,
-) -> CollapseBound:
-    """Run X <- f(permute(X W)) layer by layer and compare residuals with CSP's theorem 1.
-
-    The residual is the distance to rows that are all equal. The first centre is the median of
-    each channel; a layer maps it as it maps a row, which is how the theorem is proved: the
-    inequality holds for every first centre, hence for the best one.
-
-    Args:
-        x: (B, N, C) tokens.
-        weights: L matrices (C, C) that multiply from the right (the transpose of an nn.Linear
-            weight).
-        permute: maps (B, N, C) to the same shape by permuting the tokens of each channel.
-        activation: function of every entry by itself; None is the identity.
-        lipschitz: its Lipschitz constant.
-
-    Returns:
-        The residuals and bounds, in at least float32.
+def layer_permutations(subject: Subject, tick: Tick = silent) -> list[LayerPermutations]:
+    """The permutations of every layer that makes some.
 
     Raises:
-        InputError: a weight of another shape, or a constant that is not positive.
-
-    Source: CSP (Yuan and Xu), theorem 1 and appendix A.
+        InputError: no layer of the model permutes tokens.
     """
-    check_tokens("x", x)
-    channels = x.shape[2]
-    if not lipschitz > 0:
-        raise bad_argument("lipschitz", "over 0", lipschitz)
-    for weight in weights:
-        if tuple(weight.shape) != (channels, channels):
-            raise bad_argument("weights", f"shape {(channels, channels)}", tuple(weight.shape))
-    tokens = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-    centre = tokens.median(dim=1, keepdim=True).values
-    residual = [one_infinity_norm(tokens - centre)]
-    bound = [residual[0]]
-    beta = tokens.new_zeros(())
-    for layer, weight in enumerate(weights, start=1):
-        matrix = weight.detach().to(tokens.dtype)
-        tokens, centre = permute(tokens @ matrix), centre @ matrix
-        if activation is not None:
-            tokens, centre = activation(tokens), activation(centre)
-        beta = torch.maximum(beta, matrix.abs().sum(dim=0).amax())
-        residual.append(one_infinity_norm(tokens - centre))
-        bound.append((channels**0.5 * lipschitz * beta) ** layer * residual[0])
-    return CollapseBound(torch.stack(residual), torch.stack(bound))
+    found: dict[str, LayerPermutations] = {}
+    for calls in progress(subject, trace(subject.model, subject.batches), tick):
+        for call in calls:
+            index = permutation_of(call)
+            if index is None:
+                continue
+            if call.name not in found:
+                found[call.name] = _new_layer(call, index)
+            _add(found[call.name], call, index)
+        if not found:
+            break
+    if not found:
+        raise InputError(f"{subject.label}: expected a model with CSP or Sliceformer, got none")
+    return list(found.values())
+
+
+def _new_layer(call: Call, index: Tensor) -> LayerPermutations:
+    with undisturbed(call.module):
+        values = call.module.value(call.x[:1]).gather(1, index[:1])[0]
+    valid = slice(None) if call.key_padding_mask is None else ~call.key_padding_mask[0].cpu()
+    return LayerPermutations(
+        call.name,
+        index.shape[2],
+        index[0].cpu().numpy(),
+        values.double().cpu()[valid].numpy(),
+    )
+
+
+def _add(layer: LayerPermutations, call: Call, index: Tensor) -> None:
+    numbers, shares = distinct_permutations(index)
+    layer.distinct += numbers.tolist()
+    layer.commonest += shares.tolist()
+    moves, counts = displacement(index, call.key_padding_mask).unique(return_counts=True)
+    layer.moves.update(dict(zip(moves.tolist(), counts.tolist(), strict=True)))
+    layer.order_change.append(order_change(call))
+
+
+def order_change(call: Call) -> float:
+    """How much a layer's outputs change when its input tokens come in another order.
+
+    The Frobenius norm of the difference over that of the outputs: 0 for a layer that does not
+    see the order, as the sort of all tokens. The valid tokens of each sample change places.
+
+    Source: Sliceformer, section 4, on permutation invariance.
+    """
+    mask = call.key_padding_mask
+    draws = torch.Generator().manual_seed(0)
+    shuffled = call.x.clone()
+    for sample in range(len(shuffled)):
+        valid = torch.arange(shuffled.shape[1])
+        if mask is not None:
+            valid = valid[~mask[sample].cpu()]
+        order = valid[torch.randperm(len(valid), generator=draws)]
+        shuffled[sample, valid] = call.x[sample, order]
+    with undisturbed(call.module):
+        y = call.module(shuffled, key_padding_mask=mask)
+    size = call.y.double().norm()
+    return float((y.double() - call.y.double()).norm() / size.clamp_min(1e-300))
+
+
+def permutation(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
+    """Pictures, displacements, and how many different permutations there are.
+
+    Subjects without such layers are left out, if there are others.
+
+    Source: CSP, equations (3) to (5); Sliceformer, sections 3 and 4.
+    """
+    found: dict[str, list[LayerPermutations]] = {}
+    for subject in subjects:
+        try:
+            found[subject.label] = layer_permutations(subject, tick)
+        except InputError:
+            if len(subjects) == 1:
+                raise
+    if not found:
+        raise InputError("expected a model with CSP or Sliceformer, got none")
+    return Finding(
+        kind="permutation",
+        title="Permutations of the tokens",
+        source="CSP (Yuan and Xu), equations (3) to (5); Sliceformer (Yuan and Xu), sections 3, 4",
+        seen=tuple(_sentence(label, layers) for label, layers in found.items()),
+        headers=(
+            "Model",
+            "Layer",
+            "Channels",
+            "Different permutations",
+            "Share of the commonest, %",
+            "Values that move, %",
+            "Median distance, tokens",
+            "Change when tokens are reordered",
+        ),
+        rows=tuple(_row(label, layer) for label, layers in found.items() for layer in layers),
+        caption=(
+            "Left of each row: where each output token (down) comes from in the input (across), "
+            "summed over the channels of one sample; brighter is more channels. Middle: the values "
+            "after the permutation, purple below 0, orange above, each channel over its largest. "
+            "Right: how far values move, in tokens, over all samples and channels."
+        ),
+        data={
+            "models": {
+                label: [_numbers(layer) for layer in layers] for label, layers in found.items()
+            }
+        },
+        arrays={
+            f"{label}/{layer.name}/index": layer.index
+            for label, layers in found.items()
+            for layer in layers
+        },
+        figure=_figure(found),
+    )
+
+
+def _numbers(layer: LayerPermutations) -> dict[str, object]:
+    total = sum(layer.moves.values())
+    return {
+        "layer": layer.name,
+        "channels": layer.channels,
+        "distinct": float(np.mean(layer.distinct)),
+        "commonest_share": float(np.mean(layer.commonest)),
+        "moved_share": 1.0 - layer.moves[0] / total,
+        "median_distance": _median_distance(layer.moves),
+        "order_change": float(np.mean(layer.order_change)),
+        "displacements": {str(move): layer.moves[move] for move in sorted(layer.moves)},
+    }
+
+
+def _median_distance(moves: Counter[int]) -> float:
+    """Of |displacement|, each value counted."""
+    distances: Counter[int] = Counter()
+    for move, count in moves.items():
+        distances[abs(move)] += count
+    half, seen = sum(distances.values()) / 2, 0
+    for distance in sorted(distances):
+        seen += distances[distance]
+        if seen >= half:
+            return float(distance)
+    return 0.0
+
+
+def _row(label: str, layer: LayerPermutations) -> tuple[str, ...]:
+    total = sum(layer.moves.values())
+    return (
+        label,
+        layer.name,
+        str(layer.channels),
+        f"{np.mean(layer.distinct):.1f}",
+        f"{100 * np.mean(layer.commonest):.1f}",
+        f"{100 * (1 - layer.moves[0] / total):.1f}",
+        f"{_median_distance(layer.moves):.0f}",
+        f"{np.mean(layer.order_change):.2g}",
+    )
+
+
+def _sentence(label: str, layers: Sequence[LayerPermutations]) -> str:
+    distinct = np.mean([np.mean(layer.distinct) for layer in layers])
+    commonest = np.mean([np.mean(layer.commonest) for layer in layers])
+    change = np.mean([np.mean(layer.order_change) for layer in layers])
+    return (
+        f"{label}: {distinct:.1f} different permutations among {layers[0].channels} channels on "
+        f"average, {100 * commonest:.0f} % of the channels share the commonest; a layer's outputs "
+        f"change by {change:.2g} of their size when its input tokens are reordered."
+    )
+
+
+def _figure(found: dict[str, list[LayerPermutations]]) -> Figure:
+    """A row for each chosen layer: the map, the permuted values, the displacements."""
+    drawn = [
+        (label, layers[number])
+        for label, layers in found.items()
+        for number in chosen_layers(len(layers), _SHOWN_LAYERS if len(found) == 1 else 1)
+    ]
+    figure = new_figure(2.8 * len(drawn) + 0.2)
+    grid = figure.subplots(len(drawn), 3, squeeze=False, width_ratios=(1, 1.4, 1.6))
+    for (label, layer), (left, middle, right) in zip(drawn, grid, strict=True):
+        length = layer.index.shape[0]
+        counts = np.zeros((length, length))
+        np.add.at(counts, (np.arange(length)[:, None], layer.index), 1)
+        picture(left, np.sqrt(counts), title=f"{label}, {layer.name}")
+        left.set_xlabel("from token", fontsize=9)
+        left.set_ylabel("to token", fontsize=9)
+        largest = np.abs(layer.values).max(axis=0, keepdims=True)
+        scaled = layer.values / np.maximum(largest, 1e-12)
+        picture(
+            middle, scaled, title="permuted values", cmap="PuOr_r", vmin=-1, vmax=1, aspect="auto"
+        )
+        middle.set_xlabel("channel", fontsize=9)
+        middle.set_ylabel("token", fontsize=9)
+        moves = sorted(layer.moves)
+        total = sum(layer.moves.values())
+        shares = [100 * layer.moves[move] / total for move in moves]
+        right.bar(moves, shares, width=1.0, color=COLOURS[0])
+        tidy(right, title="displacements", x="tokens forward", y="share of values, %")
+    return figure

@@ -13,6 +13,7 @@ import typer
 
 import rifflemix
 from rifflemix.cli import (
+    analyze,
     bench,
     compare,
     data,
@@ -62,6 +63,7 @@ app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
 app.command(epilog=report.EPILOG)(report.report)
+app.command(epilog=analyze.EPILOG)(analyze.analyze)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.add_typer(listing.app, name="list")
 app.add_typer(data.app, name="data")

@@ -69,6 +69,15 @@ def parse_task_options(pairs: Iterable[str] | None, task: str) -> dict[str, Any]
     return _typed(pairs or (), task_card(task).options, "--task-option", f"option of task {task}")
 
 
+def parse_model_settings(pairs: Iterable[str] | None, model: str) -> dict[str, Any]:
+    """KEY=VALUE texts as the settings of a registered model type them; of nothing else, none."""
+    if not pairs:
+        return {}
+    from rifflemix.models import model_settings
+
+    return _typed(pairs, model_settings(model), "--set", f"setting of model {model}")
+
+
 def parse_mixer_options(
     pairs: Iterable[str] | None, mixers: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:

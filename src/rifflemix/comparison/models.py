@@ -13,7 +13,13 @@ from rifflemix.comparison.config import CompareConfig
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer, list_mixers
 from rifflemix.models import Model, model_card, model_settings
-from rifflemix.runs.fit import check_batch_size, fit_model, task_settings, try_out
+from rifflemix.runs.fit import (
+    check_batch_size,
+    fit_model,
+    pair_settings,
+    task_settings,
+    try_out,
+)
 from rifflemix.runs.measure import peak_memory
 from rifflemix.tasks import Task, card_of
 from rifflemix.train.evaluate import run_model
@@ -98,7 +104,7 @@ def _create(
         "num_heads": config.num_heads,
     }
     if task.num_sequences > 1:
-        settings |= _pair_settings(config.model, task)
+        settings |= pair_settings(config.model, task)
     _check_settings(config.model, task, settings)
     return fit_model(config.model, task, settings, seed)
 
@@ -130,20 +136,6 @@ def _check_inputs(model: str, task: Task) -> None:
         f"model {model} takes {inputs}, but task {task.name} has {kind}; choose a model that "
         f"takes {kind}, such as {card_of(task).backbone_for(task.options)}{layout}"
     )
-
-
-def _pair_settings(model: str, task: Task) -> dict[str, Any]:
-    """Settings of a backbone that follow from samples of two sequences.
-
-    Their product and difference go to the head too: a linear head on the two alone cannot
-    tell how alike they are.
-    """
-    if "num_sequences" not in model_settings(model):
-        raise InputError(
-            f"model {model} takes one sequence at a time, but a sample of task {task.name} has "
-            f"{task.num_sequences}; choose a model that takes num_sequences, such as encoder"
-        )
-    return {"num_sequences": task.num_sequences, "pair_mix": "concat_product_difference"}
 
 
 def _copy_backbone(source: nn.Module, target: nn.Module) -> None:

@@ -15,6 +15,7 @@ from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.value_maps import value_and_output_maps
 from rifflemix.ops.permutation import SHIFT_KINDS, SortSpec, unchecked
 from rifflemix.ops.permutation.schedules import scheduled_steps
+from rifflemix.ops.permutation.spec import Permuted
 
 ORDERS = ("reference", "ascending")
 
@@ -105,10 +106,15 @@ class CSP(TokenMixer):
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Permute the values channel by channel."""
-        y: Tensor = self.proj(self._permute(self.value(x), key_padding_mask))
+        y: Tensor = self.proj(self.permute(self.value(x), key_padding_mask)[0])
         return y
 
-    def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
+    def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
+        """The shift and sort of values (B, N, C) with their mask, and where each came from.
+
+        Returns:
+            The permuted values, and the index (B, N, C) that gathers them if `with_index`.
+        """
         length = v.shape[1]
         size = self._size_of_groups(length)
         steps = self._shift_steps(length, size, v.device)
@@ -119,10 +125,10 @@ class CSP(TokenMixer):
             v, mask = F.pad(v, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=True)
         spec = SortSpec(v.shape[1] // size, self.order == "reference", self.heads)
         if steps is None:
-            y, _ = unchecked.group_sort(v, spec, mask)
+            y, index = unchecked.group_sort(v, spec, mask, with_index)
         else:
-            y, _ = unchecked.channel_permute(v, steps, spec, mask)
-        return y[:, :length]
+            y, index = unchecked.channel_permute(v, steps, spec, mask, with_index)
+        return y[:, :length], None if index is None else index[:, :length]
 
     def _size_of_groups(self, length: int) -> int:
         if self.num_groups is not None:

@@ -11,6 +11,7 @@ from rifflemix.errors import check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.value_maps import value_and_output_maps
 from rifflemix.ops.permutation import SortSpec, interleave_columns, unchecked
+from rifflemix.ops.permutation.spec import Permuted
 
 VARIANTS = ("ascending", "descending", "interleave", "max_exchange")
 
@@ -85,14 +86,19 @@ class Sliceformer(TokenMixer):
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Sort the values channel by channel."""
-        y: Tensor = self.proj(self._permute(self.value(x), key_padding_mask))
+        y: Tensor = self.proj(self.permute(self.value(x), key_padding_mask)[0])
         return y
 
-    def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
+    def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
+        """The sort of values (B, N, C) with their mask, and where each came from.
+
+        Returns:
+            The sorted values, and the index (B, N, C) that gathers them if `with_index`.
+        """
         if self.variant == "max_exchange":
-            return unchecked.max_exchange(v, mask)[0]
+            return unchecked.max_exchange(v, mask, with_index)
         descending = None if self.variant == "ascending" else self.descending
-        return unchecked.group_sort(v, SortSpec(1, False, 1, descending), mask)[0]
+        return unchecked.group_sort(v, SortSpec(1, False, 1, descending), mask, with_index)
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""

@@ -47,6 +47,20 @@ def task_settings(task: Task) -> dict[str, Any]:
     return {**inputs, "num_classes": task.num_classes}
 
 
+def pair_settings(model: str, task: Task) -> dict[str, Any]:
+    """Settings of a backbone that follow from samples of two sequences.
+
+    Their product and difference go to the head too: a linear head on the two alone cannot
+    tell how alike they are.
+    """
+    if "num_sequences" not in model_settings(model):
+        raise InputError(
+            f"model {model} takes one sequence at a time, but a sample of task {task.name} has "
+            f"{task.num_sequences}; choose a model that takes num_sequences, such as encoder"
+        )
+    return {"num_sequences": task.num_sequences, "pair_mix": "concat_product_difference"}
+
+
 def check_batch_size(batch_size: int, task: Task) -> None:
     """Raise unless a batch can hold each training sample at most once."""
     available = len(task.split("train"))

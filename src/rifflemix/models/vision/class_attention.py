@@ -35,13 +35,28 @@ class ClassAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) -> what the first of them gathers, (B, 1, C)."""
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self._heads(x)
         gathered = dropout_attention(
             q[:, :, :1], k, v, dropout_p=self.dropout if self.training else 0.0
         )
         y: Tensor = self.proj(gathered.transpose(1, 2).flatten(2))
         return y
+
+    def weights(self, x: Tensor) -> Tensor:
+        """How much of each token (B, N, C) the first one gathers in each head.
+
+        Returns:
+            (B, H, N), without dropout; sums to 1 over the tokens.
+        """
+        q, k, _ = self._heads(x)
+        scores = (q[:, :, :1] @ k.mT).squeeze(2) / k.shape[-1] ** 0.5
+        return scores.softmax(dim=-1)
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (B, H, N, C / H) each."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
 
 
 class ClassAttentionBlock(nn.Module):

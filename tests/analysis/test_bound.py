@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rifflemix.analysis.permutation import collapse_bound, one_infinity_norm
+from rifflemix.analysis.bound import collapse_bound, one_infinity_norm
 from rifflemix.errors import InputError
 from rifflemix.ops import channel_permute, group_sort, shift_steps
 

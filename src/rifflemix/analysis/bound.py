@@ -1,0 +1,105 @@
+"""How far a stack of permutation mixers is from rank collapse, beside CSP's bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rifflemix.checks import check_tokens
+from rifflemix.errors import bad_argument
+
+
+@dataclass(frozen=True)
+class CollapseBound:
+    """Residuals of a stack and their bounds, both (L + 1, B): row l is after l layers.
+
+    Attributes:
+        residual: (1, infinity)-norm of the distance to a matrix of equal rows. It is measured
+            around the point that the layers make of the first centre, so it is itself at least
+            the smallest such distance.
+        bound: C^(l/2) (lipschitz * beta)^l times the first residual, with beta the largest
+            1-norm among the first l weights.
+    """
+
+    residual: Tensor
+    bound: Tensor
+
+    def holds(self, relative_tolerance: float = 1e-5) -> bool:
+        """Whether no residual is above its bound, up to rounding."""
+        return bool((self.residual <= self.bound * (1.0 + relative_tolerance)).all())
+
+
+def one_infinity_norm(x: Tensor) -> Tensor:
+    """sqrt(|X|_1 |X|_inf) of each sample: largest column sum times largest row sum, of |x|.
+
+    Args:
+        x: (B, N, C).
+
+    Returns:
+        (B,).
+
+    Source: CSP (Yuan and Xu), below equation (6).
+    """
+    check_tokens("x", x)
+    size = x.abs()
+    return (size.sum(dim=1).amax(dim=1) * size.sum(dim=2).amax(dim=1)).sqrt()
+
+
+def collapse_bound(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    permute: Callable[[Tensor], Tensor] | Sequence[Callable[[Tensor], Tensor]],
+    *,
+    activation: Callable[[Tensor], Tensor] | None = None,
+    lipschitz: float = 1.0,
+) -> CollapseBound:
+    """Run X <- f(permute(X W)) layer by layer and compare residuals with CSP's theorem 1.
+
+    The residual is the distance to rows that are all equal. The first centre is the median of
+    each channel; a layer maps it as it maps a row, which is how the theorem is proved: the
+    inequality holds for every first centre, hence for the best one.
+
+    Args:
+        x: (B, N, C) tokens.
+        weights: L matrices (C, C) that multiply from the right (the transpose of an nn.Linear
+            weight).
+        permute: maps (B, N, C) to the same shape by permuting the tokens of each channel; a
+            sequence has one for each layer.
+        activation: function of every entry by itself; None is the identity.
+        lipschitz: its Lipschitz constant.
+
+    Returns:
+        The residuals and bounds, in at least float32.
+
+    Raises:
+        InputError: a weight of another shape, or a constant that is not positive.
+
+    Source: CSP (Yuan and Xu), theorem 1 and appendix A.
+    """
+    check_tokens("x", x)
+    channels = x.shape[2]
+    if not lipschitz > 0:
+        raise bad_argument("lipschitz", "over 0", lipschitz)
+    for weight in weights:
+        if tuple(weight.shape) != (channels, channels):
+            raise bad_argument("weights", f"shape {(channels, channels)}", tuple(weight.shape))
+    permutes = [permute] * len(weights) if callable(permute) else list(permute)
+    if len(permutes) != len(weights):
+        raise bad_argument("permute", f"one, or {len(weights)} of them", len(permutes))
+    tokens = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+    centre = tokens.median(dim=1, keepdim=True).values
+    residual = [one_infinity_norm(tokens - centre)]
+    bound = [residual[0]]
+    beta = tokens.new_zeros(())
+    for layer, (weight, apply) in enumerate(zip(weights, permutes, strict=True), start=1):
+        matrix = weight.detach().to(tokens.dtype)
+        tokens, centre = apply(tokens @ matrix), centre @ matrix
+        if activation is not None:
+            tokens, centre = activation(tokens), activation(centre)
+        beta = torch.maximum(beta, matrix.abs().sum(dim=0).amax())
+        residual.append(one_infinity_norm(tokens - centre))
+        bound.append((channels**0.5 * lipschitz * beta) ** layer * residual[0])
+    return CollapseBound(torch.stack(residual), torch.stack(bound))

@@ -1,0 +1,86 @@
+"""What an analysis gives: sentences, a table, numbers and a picture, and the subjects it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from rifflemix.tasks import Task
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Tick = Callable[[str, int, int], None]
+"""Called with what is being looked at, how much is done, and of how much."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model, and the data that it is looked at with.
+
+    Attributes:
+        label: its name in tables and pictures.
+        model: any module.
+        batches: what `trace` takes; can be gone through as often as one likes.
+        task: where the batches come from; None for other data.
+        about: what results say of it, as JSON values: folder, mixer, seed, step ...
+    """
+
+    label: str
+    model: nn.Module
+    batches: Sequence[Any]
+    task: Task | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """What was found.
+
+    Attributes:
+        kind: the name of the analysis.
+        title: the heading of its section.
+        source: the figure or section of the paper that it makes again.
+        seen: sentences with what was found, numbers included.
+        headers, rows: a table of texts.
+        caption: how to read the picture.
+        data: all numbers, as JSON values.
+        arrays: what is too large for JSON.
+        figure: the picture.
+    """
+
+    kind: str
+    title: str
+    source: str
+    seen: tuple[str, ...]
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str
+    data: Mapping[str, Any]
+    figure: Figure
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+def silent(text: str, done: int, total: int) -> None:
+    """A `Tick` that shows nothing."""
+
+
+def progress(subject: Subject, items: Iterable[Any], tick: Tick) -> Iterable[Any]:
+    """The items, one for each batch of a subject, with a tick before the first and after each."""
+    total = len(subject.batches)
+    tick(subject.label, 0, total)
+    for done, item in enumerate(items, start=1):
+        yield item
+        tick(subject.label, done, total)
+
+
+def as_array(values: Any) -> NDArray[np.float64]:
+    """Numbers or a tensor as float64."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=np.float64)

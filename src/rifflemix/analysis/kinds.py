@@ -1,0 +1,146 @@
+"""The analyses by name, and running them on a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rifflemix.analysis.cls_attention import cls_attention
+from rifflemix.analysis.coherence import coherence
+from rifflemix.analysis.collapse import collapse
+from rifflemix.analysis.finding import Finding, Subject, Tick, silent
+from rifflemix.analysis.gallery import write_finding, write_page
+from rifflemix.analysis.membership import membership
+from rifflemix.analysis.pattern import pattern
+from rifflemix.analysis.permutation import permutation
+from rifflemix.analysis.rate import rate
+from rifflemix.analysis.spectrum import spectrum
+from rifflemix.analysis.subjects import View, find_subjects, own_subject
+from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.files import claimed_folder
+from rifflemix.runs.folder import check_folder
+
+Kind = Callable[[Sequence[Subject], Tick], Finding]
+
+KINDS: Mapping[str, Kind] = {
+    "pattern": pattern,
+    "permutation": permutation,
+    "spectrum": spectrum,
+    "collapse": collapse,
+    "rate": rate,
+    "membership": membership,
+    "coherence": coherence,
+    "cls-attention": cls_attention,
+}
+FORMAT = "rifflemix.analysis/1"
+
+
+def analyze(
+    kind: str,
+    target: Any,
+    batches: Sequence[Any] | None = None,
+    *,
+    view: View | None = None,
+    tick: Tick = silent,
+) -> Finding:
+    """One analysis.
+
+    Args:
+        kind: one of `rifflemix.analysis.KINDS`.
+        target: a run's folder, the name of a preset, or a module of your own.
+        batches: of your own module, as `trace` takes them.
+        view: how many samples, and of presets which mixers and settings.
+        tick: called with the progress.
+
+    Returns:
+        Sentences, table, numbers and picture.
+
+    Raises:
+        InputError: an unknown kind, a target that is none, or one without such layers.
+    """
+    check_choice("kind", kind, KINDS)
+    return KINDS[kind](_subjects(target, batches, view), tick)
+
+
+def analyze_into(
+    out: Path,
+    kinds: Sequence[str],
+    target: str,
+    view: View,
+    *,
+    tick: Callable[[str, str, int, int], None],
+) -> tuple[list[Path], dict[str, str]]:
+    """Write the files of one analysis, or of every one that a target has, and their page.
+
+    An analysis whose files are there already is kept where several are asked for: a gallery
+    that was stopped goes on.
+
+    Args:
+        out: new, empty, or of an earlier start on the same target.
+        kinds: names of analyses.
+        target: a run's folder or the name of a preset.
+        view: what to look at it with.
+        tick: called with the kind and its progress.
+
+    Returns:
+        The files written, and kind -> why the target has none of it.
+
+    Raises:
+        InputError: as `analyze`; of several kinds, if the target has none of them. Nothing is
+            written then.
+    """
+    for kind in kinds:
+        check_choice("kind", kind, KINDS)
+    check_folder(out)
+    subjects = find_subjects(target, view)
+    settings = _settings(target, view, subjects)
+    written: list[Path] = []
+    left_out: dict[str, str] = {}
+    several = len(kinds) > 1
+    for kind in kinds:
+        if several and (out / f"{kind}.json").is_file():
+            continue
+        try:
+            finding = KINDS[kind](subjects, _named(tick, kind))
+        except InputError as error:
+            if not several:
+                raise
+            left_out[kind] = str(error)
+            continue
+        with claimed_folder(out, settings):
+            written += write_finding(out, finding, subjects)
+            written.append(write_page(out, tuple(KINDS), Path(target).name, left_out))
+    if len(left_out) == len(kinds):
+        raise bad_argument("target", "a model that can be looked into", f"{target}: {left_out}")
+    return list(dict.fromkeys(written)), left_out
+
+
+def _named(tick: Callable[[str, str, int, int], None], kind: str) -> Tick:
+    return lambda text, done, total: tick(kind, text, done, total)
+
+
+def _settings(target: str, view: View, subjects: Sequence[Subject]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "target": Path(target).name,
+        "samples": view.samples,
+        "batch_size": view.batch_size,
+        "seed": view.seed,
+        "tokens": view.tokens,
+        "mixers": list(view.mixers),
+        "settings": dict(view.settings or {}),
+        "subjects": [{"label": s.label, **s.about} for s in subjects],
+    }
+
+
+def _subjects(target: Any, batches: Sequence[Any] | None, view: View | None) -> list[Subject]:
+    if isinstance(target, Subject):
+        return [target]
+    if isinstance(target, nn.Module):
+        return [own_subject(target, batches or ())]
+    if batches is not None:
+        raise bad_argument("batches", "None beside a run or a preset", "batches")
+    return find_subjects(target, view)

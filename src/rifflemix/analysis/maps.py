@@ -1,0 +1,159 @@
+"""The map over tokens that a mixer applies: a permutation of each channel, or a matrix a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.analysis.trace import Call, undisturbed
+from rifflemix.mixers.csp import CSP
+from rifflemix.mixers.sliceformer import Sliceformer
+
+_Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]
+
+
+def permutation_of(call: Call) -> Tensor | None:
+    """Where each output comes from, in a layer that permutes its values channel by channel.
+
+    Args:
+        call: what `trace` saw.
+
+    Returns:
+        (B, N, C) int64: output n of channel c is the value of token index[b, n, c] there; the
+        identity at padded positions. None for all other mixers.
+    """
+    mixer = call.module
+    if not isinstance(mixer, CSP | Sliceformer):
+        return None
+    x = _without_padding(call)
+    with undisturbed(mixer):
+        index: Tensor | None = mixer.permute(
+            mixer.value(x), call.key_padding_mask, with_index=True
+        )[1]
+    return index
+
+
+def matrix_of(call: Call) -> Tensor | None:
+    """The matrix that a layer multiplies its values with, head by head.
+
+    It is measured, not computed anew: unit vectors take the place of the values, N / D passes of
+    the layer put out its columns, and the product with the values must be what the layer makes of
+    them. So it is the matrix of any mixer that has the maps `qkv` and `proj` and is linear in its
+    values: softmax, local, block-sparse, sorted, linear and low-rank attention.
+
+    Args:
+        call: what `trace` saw.
+
+    Returns:
+        (B, H, N, N), rows are outputs, zero at padded positions; None for a mixer without such a
+        matrix (one that mixes channels, or has no values).
+    """
+    host = _attention_in(call.module)
+    if host is None:
+        return None
+    x, mask = _without_padding(call), call.key_padding_mask
+    mixer, heads = call.module, int(host.num_heads)
+    groups = int(getattr(host, "num_groups", 1))
+    rows = _token_of_each_row(mixer, host, x, mask)
+    layout = (groups, 3, heads // groups, -1)
+    length, batch = x.shape[1], x.shape[0]
+
+    def as_heads(y: Tensor) -> Tensor:
+        return y.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    seen: list[Tensor] = []
+
+    def note(module: nn.Module, args: Any, output: Tensor) -> None:
+        seen.append(output.unflatten(-1, layout)[..., 2, :, :].flatten(-3, -2))
+
+    plain = as_heads(_unprojected(mixer, host, x, mask, note))
+    if plain.shape[:3] != (batch, heads, length) or len(seen) != 1:
+        return None
+    width = plain.shape[-1]
+    columns = []
+    for first in range(0, length, width):
+        units = torch.arange(first, first + width, device=x.device)
+        unit = (rows.unsqueeze(-1) == units).to(x.dtype)
+
+        def put(module: nn.Module, args: Any, output: Tensor, unit: Tensor = unit) -> Tensor:
+            parts = output.unflatten(-1, layout).clone()
+            parts[..., 2, :, :] = unit[..., None, None, :]
+            return parts.flatten(-4)
+
+        columns.append(as_heads(_unprojected(mixer, host, x, mask, put)))
+    matrix = torch.cat(columns, -1)[..., :length]
+    return matrix if _explains(matrix, seen[0], rows, plain) else None
+
+
+def _explains(matrix: Tensor, values: Tensor, rows: Tensor, plain: Tensor) -> bool:
+    """Whether matrix times values is what the layer put out."""
+    batch, _, length, _ = matrix.shape
+    flat = values.reshape(batch, -1, *values.shape[-2:])
+    where = rows.reshape(batch, -1)
+    by_token = flat.new_zeros(batch, length + 1, *flat.shape[-2:])
+    index = torch.where(where < 0, length, where)[..., None, None].expand_as(flat)
+    by_token = by_token.scatter(1, index, flat)[:, :length].transpose(1, 2)
+    difference = (matrix @ by_token - plain).abs().max()
+    return bool(difference <= 1e-3 * plain.abs().max().clamp_min(1e-6))
+
+
+def _attention_in(mixer: nn.Module) -> Any:
+    """The module with the maps: the mixer itself, or what it calls on rearranged tokens."""
+    for module in mixer.modules():
+        qkv, proj = getattr(module, "qkv", None), getattr(module, "proj", None)
+        has_heads = isinstance(getattr(module, "num_heads", None), int)
+        three = not getattr(module, "tie_kv", False)
+        if has_heads and three and isinstance(qkv, nn.Module) and hasattr(module, "proj"):
+            return module if proj is None or isinstance(proj, nn.Module) else None
+    return None
+
+
+def _token_of_each_row(mixer: nn.Module, host: Any, x: Tensor, mask: Tensor | None) -> Tensor:
+    """(..., rows) int64: the token that stands in each row of what `qkv` gets; -1 for none.
+
+    The layer may pad, move or group tokens: they are sent through it with their numbers on them.
+    """
+    numbers = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)
+    found: list[Tensor] = []
+
+    def note(module: nn.Module, args: Any, output: Tensor) -> None:
+        found.append(args[0][..., 0].round().long() - 1)
+
+    _unprojected(mixer, host, numbers[None, :, None].expand_as(x), mask, note)
+    return found[0]
+
+
+def _unprojected(
+    mixer: nn.Module, host: Any, x: Tensor, mask: Tensor | None, on_qkv: _Hook
+) -> Tensor:
+    """(B, N, H D): the output of a layer with its output map left out."""
+    with undisturbed(mixer), _hooks(host, on_qkv):
+        y: Tensor = mixer(x, key_padding_mask=mask)
+    return y
+
+
+@contextmanager
+def _hooks(host: Any, on_qkv: _Hook) -> Iterator[None]:
+    def leave_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        y: Tensor = args[0]
+        return y
+
+    hooks = [host.qkv.register_forward_hook(on_qkv)]
+    if host.proj is not None:
+        hooks.append(host.proj.register_forward_hook(leave_out))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _without_padding(call: Call) -> Tensor:
+    """The input with zeros at padded positions, as every mixer takes it."""
+    if call.key_padding_mask is None:
+        return call.x
+    return call.x.masked_fill(call.key_padding_mask.unsqueeze(-1), 0.0)

@@ -1,0 +1,174 @@
+"""What every mixer of a model gets and gives, batch by batch; the model stays as it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.mixers import TokenMixer
+from rifflemix.train.evaluate import run_model
+from rifflemix.train.seeds import rng_state, seed_everything, set_rng_state
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer within a forward pass of its model.
+
+    Attributes:
+        name: of the layer in the model; of a shared layer's later calls with " (2)" and so on.
+        module: the layer itself.
+        x: (B, N, C) its input, a copy.
+        y: its output, a copy.
+        key_padding_mask: (B, N) bool, True = padding; None where there is none.
+    """
+
+    name: str
+    module: Any
+    x: Tensor
+    y: Tensor
+    key_padding_mask: Tensor | None
+
+
+def trace(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    of: type[nn.Module] | tuple[type[nn.Module], ...] = TokenMixer,
+) -> Iterator[tuple[Call, ...]]:
+    """The calls of the layers of some kind, in the order in which a model makes them.
+
+    The model runs in evaluation mode without gradients. Between two batches, after the last one,
+    and where the caller stops in between, it is as it was: weights, buffers, mode, hooks and
+    the state of all random generators. Only the calls of one batch are held.
+
+    Args:
+        model: any module, or one layer alone.
+        batches: each a tensor, the model's only argument; a tuple, its arguments; a task's batch
+            with "inputs"; or any other mapping, its keyword arguments.
+        of: the kinds of layers; of layers inside each other the outermost.
+
+    Yields:
+        The calls of one batch.
+
+    Raises:
+        InputError: the model has no such layer, or calls none.
+    """
+    layers = find_layers(model, of)
+    for batch in batches:
+        calls: list[Call] = []
+        with undisturbed(model), _hooked(layers, calls):
+            _run(model, batch)
+        if not calls:
+            raise InputError(f"model {type(model).__name__} has {_words(of)} but never calls one")
+        yield tuple(calls)
+
+
+def find_layers(
+    model: nn.Module, of: type[nn.Module] | tuple[type[nn.Module], ...] = TokenMixer
+) -> dict[str, nn.Module]:
+    """The layers of some kind by their first names, of layers inside each other the outermost.
+
+    Raises:
+        InputError: the model has none.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") or not outer for outer in found)
+        if isinstance(module, of) and not inside:
+            found[name] = module
+    if not found:
+        raise InputError(f"model {type(model).__name__} has no {_words(of)} to look into")
+    return found
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Inside, a model is in evaluation mode without gradients; afterwards all is as it was.
+
+    Noise that it draws in evaluation mode is the same each time.
+    """
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    noise = rng_state(device)
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        model.eval()
+        seed_everything(0)
+        with torch.no_grad():
+            yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
+        for module, name, buffer, before in buffers:
+            if not torch.equal(buffer, before):
+                buffer.copy_(before)
+            setattr(module, name, buffer)
+        set_rng_state(noise, device)
+
+
+@contextlib.contextmanager
+def _hooked(layers: Mapping[str, nn.Module], calls: list[Call]) -> Iterator[None]:
+    """Inside, every call of these layers is noted."""
+    counts: Counter[str] = Counter()
+
+    def hook_of(name: str) -> Any:
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            x = args[0] if args else kwargs["x"]
+            counts[name] += 1
+            again = f" ({counts[name]})" if counts[name] > 1 else ""
+            mask = kwargs.get("key_padding_mask")
+            # Copies: what comes after may write into the very tensors.
+            calls.append(Call(name + again, module, x.clone(), output.clone(), mask))
+
+        return note
+
+    hooks = [
+        layer.register_forward_hook(hook_of(name), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _run(model: nn.Module, batch: Any) -> None:
+    parameter = next(model.parameters(), None)
+
+    def moved(value: Any) -> Any:
+        is_tensor = isinstance(value, Tensor) and parameter is not None
+        return value.to(parameter.device) if is_tensor else value
+
+    if isinstance(batch, Tensor):
+        model(moved(batch))
+    elif isinstance(batch, tuple | list):
+        model(*map(moved, batch))
+    elif isinstance(batch, Mapping):
+        there = {name: moved(value) for name, value in batch.items()}
+        if "inputs" in there:
+            run_model(model, there)
+        else:
+            model(**there)
+    else:
+        expected = "tensors, tuples of arguments, or mappings"
+        raise bad_argument("batches", expected, type(batch).__name__)
+
+
+def _words(of: type[nn.Module] | tuple[type[nn.Module], ...]) -> str:
+    kinds = of if isinstance(of, tuple) else (of,)
+    if TokenMixer in kinds:
+        return "token mixer"
+    return " or ".join(kind.__name__ for kind in kinds)

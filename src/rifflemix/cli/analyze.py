@@ -1,0 +1,126 @@
+"""rifflemix analyze: look inside a trained model, or one with fresh weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from rifflemix.cli.data import DataProgress
+from rifflemix.cli.options import parse_model_settings, parse_names
+from rifflemix.cli.output import print_json, progress_console, show
+from rifflemix.errors import bad_argument
+from rifflemix.runs.options import DataDir, Json, Option, Seed, Threads
+
+EPILOG = """Examples:
+
+  rifflemix analyze spectrum runs/three --out looks/three
+
+  rifflemix analyze all runs/tssa --out looks/tssa
+
+  rifflemix analyze collapse encoder --mixers softmax,csp --set num_layers=24 --out looks/fresh
+
+TARGET is the folder of a run of train, compare or reproduce, or a model of `rifflemix list
+models`, which gets fresh weights and random inputs. KIND is pattern, permutation, spectrum,
+collapse, rate, membership, coherence, cls-attention or all.
+"""
+
+
+def analyze(
+    kind: Annotated[str, typer.Argument(help="What to look at, or all.")],
+    target: Annotated[str, typer.Argument(help="A run's folder, or the name of a model.")],
+    out: Annotated[Path, Option("Folder for numbers, pictures and the page.", metavar="PATH")],
+    samples: Annotated[int, Option("Samples of the validation split, or random ones.")] = 32,
+    batch_size: Annotated[int, Option("Samples that are held at a time.")] = 16,
+    mixers: Annotated[
+        str | None, Option("Of a model with fresh weights: its mixers, with commas between.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        Option("Setting of a model with fresh weights; repeatable.", ("--set",), "KEY=VALUE"),
+    ] = None,
+    tokens: Annotated[int, Option("Tokens of random sequences.")] = 64,
+    seed: Seed = 0,
+    data_dir: DataDir | None = None,
+    threads: Threads | None = None,
+    json: Json = False,
+) -> None:
+    """Look inside: spectra, ranks, permutations, memberships, coding rates, attention, patterns."""
+    from rifflemix.analysis import KINDS, View, analyze_into
+    from rifflemix.cli.options import parse_threads
+    from rifflemix.runs.device import using_threads
+
+    kinds = tuple(KINDS) if kind == "all" else (kind,)
+    if kind != "all" and kind not in KINDS:
+        raise bad_argument("KIND", f"all or one of {', '.join(KINDS)}", repr(kind))
+    console = progress_console()
+    with DataProgress(console) as progress, using_threads(parse_threads(threads)):
+        view = View(
+            samples=samples,
+            batch_size=batch_size,
+            seed=seed,
+            mixers=() if mixers is None else parse_names(mixers, "--mixers"),
+            settings=parse_model_settings(setting, target),
+            tokens=tokens,
+            data_dir=data_dir,
+            progress=progress,
+        )
+        with _Bar(console) as bar:
+            written, left_out = analyze_into(out, kinds, target, view, tick=bar.update)
+    _tell(out, kinds, written, left_out, as_json=json)
+
+
+def _tell(
+    out: Path,
+    kinds: tuple[str, ...],
+    written: list[Path],
+    left_out: dict[str, str],
+    *,
+    as_json: bool,
+) -> None:
+    from rifflemix.analysis.gallery import read_finding
+
+    there = [kind for kind in kinds if (out / f"{kind}.json").is_file()]
+    found = {kind: read_finding(out / f"{kind}.json") for kind in there}
+    if as_json:
+        print_json({"out": str(out), "findings": found, "left_out": left_out})
+        return
+    for kind, finding in found.items():
+        show(f"{kind}: {finding['title']} ({finding['source']})")
+        for sentence in finding["seen"]:
+            show(f"  {sentence}")
+    for kind, why in left_out.items():
+        show(f"{kind}: left out: {why}")
+    names = ", ".join(path.name for path in written)
+    show(f"Written to {out}: {names}" if written else f"All there already: {out}")
+
+
+class _Bar:
+    """A bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(30),
+            MofNCompleteColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("loading", total=None)
+
+    def __enter__(self) -> _Bar:
+        """Start to show."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Stop to show."""
+        self._bar.stop()
+
+    def update(self, kind: str, text: str, done: int, total: int) -> None:
+        """Show how far the analysis has come."""
+        self._bar.update(self._task, description=f"{kind}: {text}", completed=done, total=total)
