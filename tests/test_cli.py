@@ -26,7 +26,7 @@ TINY = (
     "--task", "digits", "--task-option", "patch_size=4", "--dim", "16", "--layers", "1",
     "--heads", "2", "--batch-size", "64",
 )  # fmt: skip
-FILES = {"config.json", "results.json", "table.md", "plot.png", "report.html"}
+FILES = {"config.json", "config.toml", "results.json", "table.md", "plot.png", "report.html"}
 
 
 class Outcome(NamedTuple):
@@ -278,7 +278,7 @@ def test_compare_end_to_end(cli: Cli, tmp_path: Path) -> None:
     assert results["config"]["mixer_options"] == {"csp": {"num_groups": 2}}
     assert results["mixers"][0]["test"]["n"] == 2
 
-    pictures = {name: (out / name).read_bytes() for name in FILES - {"config.json"}}
+    pictures = {name: (out / name).read_bytes() for name in FILES - {"config.json", "config.toml"}}
     (out / "plot.png").unlink()
     again = cli(*arguments, "--json")
     assert again.code == 0

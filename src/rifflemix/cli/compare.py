@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import print_json, progress_console, show
 from rifflemix.cli.settings import compare_config
+from rifflemix.errors import InputError
 from rifflemix.runs.options import Json, Option, Out, RunOptions, Task
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ EPILOG = """Examples:
 
   rifflemix compare --task digits --mixers csp,csp-4=csp --mixer-option csp-4.num_groups=4 --out a
 
+  rifflemix compare --task digits --lr 1e-3,3e-3,1e-2 --seeds 3 --out runs/tuned
+
+  rifflemix compare --config runs/tuned/config.toml --out runs/again
+
   rifflemix compare --task csv --data my.csv --input text --label y --out runs/mine
 
 Ctrl-C stops after the current step; the same command continues from there.
@@ -39,15 +45,20 @@ Ctrl-C stops after the current step; the same command continues from there.
 
 def compare(
     *,
-    task: Task,
+    task: Task | None = None,
     out: Out,
     mixers: Annotated[
         str | None,
         Option("Names, or LABEL=NAME for one more setting, with commas between; all if unset."),
     ] = None,
     seeds: Annotated[
-        str, Option("Number of seeds 0, 1, ..., or a list of them.", metavar="NUMBER")
-    ] = "1",
+        str | None,
+        Option("Number of seeds 0, 1, ..., or a list of them; 1 if unset.", metavar="NUMBER"),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        Option("File with these choices; options on the command line win.", metavar="FILE.toml"),
+    ] = None,
     run: RunOptions,
     json: Json = False,
 ) -> None:
@@ -55,19 +66,14 @@ def compare(
 
     Writes results.json, table.md, plot.png and report.html to --out.
     """
-    from rifflemix.comparison import check_any_finished, default_mixers, plan_comparison
+    from rifflemix.comparison import check_any_finished, plan_comparison
     from rifflemix.comparison.files import write_comparison_files
     from rifflemix.comparison.notes import partial_note
 
-    chosen = options.parse_seeds(seeds)
-    if mixers is None:
-        names = {name: name for name in default_mixers(task)}
-        _tell_left_out(task, tuple(names))
-    else:
-        names = options.parse_mixers(mixers)
-    config = compare_config(task, names, chosen, run)
+    given = _choices(task, mixers, seeds, run.data_dir, config)
+    chosen = compare_config(given.task, given.mixers, given.seeds, run, given.settings)
     with DataProgress(progress_console()) as progress:
-        plan = plan_comparison(config, out, data_dir=run.data_dir, progress=progress)
+        plan = plan_comparison(chosen, out, data_dir=given.data_dir, progress=progress)
     results = _run(plan)
     write_comparison_files(plan.out, results)
     if json:
@@ -78,6 +84,51 @@ def compare(
     if results["status"] != "complete":
         progress_console().print(partial_note(results), soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What is compared, from options and from a file; `settings` are the file's others."""
+
+    task: str
+    mixers: dict[str, str]
+    seeds: tuple[int, ...]
+    data_dir: Path | None
+    settings: dict[str, Any]
+
+
+def _choices(
+    task: str | None,
+    mixers: str | None,
+    seeds: str | None,
+    data_dir: Path | None,
+    file: Path | None,
+) -> _Choices:
+    from rifflemix.comparison import default_mixers
+    from rifflemix.comparison.choices import chosen_mixers, chosen_seeds
+    from rifflemix.comparison.toml_file import read_config
+
+    of_file = {} if file is None else read_config(file)
+    task = task or of_file.pop("task", None)
+    if task is None:
+        raise InputError("Missing option '--task', here or in --config; see `rifflemix list tasks`")
+    of_file.pop("task", None)
+    mixers_of_file, seeds_of_file = of_file.pop("mixers", None), of_file.pop("seeds", 1)
+    data_dir_of_file = of_file.pop("data_dir", None)
+    if mixers is not None:
+        names = options.parse_mixers(mixers)
+    elif mixers_of_file is not None:
+        names, _ = chosen_mixers(mixers_of_file)
+    else:
+        names = {name: name for name in default_mixers(task)}
+        _tell_left_out(task, tuple(names))
+    return _Choices(
+        task,
+        names,
+        chosen_seeds(seeds_of_file) if seeds is None else options.parse_seeds(seeds),
+        Path(data_dir_of_file) if data_dir is None and data_dir_of_file else data_dir,
+        of_file,
+    )
 
 
 def _tell_left_out(task: str, names: tuple[str, ...]) -> None:

@@ -41,6 +41,12 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(range(numbers[0]))
 
 
+def parse_numbers(text: str, option: str) -> float | list[float]:
+    """`0.1` -> 0.1; `0.1,0.3` -> [0.1, 0.3]."""
+    numbers = [_parse(part, option, "a number", float) for part in text.split(",")]
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
 def parse_names(text: str, option: str) -> tuple[str, ...]:
     """`a,b,c` -> ("a", "b", "c")."""
     names = tuple(part.strip() for part in text.split(","))

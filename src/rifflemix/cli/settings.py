@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rifflemix.cli.options import (
     parse_mixer_options,
+    parse_numbers,
     parse_precision,
     parse_task_options,
     parse_threads,
@@ -18,12 +19,27 @@ if TYPE_CHECKING:
     from rifflemix.runs.options import RunOptions
 
 _OF_DATA = ("data", "input", "label")
+_SAME_NAME = (
+    "max_steps", "batch_size", "dim", "num_layers", "num_heads", "model", "device", "precision",
+    "threads",
+)  # fmt: skip
 
 
 def compare_config(
-    task: str, mixers: Mapping[str, str], seeds: tuple[int, ...], options: RunOptions
+    task: str,
+    mixers: Mapping[str, str],
+    seeds: tuple[int, ...],
+    options: RunOptions,
+    of_file: Mapping[str, Any] | None = None,
 ) -> CompareConfig:
-    """The resolved configuration; `mixers` are labels and the names behind them.
+    """The resolved configuration.
+
+    Args:
+        task: registry name.
+        mixers: labels and the names behind them.
+        seeds: of the runs.
+        options: as typed; they win over the file.
+        of_file: settings of a configuration file.
 
     Raises:
         InputError: an unknown name, or a value out of range.
@@ -35,24 +51,25 @@ def compare_config(
     task_options = _task_options(task, options)
     for name in mixers.values():
         mixer_card(name)
-    parse_precision(options.precision)
-    return resolve(
-        task_card(task),
-        mixers,
-        seeds,
-        task_options=task_options,
-        mixer_options=parse_mixer_options(options.mixer_option, mixers),
-        max_steps=options.max_steps,
-        batch_size=options.batch_size,
-        lr=options.lr,
-        dim=options.dim,
-        num_layers=options.num_layers,
-        num_heads=options.num_heads,
-        model=options.model,
-        device=options.device,
-        precision=options.precision,
-        threads=parse_threads(options.threads),
-    )
+    if options.precision is not None:
+        parse_precision(options.precision)
+    settings = dict(of_file or {})
+    settings["task_options"] = {**settings.get("task_options", {}), **task_options}
+    typed = parse_mixer_options(options.mixer_option, mixers)
+    of_mixers = settings.get("mixer_options", {})
+    settings["mixer_options"] = {
+        **of_mixers,
+        **{name: {**of_mixers.get(name, {}), **of} for name, of in typed.items()},
+    }
+    if options.threads is not None:
+        parse_threads(options.threads)
+    for name in _SAME_NAME:
+        value = getattr(options, name)
+        if value is not None:
+            settings[name] = value
+    if options.lr is not None:
+        settings["lr"] = parse_numbers(options.lr, "--lr")
+    return resolve(task_card(task), mixers, seeds, **settings)
 
 
 def _task_options(task: str, options: RunOptions) -> dict[str, Any]:

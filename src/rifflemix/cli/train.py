@@ -11,6 +11,7 @@ from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
 from rifflemix.cli.settings import compare_config
+from rifflemix.errors import bad_argument
 from rifflemix.runs.options import Json, Option, Out, RunOptions, Seed, Task
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def train(
 ) -> None:
     """Train one mixer on one task; resumes from --out by itself."""
     config = compare_config(task, {mixer: mixer}, (seed,), run)
+    if config.tuned:
+        raise bad_argument("--lr", "one number", run.lr, "compare tries several")
     results = _run(config, out, run.data_dir)
     if json:
         print_json(results)

@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rifflemix.comparison.choices import resolve
-from rifflemix.comparison.config import FORMAT, MOST_SEEDS, default_mixers
+from rifflemix.comparison.choices import (
+    check_settings,
+    chosen_mixers,
+    chosen_seeds,
+    resolve,
+)
+from rifflemix.comparison.config import FORMAT, default_mixers
 from rifflemix.comparison.files import write_comparison_files
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.page import html_fragment
@@ -20,9 +25,8 @@ from rifflemix.comparison.results import title_of
 from rifflemix.comparison.run import run_comparison
 from rifflemix.comparison.stored import check_results
 from rifflemix.comparison.table import comparison_rows, markdown_body
-from rifflemix.errors import InputError, RunFailed, bad_argument, require_packages, unknown_name
+from rifflemix.errors import InputError, RunFailed, bad_argument, require_packages
 from rifflemix.files import read_json, user_path
-from rifflemix.mixers import TokenMixer, register_mixer
 from rifflemix.tasks import Task, card_of, load_task, task_card
 
 if TYPE_CHECKING:
@@ -30,11 +34,7 @@ if TYPE_CHECKING:
 
     from rifflemix.runs.status import OnStatus
 
-_SETTINGS = (
-    "max_steps", "batch_size", "lr", "dim", "num_layers", "num_heads", "model", "device",
-    "precision", "threads", "task_options", "mixer_options",
-)  # fmt: skip
-_KINDS = ("run", "mixer")
+_KINDS = ("run", "mixer", "trial")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ class Comparison:
 
         Args:
             per: "mixer" for a row a mixer, with the mean and standard deviation over seeds of the
-                metric that chose the weights; "run" for a row a run, with all its metrics.
+                metric that chose the weights; "run" for a row a run, with all its metrics;
+                "trial" for a row a trial of tuning, with those of the validation split.
 
         Raises:
             InputError: pandas is not installed, or another `per`.
@@ -88,7 +89,8 @@ class Comparison:
             raise InputError(
                 "to_frame needs pandas, which is not installed; pip install pandas"
             ) from None
-        return pandas.DataFrame(self._runs() if per == "run" else self._mixers())
+        rows = {"mixer": self._mixers, "run": self._runs, "trial": self._trials}
+        return pandas.DataFrame(rows[per]())
 
     def plot(self) -> Figure:
         """Score against training speed, disk area is memory: a figure of matplotlib."""
@@ -124,22 +126,28 @@ class Comparison:
                 "parameters": row.parameters,
                 "complexity": row.complexity,
             }
+            if row.tuned is not None:
+                entry |= {"tuned": row.tuned, "tuning_seconds": row.tuning_seconds}
             rows.append(entry)
         return rows
 
     def _runs(self) -> list[dict[str, Any]]:
-        kept = ("mixer", "seed", "steps", "best_step", "parameters", "steps_per_second",
-                "wall_seconds")  # fmt: skip
-        return [
-            {name: run[name] for name in kept}
-            | {
-                f"{split}_{metric}": value
-                for split in ("validation", "test")
-                for metric, value in run[split].items()
-                if metric != "step"
-            }
-            for run in self.results["runs"]
-        ]
+        return [_run_row(run, ("validation", "test")) for run in self.results["runs"]]
+
+    def _trials(self) -> list[dict[str, Any]]:
+        trials = self.results.get("tuning", {"trials": []})["trials"]
+        return [run["settings"] | _run_row(run, ("validation",)) for run in trials]
+
+
+def _run_row(run: Mapping[str, Any], splits: Iterable[str]) -> dict[str, Any]:
+    kept = ("mixer", "seed", "steps", "best_step", "parameters", "steps_per_second",
+            "wall_seconds")  # fmt: skip
+    return {name: run[name] for name in kept} | {
+        f"{split}_{metric}": value
+        for split in splits
+        for metric, value in run[split].items()
+        if metric != "step"
+    }
 
 
 def compare(
@@ -166,20 +174,22 @@ def compare(
         on_status: called with a `RunStatus` at every step. Without it a terminal shows a live
             table on stderr; elsewhere nothing is shown.
         settings: max_steps, batch_size, lr, dim, num_layers, num_heads, model, device, precision,
-            threads, task_options and mixer_options; by task where they are left out.
+            threads, task_options and mixer_options; by task where they are left out. Of several
+            learning rates, `lr=[1e-3, 3e-3]`, every mixer tries each with every seed, and the
+            validation split chooses.
 
     Raises:
         InputError: an unknown name or setting, a value out of range, missing or damaged data, or
             a folder of another run.
         RunFailed: every run diverged.
     """
-    for name in settings:
-        if name not in _SETTINGS:
-            raise unknown_name("setting of compare", name, _SETTINGS)
+    check_settings(settings)
     loaded, card, is_own = _task(task, data_dir, settings)
-    labels, options = _mixers(default_mixers(card) if mixers is None else mixers)
+    labels, options = chosen_mixers(default_mixers(card) if mixers is None else mixers)
     options |= dict(settings.pop("mixer_options", {}))
-    config = resolve(card, labels, _seeds(seeds), is_own=is_own, mixer_options=options, **settings)
+    config = resolve(
+        card, labels, chosen_seeds(seeds), is_own=is_own, mixer_options=options, **settings
+    )
     if out is not None:
         return _compared(plan_comparison(config, user_path("out", out), task=loaded), on_status)
     with tempfile.TemporaryDirectory(prefix="rifflemix-", ignore_cleanup_errors=True) as folder:
@@ -224,47 +234,3 @@ def _task(
         raise bad_argument("data_dir and task_options", "none beside a Task", "one of them")
     settings["task_options"] = dict(task.options)
     return task, card_of(task), task.card is not None
-
-
-def _mixers(mixers: Any) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """Label -> name, and label -> options."""
-    what = "a list of names or classes, or a mapping from labels"
-    if isinstance(mixers, Mapping):
-        given: Iterable[tuple[Any, Any]] = mixers.items()
-    elif isinstance(mixers, Sequence) and not isinstance(mixers, str):
-        given = [(None, mixer) for mixer in mixers]
-    else:
-        raise bad_argument("mixers", what, repr(mixers))
-    labels: dict[str, str] = {}
-    options: dict[str, dict[str, Any]] = {}
-    for label, mixer in given:
-        if isinstance(mixer, tuple) and label is not None:
-            if len(mixer) != 2 or not isinstance(mixer[1], Mapping):
-                raise bad_argument(
-                    f"mixers[{label!r}]", "a name, or a pair of a name and options", repr(mixer)
-                )
-            mixer, options[label] = mixer[0], dict(mixer[1])
-        name = _name(mixer)
-        label = name if label is None else label
-        if label in labels:
-            raise bad_argument("mixers", "each only once", f"{label!r} twice")
-        labels[label] = name
-    return labels, options
-
-
-def _name(mixer: Any) -> str:
-    if isinstance(mixer, str):
-        return mixer
-    if isinstance(mixer, type) and issubclass(mixer, TokenMixer):
-        return register_mixer(mixer).card.name
-    raise bad_argument("mixers", "names or subclasses of TokenMixer", repr(mixer))
-
-
-def _seeds(seeds: Any) -> tuple[int, ...]:
-    if isinstance(seeds, Sequence) and not isinstance(seeds, str):
-        return tuple(seeds)
-    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= MOST_SEEDS:
-        raise bad_argument(
-            "seeds", f"a number of seeds, 1 to {MOST_SEEDS:,}, or a list of them", repr(seeds)
-        )
-    return tuple(range(seeds))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+from collections import abc
+from collections.abc import Iterable, Mapping, Sequence
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
 from rifflemix.comparison.budgets import default_budget, train_config
-from rifflemix.comparison.config import CompareConfig, default_model
-from rifflemix.errors import check_choice
-from rifflemix.mixers import mixer_card
+from rifflemix.comparison.config import MOST_SEEDS, CompareConfig, default_model
+from rifflemix.errors import bad_argument, check_choice, unknown_name
+from rifflemix.mixers import TokenMixer, mixer_card, register_mixer
 from rifflemix.runs.device import resolve_device
 from rifflemix.runs.options import PRECISIONS
 from rifflemix.tasks import TaskCard
@@ -28,7 +31,7 @@ def resolve(
     mixer_options: Mapping[str, Mapping[str, Any]] = NO_OPTIONS,
     max_steps: int | None = None,
     batch_size: int | None = None,
-    lr: float | None = None,
+    lr: float | Sequence[float] | None = None,
     dim: int | None = None,
     num_layers: int | None = None,
     num_heads: int | None = None,
@@ -48,7 +51,7 @@ def resolve(
         mixer_options: label -> options.
         max_steps: updates of each run.
         batch_size: sequences of an update.
-        lr: peak learning rate.
+        lr: peak learning rate; of several every mixer tries each, and validation chooses.
         dim: channels.
         num_layers: blocks.
         num_heads: heads, where a mixer has them.
@@ -64,6 +67,7 @@ def resolve(
         mixer_card(name)
     check_choice("precision", precision, PRECISIONS)
     budget = default_budget(card)
+    rates = _rates(budget.lr if lr is None else lr)
     return CompareConfig(
         task=card.name,
         own_card=card if is_own else None,
@@ -77,11 +81,12 @@ def resolve(
             budget,
             max_steps=_or(max_steps, budget.max_steps),
             batch_size=_or(batch_size, budget.batch_size),
-            lr=budget.lr if lr is None else lr,
+            lr=rates[0],
             precision=PRECISIONS[precision],
         ),
         task_options=task_options,
         mixer_options=mixer_options,
+        tuned={"lr": rates} if len(rates) > 1 else {},
         model=model or default_model(card, task_options),
         device=resolve_device(device),
         threads=torch.get_num_threads() if threads is None else threads,
@@ -90,3 +95,107 @@ def resolve(
 
 def _or(given: int | None, default: int) -> int:
     return default if given is None else given
+
+
+def _rates(lr: float | Sequence[float]) -> tuple[float, ...]:
+    if not isinstance(lr, Sequence):
+        return (lr,)
+    if not lr:
+        raise bad_argument("lr", "a number over 0, or several", "none")
+    return tuple(lr)
+
+
+SETTINGS = tuple(
+    name
+    for name, parameter in inspect.signature(resolve).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name != "is_own"
+)
+"""What a caller may choose beside task, mixers and seeds."""
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise InputError unless these are settings of `resolve`, each of a kind that it takes."""
+    hints = get_type_hints(resolve)
+    for name, value in settings.items():
+        if name not in SETTINGS:
+            raise unknown_name("setting of compare", name, SETTINGS)
+        hint = hints[name]
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        plain = [get_origin(kind) or kind for kind in kinds]
+        if not any(_is_of(value, kind) for kind in plain):
+            expected = " or ".join(_WORDS[kind] for kind in plain if kind in _WORDS)
+            raise bad_argument(name, expected, repr(value))
+    for label, value in settings.get("mixer_options", {}).items():
+        if not isinstance(value, Mapping):
+            raise bad_argument(f"mixer_options {label}", _WORDS[abc.Mapping], repr(value))
+
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    abc.Sequence: "a list of them",
+    abc.Mapping: "a mapping from names",
+}
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if kind in (int, float):
+        kind = int if kind is int else (int, float)
+        return isinstance(value, kind) and not isinstance(value, bool)
+    if kind is abc.Sequence and isinstance(value, str):
+        return False
+    return isinstance(value, kind)
+
+
+def chosen_mixers(mixers: Any) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Label -> name, and label -> options, of what `rifflemix.compare` takes as mixers.
+
+    Raises:
+        InputError: neither names, classes nor labels of these.
+    """
+    what = "a list of names or classes, or a mapping from labels"
+    if isinstance(mixers, Mapping):
+        given: Iterable[tuple[Any, Any]] = mixers.items()
+    elif isinstance(mixers, Sequence) and not isinstance(mixers, str):
+        given = [(None, mixer) for mixer in mixers]
+    else:
+        raise bad_argument("mixers", what, repr(mixers))
+    labels: dict[str, str] = {}
+    options: dict[str, dict[str, Any]] = {}
+    for label, mixer in given:
+        if isinstance(mixer, tuple) and label is not None:
+            if len(mixer) != 2 or not isinstance(mixer[1], Mapping):
+                raise bad_argument(
+                    f"mixers[{label!r}]", "a name, or a pair of a name and options", repr(mixer)
+                )
+            mixer, options[label] = mixer[0], dict(mixer[1])
+        name = _name(mixer)
+        label = name if label is None else label
+        if label in labels:
+            raise bad_argument("mixers", "each only once", f"{label!r} twice")
+        labels[label] = name
+    return labels, options
+
+
+def _name(mixer: Any) -> str:
+    if isinstance(mixer, str):
+        return mixer
+    if isinstance(mixer, type) and issubclass(mixer, TokenMixer):
+        return register_mixer(mixer).card.name
+    raise bad_argument("mixers", "names or subclasses of TokenMixer", repr(mixer))
+
+
+def chosen_seeds(seeds: Any) -> tuple[int, ...]:
+    """The seeds that a number of them, or a list, stands for.
+
+    Raises:
+        InputError: neither, or too many.
+    """
+    if isinstance(seeds, Sequence) and not isinstance(seeds, str):
+        return tuple(seeds)
+    if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= MOST_SEEDS:
+        raise bad_argument(
+            "seeds", f"a number of seeds, 1 to {MOST_SEEDS:,}, or a list of them", repr(seeds)
+        )
+    return tuple(range(seeds))

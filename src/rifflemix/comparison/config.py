@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
@@ -14,6 +14,7 @@ from rifflemix.models import list_models, model_card
 from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
 from rifflemix.plugins import plugin_files
 from rifflemix.runs.device import check_device
+from rifflemix.runs.grid import Grid, Point, check_grid, grid_points, point_label
 from rifflemix.runs.options import Dim, Heads, Layers, Threads, check_options
 from rifflemix.tasks import TaskCard, task_card
 from rifflemix.train.config import TrainConfig
@@ -41,6 +42,8 @@ class CompareConfig:
         variants: label -> registry name of the mixer that it stands for, so that one mixer can be
             compared in several settings.
         own_card: of a task that is in no registry; None where the registry has it.
+        tuned: training setting -> values that every mixer tries, each with every seed; the
+            validation split chooses. Empty where nothing is tuned.
         model: registry name of a backbone that takes any mixer.
         device: "cpu", "cuda", "cuda:1" ...
         threads: CPU threads.
@@ -62,6 +65,7 @@ class CompareConfig:
     mixer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     own_card: TaskCard | None = None
+    tuned: Grid = field(default_factory=dict)
     model: str = "encoder"
     device: str = "cpu"
     threads: Threads = 1
@@ -88,6 +92,22 @@ class CompareConfig:
             raise unknown_name("model", self.model, list_models())
         check_options(self)
         check_device(self.device)
+        check_grid(self.tuned)
+        for point in self.points if self.tuned else ():
+            self.at(point)
+
+    @property
+    def points(self) -> list[Point]:
+        """What every mixer tries: the combinations of `tuned`, or an empty one where that is so."""
+        return grid_points(self.tuned)
+
+    def at(self, point: Point) -> CompareConfig:
+        """The comparison of one of `points`, with nothing to tune."""
+        return replace(self, train=replace(self.train, **point), tuned={})
+
+    def folder(self, mixer: str, seed: int, point: Point) -> str:
+        """Where a run lies, relative to the results."""
+        return "/".join([mixer, *([point_label(point)] if point else []), f"seed{seed}"])
 
     @property
     def card(self) -> TaskCard:
@@ -112,7 +132,8 @@ class CompareConfig:
             "mixer_options": {name: dict(options) for name, options in self.mixer_options.items()},
             **({"variants": dict(self.variants)} if self.variants else {}),
             "seeds": list(self.seeds),
-            "train": self.train.to_dict(),
+            **({"tuned": {k: list(v) for k, v in self.tuned.items()}} if self.tuned else {}),
+            "train": {k: v for k, v in self.train.to_dict().items() if k not in self.tuned},
             "device": self.device,
             "threads": self.threads,
             **_plugins(),

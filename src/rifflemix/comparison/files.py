@@ -10,6 +10,7 @@ from rifflemix.comparison.differences import markdown_differences
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.page import html_report
 from rifflemix.comparison.table import comparison_rows, markdown_table
+from rifflemix.comparison.tuning import markdown_tuning
 from rifflemix.files import write_bytes
 
 REPORT_FILES = ("table.md", "plot.png", "report.html")
@@ -22,6 +23,7 @@ def comparison_files(results: Mapping[str, Any]) -> dict[str, bytes]:
     notes = comparison_notes(results)
     plot = comparison_plot(results)
     table = markdown_table(results, notes) + markdown_differences(comparison_rows(results))
+    table += markdown_tuning(results)
     return {
         "table.md": table.encode(),
         "plot.png": plot,

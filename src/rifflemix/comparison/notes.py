@@ -13,6 +13,7 @@ from rifflemix.comparison.table import (
     comparison_rows,
     nothing_learned,
 )
+from rifflemix.comparison.tuning import tuning_notes
 from rifflemix.report.units import format_count, format_duration, format_percent
 
 _ERRORS_OF_NUMBERS = ("rmse", "mae")
@@ -21,7 +22,9 @@ _ERRORS_OF_NUMBERS = ("rmse", "mae")
 
 def comparison_notes(results: Mapping[str, Any]) -> list[str]:
     """Plain sentences under the table, in the order a sceptical reader asks."""
-    notes = [_task(results), _budget(results), _seeds(results), bold_note(results)]
+    notes = [_task(results), _budget(results)]
+    notes += [*(tuning_notes(results) if "tuning" in results else ())]
+    notes += [_seeds(results), bold_note(results)]
     notes.append(_protocol(results))
     notes += [_speed(results), *_mixed_places(results), _memory()]
     notes += [*_failures(results), softmax_note(results)]
@@ -32,10 +35,12 @@ def comparison_notes(results: Mapping[str, Any]) -> list[str]:
 
 def partial_note(results: Mapping[str, Any]) -> str:
     """The share of the plan that has been done."""
-    return (
-        f"Partial results: {results['runs_done']} of {results['runs_planned']} runs are done; "
-        "run the same command to continue."
-    )
+    done = f"{results['runs_done']} of {results['runs_planned']} runs"
+    if "tuning" in results:
+        tuning = results["tuning"]
+        tried = len(tuning["trials"]) + len(tuning["failed_trials"])
+        done = f"{tried} of {tuning['trials_planned']} trials and {done}"
+    return f"Partial results: {done} are done; run the same command to continue."
 
 
 def bold_note(results: Mapping[str, Any]) -> str:
@@ -127,11 +132,13 @@ def _task(results: Mapping[str, Any]) -> str:
 def _budget(results: Mapping[str, Any]) -> str:
     config = results["config"]
     train = config["train"]
+    rate = "" if "tuning" in results else f"learning rate {train['lr']:g}, "
+    tuned = "" if "tuning" in results else " No mixer was tuned."
     return (
         f"Every mixer: model {config['model']}, dim {config['dim']}, {config['num_layers']} "
         f"layers, {config['num_heads']} heads, {format_count(train['max_steps'])} steps of "
-        f"{train['batch_size']} sequences, learning rate {train['lr']:g}, the same data order "
-        "and, outside the mixers, the same initial weights for each seed. No mixer was tuned."
+        f"{train['batch_size']} sequences, {rate}the same data order and, outside the mixers, "
+        f"the same initial weights for each seed.{tuned}"
     )
 
 

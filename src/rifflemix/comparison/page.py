@@ -11,6 +11,8 @@ from rifflemix.comparison.curves import loss_curves, score_curves
 from rifflemix.comparison.differences import HOW_TO_READ, difference_cells, difference_headers
 from rifflemix.comparison.notes import partial_note
 from rifflemix.comparison.table import comparison_rows, table_cells, table_headers
+from rifflemix.comparison.tuning import HOW_TO_READ as TRIALS
+from rifflemix.comparison.tuning import tuning_cells, tuning_headers, tuning_title
 from rifflemix.errors import require_packages
 from rifflemix.report.page import render
 from rifflemix.report.units import (
@@ -54,6 +56,12 @@ def html_report(results: Mapping[str, Any], notes: Iterable[str], plot: bytes) -
             "headers": difference_headers(rows),
             "rows": difference_cells(rows),
             "caption": HOW_TO_READ,
+        },
+        tuning={
+            "title": tuning_title(results),
+            "headers": tuning_headers(results),
+            "rows": tuning_cells(results),
+            "caption": TRIALS,
         },
         metric=_metric(results),
         metric_title=metric_title(metric),

@@ -13,6 +13,7 @@ from rifflemix.comparison.models import check_model
 from rifflemix.errors import require_packages
 from rifflemix.files import check_same_settings
 from rifflemix.runs.folder import check_folder
+from rifflemix.runs.grid import Point
 from rifflemix.tasks import Task, card_of, load_task
 
 RESULTS_FILE = "results.json"
@@ -45,6 +46,18 @@ class ComparePlan:
     def runs(self) -> list[tuple[int, str]]:
         """(seed, mixer), seed by seed, so that an early stop leaves a fair table."""
         return [(seed, mixer) for seed in self.config.seeds for mixer in self.config.mixers]
+
+    @property
+    def trials(self) -> list[tuple[int, Point, str]]:
+        """(seed, settings, mixer) of every trial, seed by seed; none where nothing is tuned."""
+        if not self.config.tuned:
+            return []
+        return [
+            (seed, point, mixer)
+            for seed in self.config.seeds
+            for point in self.config.points
+            for mixer in self.config.mixers
+        ]
 
 
 def plan_comparison(

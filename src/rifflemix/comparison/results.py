@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rifflemix.comparison.config import FORMAT, CompareConfig
 from rifflemix.comparison.models import training_memory
 from rifflemix.comparison.plan import ComparePlan
+from rifflemix.comparison.progress import Progress, Run, of_point
 from rifflemix.mixers import mixer_card
 from rifflemix.runs.environment import environment
 from rifflemix.runs.results import protocol
@@ -18,8 +20,6 @@ from rifflemix.train import TrainResult
 from rifflemix.train.run_folder import read_log
 
 RUN_FORMAT = "rifflemix.train/1"
-
-Run = dict[str, Any]
 
 
 def finished_run(mixer: str, seed: int, folder: str, result: TrainResult, path: Path) -> Run:
@@ -75,13 +75,10 @@ def failed_run(mixer: str, seed: int, folder: str, error: str) -> Run:
 
 
 def assemble(
-    plan: ComparePlan,
-    runs: Sequence[Run],
-    failed: Sequence[Run],
-    peak_memory: Mapping[str, int],
-    made_in: Mapping[str, Any] | None = None,
+    plan: ComparePlan, progress: Progress, made_in: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The whole of results.json from the runs so far; `made_in`: the environment, if not this."""
+    runs, failed, memory = progress.runs, progress.failed, progress.peak_memory
     done, planned = len(runs) + len(failed), len(plan.runs)
     here = environment() if made_in is None else dict(made_in)
     return {
@@ -95,15 +92,34 @@ def assemble(
         "task": _task(plan),
         "protocol": protocol(plan.task),
         "environment": here,
-        "wall_seconds": sum(run["wall_seconds"] for run in runs),
-        "peak_memory_bytes": max(peak_memory.values(), default=None),
-        "mixers": [
-            _mixer(plan, name, [run for run in runs if run["mixer"] == name], peak_memory)
-            for name in plan.config.mixers
-        ],
+        "wall_seconds": _spent(progress, plan.config.mixers),
+        "peak_memory_bytes": max(memory.values(), default=None),
+        "mixers": [_mixer(plan, name, progress) for name in plan.config.mixers],
         "runs": list(runs),
         "failed_runs": list(failed),
+        **({"tuning": _tuning(plan, progress)} if plan.config.tuned else {}),
     }
+
+
+def _tuning(plan: ComparePlan, progress: Progress) -> dict[str, Any]:
+    return {
+        "grid": {name: list(values) for name, values in plan.config.tuned.items()},
+        "trials_planned": len(plan.trials),
+        "trials": list(progress.trials),
+        "failed_trials": list(progress.failed_trials),
+    }
+
+
+def _spent(progress: Progress, mixers: Collection[str]) -> float:
+    """Seconds of all trials and runs of mixers; a chosen trial's are part of its run's."""
+    runs = [run for run in progress.runs if run["mixer"] in mixers]
+    within = {run["folder"] for run in runs}
+    trials = [
+        run
+        for run in (*progress.trials, *progress.failed_trials)
+        if run["mixer"] in mixers and run["folder"] not in within
+    ]
+    return math.fsum(run["wall_seconds"] for run in (*runs, *trials))
 
 
 def title_of(config: CompareConfig, mixer: str) -> str:
@@ -111,10 +127,9 @@ def title_of(config: CompareConfig, mixer: str) -> str:
     return mixer if mixer in config.variants else mixer_card(mixer).title
 
 
-def _mixer(
-    plan: ComparePlan, name: str, runs: Sequence[Run], peak_memory: Mapping[str, int]
-) -> dict[str, Any]:
+def _mixer(plan: ComparePlan, name: str, progress: Progress) -> dict[str, Any]:
     card = mixer_card(plan.config.mixer_name(name))
+    runs = [run for run in progress.runs if run["mixer"] == name]
     speeds = [run["steps_per_second"] for run in runs if run["steps_per_second"] is not None]
     return {
         "name": name,
@@ -126,7 +141,28 @@ def _mixer(
         "test": _accuracy(runs, "test"),
         "metric": _metric(plan.task, runs),
         "steps_per_second": statistics.median(speeds) if speeds else None,
-        "peak_memory_bytes": peak_memory.get(name),
+        "peak_memory_bytes": progress.peak_memory.get(name),
+        **({"tuning": _tuning_of(plan, name, progress)} if plan.config.tuned else {}),
+    }
+
+
+def _tuning_of(plan: ComparePlan, name: str, progress: Progress) -> dict[str, Any]:
+    """What a mixer tried, what that cost, and what validation chose once all trials had ended."""
+    metric = plan.task.metric
+    tried = []
+    for point in plan.config.points:
+        trials = of_point(progress.trials, name, point)
+        tried.append(
+            {
+                "settings": point,
+                "validation": summarise([run["validation"][metric] for run in trials]),
+                "diverged": len(of_point(progress.failed_trials, name, point)),
+            }
+        )
+    return {
+        "tried": tried,
+        "chosen": progress.chosen(plan, name) if progress.is_tuned(plan) else None,
+        "wall_seconds": _spent(progress, (name,)),
     }
 
 

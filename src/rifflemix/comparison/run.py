@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rifflemix.comparison.config import CompareConfig
 from rifflemix.comparison.models import build_model, training_memory
 from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan
-from rifflemix.comparison.results import Run, assemble, failed_run, finished_run
-from rifflemix.comparison.stored import check_stored
+from rifflemix.comparison.progress import Progress
+from rifflemix.comparison.results import assemble, failed_run, finished_run
+from rifflemix.comparison.stored import check_chosen, check_stored
+from rifflemix.comparison.toml_file import TOML_FILE, config_text
 from rifflemix.errors import InputError
-from rifflemix.files import claimed_folder, read_json, write_json
+from rifflemix.files import claimed_folder, read_json, write_bytes, write_json
 from rifflemix.runs.device import using_threads
+from rifflemix.runs.grid import Point, point_label
 from rifflemix.runs.status import OnStatus, RunStatus, ShouldStop, StatusFeed, never, silent
 from rifflemix.tasks import Task
 from rifflemix.train import TrainingDiverged, TrainResult, train
-
-
-@dataclass
-class _Progress:
-    """The runs done so far, by this and by earlier processes."""
-
-    runs: list[Run] = field(default_factory=list)
-    failed: list[Run] = field(default_factory=list)
-    peak_memory: dict[str, int] = field(default_factory=dict)
-
-    def has(self, seed: int, mixer: str) -> bool:
-        return any(
-            run["seed"] == seed and run["mixer"] == mixer for run in (*self.runs, *self.failed)
-        )
 
 
 def run_comparison(
@@ -40,6 +31,9 @@ def run_comparison(
     should_stop: ShouldStop | None = None,
 ) -> dict[str, Any]:
     """Train what has not been trained yet; results.json is rewritten after every run.
+
+    Where settings are tuned all trials come first, without the test split. Then validation chooses
+    for each mixer, and what it chose is tested.
 
     Args:
         plan: a checked comparison.
@@ -55,15 +49,22 @@ def run_comparison(
     say = on_status or silent
     stop = should_stop or never
     with claimed_folder(plan.out, plan.settings), using_threads(plan.config.threads):
+        text = config_text(plan.config)
+        if text is not None:
+            write_bytes(plan.out / TOML_FILE, text.encode())
         progress, complete = _load(plan)
         if complete is not None:
             return complete
+        for seed, point, mixer in plan.trials:
+            if not progress.has_trial(plan.config.folder(mixer, seed, point)):
+                if stop() or not _try(plan, seed, point, mixer, progress, say, stop):
+                    return _save(plan, progress)
+                _save(plan, progress)
         for seed, mixer in plan.runs:
-            if progress.has(seed, mixer):
-                continue
-            if stop() or not _run(plan, seed, mixer, progress, say, stop):
-                break
-            _save(plan, progress)
+            if not progress.has_run(mixer, seed):
+                if stop() or not _run(plan, seed, mixer, progress, say, stop):
+                    break
+                _save(plan, progress)
         return _save(plan, progress)
 
 
@@ -76,8 +77,11 @@ def train_mixer(
     *,
     on_status: OnStatus | None = None,
     should_stop: ShouldStop | None = None,
+    tests: bool = True,
 ) -> TrainResult:
     """One training run of a comparison, or of its own; continues where `out` was left.
+
+    Without `tests` the test split is not looked at, as in `rifflemix.train.train`.
 
     Raises:
         InputError: as rifflemix.train.train.
@@ -94,6 +98,7 @@ def train_mixer(
             on_event=feed.on_event,
             should_stop=should_stop,
             model_settings=config.model_settings(mixer),
+            tests=tests,
         )
     except TrainingDiverged:
         feed.show(state="diverged")
@@ -102,58 +107,108 @@ def train_mixer(
     return result
 
 
+def _try(
+    plan: ComparePlan,
+    seed: int,
+    point: Point,
+    mixer: str,
+    progress: Progress,
+    say: OnStatus,
+    stop: ShouldStop,
+) -> bool:
+    """One trial, from where it was left; False if it was stopped again."""
+    folder = plan.config.folder(mixer, seed, point)
+    _measure(plan, seed, mixer, progress, say)
+    start = time.perf_counter()
+    try:
+        result = train_mixer(
+            plan.config.at(point),
+            plan.task,
+            mixer,
+            seed,
+            plan.out / folder,
+            on_status=lambda status: say(replace(status, trial=point_label(point))),
+            should_stop=stop,
+            tests=False,
+        )
+    except TrainingDiverged as error:
+        spent = time.perf_counter() - start
+        failed = failed_run(mixer, seed, folder, str(error))
+        progress.failed_trials.append(failed | {"settings": point, "wall_seconds": spent})
+        return True
+    if result.finished:
+        entry = finished_run(mixer, seed, folder, result, plan.out / folder)
+        progress.trials.append(entry | {"settings": point, "test": None})
+    return result.finished
+
+
 def _run(
     plan: ComparePlan,
     seed: int,
     mixer: str,
-    progress: _Progress,
+    progress: Progress,
     say: OnStatus,
     stop: ShouldStop,
 ) -> bool:
-    """One run, from where it was left; False if it was stopped again."""
-    config, folder = plan.config, f"{mixer}/seed{seed}"
-    if mixer not in progress.peak_memory:
-        say(RunStatus(mixer, seed, "measuring", 0, config.train.max_steps))
-        progress.peak_memory[mixer] = training_memory(config, plan.task, mixer)
+    """One run, from where it or its trial was left; False if it was stopped again."""
+    point = progress.chosen(plan, mixer)
+    folder = plan.config.folder(mixer, seed, point)
+    diverged = progress.failed_trial(folder)
+    if diverged is not None:
+        progress.failed.append(failed_run(mixer, seed, folder, diverged["error"]))
+        return True
+    _measure(plan, seed, mixer, progress, say)
+    config, out = plan.config.at(point), plan.out / folder
     try:
-        result = train_mixer(
-            config, plan.task, mixer, seed, plan.out / folder, on_status=say, should_stop=stop
-        )
+        result = train_mixer(config, plan.task, mixer, seed, out, on_status=say, should_stop=stop)
     except TrainingDiverged as error:
         progress.failed.append(failed_run(mixer, seed, folder, str(error)))
         return True
     if result.finished:
-        progress.runs.append(finished_run(mixer, seed, folder, result, plan.out / folder))
+        progress.runs.append(finished_run(mixer, seed, folder, result, out))
     return result.finished
 
 
-def _load(plan: ComparePlan) -> tuple[_Progress, dict[str, Any] | None]:
+def _measure(plan: ComparePlan, seed: int, mixer: str, progress: Progress, say: OnStatus) -> None:
+    """The memory of a mixer, once."""
+    if mixer not in progress.peak_memory:
+        say(RunStatus(mixer, seed, "measuring", 0, plan.config.train.max_steps))
+        progress.peak_memory[mixer] = training_memory(plan.config, plan.task, mixer)
+
+
+def _load(plan: ComparePlan) -> tuple[Progress, dict[str, Any] | None]:
     """The progress of earlier processes, and their results if they are complete."""
     path = plan.out / RESULTS_FILE
     if not path.exists():
-        return _Progress(), None
+        return Progress(), None
     results = read_json(path)
     try:
         check_stored(results, plan)
+        progress = _stored_progress(results)
+        check_chosen(progress, plan)
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}; remove it, the runs are kept") from None
-    memory = {
-        mixer["name"]: mixer["peak_memory_bytes"]
-        for mixer in results["mixers"]
-        if mixer["peak_memory_bytes"] is not None
-    }
-    progress = _Progress(results["runs"], results["failed_runs"], memory)
-    if not all(progress.has(seed, mixer) for seed, mixer in plan.runs):
+    if not all(progress.has_run(mixer, seed) for seed, mixer in plan.runs):
         return progress, None
     # Everything else follows from the runs: it is put together again, not believed.
-    made_in = results["environment"]
-    whole = assemble(plan, progress.runs, progress.failed, memory, made_in=made_in)
+    whole = assemble(plan, progress, made_in=results["environment"])
     if whole != results:
         write_json(path, whole)
     return progress, whole
 
 
-def _save(plan: ComparePlan, progress: _Progress) -> dict[str, Any]:
-    results = assemble(plan, progress.runs, progress.failed, progress.peak_memory)
+def _stored_progress(results: Mapping[str, Any]) -> Progress:
+    memory = {
+        mixer["name"]: mixer["peak_memory_bytes"]
+        for mixer in results["mixers"]
+        if mixer["peak_memory_bytes"] is not None
+    }
+    tuning = results.get("tuning", {"trials": [], "failed_trials": []})
+    trials, failed_trials = tuning["trials"], tuning["failed_trials"]
+    return Progress(results["runs"], results["failed_runs"], trials, failed_trials, memory)
+
+
+def _save(plan: ComparePlan, progress: Progress) -> dict[str, Any]:
+    results = assemble(plan, progress)
     write_json(plan.out / RESULTS_FILE, results)
     return results

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, TypedDict
 
 from rifflemix.comparison.plan import ComparePlan
+from rifflemix.comparison.progress import Progress
 from rifflemix.files import check_json
 from rifflemix.runs.environment import Environment
 
@@ -20,20 +21,52 @@ def check_stored(results: Any, plan: ComparePlan) -> None:
         if (mixer, seed) not in planned or count > 1:
             raise ValueError(f"expected one run of each planned, got {count} of {mixer}, {seed}")
     for run in results["runs"]:
-        _check_run(run, plan.task.metric)
+        _check_run(run, plan.task.metric, ("validation", "test"))
+    if plan.config.tuned:
+        _check_trials(results, plan)
     for mixer in results["mixers"]:
         if mixer["name"] not in plan.config.mixers:
             raise ValueError(f"expected the mixers of this comparison, got {mixer['name']!r}")
 
 
+def check_chosen(progress: Progress, plan: ComparePlan) -> None:
+    """Raise ValueError unless runs are those that the trials chose, after all of these."""
+    for run in (*progress.runs, *progress.failed):
+        mixer, seed = run["mixer"], run["seed"]
+        chosen = plan.config.folder(mixer, seed, progress.chosen(plan, mixer))
+        if run["folder"] != chosen or not progress.is_tuned(plan):
+            raise ValueError(f"expected run {mixer}, {seed} in {chosen}, got {run['folder']}")
+
+
 def check_results(results: Any) -> None:
     """Raise ValueError unless a JSON value has the entries of every comparison's results."""
     check_json(results, _Results, "results")
+    if "tuning" in results:
+        check_json(results, _TunedResults, "results")
 
 
-def _check_run(run: dict[str, Any], metric: str) -> None:
+def _check_trials(results: dict[str, Any], plan: ComparePlan) -> None:
+    check_json(results, _TunedResults, "results")
+    tuning = results["tuning"]
+    planned = {
+        plan.config.folder(m, seed, point): (m, seed, point) for seed, point, m in plan.trials
+    }
+    entries = [*tuning["trials"], *tuning["failed_trials"]]
+    counts = Counter(trial["folder"] for trial in entries)
+    for trial in entries:
+        folder = trial["folder"]
+        is_known = planned.get(folder) == (trial["mixer"], trial["seed"], trial["settings"])
+        if not is_known or counts[folder] > 1:
+            raise ValueError(
+                f"expected one trial of each planned, got {counts[folder]} of {folder}"
+            )
+    for trial in tuning["trials"]:
+        _check_run(trial, plan.task.metric, ("validation",))
+
+
+def _check_run(run: dict[str, Any], metric: str, splits: tuple[str, ...]) -> None:
     name = f"run {run['mixer']}, {run['seed']}"
-    for entry in (run["validation"], run["test"], *run["validation_curve"]):
+    for entry in (*(run[split] for split in splits), *run["validation_curve"]):
         if metric not in entry:
             raise ValueError(f"{name}: expected {metric} of each evaluation, got none")
     if not all("step" in at for at in run["validation_curve"]):
@@ -45,7 +78,7 @@ class _Loss(TypedDict):
     loss: float
 
 
-class _Run(TypedDict):
+class _Trained(TypedDict):
     mixer: str
     seed: int
     folder: str
@@ -57,9 +90,16 @@ class _Run(TypedDict):
     wall_seconds: float
     seconds: dict[str, float]
     validation: dict[str, float]
-    test: dict[str, float]
     validation_curve: list[dict[str, float]]
     train_curve: list[_Loss]
+
+
+class _Run(_Trained):
+    test: dict[str, float]
+
+
+class _Trial(_Trained):
+    settings: dict[str, Any]
 
 
 class _FailedRun(TypedDict):
@@ -67,6 +107,16 @@ class _FailedRun(TypedDict):
     seed: int
     folder: str
     error: str
+
+
+class _FailedTrial(_FailedRun):
+    settings: dict[str, Any]
+    wall_seconds: float
+
+
+class _Tuning(TypedDict):
+    trials: list[_Trial]
+    failed_trials: list[_FailedTrial]
 
 
 class _Mixer(TypedDict):
@@ -79,3 +129,7 @@ class _Results(TypedDict):
     failed_runs: list[_FailedRun]
     mixers: list[_Mixer]
     environment: Environment
+
+
+class _TunedResults(TypedDict):
+    tuning: _Tuning

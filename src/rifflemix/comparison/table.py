@@ -7,8 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rifflemix.comparison.scores import Score, pooled_spread, told_apart
+from rifflemix.comparison.tuning import settings_text
 from rifflemix.report.markdown import table_lines
-from rifflemix.report.units import MISSING, format_bytes, format_count, format_rate, metric_title
+from rifflemix.report.units import (
+    MISSING,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_rate,
+    metric_title,
+)
 
 BASELINE = "softmax"
 
@@ -27,6 +35,8 @@ class Row:
         chance: test accuracy without learning: that of always giving the commonest answer, or,
             where that was not written down, the least it can be with so many classes. None where
             accuracy does not choose the weights.
+        tuned: the settings that validation chose; None where nothing is tuned, "" before it has.
+        tuning_seconds: of all trials.
     """
 
     name: str
@@ -44,6 +54,8 @@ class Row:
     slowest: float | None = None
     fastest: float | None = None
     chance: float | None = None
+    tuned: str | None = None
+    tuning_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +95,7 @@ def comparison_rows(results: Mapping[str, Any]) -> list[Row]:
             **_scores(mixer, spreads, results),
             **_speeds(mixer["name"], results["runs"]),
             chance=None if mixer.get("metric") else _chance(results["task"]),
+            **_tuning(mixer),
         )
         for mixer in results["mixers"]
     ]
@@ -187,6 +200,16 @@ def _speeds(name: str, runs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"slowest": min(known), "fastest": max(known)} if len(known) > 1 else {}
 
 
+def _tuning(mixer: Mapping[str, Any]) -> dict[str, Any]:
+    if "tuning" not in mixer:
+        return {}
+    tuning = mixer["tuning"]
+    return {
+        "tuned": settings_text(tuning["chosen"] or {}),
+        "tuning_seconds": tuning["wall_seconds"],
+    }
+
+
 def _chance(task: Mapping[str, Any]) -> float:
     shares: Mapping[str, float] | None = task.get("majority_share")
     return 1 / task["num_classes"] if shares is None else shares["test"]
@@ -198,7 +221,8 @@ def _columns(rows: list[Row]) -> tuple[_Column, ...]:
     columns = list(_scores_columns(metric_title(first.metric), "", first.higher_is_better))
     if any(row.test_accuracy or row.validation_accuracy for row in rows):
         columns += _scores_columns(metric_title("accuracy"), "_accuracy", higher_is_better=True)
-    return *_COLUMNS[:2], *columns, *_COLUMNS[2:]
+    tuning = () if first.tuned is None else _TUNING_COLUMNS
+    return *_COLUMNS[:2], *columns, *_COLUMNS[2:-1], *tuning, _COLUMNS[-1]
 
 
 def _scores_columns(title: str, suffix: str, higher_is_better: bool) -> Iterator[_Column]:
@@ -272,6 +296,13 @@ def _show_memory(row: Row, baseline: Row | None) -> str:
     return format_bytes(row.peak_memory_bytes) + _relative(row.peak_memory_bytes, reference)
 
 
+def _show_cost(row: Row, baseline: Row | None) -> str:
+    if not row.tuning_seconds:
+        return MISSING
+    reference = baseline.tuning_seconds if baseline else None
+    return format_duration(row.tuning_seconds) + _relative(row.tuning_seconds, reference)
+
+
 def _show_seeds(row: Row, _: Row | None) -> str:
     return str(row.test.n) if row.test else "0"
 
@@ -298,4 +329,8 @@ _COLUMNS = (
         higher_is_better=False,
     ),
     _Column("Complexity", lambda row, _: row.complexity),
+)
+_TUNING_COLUMNS = (
+    _Column("Chosen", lambda row, _: row.tuned or MISSING),
+    _Column("Time of all trials (vs softmax)", _show_cost),
 )

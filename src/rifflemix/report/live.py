@@ -102,7 +102,7 @@ class LiveTable:
             return (MISSING, "waiting", *[MISSING] * 5)
         return (
             f"{self._seeds.index(status.seed) + 1}/{len(self._seeds)}",
-            status.state,
+            f"{status.state} {status.trial}".strip(),
             f"{status.step}/{status.max_steps}",
             MISSING if status.loss is None else f"{status.loss:.3f}",
             MISSING if status.score is None else format_metric(status.metric, status.score),
@@ -116,7 +116,7 @@ class PlainLines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last_key: tuple[str, int, str] | None = None
+        self._last_key: tuple[str, ...] | None = None
         self._last_time = 0.0
 
     def __enter__(self) -> Self:
@@ -132,7 +132,7 @@ class PlainLines:
 
     def update(self, status: RunStatus) -> None:
         """Print, unless something like it was printed a moment ago."""
-        key = (status.mixer, status.seed, status.state)
+        key = (status.mixer, str(status.seed), status.state, status.trial)
         now = time.monotonic()
         if key == self._last_key and now - self._last_time < _SECONDS_BETWEEN_LINES:
             return
@@ -146,7 +146,8 @@ class PlainLines:
 
 def status_line(status: RunStatus) -> str:
     """One line for a log."""
-    parts = [f"{status.mixer} seed {status.seed}: {status.state}"]
+    trial = f" {status.trial}" if status.trial else ""
+    parts = [f"{status.mixer} seed {status.seed}{trial}: {status.state}"]
     parts.append(f"step {status.step}/{status.max_steps}")
     if status.loss is not None:
         parts.append(f"loss {status.loss:.3f}")

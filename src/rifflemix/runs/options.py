@@ -73,7 +73,14 @@ class RunOptions:
 
     max_steps: MaxSteps | None = None
     batch_size: BatchSize | None = None
-    lr: Annotated[float | None, Option("Peak learning rate; by task if unset.")] = None
+    lr: Annotated[
+        str | None,
+        Option(
+            "Peak learning rate, by task if unset; of several with commas every mixer tries each "
+            "(compare).",
+            metavar="NUMBER",
+        ),
+    ] = None
     dim: Dim | None = None
     num_layers: Layers | None = None
     num_heads: Heads | None = None
@@ -93,8 +100,8 @@ class RunOptions:
         str | None, Option("Its column or array of inputs; several columns with commas.")
     ] = None
     label: Annotated[str | None, Option("Its column or array of labels.")] = None
-    device: Device = "auto"
-    precision: Annotated[str, Option("float32, or bf16 (autocast).")] = "float32"
+    device: Annotated[str | None, Option("cpu, cuda, cuda:1 ..., or auto, the default.")] = None
+    precision: Annotated[str | None, Option("float32, the default, or bf16 (autocast).")] = None
     threads: Threads | None = None
 
 

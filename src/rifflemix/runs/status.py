@@ -20,6 +20,7 @@ class RunStatus:
         loss: mean training loss lately.
         metric, score: what chooses the weights, and its newest value on the validation split.
         steps_per_second: training speed so far.
+        trial: the settings that are tried, where the run is a trial of tuning.
     """
 
     mixer: str
@@ -31,6 +32,7 @@ class RunStatus:
     metric: str = "accuracy"
     score: float | None = None
     steps_per_second: float | None = None
+    trial: str = ""
 
 
 OnStatus = Callable[[RunStatus], None]

@@ -52,6 +52,7 @@ def train(
     should_stop: ShouldStop | None = None,
     time_is_up: ShouldStop | None = None,
     model_settings: Mapping[str, Any] | None = None,
+    tests: bool = True,
 ) -> TrainResult:
     """Train `model` on `task`, choose the best weights on validation, test them once.
 
@@ -76,6 +77,8 @@ def train(
             it would have to be made again.
         model_settings: what the model was built from (JSON values); stored in config.json and
             compared on resume.
+        tests: False leaves the test split alone: the result's `test` is None. The same call with
+            True then trains no more, but tests the chosen weights.
 
     Returns:
         The result, the same in every process.
@@ -102,7 +105,7 @@ def train(
         stack.callback(engine.release, model)
         stops = (should_stop, time_is_up)
         run = _Run(engine, model, optimizer, task, config, folder, on_event, stops)
-        return run.to_the_end()
+        return run.to_the_end(tests=tests)
 
 
 def _open(folder: RunFolder, description: dict[str, Any], stack: ExitStack) -> Any:
@@ -172,13 +175,13 @@ class _Run:
 
     # The course of a run.
 
-    def to_the_end(self) -> TrainResult:
+    def to_the_end(self, *, tests: bool) -> TrainResult:
         """Update, evaluate and save until done or asked to stop."""
         while True:
             if self._evaluation_is_due() and not self._validate():
                 return self._stop()
             if self.progress.step >= self.config.max_steps:
-                return self._finish()
+                return self._finish() if tests else self._finish_untested()
             stop, save = self._requests()
             if stop:
                 return self._stop()
@@ -238,6 +241,11 @@ class _Run:
         self.engine.on_main(lambda: write_json(self.folder.result, result.to_dict()))
         self._tell("done", split="test", metrics=test)
         return result
+
+    def _finish_untested(self) -> TrainResult:
+        """Leave the last checkpoint to the call that will test."""
+        self._save()
+        return self._result(finished=True, test=None)
 
     # One update.
 
@@ -419,7 +427,7 @@ class _Run:
                 "metric": task.metric,
                 "higher_is_better": task.higher_is_better,
                 "split_note": task.split_note,
-                "test_evaluations": int(finished),
+                "test_evaluations": int(test is not None),
             },
             train_loss=progress.train_loss,
             parameters=self.parameters,

@@ -49,7 +49,8 @@ class TrainResult:
         metric: the metric that chose the weights.
         best_step, best_value: where it was best on the validation split, and its value there.
         validation: every evaluation: {"step", "loss", metric ...}.
-        test: metrics of the chosen weights on the test split; None until finished.
+        test: metrics of the chosen weights on the test split; None until finished, and where the
+            caller wanted no test.
         protocol: {"selected_by", "metric", "higher_is_better", "split_note",
             "test_evaluations"}: which split chose the weights and how often the test split was
             looked at.

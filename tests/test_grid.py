@@ -1,0 +1,62 @@
+"""Grids of settings: their points, names and the best of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rifflemix.errors import InputError
+from rifflemix.runs.grid import best_point, check_grid, grid_points, point_label
+
+
+def test_points_are_all_combinations_in_order() -> None:
+    assert grid_points({}) == [{}]
+    assert grid_points({"a": [1, 2], "b": ["x", "y"]}) == [
+        {"a": 1, "b": "x"},
+        {"a": 1, "b": "y"},
+        {"a": 2, "b": "x"},
+        {"a": 2, "b": "y"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("point", "label"),
+    [
+        ({"lr": 0.003}, "lr=0.003"),
+        ({"lr": 1e-5, "dim": 64}, "lr=1e-05,dim=64"),
+        ({"mixer_options.mode": "a/b c"}, "mixer_options.mode=a_b_c"),
+        ({"sizes": [1, 2]}, "sizes=_1,_2_"),
+    ],
+)
+def test_labels_can_be_folders(point: dict[str, Any], label: str) -> None:
+    assert point_label(point) == label
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ({"lr": []}, "lr: expected at least one value, got none"),
+        ({"lr": [0.1, 0.2, 1e-1]}, "lr: expected each value only once, got 0.1 twice"),
+        ({"mode": ["a b", "a/b"]}, "mode: expected values that differ in letters and digits"),
+        ({"a": range(40), "b": range(40)}, "a, b: expected at most 1,000 combinations, got 1,600"),
+    ],
+)
+def test_grids_that_are_refused(grid: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_grid(grid)
+
+
+@pytest.mark.parametrize(
+    ("scores", "higher", "lower"),
+    [
+        ([[0.5], [0.7], [0.6]], 1, 0),
+        ([[0.5, 0.9], [0.7, 0.7]], 0, 0),  # equals: the first
+        ([[0.9], [0.1, 0.2], [0.2, 0.3]], 2, 1),  # a point that diverged with one seed
+        ([[], [0.1]], 1, 1),
+        ([[], []], 0, 0),
+    ],
+)
+def test_the_best_point(scores: list[list[float]], higher: int, lower: int) -> None:
+    assert best_point(scores, higher_is_better=True) == higher
+    assert best_point(scores, higher_is_better=False) == lower
