@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,7 +25,13 @@ def test_norm_by_hand() -> None:
     st.sampled_from([None, torch.relu, torch.tanh]),
     st.integers(0, 2**16),
 )
-def test_theorem_1_holds(groups: int, channels: int, layers: int, f: object, seed: int) -> None:
+def test_theorem_1_holds(
+    groups: int,
+    channels: int,
+    layers: int,
+    f: Callable[[torch.Tensor], torch.Tensor] | None,
+    seed: int,
+) -> None:
     torch.manual_seed(seed)
     x = torch.randn(2, 12, channels, dtype=torch.float64)
     weights = [torch.randn(channels, channels, dtype=torch.float64) for _ in range(layers)]

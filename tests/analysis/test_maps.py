@@ -133,6 +133,7 @@ def test_sliceformer_permutes_too(variant: str, mask: Tensor | None) -> None:
     check_permutation(call, mask)
     if variant == "ascending":
         index = permutation_of(call)
+        assert index is not None
         values = call.x.masked_fill(mask.unsqueeze(-1), 0.0) if mask is not None else call.x
         values = call.module.value(values).detach()
         there = valid(mask, 1)
@@ -161,5 +162,7 @@ def test_nothing_of_the_mixer_changes() -> None:
     first = matrix_of(call)
     assert call.module.training
     assert torch.equal(torch.get_rng_state(), state)
+    again = matrix_of(call)
     assert first is not None
-    assert torch.equal(first, matrix_of(call))
+    assert again is not None
+    assert torch.equal(first, again)

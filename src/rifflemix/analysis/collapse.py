@@ -211,7 +211,7 @@ def _numbers(of: Collapse) -> dict[str, object]:
 
 
 def _rows(found: Mapping[str, Collapse]) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for label, of in found.items():
         for name, depths in of.stacks.items():
             means = depths.means()

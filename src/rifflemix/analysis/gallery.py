@@ -43,7 +43,8 @@ def write_finding(out: Path, finding: Finding, subjects: Sequence[Subject]) -> l
     if finding.arrays:
         arrays = out / f"{finding.kind}.npz"
         target = io.BytesIO()
-        np.savez_compressed(target, **dict(finding.arrays))
+        arrays_by_name: dict[str, Any] = dict(finding.arrays)
+        np.savez_compressed(target, **arrays_by_name)
         write_bytes(arrays, target.getvalue())
         written.append(arrays)
     numbers = out / f"{finding.kind}.json"

@@ -63,7 +63,8 @@ def as_grid(values: Tensor) -> Tensor:
     for spare in (0, 1):
         side = math.isqrt(count - spare)
         if side * side == count - spare and side:
-            return values[..., spare:].unflatten(-1, (side, side))
+            grid: Tensor = values[..., spare:].unflatten(-1, (side, side))
+            return grid
     raise InputError(f"expected the tokens of a square image, got {count} of them")
 
 

@@ -13,10 +13,13 @@ from rifflemix.analysis.coherence import coherence
 from rifflemix.analysis.collapse import collapse
 from rifflemix.analysis.finding import Finding, Subject, Tick, silent
 from rifflemix.analysis.gallery import write_finding, write_page
+from rifflemix.analysis.macs import macs
 from rifflemix.analysis.membership import membership
 from rifflemix.analysis.pattern import pattern
 from rifflemix.analysis.permutation import permutation
 from rifflemix.analysis.rate import rate
+from rifflemix.analysis.sinkhorn import sinkhorn
+from rifflemix.analysis.softmax_spread import softmax_spread
 from rifflemix.analysis.spectrum import spectrum
 from rifflemix.analysis.subjects import View, find_subjects, own_subject
 from rifflemix.errors import InputError, bad_argument, check_choice
@@ -32,8 +35,11 @@ KINDS: Mapping[str, Kind] = {
     "collapse": collapse,
     "rate": rate,
     "membership": membership,
+    "macs": macs,
+    "softmax-spread": softmax_spread,
     "coherence": coherence,
     "cls-attention": cls_attention,
+    "sinkhorn": sinkhorn,
 }
 FORMAT = "rifflemix.analysis/1"
 

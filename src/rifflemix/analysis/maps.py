@@ -63,7 +63,8 @@ def matrix_of(call: Call) -> Tensor | None:
     length, batch = x.shape[1], x.shape[0]
 
     def as_heads(y: Tensor) -> Tensor:
-        return y.unflatten(-1, (heads, -1)).transpose(1, 2)
+        split: Tensor = y.unflatten(-1, (heads, -1))
+        return split.transpose(1, 2)
 
     seen: list[Tensor] = []
 
@@ -82,7 +83,8 @@ def matrix_of(call: Call) -> Tensor | None:
         def put(module: nn.Module, args: Any, output: Tensor, unit: Tensor = unit) -> Tensor:
             parts = output.unflatten(-1, layout).clone()
             parts[..., 2, :, :] = unit[..., None, None, :]
-            return parts.flatten(-4)
+            replaced: Tensor = parts.flatten(-4)
+            return replaced
 
         columns.append(as_heads(_unprojected(mixer, host, x, mask, put)))
     matrix = torch.cat(columns, -1)[..., :length]

@@ -15,7 +15,8 @@ def singular_values(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor
     wide = x.detach().double()
     if key_padding_mask is not None:
         wide = wide.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
-    return torch.linalg.svdvals(wide)
+    values: Tensor = torch.linalg.svdvals(wide)
+    return values
 
 
 def effective_rank(values: Tensor) -> Tensor:
@@ -61,7 +62,8 @@ def rank_residual(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
 
 def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
     """Nats of distributions along `dim`; 0 log 0 is 0."""
-    return -torch.special.xlogy(probabilities, probabilities).sum(dim)
+    nats: Tensor = -torch.special.xlogy(probabilities, probabilities).sum(dim)
+    return nats
 
 
 def displacement(index: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:

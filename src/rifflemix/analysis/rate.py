@@ -93,7 +93,8 @@ def nearest_orthonormal(bases: Tensor) -> Tensor:
     The polar factor: of all orthonormal bases it has the least Frobenius distance.
     """
     left, _, right = torch.linalg.svd(bases, full_matrices=False)
-    return left @ right
+    nearest: Tensor = left @ right
+    return nearest
 
 
 def bound_in(bases: Tensor, z: Tensor, membership: Tensor) -> Tensor:

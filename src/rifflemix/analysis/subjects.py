@@ -92,6 +92,10 @@ class _RunConfig(TypedDict):
     model: dict[str, Any]
 
 
+class _ModelConfig(TypedDict):
+    settings: dict[str, Any]
+
+
 class _TaskConfig(TypedDict):
     name: str
     options: dict[str, Any]
@@ -134,7 +138,7 @@ def _of_run(path: Path, stored: Any, view: View, task: Task | None) -> Subject:
     try:
         check_json(stored, _RunConfig, "settings")
         check_json(stored["task"], _TaskConfig, "settings.task")
-        check_json(stored["model"], TypedDict("_Model", {"settings": dict[str, Any]}), "model")
+        check_json(stored["model"], _ModelConfig, "settings.model")
     except ValueError as error:
         raise damaged_run(folder.config, str(error)) from error
     if not folder.best.is_file():
@@ -269,6 +273,7 @@ def _random_batches(model: Model, name: str, view: View) -> list[Any]:
     ]
     length = min(view.tokens, int(settings.get("max_length") or view.tokens))
     batches: list[Any] = []
+    shape: tuple[int, ...]
     for count in counts:
         if inputs == "images":
             size = settings["image_size"]

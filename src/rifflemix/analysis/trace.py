@@ -64,7 +64,7 @@ def trace(
     for batch in batches:
         calls: list[Call] = []
         with undisturbed(model), _hooked(layers, calls):
-            _run(model, batch)
+            run_batch(model, batch)
         if not calls:
             raise InputError(f"model {type(model).__name__} has {_words(of)} but never calls one")
         yield tuple(calls)
@@ -145,12 +145,13 @@ def _hooked(layers: Mapping[str, nn.Module], calls: list[Call]) -> Iterator[None
             hook.remove()
 
 
-def _run(model: nn.Module, batch: Any) -> None:
+def run_batch(model: nn.Module, batch: Any) -> None:
+    """Call a model with a batch in one of the forms that `trace` takes."""
     parameter = next(model.parameters(), None)
+    device = None if parameter is None else parameter.device
 
     def moved(value: Any) -> Any:
-        is_tensor = isinstance(value, Tensor) and parameter is not None
-        return value.to(parameter.device) if is_tensor else value
+        return value.to(device) if isinstance(value, Tensor) and device is not None else value
 
     if isinstance(batch, Tensor):
         model(moved(batch))

@@ -25,7 +25,8 @@ EPILOG = """Examples:
 
 TARGET is the folder of a run of train, compare or reproduce, or a model of `rifflemix list
 models`, which gets fresh weights and random inputs. KIND is pattern, permutation, spectrum,
-collapse, rate, membership, coherence, cls-attention or all.
+collapse, rate, membership, macs, softmax-spread, coherence, cls-attention,
+sinkhorn or all.
 """
 
 

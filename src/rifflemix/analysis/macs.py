@@ -1,0 +1,218 @@
+"""Multiply-accumulates and parameters, layer by layer, beside the printed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from rifflemix.analysis.drawing import COLOURS, GREY, panels, tidy
+from rifflemix.analysis.finding import Finding, Subject, Tick, silent
+from rifflemix.analysis.images import inputs_of
+from rifflemix.analysis.trace import run_batch, undisturbed
+from rifflemix.models.macs import multiply_accumulates
+from rifflemix.models.presets import find_preset, preset_names
+
+# Millions for one image, as Dimension Mixer prints them: Table 3, then Table 7.
+PRINTED = {
+    "mlp_mixer_dense_e1": 20.73,
+    "mlp_mixer_butterfly_linear_e1": 5.0,
+    "mlp_mixer_butterfly_mlp_e1": 5.33,
+    "mlp_mixer_dense_e2": 40.89,
+    "mlp_mixer_butterfly_linear_e2": 9.34,
+    "mlp_mixer_butterfly_mlp_e2": 9.88,
+    "mlp_mixer_c1_l7": 74.65,
+    "mlp_mixer_c2_l7": 60.48,
+    "mlp_mixer_c1_l10": 106.36,
+    "mlp_mixer_c2_l10": 86.16,
+    "patch_only_cifar10_l7": 23.04,
+    "patch_only_cifar10_l10": 32.9,
+    "patch_only_cifar100_l7": 23.37,
+    "patch_only_cifar100_l10": 33.23,
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one part of a model takes for one sample: multiply-accumulates, learned numbers."""
+
+    name: str
+    macs: int
+    parameters: int
+
+
+class _Bound(nn.Module):
+    """A module with all arguments but the first ones."""
+
+    def __init__(self, module: nn.Module, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.module, self.options = module, options
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.module(*inputs, **self.options)
+
+
+class _OnBatch(nn.Module):
+    """A model that is called with a batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Any) -> None:
+        run_batch(self.model, batch)
+
+
+def costs_of(subject: Subject) -> tuple[list[Cost], Cost]:
+    """The costs of a model's parts, for the first sample, and of the whole.
+
+    Parts are the model's children, and of lists of layers each layer. What the model does
+    between them is the last part, "the rest".
+    """
+    batch = _first_sample(subject.batches[0])
+    calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
+    parts = _parts(subject.model)
+
+    def hook_of(name: str) -> Any:
+        def note(module: nn.Module, args: Any, options: dict[str, Any]) -> None:
+            calls.setdefault(name, []).append((args, options))
+
+        return note
+
+    hooks = [
+        part.register_forward_pre_hook(hook_of(name), with_kwargs=True)
+        for name, part in parts.items()
+    ]
+    try:
+        with undisturbed(subject.model):
+            run_batch(subject.model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    with undisturbed(subject.model):
+        costs = [
+            Cost(
+                name,
+                sum(
+                    multiply_accumulates(_Bound(part, options), *args)
+                    for args, options in calls.get(name, ())
+                ),
+                _parameters(part),
+            )
+            for name, part in parts.items()
+        ]
+        total = multiply_accumulates(_OnBatch(subject.model), batch)
+    whole = Cost("whole model", total, _parameters(subject.model))
+    rest = Cost(
+        "the rest",
+        whole.macs - sum(cost.macs for cost in costs),
+        whole.parameters - sum(cost.parameters for cost in costs),
+    )
+    return [*costs, rest], whole
+
+
+def _parts(model: nn.Module) -> dict[str, nn.Module]:
+    parts: dict[str, nn.Module] = {}
+    for name, child in model.named_children():
+        inner = child.named_children() if isinstance(child, nn.ModuleList) else [("", child)]
+        parts |= {f"{name}.{n}" if n else name: part for n, part in inner}
+    return parts
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _first_sample(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch[:1]
+    if isinstance(batch, tuple | list):
+        return tuple(_first_sample(part) for part in batch)
+    if isinstance(batch, dict):
+        return {name: _first_sample(part) for name, part in batch.items()}
+    return batch
+
+
+def macs(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
+    """Costs by layer for one sample.
+
+    Source: Sapkota and Bhattarai 2025 (Dimension Mixer), Tables 3 and 7.
+    """
+    found: dict[str, tuple[list[Cost], Cost]] = {}
+    tokens: dict[str, tuple[int, ...]] = {}
+    for subject in subjects:
+        tick(subject.label, 0, 1)
+        found[subject.label] = costs_of(subject)
+        tokens[subject.label] = tuple(inputs_of(subject.batches[0]).shape[1:])
+        tick(subject.label, 1, 1)
+    names = {subject.label: str(subject.about.get("model", "")) for subject in subjects}
+    return Finding(
+        kind="macs",
+        title="Multiply-accumulates and parameters by layer",
+        source="Sapkota and Bhattarai 2025 (Dimension Mixer), Tables 3 and 7",
+        seen=tuple(
+            _sentence(label, whole, names[label], tokens[label])
+            for label, (_, whole) in found.items()
+        ),
+        headers=("Model", "Part", "MACs", "Share, %", "Parameters"),
+        rows=tuple(
+            (
+                label,
+                cost.name,
+                f"{cost.macs:,}",
+                f"{100 * cost.macs / max(whole.macs, 1):.1f}",
+                f"{cost.parameters:,}",
+            )
+            for label, (costs, whole) in found.items()
+            for cost in (*costs, whole)
+        ),
+        caption=(
+            "Multiply-accumulates (MACs) of each part for one sample: products of matrices, "
+            "convolutions and attention, and one for every number that a norm or activation puts "
+            "out, as the counter behind the paper's tables counts. Sorts and shifts have none. "
+            "Blue: parts with over 1 % of the whole; grey: the others."
+        ),
+        data={
+            "models": {
+                label: {
+                    "macs": whole.macs,
+                    "parameters": whole.parameters,
+                    "printed_macs_millions": PRINTED.get(names[label]),
+                    "parts": [vars(cost) for cost in costs],
+                }
+                for label, (costs, whole) in found.items()
+            }
+        },
+        figure=_figure(found),
+    )
+
+
+def _sentence(label: str, whole: Cost, name: str, shape: tuple[int, ...]) -> str:
+    size = " x ".join(map(str, shape)) or "one number"
+    sentence = (
+        f"{label}: {whole.macs / 1e6:.2f} M multiply-accumulates for a sample of {size}, "
+        f"{whole.parameters:,} parameters"
+    )
+    if name in PRINTED:
+        sentence += f"; the paper prints {PRINTED[name]:g} M"
+        card = find_preset(name).card if name in preset_names() else None
+        sentence += f" and {card.printed} parameters" if card is not None and card.printed else ""
+    return f"{sentence}."
+
+
+def _figure(found: dict[str, tuple[list[Cost], Cost]]) -> Figure:
+    most = max(len(costs) for costs, _ in found.values())
+    figure, axes = panels(len(found), height=0.9 + 0.24 * most, most=3)
+    for place, (label, (costs, whole)) in zip(axes, found.items(), strict=True):
+        values = [cost.macs / 1e6 for cost in costs]
+        floor = 0.01 * whole.macs / 1e6
+        colours = [COLOURS[0] if value > floor else GREY for value in values]
+        place.barh(range(len(costs)), values, color=colours)
+        place.set_yticks(range(len(costs)), [cost.name for cost in costs], fontsize=9)
+        place.invert_yaxis()
+        tidy(place, title=f"{label}: {whole.macs / 1e6:.2f} M", x="MACs, millions")
+        place.tick_params(labelsize=8)
+    return figure

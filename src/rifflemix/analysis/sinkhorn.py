@@ -1,0 +1,211 @@
+"""The sorting matrices of sparse Sinkhorn attention over iterations and temperature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rifflemix.analysis.drawing import COLOURS, new_figure, picture, tidy
+from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
+from rifflemix.analysis.measures import entropy
+from rifflemix.analysis.trace import Call, trace, undisturbed
+from rifflemix.errors import InputError
+from rifflemix.mixers.sinkhorn import Sinkhorn
+
+ITERATIONS = (0, 1, 2, 5, 10, 20)
+TEMPERATURES = (0.25, 0.5, 0.75, 1.0, 2.0)
+
+
+@dataclass
+class Sorting:
+    """The sort matrices of all layers of a model, at other settings than its own, too.
+
+    Attributes:
+        temperature, iterations: the model's own.
+        error: iterations -> mean distance of row and column sums from 1, at its temperature.
+        softness: temperature -> entropy of a row over its most, at its iterations.
+        matrices: (iterations, n, n) the first head of the first layer and sample.
+    """
+
+    temperature: float
+    iterations: int
+    error: dict[int, float]
+    softness: dict[float, float]
+    matrices: NDArray[np.float64]
+
+
+def sorting_of(subject: Subject, tick: Tick = silent) -> Sorting:
+    """Sort the blocks of every layer's inputs again at other settings; nothing is trained.
+
+    Raises:
+        InputError: no layer balances sort matrices over at least two blocks.
+    """
+    errors: dict[int, list[float]] = {}
+    softness: dict[float, list[float]] = {}
+    own: Any = None
+    first: list[Tensor] = []
+    for calls in progress(subject, trace(subject.model, subject.batches), tick):
+        for call in calls:
+            if not _balances(call):
+                continue
+            own = own or call.module.sorter.options
+            for count in ITERATIONS:
+                matrix = sort_matrix(call, num_iterations=count)
+                errors.setdefault(count, []).append(_error(matrix))
+                if len(first) < len(ITERATIONS):
+                    first.append(matrix[0, 0])
+            for temperature in TEMPERATURES:
+                matrix = sort_matrix(call, temperature=temperature)
+                softness.setdefault(temperature, []).append(_softness(matrix))
+        if own is None:
+            break
+    if own is None:
+        raise InputError(
+            f"{subject.label}: expected mixer sinkhorn in both directions, with at least two "
+            "blocks and without padding, top_k or SortCut; got none"
+        )
+    return Sorting(
+        float(own.temperature),
+        int(own.num_iterations),
+        {count: float(np.mean(values)) for count, values in errors.items()},
+        {temperature: float(np.mean(values)) for temperature, values in softness.items()},
+        torch.stack(first).double().cpu().numpy(),
+    )
+
+
+def _balances(call: Call) -> bool:
+    mixer = call.module
+    if not isinstance(mixer, Sinkhorn) or mixer.causal or call.key_padding_mask is not None:
+        return False
+    blocks, rest = divmod(call.x.shape[1], mixer.block_size)
+    return not (mixer.sorter.options.top_k or mixer.sortcut or rest) and blocks > 1
+
+
+def sort_matrix(call: Call, **settings: Any) -> Tensor:
+    """(B, H, n, n) of a layer's own input, with other settings of `SortOptions`, without noise."""
+    seen: list[Tensor] = []
+    sorter = call.module.sorter
+    own = sorter.options
+    hook = sorter.register_forward_hook(lambda module, args, output: seen.append(output))
+    try:
+        sorter.options = replace(own, gumbel="never", **settings)
+        with undisturbed(call.module):
+            call.module(call.x)
+    finally:
+        hook.remove()
+        sorter.options = own
+    return seen[0]
+
+
+def _error(matrix: Tensor) -> float:
+    """Mean distance of the sums of rows and columns from 1."""
+    wide = matrix.double()
+    return float(((wide.sum(-1) - 1).abs().mean() + (wide.sum(-2) - 1).abs().mean()) / 2)
+
+
+def _softness(matrix: Tensor) -> float:
+    """Entropy of a row over that of equal shares: 0 a permutation, 1 no choice at all."""
+    wide = matrix.double()
+    shares = wide / wide.sum(-1, keepdim=True).clamp_min(1e-300)
+    return float(entropy(shares).mean()) / math.log(wide.shape[-1])
+
+
+def sinkhorn(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
+    """How iterations balance the matrices and how temperature softens them.
+
+    Source: Tay et al. 2020 (Sparse Sinkhorn Attention), Figures 3 and 4, whose curves of quality
+    need a training run for each value.
+    """
+    found: dict[str, Sorting] = {}
+    for subject in subjects:
+        try:
+            found[subject.label] = sorting_of(subject, tick)
+        except InputError:
+            if len(subjects) == 1:
+                raise
+    if not found:
+        raise InputError("expected a model with mixer sinkhorn, got none")
+    return Finding(
+        kind="sinkhorn",
+        title="Sorting matrices",
+        source="Tay et al. 2020 (Sparse Sinkhorn Attention), section 3.1, Figures 3 and 4",
+        seen=tuple(_sentence(label, of) for label, of in found.items()),
+        headers=("Model", "Setting", "Value", "Sums from 1", "Softness"),
+        rows=tuple(
+            row
+            for label, of in found.items()
+            for row in (
+                *((label, "iterations", str(n), f"{e:.2g}", "-") for n, e in of.error.items()),
+                *(
+                    (label, "temperature", f"{t:g}", "-", f"{s:.3f}")
+                    for t, s in of.softness.items()
+                ),
+            )
+        ),
+        caption=(
+            "Above: the sort matrix of the first head of the first layer after so many Sinkhorn "
+            "iterations; rows are destinations, columns sources, bright is more. Below, left: how "
+            "far row and column sums are from 1, from one iteration on. Right: softness, the "
+            "entropy of a row over that of equal shares, 0 for a permutation; the model's own "
+            "settings are marked. Only these settings change, the weights stay; no noise."
+        ),
+        data={
+            "models": {
+                label: {
+                    "temperature": of.temperature,
+                    "iterations": of.iterations,
+                    "sums_from_1": {str(n): e for n, e in of.error.items()},
+                    "softness": {str(t): s for t, s in of.softness.items()},
+                }
+                for label, of in found.items()
+            }
+        },
+        arrays={label: of.matrices for label, of in found.items()},
+        figure=_figure(found),
+    )
+
+
+def _sentence(label: str, of: Sorting) -> str:
+    low, high = TEMPERATURES[0], TEMPERATURES[-1]
+    return (
+        f"{label}: sums of rows and columns lie {of.error[0]:.2g} from 1 without an iteration, "
+        f"{of.error[5]:.2g} after 5 and {of.error[20]:.2g} after 20; softness goes from "
+        f"{of.softness[low]:.2f} at temperature {low:g} to {of.softness[high]:.2f} at {high:g}."
+    )
+
+
+def _figure(found: dict[str, Sorting]) -> Figure:
+    """For each model a row of matrices; below them the two curves of all."""
+    count = len(found)
+    figure = new_figure(1.9 * count + 3.4)
+    grid = figure.add_gridspec(count + 1, 6, height_ratios=(*[1.0] * count, 1.8))
+    for row, (label, of) in enumerate(found.items()):
+        for column, (iterations, matrix) in enumerate(zip(ITERATIONS, of.matrices, strict=True)):
+            title = f"{iterations} iteration{'' if iterations == 1 else 's'}"
+            axes = figure.add_subplot(grid[row, column])
+            picture(axes, matrix, title=title)
+            if column == 0:
+                axes.set_ylabel(f"{label}\ndestination", fontsize=9)
+            axes.set_xlabel("source block", fontsize=8)
+    left = figure.add_subplot(grid[count, :3])
+    right = figure.add_subplot(grid[count, 3:])
+    for number, (label, of) in enumerate(found.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        balanced = {count: error for count, error in of.error.items() if count}
+        left.plot(list(balanced), list(balanced.values()), "o-", color=colour, label=label)
+        right.plot(list(of.softness), list(of.softness.values()), "o-", color=colour, label=label)
+        left.axvline(of.iterations, color=colour, linestyle=":", linewidth=1)
+        right.axvline(of.temperature, color=colour, linestyle=":", linewidth=1)
+    tidy(left, title="balance (dotted: as trained)", x="iterations", y="mean |sum - 1|")
+    tidy(right, title="softness (dotted: as trained)", x="temperature", y="share of most entropy")
+    left.set_ylim(bottom=0.0)
+    right.set_ylim(0.0, 1.05)
+    return figure

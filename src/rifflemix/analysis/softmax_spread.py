@@ -1,0 +1,245 @@
+"""How fast softmax weights become alike as sequences grow, and how doubly stochastic maps are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from rifflemix.analysis.drawing import GREY, legend, line_style, new_figure, tidy
+from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
+from rifflemix.analysis.maps import matrix_of
+from rifflemix.analysis.trace import Call, trace, undisturbed
+from rifflemix.errors import InputError
+
+_DRAWS = 200
+_LEAST_TOKENS = 4
+MOST_TOKENS = 512
+
+
+@dataclass
+class LayerSpread:
+    """One layer's attention weights.
+
+    Attributes:
+        name: of the layer.
+        spread: tokens -> standard deviation of the weights in a row, of each sample.
+        rows, columns: mean distance of the row and column sums from 1, of each sample.
+    """
+
+    name: str
+    spread: dict[int, list[float]] = field(default_factory=dict)
+    rows: list[float] = field(default_factory=list)
+    columns: list[float] = field(default_factory=list)
+
+
+def spread_of(weights: Tensor, mask: Tensor | None = None) -> Tensor:
+    """(B,) the standard deviation of the entries of a row over valid tokens, mean over rows, heads.
+
+    Args:
+        weights: (B, H, N, N).
+        mask: (B, N) bool, True = padding.
+    """
+    return torch.stack([_valid(w, mask, b).std(-1, correction=0).mean() for b, w in _each(weights)])
+
+
+def sums_of(weights: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Twice (B,): the mean distance from 1 of the sums of rows, and of columns."""
+    valid = [_valid(w, mask, b) for b, w in _each(weights)]
+    rows = torch.stack([(w.sum(-1) - 1.0).abs().mean() for w in valid])
+    columns = torch.stack([(w.sum(-2) - 1.0).abs().mean() for w in valid])
+    return rows, columns
+
+
+def _each(weights: Tensor) -> list[tuple[int, Tensor]]:
+    return list(enumerate(weights.double()))
+
+
+def _valid(weights: Tensor, mask: Tensor | None, sample: int) -> Tensor:
+    if mask is None:
+        return weights
+    there = ~mask[sample]
+    return weights[:, there][:, :, there]
+
+
+def softmax_of_noise(lengths: Sequence[int]) -> list[float]:
+    """The mean standard deviation of softmax(a) for a normal vector a of each length.
+
+    Source: Sliceformer (Yuan and Xu), Figure 2.
+    """
+    draws = torch.Generator().manual_seed(0)
+    values = []
+    for length in lengths:
+        noise = torch.randn(_DRAWS, length, generator=draws, dtype=torch.float64)
+        values.append(float(noise.softmax(-1).std(-1, correction=0).mean()))
+    return values
+
+
+def layer_spreads(subject: Subject, tick: Tick = silent) -> list[LayerSpread]:
+    """The spread of weights in the first tokens of each sample, and the sums in all of them.
+
+    Raises:
+        InputError: no layer has attention weights.
+    """
+    found: dict[str, LayerSpread] = {}
+    for calls in progress(subject, trace(subject.model, subject.batches), tick):
+        for call in calls:
+            if call.x.shape[1] <= MOST_TOKENS:
+                _add(found, call)
+        if not found:
+            break
+    if not found:
+        raise InputError(
+            f"{subject.label}: expected mixers with attention weights on at most {MOST_TOKENS} "
+            "tokens, got none"
+        )
+    return list(found.values())
+
+
+def _add(found: dict[str, LayerSpread], call: Call) -> None:
+    whole = matrix_of(call)
+    if whole is None:
+        return
+    layer = found.setdefault(call.name, LayerSpread(call.name))
+    rows, columns = sums_of(whole, call.key_padding_mask)
+    layer.rows += rows.tolist()
+    layer.columns += columns.tolist()
+    for length in lengths_up_to(call.x.shape[1]):
+        weights = whole if length == call.x.shape[1] else matrix_of(_shortened(call, length))
+        if weights is not None and call.key_padding_mask is None:
+            layer.spread.setdefault(length, []).extend(spread_of(weights).tolist())
+
+
+def lengths_up_to(count: int) -> list[int]:
+    """Powers of two from 4 below `count`, and `count`."""
+    lengths, length = [], _LEAST_TOKENS
+    while length < count:
+        lengths.append(length)
+        length *= 2
+    return [*lengths, count]
+
+
+def _shortened(call: Call, length: int) -> Call:
+    """The layer on the first tokens of its input alone."""
+    x = call.x[:, :length]
+    with undisturbed(call.module):
+        y = call.module(x)
+    return Call(call.name, call.module, x, y, None)
+
+
+def softmax_spread(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
+    """Deviation of attention weights against N, and of sums from doubly stochastic.
+
+    Source: Sliceformer (Yuan and Xu), Figure 2; Sander et al. 2022 for the sums.
+    """
+    found: dict[str, list[LayerSpread]] = {}
+    for subject in subjects:
+        try:
+            found[subject.label] = layer_spreads(subject, tick)
+        except InputError:
+            if len(subjects) == 1:
+                raise
+    if not found:
+        raise InputError("expected mixers with attention weights, got none")
+    longest = max(
+        n for layers in found.values() for layer in layers for n in layer.spread or {4: []}
+    )
+    lengths = lengths_up_to(max(longest, 4096))
+    noise = softmax_of_noise(lengths)
+    return Finding(
+        kind="softmax-spread",
+        title="Spread of attention weights",
+        source="Sliceformer (Yuan and Xu), Figure 2; Sander et al. 2022, Figure 2",
+        seen=(
+            f"softmax of normal scores: a deviation of {noise[0]:.3g} at {lengths[0]} entries and "
+            f"{noise[-1]:.3g} at {lengths[-1]}.",
+            *(_sentence(label, layers) for label, layers in found.items()),
+        ),
+        headers=("Model", "Layer", "Deviation by tokens", "Row sums from 1", "Column sums from 1"),
+        rows=tuple(
+            (
+                label,
+                layer.name,
+                ", ".join(f"{n}: {np.mean(v):.3g}" for n, v in sorted(layer.spread.items())),
+                f"{np.mean(layer.rows):.3g}",
+                f"{np.mean(layer.columns):.3g}",
+            )
+            for label, layers in found.items()
+            for layer in layers
+        ),
+        caption=(
+            "Left: the standard deviation of the weights in a row of each model's attention maps, "
+            "mean over layers, when a layer gets the first N tokens only; grey: softmax of normal "
+            "scores, and 1 / N dotted for comparison. Right: how far row and column sums are from "
+            "1, the mark of a doubly stochastic map, by layer; rows hollow, columns filled. Means "
+            "over samples; padded samples have no part in the left picture."
+        ),
+        data={
+            "noise": {"tokens": lengths, "deviation": noise},
+            "models": {
+                label: [
+                    {
+                        "layer": layer.name,
+                        "deviation": {str(n): float(np.mean(v)) for n, v in layer.spread.items()},
+                        "row_sums": float(np.mean(layer.rows)),
+                        "column_sums": float(np.mean(layer.columns)),
+                    }
+                    for layer in layers
+                ]
+                for label, layers in found.items()
+            },
+        },
+        figure=_figure(found, lengths, noise),
+    )
+
+
+def _sentence(label: str, layers: Sequence[LayerSpread]) -> str:
+    rows = float(np.mean([np.mean(layer.rows) for layer in layers]))
+    columns = float(np.mean([np.mean(layer.columns) for layer in layers]))
+    sums = f"row sums lie {rows:.2g} from 1 and column sums {columns:.2g}"
+    curve = mean_curve(layers)
+    if not curve:
+        return f"{label}: {sums}."
+    first, last = min(curve), max(curve)
+    return (
+        f"{label}: a deviation of {curve[first]:.3g} at {first} tokens and {curve[last]:.3g} at "
+        f"{last}; {sums}."
+    )
+
+
+def mean_curve(layers: Sequence[LayerSpread]) -> dict[int, float]:
+    """Tokens -> deviation, mean over samples and layers."""
+    lengths = sorted({n for layer in layers for n in layer.spread})
+    return {
+        n: float(np.mean([np.mean(layer.spread[n]) for layer in layers if n in layer.spread]))
+        for n in lengths
+    }
+
+
+def _figure(
+    found: dict[str, list[LayerSpread]], lengths: Sequence[int], noise: Sequence[float]
+) -> Figure:
+    figure = new_figure(4.0)
+    left, right = figure.subplots(1, 2)
+    left.loglog(lengths, noise, color=GREY, linewidth=3, label="softmax of normal scores")
+    left.loglog(lengths, [1 / n for n in lengths], ":", color="#444444", label="1 / N")
+    for number, (label, layers) in enumerate(found.items()):
+        curve = mean_curve(layers)
+        style = line_style(number)
+        if curve:
+            left.loglog(list(curve), list(curve.values()), label=label, **style)
+        at = range(1, len(layers) + 1)
+        right.plot(at, [np.mean(layer.columns) for layer in layers], label=label, **style)
+        hollow = style | {"linestyle": ":", "markerfacecolor": "white"}
+        right.plot(at, [np.mean(layer.rows) for layer in layers], **hollow)
+    tidy(left, title="weights within a row", x="tokens N", y="standard deviation")
+    tidy(right, title="sums of columns (rows hollow)", x="layer", y="mean distance from 1")
+    right.set_ylim(bottom=-0.02)
+    right.xaxis.get_major_locator().set_params(integer=True)
+    legend(left)
+    legend(right)
+    return figure
