@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import io
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -22,7 +23,8 @@ import rifflemix as rm
 B, N, C, H = 2, 11, 16, 4
 LONGEST = 16
 VALID = 7  # of the second sequence
-COMPILED = ("tssa",)  # which takes ten seconds a host
+TRACED = ("softmax", "tssa", "csp", "linear")  # compiled, exported: seconds a host
+LENGTHS = (N, N + 2, LONGEST)
 
 Run = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
 
@@ -37,8 +39,10 @@ class Host:
         run: (model, tokens (B, N, C), padding (B, N) or None) -> (B, N, C).
         causal: hides later tokens.
         masks: takes padding.
-        compiles: is compiled too, which takes seconds.
+        traced: is compiled and exported too, which takes seconds.
+        cached: the same run piece by piece, with a cache between the pieces.
         swap: further arguments of replace_attention.
+        quick: a few mixers are tested in it at every run of the tests.
     """
 
     name: str
@@ -46,8 +50,10 @@ class Host:
     run: Run
     causal: bool = False
     masks: bool = True
-    compiles: bool = False
+    traced: bool = False
+    cached: Run | None = None
     swap: dict[str, Any] = field(default_factory=dict)
+    quick: bool = True
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
@@ -152,15 +158,98 @@ def bfloat16(host: Host, mixer: str) -> None:
     assert y.isfinite().all()
 
 
+def cached(host: Host, mixer: str) -> None:
+    """Piece by piece with a cache, the outputs are those of the whole sequence."""
+    assert host.cached is not None
+    model = swapped(host, mixer)
+    expected = host.run(model, tokens(), None)
+    found = host.cached(model, tokens(), None)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
 def compiled(host: Host, mixer: str) -> None:
-    """torch.compile, without graph breaks, at two lengths."""
+    """torch.compile, without graph breaks, at three lengths."""
     model = swapped(host, mixer)
     run = torch.compile(host.run, backend="eager", fullgraph=True)
     torch._dynamo.reset()
-    for length in (N, N + 2):
+    for length in LENGTHS:
         x = tokens(length=length)
         expected = host.run(model, x, None)
         torch.testing.assert_close(run(model, x, None), expected, atol=1e-5, rtol=1e-4)
+
+
+class Program(nn.Module):
+    """A host as a function of tokens alone, for exporters."""
+
+    def __init__(self, host: Host, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.run = model, host.run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.model, x, None)
+
+
+def program(host: Host, mixer: str) -> tuple[nn.Module, torch.export.ExportedProgram]:
+    """The model, and what torch.export makes of it, the number of tokens open."""
+    whole = Program(host, swapped(host, mixer)).eval()
+    length = torch.export.Dim("length", min=3, max=LONGEST)
+    found = torch.export.export(whole, (tokens(),), dynamic_shapes=({1: length},), strict=False)
+    return whole, found
+
+
+def exported(host: Host, mixer: str) -> None:
+    """torch.export with an open number of tokens, at three lengths."""
+    whole, found = program(host, mixer)
+    for length in LENGTHS:
+        x = tokens(length=length)
+        torch.testing.assert_close(found.module()(x), whole(x), atol=1e-5, rtol=1e-4)
+
+
+def onnx(host: Host, mixer: str) -> None:
+    """The same as ONNX, run by onnxruntime."""
+    import onnxruntime
+
+    whole, found = program(host, mixer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = torch.onnx.export(found, dynamo=True, verbose=False)
+    assert made is not None
+    file = io.BytesIO()
+    made.save(file)
+    session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+    name = session.get_inputs()[0].name
+    for length in LENGTHS:
+        x = tokens(length=length)
+        (y,) = session.run(None, {name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(y), whole(x).detach(), atol=1e-4, rtol=1e-3)
+
+
+def unused_weights(host: Host) -> set[str]:
+    """Weights that no output of the host as it came depends on (a pooler, the words' table)."""
+    model = host.build()
+    host.run(model, tokens(), None).sum().backward()
+    return {name for name, p in model.named_parameters() if p.grad is None}
+
+
+def distributed(host: Host, mixer: str) -> None:
+    """DistributedDataParallel: every weight has a gradient, which is that without it, twice."""
+    model = Program(host, swapped(host, mixer))
+    unused = unused_weights(host)
+    for name, parameter in model.model.named_parameters():
+        parameter.requires_grad_(name not in unused)
+    plain = copy.deepcopy(model)
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        for seed in (2, 3):  # what had no gradient in the first step is an error in the second
+            for part in (plain, wrapped):
+                part.zero_grad()
+                part(tokens(seed)).square().sum().backward()
+            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 PROPERTIES: dict[str, Callable[[Host, str], None]] = {
@@ -168,12 +257,17 @@ PROPERTIES: dict[str, Callable[[Host, str], None]] = {
     "padding amount": padding_amount,
     "no causal leak": causal_leak,
     "two-sided refused": refused,
+    "cache = no cache": cached,
     "reload": reload,
     "restore": restored,
     "deepcopy": copied,
     "bfloat16": bfloat16,
+    "DDP": distributed,
     "compile": compiled,
+    "export": exported,
+    "ONNX": onnx,
 }
+SLOW = ("compile", "export", "ONNX")
 
 
 def applies(name: str, host: Host, mixer: str) -> bool:
@@ -181,12 +275,14 @@ def applies(name: str, host: Host, mixer: str) -> bool:
     card = rm.mixer_card(mixer)
     if host.causal and not card.causal:
         return name == "two-sided refused"
+    if name in SLOW:
+        return host.traced and mixer in TRACED
     return {
         "padding content": host.masks and card.padding,
         "padding amount": host.masks and card.padding and not card.layout_over_length,
         "no causal leak": host.causal,
         "two-sided refused": False,
-        "compile": host.compiles and mixer in COMPILED,
+        "cache = no cache": host.cached is not None and card.streaming,
     }.get(name, True)
 
 
@@ -235,7 +331,7 @@ def run_plain(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
 
 HOSTS: list[Host] = [
     Host("torch.nn.MultiheadAttention", lambda: seeded(Holder), run_plain),
-    Host("torch.nn.TransformerEncoder", encoder(True), run_encoder, compiles=True),
+    Host("torch.nn.TransformerEncoder", encoder(True), run_encoder, traced=True),
     Host("torch.nn.TransformerEncoder, batch second", encoder(False), run_batch_second),
     Host(
         "torch.nn.TransformerEncoder, causal",
@@ -270,7 +366,7 @@ def timm_hosts() -> list[Host]:
         return run(model, x, mask, is_causal=True)
 
     return [
-        Host("timm Attention", stack(lambda: Block(C, H)), run, compiles=True),
+        Host("timm Attention", stack(lambda: Block(C, H)), run, traced=True),
         Host(
             "timm Attention, causal",
             stack(lambda: Block(C, H)),
@@ -283,7 +379,7 @@ def timm_hosts() -> list[Host]:
 
 
 def transformers_hosts() -> list[Host]:
-    """Whole models, which are given embeddings in place of ids; imported here likewise."""
+    """Models that are given embeddings in place of ids, and stacks of layers; imported likewise."""
     import tiny_transformers
 
     def run(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -296,10 +392,52 @@ def transformers_hosts() -> list[Host]:
         y: Tensor = model(inputs_embeds=x, attention_mask=attend, use_cache=False)[0]
         return y
 
+    def run_pieces(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+        found, past = [], None
+        for piece in x.split([5, 1, 3, *[1] * (x.shape[1] - 9)], 1):
+            out = model(inputs_embeds=piece, past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            found.append(out[0])
+        return torch.cat(found, 1)
+
+    def run_layers(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+        attend = None if mask is None else ~mask[:, None, None, :]
+        for layer in model:  # type: ignore[attr-defined]
+            y = layer(x, attend)
+            x = y[0] if isinstance(y, tuple) else y
+        return x
+
+    def layers(name: str, of: str) -> Callable[[], nn.Module]:
+        return lambda: tiny_transformers.build(name).get_submodule(of)
+
+    def language(name: str, title: str, *, quick: bool = True, traced: bool = False) -> Host:
+        return Host(
+            f"transformers {title}",
+            lambda: tiny_transformers.build(name),
+            run_causal,
+            causal=True,
+            traced=traced,
+            cached=run_pieces,
+            quick=quick,
+        )
+
+    def encoder(name: str, title: str, *, quick: bool = True, traced: bool = False) -> Host:
+        return Host(
+            f"transformers {title}",
+            lambda: tiny_transformers.build(name),
+            run,
+            traced=traced,
+            quick=quick,
+        )
+
     return [
-        Host("transformers BERT", lambda: tiny_transformers.build("bert"), run),
-        Host("transformers GPT-2", lambda: tiny_transformers.build("gpt2"), run_causal, True),
-        Host("transformers Llama", lambda: tiny_transformers.build("llama"), run_causal, True),
+        encoder("bert", "BERT", traced=True),
+        encoder("roberta", "RoBERTa", quick=False),
+        Host("transformers ViT", layers("vit", "layers"), run_layers, quick=False),
+        Host("transformers Whisper", layers("whisper", "encoder.layers"), run_layers, quick=False),
+        language("gpt2", "GPT-2", traced=True),
+        language("llama", "Llama"),
+        language("qwen2", "Qwen2", quick=False),
     ]
 
 

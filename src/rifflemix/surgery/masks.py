@@ -129,7 +129,8 @@ def _keep(
     keep = attend[:, -1]
     if not causal or check:
         # A query at a padded position may have been hidden from everything.
-        keep = torch.where(keep.any(-1, keepdim=True), keep, attend.any(1))
+        # Without torch.where: onnxruntime has none for bools.
+        keep = keep | (attend.any(1) & ~keep.any(-1, keepdim=True))
     if check:
         _check_nothing_is_lost(attend, keep, causal)
     return keep.expand(batch, length)

@@ -110,7 +110,7 @@ def padding_alone(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int = 0,
+    q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Any = causal_mask_function,
     attention_mask: Tensor | None = None,
@@ -126,7 +126,7 @@ def padding_alone(
     """
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return sdpa_mask(
+        whole: Tensor | None = sdpa_mask(
             batch_size,
             q_length,
             kv_length,
@@ -136,6 +136,7 @@ def padding_alone(
             attention_mask,
             **options,
         )
+        return whole
     if isinstance(q_offset, Tensor) or q_offset + q_length != kv_offset + kv_length:
         raise bad_argument(
             "past_key_values",

@@ -136,7 +136,7 @@ class RifflemixModel(RifflemixPreTrainedModel):
         model.head = nn.Identity()
         return model
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         pixel_values: Tensor | None = None,
@@ -162,7 +162,7 @@ class RifflemixForImageClassification(RifflemixPreTrainedModel):
     main_input_name = "pixel_values"
     inputs = "images"
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
         """(B, num_labels) logits of images (B, channels, height, width), and the loss of labels."""
         logits = self.model(pixel_values)
@@ -177,7 +177,7 @@ class RifflemixForSequenceClassification(RifflemixPreTrainedModel):
     inputs = "tokens"
     kind = SequenceClassifier
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor,
@@ -202,7 +202,7 @@ class RifflemixForCausalLM(RifflemixPreTrainedModel):
     inputs = "tokens"
     kind = GPT
 
-    @can_return_tuple
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor,

@@ -1,0 +1,71 @@
+"""Writes the table of docs/hosts.md: runs the matrix of tests/surgery/matrix.py, minutes long.
+
+    python docs/write_hosts.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+FOLDER = Path(__file__).resolve().parent
+PAGE = FOLDER / "hosts.md"
+START, END = "<!-- matrix -->\n", "<!-- /matrix -->"
+sys.path.insert(0, str(FOLDER.parent / "tests" / "surgery"))
+
+import torch  # noqa: E402
+from matrix import PROPERTIES, TRACED, Host, all_hosts, applies  # noqa: E402
+
+import rifflemix as rm  # noqa: E402
+from rifflemix.files import write_bytes  # noqa: E402
+
+LIBRARIES = ("torch", "timm", "transformers", "onnxruntime")
+
+
+def cell(host: Host, name: str, failures: list[str]) -> str:
+    """How many of the mixers that a property is asked of have it."""
+    asked = [mixer for mixer in rm.list_mixers() if applies(name, host, mixer)]
+    passed = 0
+    for mixer in asked:
+        try:
+            PROPERTIES[name](host, mixer)
+            passed += 1
+        except Exception as error:  # whatever a host or a compiler raises is a finding
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            failures.append(f"- {host.name}, {mixer}, {name}: {reason}")
+            print(failures[-1], file=sys.stderr)
+    return f"{passed}/{len(asked)}" if asked else ""
+
+
+def table() -> str:
+    """The matrix as Markdown, what it was run with, and what failed in it."""
+    from importlib.metadata import version
+
+    failures: list[str] = []
+    lines = [f"| host | {' | '.join(PROPERTIES)} |", f"| --- |{' ---: |' * len(PROPERTIES)}"]
+    for host in all_hosts():
+        torch.manual_seed(0)
+        cells = [cell(host, name, failures) for name in PROPERTIES]
+        lines.append(f"| {host.name} | {' | '.join(cells)} |")
+        print(lines[-1], file=sys.stderr)
+    versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+    made = (
+        f"Run with {versions}. Compiled and exported: {', '.join(TRACED)}; everything else: all "
+        f"{len(rm.list_mixers())} mixers, as far as they apply."
+    )
+    found = ["What fails:", "", *failures] if failures else ["Nothing fails."]
+    return "\n".join([*lines, "", made, "", *found])
+
+
+def main() -> None:
+    """Rewrite the part of the page between its marks."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    _, _, after = rest.partition(END)
+    write_bytes(PAGE, f"{before}{START}\n{table()}\n\n{END}{after}".encode())
+
+
+if __name__ == "__main__":
+    main()
