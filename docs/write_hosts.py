@@ -1,12 +1,13 @@
 """Writes the table of docs/hosts.md: runs the matrix of tests/surgery/matrix.py, minutes long.
 
-    python docs/write_hosts.py
+python docs/write_hosts.py [PROPERTY ...]    (only these columns anew, the others as they stand)
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -40,15 +41,22 @@ def cell(host: Host, name: str, failures: list[str]) -> str:
     return f"{passed}/{len(asked)}" if asked else ""
 
 
-def table() -> str:
-    """The matrix as Markdown, what it was run with, and what failed in it."""
-    from importlib.metadata import version
-
-    failures: list[str] = []
+def table(before: str, names: list[str]) -> str:
+    """The matrix as Markdown, what it was run with, and what failed; other columns as before."""
+    rows = {line.split(" | ")[0]: line.strip("|").split("|") for line in before.splitlines()}
+    failures = [
+        line
+        for line in before.splitlines()
+        if line.startswith("- ") and line.partition(": ")[0].rpartition(", ")[2] not in names
+    ]
     lines = [f"| host | {' | '.join(PROPERTIES)} |", f"| --- |{' ---: |' * len(PROPERTIES)}"]
     for host in all_hosts():
         torch.manual_seed(0)
-        cells = [cell(host, name, failures) for name in PROPERTIES]
+        old = rows.get(f"| {host.name}", [""] * (len(PROPERTIES) + 1))[1:]
+        cells = [
+            cell(host, name, failures) if name in names else kept.strip()
+            for name, kept in zip(PROPERTIES, old, strict=True)
+        ]
         lines.append(f"| {host.name} | {' | '.join(cells)} |")
         print(lines[-1], file=sys.stderr)
     versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
@@ -62,9 +70,10 @@ def table() -> str:
 
 def main() -> None:
     """Rewrite the part of the page between its marks."""
+    names = sys.argv[1:] or list(PROPERTIES)
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
-    write_bytes(PAGE, f"{before}{START}\n{table()}\n\n{END}{after}".encode())
+    old, _, after = rest.partition(END)
+    write_bytes(PAGE, f"{before}{START}\n{table(old, names)}\n\n{END}{after}".encode())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ def cases() -> Iterator[object]:
             for name in PROPERTIES:
                 if not applies(name, host, mixer):
                     continue
-                marks = (pytest.mark.slow,) if name in SLOW or not host.quick else ()
+                marks = [pytest.mark.slow] if name in SLOW or not host.quick else []
+                if mixer == "csp" and name in ("export", "ONNX"):
+                    marks.append(pytest.mark.xfail(reason="csp is exported for even lengths only"))
                 yield pytest.param(host, mixer, name, id=f"{host.name}-{mixer}-{name}", marks=marks)
 
 

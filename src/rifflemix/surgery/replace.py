@@ -52,8 +52,8 @@ def replace_attention(
     host. Only this model changes, no class; either every chosen layer is replaced or none.
 
     Args:
-        model: a model that holds attention of timm, transformers or torch.nn, or of a host that
-            `register_adapter` was told of.
+        model: a model that holds attention of torch.nn, timm, transformers or x-transformers, or
+            of a host that `register_adapter` was told of.
         mixer: a name of `list_mixers()`, or a subclass of `TokenMixer`.
         layers: "all"; indices of the model's self-attention layers from 0, in its order; or a
             callable, (index) or (index, name) -> bool.
@@ -178,8 +178,8 @@ def _choose(
     """The sites to replace, and the others with the reason why not."""
     if not sites:
         raise InputError(
-            "model: expected attention of timm, transformers or torch.nn, got none; "
-            "tell of other hosts with register_adapter"
+            "model: expected attention of torch.nn, timm, transformers or x-transformers, got "
+            "none; tell of other hosts with register_adapter"
         )
     chosen, skipped = [], []
     for site, wanted in zip(sites, select(sites, layers), strict=True):

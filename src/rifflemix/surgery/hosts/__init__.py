@@ -4,11 +4,13 @@ from rifflemix.surgery.adapters import Adapter
 from rifflemix.surgery.hosts.timm import TimmAttention
 from rifflemix.surgery.hosts.torch_nn import TorchMultiheadAttention
 from rifflemix.surgery.hosts.transformers import TransformersAttention
+from rifflemix.surgery.hosts.x_transformers import XTransformersAttention
 
 ADAPTERS: tuple[Adapter, ...] = (
     TorchMultiheadAttention(),
     TimmAttention(),
     TransformersAttention(),
+    XTransformersAttention(),
 )
 
 __all__ = ["ADAPTERS"]
