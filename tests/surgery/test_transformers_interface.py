@@ -105,6 +105,14 @@ def test_the_model_holds_what_it_held() -> None:
     assert torch.equal(outputs_of(model, inputs), outputs_of(build("bert"), inputs))
 
 
+def test_no_random_number_is_drawn() -> None:
+    model, inputs = with_mixer("bert", "linear"), inputs_of("bert")
+    before = torch.get_rng_state()
+    rm.register_hf()
+    outputs_of(model, inputs)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_it_trains_and_drops_weights() -> None:
     model = with_mixer("bert", "softmax", attention_probs_dropout_prob=0.5)
     model.train()

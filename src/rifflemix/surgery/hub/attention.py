@@ -48,12 +48,16 @@ def register_attention() -> None:
 def is_operator(name: str) -> bool:
     """Whether a mixer is, but for one linear map in and one out, a function of q, k and v."""
     try:
-        mixer = create_mixer(name, 8, num_heads=2, max_length=16)
+        with torch.device("meta"):  # where no random numbers are drawn
+            mixer = create_mixer(name, 8, num_heads=2, max_length=16)
     except InputError:  # a mixer of the user's that needs more
         return False
     maps = [part.qkv for part in mixer.modules() if hasattr(part, "qkv")]
     owners = {key.rpartition(".")[0].rpartition(".")[2] for key in mixer.state_dict()}
-    return owners == set(_MAPS) and all(isinstance(part, nn.Linear) for part in maps)
+    has_buffers = any(True for _ in mixer.buffers())
+    return (
+        owners == set(_MAPS) and not has_buffers and all(type(part) is nn.Linear for part in maps)
+    )
 
 
 def attend(
@@ -215,16 +219,17 @@ def _build(
         )
     layer = layer or 0
     longest = getattr(config, "max_position_embeddings", None)
-    mixer = create_mixer(
-        name,
-        heads * width,
-        num_heads=heads,
-        max_length=longest if isinstance(longest, int) else None,
-        layer_index=layer,
-        num_layers=max(layer + 1, getattr(config, "num_hidden_layers", None) or 1),
-        causal=causal,
-        dropout=dropout,
-    ).train(dropout > 0)
+    with torch.device("meta"):  # the maps that are drawn go at once
+        mixer = create_mixer(
+            name,
+            heads * width,
+            num_heads=heads,
+            max_length=longest if isinstance(longest, int) else None,
+            layer_index=layer,
+            num_layers=max(layer + 1, getattr(config, "num_hidden_layers", None) or 1),
+            causal=causal,
+            dropout=dropout,
+        ).train(dropout > 0)
     for part in mixer.modules():
         if hasattr(part, "qkv"):
             part.qkv, part.proj = nn.Identity(), nn.Identity()
