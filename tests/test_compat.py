@@ -116,6 +116,37 @@ def test_attention_on_a_cpu_is_counted() -> None:
     assert counter.get_total_flops() == 7 * product
 
 
+def test_operators_are_watched_where_tensors_have_no_values() -> None:
+    seen = []
+
+    class Watch(compat.OperatorWatch):
+        def saw(self, operator: Any, args: Any, options: Any, out: Any) -> None:
+            if operator.namespace == "aten":
+                seen.append(operator.name())
+
+    with compat.shapes_only():
+        x = torch.ones(10**6, 10**6, requires_grad=True)  # four terabytes
+        with Watch():
+            y = (x * 2).sum()
+            y.backward()
+            number, flag = y.item(), bool((x > 0).any())
+        assert x.grad.shape == x.shape
+        assert not compat.has_values(x)
+        with Watch(), pytest.raises(compat.UnknownShape):
+            x[x > 0]
+    assert compat.has_values(torch.ones(1))
+    assert not compat.has_values(torch.ones(1, device="meta"))
+    assert (number, flag) == (1, False)
+    assert seen[:2] == ["aten::mul.Tensor", "aten::sum"]
+    assert "aten::mul.Tensor" in seen[2:]  # backward
+
+
+def test_tensors_that_share_memory_share_its_key() -> None:
+    x = torch.zeros(4)
+    assert compat.storage_key(x) == compat.storage_key(x[1:].view(3, 1))
+    assert compat.storage_key(x) != compat.storage_key(x.clone())
+
+
 def test_memory_is_replayed_in_order_of_time() -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         first = torch.empty(1000, dtype=torch.uint8)

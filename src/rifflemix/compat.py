@@ -7,13 +7,16 @@ Python's more would be felt, and torch's compiler knows them by what they are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch._C._autograd import DeviceType
 from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -63,6 +66,57 @@ def attention_on_cpu() -> tuple[Any, Any]:
     )
 
 
+def shapes_only() -> AbstractContextManager[Any]:
+    """Inside, new tensors have shapes and types but no values, and operators compute only those."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # it imports sympy
+
+    return FakeTensorMode()
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor has values; within `shapes_only`, and on the device meta, it has none."""
+    return type(tensor).__name__ != "FakeTensor" and not tensor.is_meta
+
+
+class UnknownShape(Exception):
+    """The shape of an operator's result depends on values, which are not there."""
+
+
+class OperatorWatch(TorchDispatchMode):
+    """Inside, `saw` is told of every operator that ran, also of those of a backward pass.
+
+    Within `shapes_only` tensors have no values: a number that is read from one is 1, a flag False.
+
+    Raises:
+        UnknownShape: from an operator such as `nonzero`.
+    """
+
+    def saw(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
+        """An operator ran."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """What torch calls for each operator."""
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return False if args[0].dtype is torch.bool else 1
+        options = kwargs or {}
+        try:
+            out = func(*args, **options)
+        except RuntimeError as error:
+            if type(error).__name__ == "DynamicOutputShapeException":
+                raise UnknownShape(str(error)) from error
+            raise
+        self.saw(func, args, options, out)
+        return out
+
+
+def storage_key(tensor: Tensor) -> int:
+    """The same for all tensors that share their memory, while it lives."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
 def memory_changes(record: profile) -> list[int]:
     """Bytes that torch's CPU allocator handed out (+) and took back (-), in order of time.
 
@@ -85,12 +139,17 @@ def runs_on_gpu(event: Any) -> bool:
 
 __all__ = [
     "BatchNorm",
+    "OperatorWatch",
+    "UnknownShape",
     "attention_on_cpu",
     "constant_for_compiler",
     "has_plain_autograd",
+    "has_values",
     "in_function_transform",
     "memory_changes",
     "runs_on_gpu",
+    "shapes_only",
     "statically_known_true",
+    "storage_key",
     "values_can_be_read",
 ]

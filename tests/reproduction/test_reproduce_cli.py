@@ -204,3 +204,36 @@ def test_ctrl_c_stops_in_good_order(tmp_path: Path) -> None:
     assert results["status"] == "partial"
     assert results["steps"] > 0
     assert results == json.loads((out / "results.json").read_text())
+
+
+def test_costs_of_recipes_are_listed_and_sorted(cli: Cli) -> None:
+    chosen = ("list", "recipes", "--cost", "--match", "cifar10-p4-l4-", "--threads", "1")
+    outcome = cli(*chosen, "--sort", "flops", "--json")
+    assert outcome.code == 0, outcome.err
+    entries = json.loads(outcome.out)
+    assert len(entries) == 3
+    assert {"tokens", "flops", "peak_bytes", "operators", "seconds"} <= entries[0].keys()
+    flops = [entry["flops_in_all"] for entry in entries]
+    assert flops == sorted(flops)
+    assert "dimension_mixer/table4-cifar10-p4-l4-butterfly" in cli(*chosen).out
+
+
+def test_recipes_can_be_chosen_by_a_part_of_their_name(cli: Cli) -> None:
+    outcome = cli("list", "recipes", "--match", "table4-retrieval-s", "--json")
+    names = [entry["name"] for entry in json.loads(outcome.out)]
+    assert names == [name for name in list_recipes() if "table4-retrieval-s" in name]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--match", "nothing of this name"),
+        ("--sort", "time"),
+        ("--cost", "--sort", "tim", "--match", "figure7"),
+        ("--cost", "--device", "tpu", "--match", "figure7"),
+        ("--cost", "--threads", "0", "--match", "figure7"),
+    ],
+    ids=" ".join,
+)
+def test_what_list_recipes_refuses(options: tuple[str, ...], cli: Cli) -> None:
+    assert is_one_line_error(cli("list", "recipes", *options))

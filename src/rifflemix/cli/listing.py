@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.output import output_width, plain_table, print_json, show
+from rifflemix.cli.recipe_costs import SORTS, show_costs
 from rifflemix.errors import bad_argument
-from rifflemix.runs.options import DataDir, Json
+from rifflemix.runs.options import DataDir, Device, Json, Option, Threads
 
 app = Commands()
 _WIDE = 120  # columns that leave room for papers
@@ -86,12 +87,34 @@ def models(json: Json = False) -> None:
     show(plain_table(headers, [[_cell(entry[key]) for key in keys] for entry in entries]))
 
 
-@app.command(epilog="Examples:  rifflemix list recipes   |   rifflemix list recipes --json")
-def recipes(json: Json = False) -> None:
+@app.command(
+    epilog="Examples:  rifflemix list recipes   |   rifflemix list recipes --json   |   "
+    "rifflemix list recipes --cost --match table5-listops --sort time"
+)
+def recipes(
+    match: Annotated[str | None, Option("Only names that contain this.", metavar="TEXT")] = None,
+    cost: Annotated[
+        bool, Option("Count each row's work, and estimate its time on this machine.")
+    ] = False,
+    sort: Annotated[
+        str | None, Option(f"With --cost, the least first: {', '.join(SORTS)}.", metavar="KEY")
+    ] = None,
+    device: Device = "cpu",
+    threads: Threads | None = None,
+    json: Json = False,
+) -> None:
     """Recipes: rows of the papers' tables, for `rifflemix reproduce`."""
     from rifflemix.recipes import get_recipe, list_recipes
 
-    entries = [get_recipe(name).to_dict() for name in list_recipes()]
+    found = [get_recipe(name) for name in list_recipes() if match is None or match in name]
+    if not found:
+        raise bad_argument("--match", "a part of a recipe's name", repr(match))
+    if cost:
+        show_costs(found, sort, device, threads, json)
+        return
+    if sort is not None:
+        raise bad_argument("--sort", "--cost beside it", repr(sort))
+    entries = [recipe.to_dict() for recipe in found]
     if json:
         print_json(entries)
         return

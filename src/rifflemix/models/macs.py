@@ -52,7 +52,10 @@ def _is_counted(layer: nn.Module) -> bool:
 
 
 def attention_on_cpu() -> dict[Any, Any]:
-    """A `custom_mapping` for torch's counter, which knows the attention kernels of GPUs only."""
+    """A `custom_mapping` for torch's counter, which knows the attention kernels of GPUs only.
+
+    Attention with dropout, which runs in kernels of this library, is in it too.
+    """
     from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
     def forward(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
@@ -61,4 +64,12 @@ def attention_on_cpu() -> dict[Any, Any]:
     def backward(grad: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
         return int(sdpa_backward_flop_count(grad, q, k, v))
 
-    return dict(zip(compat.attention_on_cpu(), (forward, backward), strict=True))
+    def dropout_backward(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
+        return int(sdpa_backward_flop_count(q[:-1] + v[-1:], q, k, v))
+
+    ours = torch.ops.rifflemix
+    return {
+        **dict(zip(compat.attention_on_cpu(), (forward, backward), strict=True)),
+        ours.dropout_attention: forward,
+        ours.dropout_attention_backward: dropout_backward,
+    }

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.compat import has_plain_autograd
+from rifflemix.compat import has_plain_autograd, has_values
 from rifflemix.ops.dropout.spec import (
     BLOCKS_PER_TILE,
     PARITY,
@@ -63,12 +63,13 @@ def dropout_attention(
 
 
 def takes_seed(x: Tensor) -> bool:
-    """Whether these formulas draw: on a CPU, outside of transforms and traced graphs.
+    """Whether these formulas draw: on a CPU, values at hand, outside of transforms and graphs.
 
     GPUs and the compiler have a fused dropout of torch's own, and transforms decide themselves
     what is drawn for each sample.
     """
-    return x.device.type == "cpu" and has_plain_autograd() and not torch.compiler.is_compiling()
+    draws = x.device.type == "cpu" and has_plain_autograd() and not torch.compiler.is_compiling()
+    return draws and has_values(x)
 
 
 def is_kept(count: int, p: float, seed: int) -> Tensor:

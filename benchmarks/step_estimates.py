@@ -1,0 +1,107 @@
+"""Estimates of `rifflemix list recipes --cost` beside steps that are made: benchmarks/README.md.
+
+Everything is timed in seconds of one CPU thread's work, so that other processes disturb neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rifflemix.bench.rows import new_file
+from rifflemix.files import write_json
+from rifflemix.recipes import Recipe, get_recipe
+from rifflemix.reproduction.cost import Speed, calibrate, count_step
+from rifflemix.reproduction.outlines import outline
+from rifflemix.runs import measure
+from rifflemix.runs.environment import environment
+from rifflemix.runs.fit import fit_model
+from rifflemix.tasks.core.base import Batch
+from rifflemix.train.evaluate import run_model
+from rifflemix.train.optim import build_optimizer
+
+ROWS = (
+    "dimension_mixer/table5-listops-butterfly",
+    "dimension_mixer/table5-listops-linformer",
+    "dimension_mixer/table5-listops-flash",
+    "dimension_mixer/table3-butterfly_mlp-e1",
+    "dimension_mixer/table4-cifar10-p4-l4-butterfly",
+    "csp/table3-cifar10-csp",
+    "sinkhorn/table6-sst-word-b8",
+    "sinkhorn/table7-sick-b8",
+)
+
+
+class _CpuClock:
+    """Stands in for the module `time` where calls are timed."""
+
+    perf_counter = staticmethod(time.process_time)
+
+
+def step_seconds(recipe: Recipe, repeats: int) -> float:
+    """The fastest of some training steps on random samples, half of them padded in part."""
+    plan = outline(recipe)
+    model = fit_model(recipe.model, plan.task, recipe.model_settings, 0).train()
+    optimizer = build_optimizer(model, recipe.train)
+    batch = random_batch(plan.batch(recipe.train.batch_size), plan.task.vocab_size)
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.process_time()
+        optimizer.zero_grad()
+        logits = run_model(model, batch).float()
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), batch["labels"].flatten())
+        loss.backward()
+        optimizer.step()
+        best = min(best, time.process_time() - start)
+    return best
+
+
+def random_batch(batch: Batch, ids: int | None) -> Batch:
+    """The same with random inputs; where samples are padded, by 0 to half of their tokens."""
+    inputs = batch["inputs"]
+    if ids is None:
+        inputs.normal_()
+    else:
+        inputs.random_(1, ids)
+    mask = batch.get("key_padding_mask")
+    if mask is not None:
+        tokens = mask.shape[-1]
+        lengths = torch.linspace(tokens // 2, tokens, len(mask)).long()
+        mask |= torch.arange(tokens) >= lengths.view(-1, *[1] * (mask.dim() - 1))
+        inputs[mask] = 0
+    return batch
+
+
+def row(name: str, speed: Speed, repeats: int) -> dict[str, Any]:
+    recipe = get_recipe(name)
+    estimate, seconds = speed.seconds(count_step(recipe)), step_seconds(recipe, repeats)
+    print(f"{name}: {estimate:.2f} s estimated, {seconds:.2f} s, x {estimate / seconds:.2f}")
+    return {"name": name, "estimate": estimate, "seconds": seconds, "ratio": estimate / seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=lambda text: text.split(","), default=ROWS)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    measure.time = _CpuClock  # type: ignore[attr-defined]
+    speed = calibrate()
+    result = {
+        "format": "rifflemix.step-estimates/1",
+        "environment": environment(),
+        "rows": [row(name, speed, arguments.repeats) for name in arguments.rows],
+    }
+    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    path = new_file(arguments.out, f"step-estimates-{when}")
+    write_json(path, result)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

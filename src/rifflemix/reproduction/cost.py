@@ -1,0 +1,230 @@
+"""What a recipe costs before it is run: its work is counted, and how long that takes here.
+
+A training step runs once on tensors that have shapes but no values: nothing is computed and no
+data is needed, however large the model. Its operators are counted one by one, and a second of
+calibration says how fast this machine does such work.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rifflemix.compat import OperatorWatch, UnknownShape, shapes_only, storage_key
+from rifflemix.models.macs import attention_on_cpu
+from rifflemix.recipes import Recipe
+from rifflemix.reproduction.outlines import outline
+from rifflemix.runs.fit import fit_model
+from rifflemix.runs.measure import median_seconds
+from rifflemix.train.evaluate import run_model
+from rifflemix.train.optim import build_optimizer
+
+# They move no data: one hands out memory, the other looks at it in another way.
+_IDLE = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::_unsafe_view")
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The work of one training step: forward, backward and the optimiser.
+
+    Attributes:
+        tokens: of all samples, padding included; pixels of whole images.
+        flops: of matrix products, convolutions and attention; two for a multiply-add.
+        moved_bytes: read and written by all other operators.
+        operators: that compute something; on a GPU about the kernels launched.
+        peak_bytes: the most memory that tensors take at a time, weights included.
+    """
+
+    tokens: int
+    flops: int
+    moved_bytes: int
+    operators: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a machine does in a second, and its pause before an operator."""
+
+    flops: float
+    moved_bytes: float
+    operator_seconds: float
+
+    def seconds(self, step: StepCost) -> float:
+        """An estimate of how long a training step takes."""
+        computing = step.flops / self.flops + step.moved_bytes / self.moved_bytes
+        return computing + step.operators * self.operator_seconds
+
+
+def recipe_costs(
+    recipes: Sequence[Recipe], speed: Speed, progress: Callable[[int, int], None] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The cost of each recipe, as JSON values.
+
+    Args:
+        recipes: which ones.
+        speed: of the machine that would run them.
+        progress: called with how many are done, and of how many.
+
+    Returns:
+        For each: name, the fields of its `StepCost`, "steps", "tokens_in_all", "flops_in_all",
+        "seconds_per_step" and "seconds": training alone, without data and evaluations.
+    """
+    counted: dict[str, StepCost] = {}
+    for done, recipe in enumerate(recipes):
+        if progress is not None:
+            progress(done, len(recipes))
+        work = _work(recipe)
+        if work not in counted:
+            counted[work] = count_step(recipe)
+        step, steps = counted[work], recipe.train.max_steps
+        seconds = speed.seconds(step)
+        yield {
+            "name": recipe.name,
+            **asdict(step),
+            "steps": steps,
+            "tokens_in_all": steps * step.tokens,
+            "flops_in_all": steps * step.flops,
+            "seconds_per_step": seconds,
+            "seconds": steps * seconds,
+        }
+
+
+def _work(recipe: Recipe) -> str:
+    """The same for recipes whose steps do the same work."""
+    train, settings = recipe.train, [dict(recipe.model_settings), dict(recipe.task_options)]
+    work = [recipe.task, recipe.model, settings, train.batch_size, train.accumulation]
+    return json.dumps([*work, train.optimizer], sort_keys=True, default=str)
+
+
+def count_step(recipe: Recipe) -> StepCost:
+    """Count the work of one training step of a recipe.
+
+    Raises:
+        InputError: a model that cannot be built, or a task without an outline.
+    """
+    try:
+        return _count_step(recipe, with_padding=True)
+    except UnknownShape:  # a batch norm of the valid tokens alone: how many, only values say
+        return _count_step(recipe, with_padding=False)
+
+
+def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
+    plan, train = outline(recipe), recipe.train
+    with shapes_only():
+        model = fit_model(recipe.model, plan.task, recipe.model_settings, train.seed).train()
+        optimizer = build_optimizer(model, train, fused=train.optimizer != "adafactor")
+        count = _Count(model.parameters())
+        for _ in range(train.accumulation):
+            batch = plan.batch(train.batch_size // train.accumulation)
+            if not with_padding:
+                batch.pop("key_padding_mask", None)
+            with count:
+                _loss(run_model(model, batch), batch["labels"]).backward()
+        optimizer.step()  # makes its state
+        with count:
+            optimizer.step()
+    sequences = train.batch_size * plan.task.num_sequences
+    return StepCost(
+        sequences * plan.tokens, count.flops, count.moved_bytes, count.operators, count.peak_bytes
+    )
+
+
+def _loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    if outputs.shape[-1] == 1:
+        return functional.l1_loss(outputs.float().flatten(), labels.float())
+    return functional.cross_entropy(outputs.float().flatten(0, -2), labels.flatten())
+
+
+class _Count(OperatorWatch):
+    """Counts the work of the operators that run inside, beside tensors that live already."""
+
+    def __init__(self, alive: Iterator[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch's own is not annotated
+        from torch.utils.flop_counter import flop_registry  # it imports triton, if there is one
+
+        self._formulas = {**flop_registry, **_with_out_val(attention_on_cpu())}
+        self.flops = self.moved_bytes = self.operators = 0
+        self._storages: set[int] = set()
+        self._live_bytes = self.peak_bytes = 0
+        for tensor in alive:
+            self._hold(tensor)
+
+    def saw(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
+        """Count one operator."""
+        tensors = [*_tensors((args, options)), *_tensors(out)]
+        for tensor in tensors:
+            self._hold(tensor)
+        if not tensors or _is_idle(operator):
+            return
+        self.operators += 1
+        formula = self._formulas.get(operator.overloadpacket)
+        if formula is None:
+            self.moved_bytes += sum(t.numel() * t.element_size() for t in tensors)
+        else:
+            self.flops += int(formula(*args, **options, out_val=out))
+
+    def _hold(self, tensor: Tensor) -> None:
+        """Add the memory of a tensor until it is let go."""
+        key, storage = storage_key(tensor), tensor.untyped_storage()
+        if key in self._storages:
+            return
+        self._storages.add(key)
+        self._live_bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+        weakref.finalize(storage, self._let_go, key, storage.nbytes())
+
+    def _let_go(self, key: int, size: int) -> None:
+        self._storages.discard(key)
+        self._live_bytes -= size
+
+
+def _is_idle(operator: Any) -> bool:
+    name = operator.name()
+    return operator.is_view or name.startswith("prim::") or name.split(".")[0] in _IDLE
+
+
+def _with_out_val(formulas: dict[Any, Any]) -> dict[Any, Any]:
+    """Formulas of shapes, as torch's own registry holds them: of operands."""
+    from torch.utils.flop_counter import shape_wrapper
+
+    return {operator: shape_wrapper(formula) for operator, formula in formulas.items()}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+
+
+def calibrate(device: str = "cpu") -> Speed:
+    """Measure how fast this machine does such work; about a second.
+
+    The products are as large as those of small models; what moves numbers comes from memory, and
+    computes little (a sum) or more (GELU). The best of some timings counts.
+    """
+    on = torch.device(device)
+    tokens, weight = torch.randn(16_384, 256, device=on), torch.randn(256, 256, device=on)
+    large, small = torch.randn(2**23, device=on), torch.randn(8, device=on)
+    calls: dict[str, Callable[[], object]] = {
+        "product": lambda: tokens @ weight,
+        "moves": lambda: functional.gelu(large + large),
+        "operator": lambda: small + small,
+    }
+    took = {name: min(times) for name, times in median_seconds(calls, on).items()}
+    return Speed(
+        flops=2 * tokens.numel() * weight.shape[1] / took["product"],
+        moved_bytes=5 * large.numel() * large.element_size() / took["moves"],
+        operator_seconds=took["operator"],
+    )

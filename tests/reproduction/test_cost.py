@@ -1,0 +1,197 @@
+"""What a recipe costs: counts against a step that is really made, and the estimate from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from rifflemix.models.macs import attention_on_cpu
+from rifflemix.recipes import Recipe, get_recipe, list_recipes
+from rifflemix.reproduction.cost import (
+    Speed,
+    StepCost,
+    calibrate,
+    count_step,
+    recipe_costs,
+)
+from rifflemix.reproduction.outlines import outline
+from rifflemix.runs.fit import fit_model, task_settings
+from rifflemix.runs.measure import peak_memory
+from rifflemix.tasks import load_task
+from rifflemix.tasks.images.pixels import WholeImages
+from rifflemix.train import TrainConfig
+from rifflemix.train.evaluate import run_model
+from small_recipes import small
+
+SPEED = Speed(flops=1e9, moved_bytes=1e9, operator_seconds=1e-3)
+
+
+def step(recipe: Recipe) -> tuple[nn.Module, Any]:
+    """A model and a call that makes the forward and backward pass of a real step."""
+    plan = outline(recipe)
+    model = fit_model(recipe.model, plan.task, recipe.model_settings, 0).train()
+    batch = plan.batch(recipe.train.batch_size)
+
+    def call() -> None:
+        logits = run_model(model, batch).float()
+        nn.functional.cross_entropy(logits, batch["labels"]).backward()
+
+    return model, call
+
+
+@pytest.mark.parametrize("mixer", ["tssa", "csp", "softmax", "butterfly"])
+def test_flops_and_memory_are_those_of_a_real_step(mixer: str) -> None:
+    settings = {"mixer": mixer, "dim": 32, "num_heads": 2, "dropout": 0.1}
+    recipe = small(model_settings=settings, task_options={"patch_size": 1})
+    counted = count_step(recipe)
+    model, call = step(recipe)
+    call()  # gradients are there
+    with FlopCounterMode(display=False, custom_mapping=attention_on_cpu()) as counter:
+        call()
+    assert counted.flops == counter.get_total_flops() > 0
+    weights = 4 * sum(p.numel() for p in model.parameters())
+    # Weights, gradients and both moments, beside what the step itself holds.
+    held = peak_memory(call, torch.device("cpu")) + 4 * weights
+    assert counted.peak_bytes == pytest.approx(held, rel=0.15)
+    assert counted.tokens == recipe.train.batch_size * 64
+
+
+def test_attention_with_dropout_is_counted_as_attention() -> None:
+    flops = []
+    for dropout in (0.0, 0.1):
+        settings = {"mixer": "softmax", "dim": 32, "num_heads": 2, "dropout": dropout}
+        flops.append(count_step(small(model_settings=settings)).flops)
+    assert flops[0] == flops[1]
+
+
+def test_twice_the_samples_move_twice_as_much_in_as_many_operators() -> None:
+    recipe = small(task_options={"patch_size": 1})
+    twice = replace(recipe, train=replace(recipe.train, batch_size=2 * recipe.train.batch_size))
+    one, two = count_step(recipe), count_step(twice)
+    assert two.operators == one.operators
+    assert two.flops == 2 * one.flops
+    assert 1.8 * one.moved_bytes < two.moved_bytes < 2 * one.moved_bytes
+
+
+def test_padding_is_left_out_where_the_shape_of_a_result_depends_on_it() -> None:
+    assert count_step(get_recipe("csp/table4-listops-s4")).flops > 0
+
+
+def test_accumulated_batches_are_added() -> None:
+    recipe = small(train=TrainConfig(batch_size=8, accumulation=2))
+    halves, whole = count_step(recipe), count_step(small(train=TrainConfig(batch_size=8)))
+    assert (halves.tokens, halves.flops) == (whole.tokens, whole.flops)
+    assert halves.operators > 1.5 * whole.operators
+    assert halves.peak_bytes < whole.peak_bytes
+
+
+def test_seconds_are_the_sum_of_computing_moving_and_starting() -> None:
+    cost = StepCost(tokens=1, flops=3 * 10**9, moved_bytes=2 * 10**9, operators=500, peak_bytes=1)
+    assert SPEED.seconds(cost) == pytest.approx(3 + 2 + 0.5)
+
+
+def test_rows_of_one_model_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rifflemix.reproduction import cost
+
+    counted = []
+    once = StepCost(10, 20, 30, 40, 50)
+    monkeypatch.setattr(cost, "count_step", lambda recipe: counted.append(recipe.name) or once)
+    names = ["csp/table3-cifar10-csp", "csp/table3-cifar10-csp-top5", "csp/table3-cifar10-vit"]
+    progress: list[tuple[int, int]] = []
+    entries = list(
+        recipe_costs(list(map(get_recipe, names)), SPEED, lambda *at: progress.append(at))
+    )
+    assert counted == [names[0], names[2]]
+    assert progress == [(0, 3), (1, 3), (2, 3)]
+    assert [entry["name"] for entry in entries] == names
+    assert entries[0]["steps"] == 78_100
+    assert entries[0]["flops_in_all"] == 78_100 * 20
+    assert entries[0]["tokens_in_all"] == 78_100 * 10
+    assert entries[0]["seconds"] == pytest.approx(78_100 * SPEED.seconds(once))
+    json.dumps(entries, allow_nan=False)
+
+
+def test_a_machine_is_calibrated() -> None:
+    speed = calibrate()
+    assert 1e8 < speed.flops < 1e14
+    assert 1e7 < speed.moved_bytes < 1e13
+    assert 1e-8 < speed.operator_seconds < 1e-2
+
+
+def test_every_recipe_has_an_outline() -> None:
+    for name in list_recipes():
+        recipe = get_recipe(name)
+        plan = outline(recipe)
+        assert 0 < plan.tokens <= max(plan.task.max_length, 20), name
+
+
+ONE_OF_EACH = list({(r.task, r.model): r.name for r in map(get_recipe, list_recipes())}.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_one_row_of_each_model_and_task_is_counted(name: str) -> None:
+    cost = count_step(get_recipe(name))
+    assert min(cost.tokens, cost.flops, cost.moved_bytes, cost.operators) > 0
+    assert cost.peak_bytes > 0
+
+
+def assert_as_loaded(recipe: Recipe, data_dir: Path | None = None, **options: Any) -> None:
+    """The outline says of the task what the loaded task says."""
+    task = load_task(recipe.task, data_dir=data_dir, **{**recipe.task_options, **options})
+    plan = outline(recipe)
+    assert task_settings(plan.task) == task_settings(task)
+    shapes = {}
+    samples = [task.split("train")[index] for index in range(2)]
+    for kind, batch in {"real": task.collate(samples), "made up": plan.batch(2)}.items():
+        whole = isinstance(task, WholeImages)
+        shapes[kind] = {
+            key: (value.shape if whole else value.dim(), value.dtype)
+            for key, value in batch.items()
+        }
+    assert shapes["made up"] == shapes["real"]
+
+
+@pytest.mark.parametrize("patch_size", [1, 4])
+def test_digits_are_as_loaded(patch_size: int) -> None:
+    assert_as_loaded(small(task_options={"patch_size": patch_size}))
+
+
+@pytest.mark.parametrize(
+    "name", ["csp/table4-listops", "csp/table4-pathfinder", "sinkhorn/table1-sort-b32"]
+)
+def test_generated_tasks_are_as_loaded(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path))
+    assert_as_loaded(get_recipe(name), max_samples=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "csp/table4-text",
+        "csp/table4-retrieval",
+        "csp/table4-image",
+        "csp/table3-cifar10-csp",
+        "sinkhorn/table6-sst-word-b8",
+        "sinkhorn/table6-sst-char-b8",
+        "sinkhorn/table7-sick-b8",
+        "sinkhorn/table5-cifar10-b256",
+        "sinkhorn/table2-ptb-b16",
+        "sinkhorn/table4-shakespeare-local",
+    ],
+)
+def test_real_data_is_as_its_outline(
+    name: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path))
+    assert_as_loaded(get_recipe(name), shared_data)
