@@ -7,13 +7,13 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Two processes with one thread each finish sooner than one process with two.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-lowest lock lint bench clean
+.PHONY: demo test test-all test-lowest lock lint bench wheel clean
 
 # What torch 2.13 asks for beside NVIDIA's libraries, its own Triton among it.
 TORCH_NEEDS = filelock fsspec jinja2 networkx "setuptools>=77" sympy triton==3.7.1 typing-extensions
 KERNELS = setup.py $(wildcard src/rifflemix/ops/native/*.cpp src/rifflemix/ops/native/*.h)
 
-# The versions of CI, without its tools for tests.
+# The versions of CI, without what tests alone need.
 $(VENV)/.demo: pyproject.toml constraints.txt constraints-torch.txt $(KERNELS)
 	$(PY) -m venv $(VENV)
 	sed -n 's/^\([a-z].*==.*\) \\$$/\1/p' constraints.txt > $(VENV)/versions.txt
@@ -40,6 +40,14 @@ lock:
 		--no-annotate --no-emit-package torch --no-emit-package torchvision \
 		--override $(VENV)/lock/no-torch.txt --extra test \
 		--custom-compile-command "make lock" pyproject.toml $(VENV)/lock/torch-needs.txt -o constraints.txt
+
+# An sdist, and a wheel for every Python and, as its name says, every Linux with that glibc or a
+# newer one: the C++ library is linked in. For glibc 2.17:
+#   make wheel CXX="python -m ziglang c++ -target x86_64-linux-gnu.2.17" STATIC=
+STATIC ?= -static-libstdc++ -static-libgcc
+wheel: $(VENV)/.ok
+	CC="$(CXX)" CXX="$(CXX)" LDFLAGS="$(STATIC)" $(VENV)/bin/python setup.py --quiet sdist bdist_wheel
+	ls dist
 
 # Six mixers, one backbone, real handwritten digits.
 demo: $(VENV)/.demo

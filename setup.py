@@ -1,25 +1,31 @@
 """The optional C++ extension; everything else is in pyproject.toml.
 
 It needs neither Python's headers nor torch to build: a plain shared library that
-rifflemix.ops.native loads with ctypes. Without a compiler the installation succeeds and the eager
-operators serve; what the compiler said then lies beside the sources, where `rifflemix doctor`
-shows it.
+rifflemix.ops.native loads with ctypes, so that one wheel of a platform serves every Python. Without
+a compiler the installation succeeds and the eager operators serve; what the compiler said then lies
+beside the sources, where `rifflemix doctor` shows it.
 """
 
 import contextlib
 import os
+import re
+import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("src/rifflemix/ops/native")
-LOG = "_kernels_build.txt"  # rifflemix.ops.native reads it
+LIBRARY = "_kernels.so"  # rifflemix.ops.native loads it
+LOG = "_kernels_build.txt"  # and reads this
 # -Wno-psabi: functions that pass vectors are inlined, so no call convention can change.
-FLAGS = ["-std=c++17", "-O3", "-g0", "-fno-math-errno", "-Wno-psabi", "-pthread"]
+FLAGS = [
+    "-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi", "-pthread"
+]  # fmt: skip
 
 
 class BuildKernels(build_ext):
@@ -34,6 +40,10 @@ class BuildKernels(build_ext):
         for log in self.logs:
             log.unlink(missing_ok=True)
         super().run()
+
+    def get_ext_filename(self, fullname):
+        """Without the ABI of a Python, which the library does not know."""
+        return str(Path(*fullname.split(".")[:-1], LIBRARY))
 
     def build_extensions(self):
         compile_in_turn = self.compiler.compile
@@ -66,6 +76,39 @@ class BuildKernels(build_ext):
                 sys.stderr.buffer.write(said.read())
 
 
+class TagWheel(bdist_wheel):
+    """Names the wheel for its platform and every Python 3; without the library for any platform."""
+
+    def get_tag(self):
+        folder = self.get_finalized_command("build").build_lib
+        libraries = list(Path(folder).rglob(LIBRARY))
+        if not libraries:
+            return "py3", "none", "any"
+        platform, glibc = super().get_tag()[2], needed_glibc(libraries[0])
+        if glibc is not None and not self.plat_name_supplied:
+            # No index takes a tag older than 2.17.
+            platform = platform.replace("linux_", "manylinux_{}_{}_".format(*max(glibc, (2, 17))))
+        return "py3", "none", platform
+
+
+def needed_glibc(library):
+    """The oldest glibc that has all symbols which a library takes from elsewhere, (2, 34).
+
+    None where it needs more than glibc: then it runs for certain only where it was built.
+    """
+    try:
+        command = ["readelf", "--version-info", str(library)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    needed = said.partition(".gnu.version_r")[2]
+    files = set(re.findall(r"File: (\S+?)\.so", needed))
+    names = re.findall(r"Name: GLIBC_(\d+)\.(\d+)", needed)
+    if not files or files - {"libc", "libm", "libpthread", "libdl", "ld-linux-x86-64", "librt"}:
+        return None
+    return max((int(major), int(minor)) for major, minor in names)
+
+
 @contextlib.contextmanager
 def output_into(file):
     """Inside, what this process and its children print goes to a file."""
@@ -86,7 +129,7 @@ def output_into(file):
 
 
 setup(
-    cmdclass={"build_ext": BuildKernels},
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": TagWheel},
     ext_modules=[
         Extension(
             "rifflemix.ops.native._kernels",

@@ -6,16 +6,17 @@ import logging
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
 from rifflemix.ops import native
 
-FILE = f"_kernels{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
+FILE = native._LIBRARY
 WITHOUT_TORCH = Path(__file__).with_name("without_torch.py")
 load = native.library.__wrapped__
+INTERFACE = 'extern "C" int rifflemix_interface() {{ return INTERFACE + {}; }}\n'
+LEVEL = 'extern "C" int rifflemix_instruction_level() {{ return {}; }}\n'
 
 
 def test_missing_library(
@@ -39,11 +40,12 @@ def test_broken_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("source", "loads"),
     [
-        ('extern "C" int rifflemix_interface() { return INTERFACE; }', True),
-        ('extern "C" int rifflemix_interface() { return INTERFACE + 1; }', False),
+        (INTERFACE.format(0) + LEVEL.format(1), True),
+        (INTERFACE.format(1) + LEVEL.format(1), False),
+        (INTERFACE.format(0) + LEVEL.format(0), False),
         ("int something_else;", False),
     ],
-    ids=["same", "another interface", "no interface"],
+    ids=["same", "another interface", "an old processor", "no interface"],
 )
 def test_library_of_another_version(
     source: str,

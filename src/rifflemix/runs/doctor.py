@@ -34,7 +34,7 @@ EXTRAS = {
     "hf": ("transformers",),
     "gpu": ("triton",),
 }
-_LEVELS = {4: "AVX-512", 3: "AVX2", 2: "NEON", 1: "no vector instructions beyond the baseline"}
+_LEVELS = {4: "AVX-512", 3: "AVX2", 2: "NEON", 1: "no AVX2"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _fast_paths() -> Iterator[Finding]:
     level = instruction_level()
     can_permute = permutation.supports(torch.empty(1, 4, 1))
     served = {
-        "sorts on the CPU": can_permute and permutation.SORTS_FLOAT32,
+        "sorts on the CPU": can_permute and permutation.SORTS_LONG_KEYS,
         "shifts and pairs on the CPU": can_permute,
         "token statistics on the CPU": statistics.supports(torch.empty(1, 1, 1, 1)),
     }

@@ -387,8 +387,10 @@ def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         circular_shift(x, [0] * 64, backend="cpu")
 
 
-def test_old_processors_sort_float32_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "SORTS_FLOAT32", False)
+def test_old_processors_sort_long_keys_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "SORTS_LONG_KEYS", False)
+    with pytest.raises(InputError, match="backend"):
+        group_sort(torch.zeros(1, (1 << 15) + 1, 1, dtype=torch.bfloat16), backend="cpu")
     x = torch.randn(1, 64, 64)
     with pytest.raises(InputError, match="backend"):
         group_sort(x, backend="cpu")
@@ -399,7 +401,7 @@ def test_old_processors_sort_float32_by_torch(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
 @pytest.mark.parametrize(
-    ("instructions", "level"), [("x86-64", 1), ("x86-64-v3", 3), ("x86-64-v4", 4)]
+    ("instructions", "level"), [("x86-64-v2", 1), ("x86-64-v3", 3), ("x86-64-v4", 4)]
 )
 def test_instruction_sets(
     instructions: str, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -407,7 +409,7 @@ def test_instruction_sets(
     """Each set that the library holds, built alone."""
     if native.instruction_level() < level:
         pytest.skip("this processor cannot run it")
-    names = ("sort", "pairs", "shift", "scatter", "largest", "memory")
+    names = ("sort", "pairs", "shift", "scatter", "largest", "memory", "threads")
     library = tmp_path / "kernels.so"
     flags = ("-std=c++17", "-O3", "-fno-math-errno", "-Wno-psabi", "-pthread", "-fPIC", "-shared")
     subprocess.run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import sysconfig
 import warnings
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from rifflemix.errors import InputError
 
 _LOG = logging.getLogger("rifflemix")
 _FOLDER = Path(__file__).parent
+_LIBRARY = "_kernels.so"  # as setup.py names it
 _INTERFACE = 4  # RIFFLEMIX_INTERFACE of kernels.h
-_BUILD_LOG = "_kernels_build.txt"  # as setup.py names it
+_BUILD_LOG = "_kernels_build.txt"  # likewise
 _OUT_OF_MEMORY = -1  # kOutOfMemory of kernels.h
 _LARGE = 1 << 12  # values from which the want of a kernel is felt
 HUGE = 1 << 25
@@ -30,7 +30,7 @@ class MissingKernels(UserWarning):
 
 def find_library() -> tuple[ctypes.CDLL | None, str]:
     """The compiled kernels, or None; and where they are, or why there are none."""
-    path = _FOLDER / f"_kernels{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}"
+    path = _FOLDER / _LIBRARY
     if not path.exists():
         if build_log():
             return None, f"{path} is not there: its compilation failed"
@@ -42,6 +42,8 @@ def find_library() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{path} cannot be loaded: {error}"
     if found != _INTERFACE:
         return None, f"{path} has interface {found}, not {_INTERFACE}: install rifflemix again"
+    if kernels.rifflemix_instruction_level() == 0:
+        return None, f"{path} needs a processor with SSE4.2"
     return kernels, str(path)
 
 
@@ -91,7 +93,7 @@ def require_library(kernels: ctypes.CDLL | None) -> ctypes.CDLL:
 
 @functools.cache
 def instruction_level() -> int:
-    """4: AVX-512, 3: AVX2, 2: NEON, 1: baseline; 0 without compiled kernels."""
+    """4: AVX-512, 3: AVX2, 2: NEON, 1: SSE4.2 or another architecture; 0: no compiled kernels."""
     kernels = library()
     return 0 if kernels is None else int(kernels.rifflemix_instruction_level())
 

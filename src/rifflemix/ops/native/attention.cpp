@@ -16,30 +16,45 @@ struct Sizes {
   int64_t batch, heads, queries, keys, width, value_width, causal, threads;
 };
 
-// (batch, heads, tokens, features) with the strides of the first three; features lie side by side.
-template <class T>
+// (batch, heads, tokens, features) of any type, with the strides of the first three; features lie
+// side by side.
 struct View {
-  T* data;
+  void* data;
   int64_t batch, head, token;
+  template <class T>
   RIFFLEMIX_INLINE T* at(int64_t b, int64_t h, int64_t n) const {
-    return data + b * batch + h * head + n * token;
+    return static_cast<T*>(data) + b * batch + h * head + n * token;
   }
 };
 
-template <class T>
+// Tokens [first, last) of a slice.
+struct Tokens {
+  int64_t b, h, first, last;
+};
+
+// How tokens of one type become rows of numbers, and back. All that lies between is the same for
+// all types that are summed in one.
+template <class A>
+struct Rows {
+  void (*pack)(const View& x, const Tokens& tokens, int64_t width, int64_t padded, A factor,
+               A* rows);
+  void (*write)(const A* rows, int64_t padded, int64_t width, A factor, const View& x,
+                const Tokens& tokens);
+};
+
+template <class A>
 struct Problem {
-  using A = Acc<T>;
   Sizes sizes;
+  Rows<A> rows;
   A scale;  // of the scores
   Drop drop;
   A kept_scale;
-  View<const T> q, k, v;
+  View q, k, v;
   const uint8_t* mask;  // 1 where a query may see a key, or null; with the strides of all four
   const int64_t* mask_strides;
   A* lse;  // (batch, heads, queries)
-  View<T> y;
-  View<const T> grad_y;
-  View<T> grad_q, grad_k, grad_v;  // null in the forward pass
+  View y, grad_y;
+  View grad_q, grad_k, grad_v;  // null in the forward pass
 };
 
 // Queries whose scores are held at once: their scratch stays within a few hundred KB.
@@ -48,14 +63,13 @@ inline int64_t queries_at_once(const Sizes& sizes) {
   return std::min(sizes.queries, std::clamp<int64_t>(most / 4 * 4, 16, 64));
 }
 
-// Tokens [first, last) of a slice as rows of `padded` numbers, zeros after the features.
+// Tokens as rows of `padded` numbers, zeros after the features.
 template <class T>
-RIFFLEMIX_INLINE void pack_rows(const View<const T>& x, int64_t b, int64_t h, int64_t first,
-                                int64_t last, int64_t width, int64_t padded, Acc<T> factor,
-                                Acc<T>* rows) {
+RIFFLEMIX_INLINE void pack_rows(const View& x, const Tokens& tokens, int64_t width, int64_t padded,
+                                Acc<T> factor, Acc<T>* rows) {
   using A = Acc<T>;
-  for (int64_t n = first; n < last; ++n, rows += padded) {
-    const T* token = x.at(b, h, n);
+  for (int64_t n = tokens.first; n < tokens.last; ++n, rows += padded) {
+    const T* token = x.at<T>(tokens.b, tokens.h, n);
     for (int64_t d = 0; d < padded; d += kLanes<A>) {
       const int64_t rest = std::max<int64_t>(width - d, 0);
       store(rows + d, rest > 0 ? load(token + d, rest) * factor : Vector<A>{});
@@ -79,27 +93,52 @@ RIFFLEMIX_INLINE void transpose_rows(const A* rows, int64_t count, int64_t width
 
 template <class T>
 RIFFLEMIX_INLINE void write_rows(const Acc<T>* rows, int64_t padded, int64_t width, Acc<T> factor,
-                                 const View<T>& x, int64_t b, int64_t h, int64_t first,
-                                 int64_t last) {
+                                 const View& x, const Tokens& tokens) {
   using A = Acc<T>;
-  for (int64_t n = first; n < last; ++n, rows += padded) {
-    T* token = x.at(b, h, n);
+  for (int64_t n = tokens.first; n < tokens.last; ++n, rows += padded) {
+    T* token = x.at<T>(tokens.b, tokens.h, n);
     for (int64_t d = 0; d < width; d += kLanes<A>) {
       store(token + d, load(rows + d) * factor, width - d);
     }
   }
 }
 
-// One slice made ready, and scratch for some of its queries; a thread has one for all its slices.
+#define RIFFLEMIX_ATTENTION_ROWS(T)                                                               \
+  RIFFLEMIX_DISPATCH_AVX2(void, pack,                                                             \
+                          (const View& x, const Tokens& tokens, int64_t width, int64_t padded,    \
+                           Acc<T> factor, Acc<T>* rows, T),                                       \
+                          (x, tokens, width, padded, factor, rows, T{}), {                        \
+    pack_rows<T>(x, tokens, width, padded, factor, rows);                                         \
+  })                                                                                              \
+  RIFFLEMIX_DISPATCH_AVX2(void, write,                                                            \
+                          (const Acc<T>* rows, int64_t padded, int64_t width, Acc<T> factor,      \
+                           const View& x, const Tokens& tokens, T),                               \
+                          (rows, padded, width, factor, x, tokens, T{}), {                        \
+    write_rows<T>(rows, padded, width, factor, x, tokens);                                        \
+  })
+RIFFLEMIX_ATTENTION_ROWS(float)
+RIFFLEMIX_ATTENTION_ROWS(double)
+RIFFLEMIX_ATTENTION_ROWS(Bfloat16)
+RIFFLEMIX_ATTENTION_ROWS(Float16)
+
 template <class T>
-struct Slice {
+Rows<Acc<T>> rows_of() {
   using A = Acc<T>;
-  const Problem<T>& p;
+  return {[](const View& x, const Tokens& tokens, int64_t width, int64_t padded, A factor,
+             A* rows) { pack(x, tokens, width, padded, factor, rows, T{}); },
+          [](const A* rows, int64_t padded, int64_t width, A factor, const View& x,
+             const Tokens& tokens) { write(rows, padded, width, factor, x, tokens, T{}); }};
+}
+
+// One slice made ready, and scratch for some of its queries; a thread has one for all its slices.
+template <class A>
+struct Slice {
+  const Problem<A>& p;
   int64_t b = 0, h = 0, keys, queries, width, value_width, columns, rows;
   std::vector<A> packed_keys, values, keys_across, packed_queries, scores, out;
   std::vector<int16_t> keep;
 
-  RIFFLEMIX_INLINE explicit Slice(const Problem<T>& problem)
+  RIFFLEMIX_INLINE explicit Slice(const Problem<A>& problem)
       : p(problem), keys(p.sizes.keys), queries(p.sizes.queries),
         width(whole_panels<A>(p.sizes.width)), value_width(whole_panels<A>(p.sizes.value_width)),
         columns(whole_panels<A>(keys)), rows(queries_at_once(p.sizes)), packed_keys(keys * width),
@@ -109,15 +148,16 @@ struct Slice {
 
   RIFFLEMIX_INLINE void take(int64_t slice) {
     b = slice / p.sizes.heads, h = slice % p.sizes.heads;
-    pack_rows(p.k, b, h, 0, keys, p.sizes.width, width, A(1), packed_keys.data());
-    pack_rows(p.v, b, h, 0, keys, p.sizes.value_width, value_width, A(1), values.data());
+    const Tokens all{b, h, 0, keys};
+    p.rows.pack(p.k, all, p.sizes.width, width, A(1), packed_keys.data());
+    p.rows.pack(p.v, all, p.sizes.value_width, value_width, A(1), values.data());
     transpose_rows(packed_keys.data(), keys, p.sizes.width, width, keys_across.data());
   }
 
   // Scores of queries [first, last), -inf where a query sees no key.
   RIFFLEMIX_INLINE void find_scores(int64_t first, int64_t last) {
     const int64_t inner = p.sizes.width;
-    pack_rows(p.q, b, h, first, last, inner, width, p.scale, packed_queries.data());
+    p.rows.pack(p.q, {b, h, first, last}, inner, width, p.scale, packed_queries.data());
     multiply<A>(last - first, inner, columns, {packed_queries.data(), width, 1},
                 {keys_across.data(), inner * kPanel<A>, kPanel<A>}, scores.data(), columns, false);
     constexpr A hidden = -std::numeric_limits<A>::infinity();
@@ -168,10 +208,9 @@ RIFFLEMIX_INLINE A find_weights(A* row, int64_t columns, const int16_t* keep, A 
   return sum == A(0) ? A(0) : largest + std::log(sum);
 }
 
-template <class T>
-RIFFLEMIX_INLINE void forward_slice(Slice<T>& s, int64_t index) {
-  using A = Acc<T>;
-  const Problem<T>& p = s.p;
+template <class A>
+RIFFLEMIX_INLINE void forward_slice(Slice<A>& s, int64_t index) {
+  const Problem<A>& p = s.p;
   s.take(index);
   for (int64_t first = 0; first < s.queries; first += s.rows) {
     const int64_t last = std::min(s.queries, first + s.rows);
@@ -183,8 +222,8 @@ RIFFLEMIX_INLINE void forward_slice(Slice<T>& s, int64_t index) {
     }
     multiply<A>(last - first, s.keys, s.value_width, {s.scores.data(), s.columns, 1},
                 {s.values.data(), kPanel<A>, s.value_width}, s.out.data(), s.value_width, false);
-    write_rows<T>(s.out.data(), s.value_width, p.sizes.value_width, A(1), p.y, s.b, s.h, first,
-                  last);
+    p.rows.write(s.out.data(), s.value_width, p.sizes.value_width, A(1), p.y,
+                 {s.b, s.h, first, last});
   }
 }
 
@@ -201,30 +240,28 @@ RIFFLEMIX_INLINE void find_gradients(A* scores, A* grads, int64_t columns, const
   }
 }
 
-template <class T>
-struct BackwardSlice : Slice<T> {
-  using A = Acc<T>;
+template <class A>
+struct BackwardSlice : Slice<A> {
   std::vector<A> values_across, grads, grad_y, grad_q, grad_k, grad_v;
 
-  RIFFLEMIX_INLINE explicit BackwardSlice(const Problem<T>& p)
-      : Slice<T>(p), values_across(this->columns * p.sizes.value_width),
+  RIFFLEMIX_INLINE explicit BackwardSlice(const Problem<A>& p)
+      : Slice<A>(p), values_across(this->columns * p.sizes.value_width),
         grads(this->rows * this->columns), grad_y(this->rows * this->value_width),
         grad_q(this->rows * this->width), grad_k(this->keys * this->width),
         grad_v(this->keys * this->value_width) {}
 };
 
 // Weights and gradients of the scores of queries [first, last), into `scores` and `grads`.
-template <class T>
-RIFFLEMIX_INLINE void find_score_gradients(BackwardSlice<T>& s, const Acc<T>* lse, int64_t first,
+template <class A>
+RIFFLEMIX_INLINE void find_score_gradients(BackwardSlice<A>& s, const A* lse, int64_t first,
                                            int64_t last) {
-  using A = Acc<T>;
-  const Problem<T>& p = s.p;
+  const Problem<A>& p = s.p;
   const int64_t inner = p.sizes.value_width, width = s.value_width;
-  const View<const T> y{p.y.data, p.y.batch, p.y.head, p.y.token};
+  const Tokens tokens{s.b, s.h, first, last};
   s.find_scores(first, last);
   const int16_t* keep = s.find_kept_weights(first, last);
-  pack_rows(p.grad_y, s.b, s.h, first, last, inner, width, A(1), s.grad_y.data());
-  pack_rows(y, s.b, s.h, first, last, inner, width, A(1), s.out.data());
+  p.rows.pack(p.grad_y, tokens, inner, width, A(1), s.grad_y.data());
+  p.rows.pack(p.y, tokens, inner, width, A(1), s.out.data());
   multiply<A>(last - first, inner, s.columns, {s.grad_y.data(), width, 1},
               {s.values_across.data(), inner * kPanel<A>, kPanel<A>}, s.grads.data(), s.columns,
               false);
@@ -238,10 +275,9 @@ RIFFLEMIX_INLINE void find_score_gradients(BackwardSlice<T>& s, const Acc<T>* ls
   }
 }
 
-template <class T>
-RIFFLEMIX_INLINE void backward_slice(BackwardSlice<T>& s, int64_t index) {
-  using A = Acc<T>;
-  const Problem<T>& p = s.p;
+template <class A>
+RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
+  const Problem<A>& p = s.p;
   const int64_t width = s.width, value_width = s.value_width;
   s.take(index);
   transpose_rows(s.values.data(), s.keys, p.sizes.value_width, value_width,
@@ -256,29 +292,30 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<T>& s, int64_t index) {
                 {s.packed_queries.data(), kPanel<A>, width}, s.grad_k.data(), width, add);
     multiply<A>(rows, s.keys, width, {s.grads.data(), s.columns, 1},
                 {s.packed_keys.data(), kPanel<A>, width}, s.grad_q.data(), width, false);
-    write_rows<T>(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q, s.b, s.h, first, last);
+    p.rows.write(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q,
+                 {s.b, s.h, first, last});
   }
-  write_rows<T>(s.grad_k.data(), width, p.sizes.width, A(1), p.grad_k, s.b, s.h, 0, s.keys);
-  write_rows<T>(s.grad_v.data(), value_width, p.sizes.value_width, A(1), p.grad_v, s.b, s.h, 0,
-                s.keys);
+  const Tokens all{s.b, s.h, 0, s.keys};
+  p.rows.write(s.grad_k.data(), width, p.sizes.width, A(1), p.grad_k, all);
+  p.rows.write(s.grad_v.data(), value_width, p.sizes.value_width, A(1), p.grad_v, all);
 }
 
-#define RIFFLEMIX_ATTENTION_SLICES(T)                                                        \
-  RIFFLEMIX_DISPATCH void forward_slices(const Problem<T>& p, int64_t first, int64_t last) { \
-    Slice<T> s(p);                                                                           \
-    for (int64_t slice = first; slice < last; ++slice) forward_slice<T>(s, slice);           \
-  }                                                                                          \
-  RIFFLEMIX_DISPATCH void backward_slices(const Problem<T>& p, int64_t first, int64_t last) { \
-    BackwardSlice<T> s(p);                                                                   \
-    for (int64_t slice = first; slice < last; ++slice) backward_slice<T>(s, slice);          \
-  }
+#define RIFFLEMIX_ATTENTION_SLICES(A)                                                              \
+  RIFFLEMIX_DISPATCH_AVX2(void, forward_slices,                                                    \
+                          (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), {  \
+    Slice<A> s(p);                                                                                 \
+    for (int64_t slice = first; slice < last; ++slice) forward_slice<A>(s, slice);                 \
+  })                                                                                               \
+  RIFFLEMIX_DISPATCH_AVX2(void, backward_slices,                                                   \
+                          (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), {  \
+    BackwardSlice<A> s(p);                                                                         \
+    for (int64_t slice = first; slice < last; ++slice) backward_slice<A>(s, slice);                \
+  })
 RIFFLEMIX_ATTENTION_SLICES(float)
 RIFFLEMIX_ATTENTION_SLICES(double)
-RIFFLEMIX_ATTENTION_SLICES(Bfloat16)
-RIFFLEMIX_ATTENTION_SLICES(Float16)
 
-template <class T>
-int run(const Problem<T>& p) {
+template <class A>
+int run(const Problem<A>& p) {
   return guarded([&] {
     parallel_for(p.sizes.batch * p.sizes.heads, static_cast<int>(p.sizes.threads),
                  [&](int64_t first, int64_t last) {
@@ -296,17 +333,14 @@ int call(const Sizes& sizes, double scale, double kept_scale, const uint64_t* se
          uint32_t threshold, void* const* tensors, const int64_t* strides) {
   const auto view = [&](int tensor, int at) {
     const int64_t* s = strides + at;
-    return View<T>{static_cast<T*>(tensors[tensor]), s[0], s[1], s[2]};
-  };
-  const auto input = [&](int tensor, int at) {
-    const View<T> v = view(tensor, at);
-    return View<const T>{v.data, v.batch, v.head, v.token};
+    return View{tensors[tensor], s[0], s[1], s[2]};
   };
   const Drop drop{{static_cast<uint32_t>(*seed), static_cast<uint32_t>(*seed >> 32)}, threshold};
-  return run<T>({sizes, static_cast<Acc<T>>(scale), drop, static_cast<Acc<T>>(kept_scale),
-                 input(0, 0), input(1, 3), input(2, 6), static_cast<const uint8_t*>(tensors[3]),
-                 strides + 9, static_cast<Acc<T>*>(tensors[4]), view(5, 13), input(6, 16),
-                 view(7, 19), view(8, 22), view(9, 25)});
+  using A = Acc<T>;
+  return run<A>({sizes, rows_of<T>(), static_cast<A>(scale), drop, static_cast<A>(kept_scale),
+                 view(0, 0), view(1, 3), view(2, 6), static_cast<const uint8_t*>(tensors[3]),
+                 strides + 9, static_cast<A*>(tensors[4]), view(5, 13), view(6, 16), view(7, 19),
+                 view(8, 22), view(9, 25)});
 }
 
 }  // namespace rifflemix::attention

@@ -30,9 +30,10 @@ RIFFLEMIX_INLINE void run(const Problem<T>& p, int64_t block) {
 }
 
 #define RIFFLEMIX_DROPOUT_BLOCKS(T)                                                               \
-  RIFFLEMIX_DISPATCH void run_blocks(const Problem<T>& p, int64_t first, int64_t last) {  \
-    for (int64_t block = first; block < last; ++block) run(p, block);                     \
-  }
+  RIFFLEMIX_DISPATCH(void, run_blocks, (const Problem<T>& p, int64_t first, int64_t last),        \
+                     (p, first, last), {                                                          \
+    for (int64_t block = first; block < last; ++block) run(p, block);                             \
+  })
 RIFFLEMIX_DROPOUT_BLOCKS(float)
 RIFFLEMIX_DROPOUT_BLOCKS(double)
 RIFFLEMIX_DROPOUT_BLOCKS(Bfloat16)

@@ -5,8 +5,6 @@
 
 #pragma once
 
-#include <cstring>
-
 #include "kernels.h"
 
 namespace rifflemix {
@@ -20,77 +18,8 @@ struct Drop {
 // Elements whose numbers are drawn together: the upper halves of 8 blocks of 4 words.
 constexpr int64_t kTile = 64;
 
-namespace kept {
-
-constexpr int kLanes = 8;
-typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
-
-RIFFLEMIX_INLINE Words rotate(Words x, int bits) { return (x << bits) | (x >> (32 - bits)); }
-
-// 13 rounds, one more than the fewest with which the generator passes every test of BigCrush.
-constexpr int kRounds = 13;
-constexpr int kRotations[8][2] = {{10, 26}, {11, 21}, {13, 27}, {23, 5},
-                                  {6, 20},  {17, 11}, {25, 10}, {18, 20}};
-
-// The blocks of a tile, word by word: word k of block j is result[k][j].
-RIFFLEMIX_INLINE void draw(const Drop& drop, uint64_t tile, uint32_t stream, Words x[4]) {
-  const uint32_t key[5] = {drop.seed[0], drop.seed[1], 0, 0,
-                           0x1BD11BDAu ^ drop.seed[0] ^ drop.seed[1]};
-  const uint64_t first = tile * kLanes;  // a multiple of 8: adding a lane carries nothing over
-  x[0] = Words{0, 1, 2, 3, 4, 5, 6, 7} + static_cast<uint32_t>(first) + key[0];
-  x[1] = Words{} + static_cast<uint32_t>(first >> 32) + key[1];
-  x[2] = Words{} + stream + key[2];
-  x[3] = Words{} + key[3];
-#pragma GCC unroll 13
-  for (int round = 0; round < kRounds; ++round) {
-    const int a = round % 2 == 0 ? 1 : 3, b = 4 - a;
-    x[0] += x[a];
-    x[a] = rotate(x[a], kRotations[round % 8][0]) ^ x[0];
-    x[2] += x[b];
-    x[b] = rotate(x[b], kRotations[round % 8][1]) ^ x[2];
-    if (round % 4 != 3) continue;
-    const uint32_t injection = (round + 1) / 4;
-    for (int i = 0; i < 4; ++i) x[i] += key[(injection + i) % 5];
-    x[3] += injection;
-  }
-}
-
-// -1 for each kept element of some tiles, 0 for each dropped one. Halves decide but for the one
-// number in 65,536 whose upper half equals the threshold's; its lower half is of a second stream.
-template <int kTiles>
-RIFFLEMIX_INLINE void find_tiles(const Drop& drop, uint64_t tile, int16_t* keep) {
-  Words words[4 * kTiles];
-  uint16_t halves[kTiles * kTile];
-  for (int i = 0; i < kTiles; ++i) draw(drop, tile + i, 0, words + 4 * i);
-  std::memcpy(halves, words, sizeof(halves));
-  const uint16_t upper = static_cast<uint16_t>(drop.threshold >> 16);
-  int16_t equal = 0;
-  for (int i = 0; i < kTiles * kTile; ++i) {
-    keep[i] = static_cast<int16_t>(-(halves[i] > upper));
-    equal |= static_cast<int16_t>(halves[i] == upper);
-  }
-  if (equal == 0) return;
-  uint16_t lower[kTiles * kTile];
-  for (int i = 0; i < kTiles; ++i) draw(drop, tile + i, 1, words + 4 * i);
-  std::memcpy(lower, words, sizeof(lower));
-  for (int i = 0; i < kTiles * kTile; ++i) {
-    if (halves[i] == upper) keep[i] = -(lower[i] >= static_cast<uint16_t>(drop.threshold));
-  }
-}
-
-}  // namespace kept
-
-// The same for elements first ... first + count - 1; `keep` holds room for two more tiles.
-// Returns where the first one stands in `keep`.
-RIFFLEMIX_INLINE const int16_t* find_kept(const Drop& drop, int64_t first, int64_t count,
-                                          int16_t* keep) {
-  const int64_t last = (first + count + kTile - 1) / kTile;
-  int64_t tile = first / kTile;
-  int16_t* out = keep;
-  // Two at once: the rounds of one wait for each other.
-  for (; tile + 1 < last; tile += 2, out += 2 * kTile) kept::find_tiles<2>(drop, tile, out);
-  if (tile < last) kept::find_tiles<1>(drop, tile, out);
-  return keep + first % kTile;
-}
+// Which elements first ... first + count - 1 are kept: -1 for each that is, 0 for each dropped one.
+// `keep` holds room for two more tiles; the result is where the first one stands in it.
+const int16_t* find_kept(const Drop& drop, int64_t first, int64_t count, int16_t* keep);
 
 }  // namespace rifflemix

@@ -1,7 +1,7 @@
 // Shared by all kernels: exported symbols and run-time dispatch on CPU features.
 //
 // Kernels are plain loops that the compiler vectorises, built once per instruction set by
-// RIFFLEMIX_DISPATCH. They get raw pointers and sizes from ctypes and allocate nothing that
+// RIFFLEMIX_DISPATCH, by GCC and Clang alike. They get raw pointers and sizes from ctypes and allocate nothing that
 // outlives a call. Where memory for a call cannot be had, they return kOutOfMemory.
 
 #pragma once
@@ -18,18 +18,70 @@
 
 #define RIFFLEMIX_EXPORT extern "C" __attribute__((visibility("default")))
 
-// One clone of a function for each instruction set; the loader picks one when the library is
-// loaded. What the function calls must be inlined into it (RIFFLEMIX_INLINE) to be cloned too.
-#if defined(RIFFLEMIX_ONE_INSTRUCTION_SET)  // for tests of each
-#define RIFFLEMIX_DISPATCH
-#elif defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define RIFFLEMIX_DISPATCH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define RIFFLEMIX_DISPATCH
-#endif
 #define RIFFLEMIX_INLINE inline __attribute__((always_inline))
 
+// A function for each instruction set, and one by its plain name that calls the best of them:
+//   RIFFLEMIX_DISPATCH(Result, name, (parameters), (arguments), { body })
+// What the body calls must be inlined into it (RIFFLEMIX_INLINE) to be built for the set too, or be
+// dispatched itself. A build for old processors costs a compiler most: kernels that Python calls from
+// AVX2 on alone (RIFFLEMIX_DISPATCH_AVX2) have none.
+#if defined(__x86_64__) && !defined(RIFFLEMIX_ONE_INSTRUCTION_SET)  // that is for tests of each
+// Clang as `zig c++` runs it has features turned off by name, and takes them back by name alone.
+#if defined(__clang__)
+#define RIFFLEMIX_V2 "sse4.2,popcnt"
+#define RIFFLEMIX_V3 RIFFLEMIX_V2 ",avx2,bmi,bmi2,f16c,fma,lzcnt,movbe"
+#define RIFFLEMIX_V4 RIFFLEMIX_V3 ",avx512f,avx512bw,avx512cd,avx512dq,avx512vl"
+#else
+#define RIFFLEMIX_V2 "arch=x86-64-v2"
+#define RIFFLEMIX_V3 "arch=x86-64-v3"
+#define RIFFLEMIX_V4 "arch=x86-64-v4"
+#endif
+#define RIFFLEMIX_FOR(set) __attribute__((noinline, target(set)))
+#define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...)                          \
+  RIFFLEMIX_FOR(RIFFLEMIX_V4) static Result name##_v4 parameters __VA_ARGS__                       \
+  RIFFLEMIX_FOR(RIFFLEMIX_V3) static Result name##_v3 parameters __VA_ARGS__                       \
+  RIFFLEMIX_FOR(RIFFLEMIX_V2) static Result name##_v2 parameters __VA_ARGS__                       \
+  [[maybe_unused]] static Result name parameters {                                            \
+    if (rifflemix::level() == 4) return name##_v4 arguments;                                  \
+    return rifflemix::level() == 3 ? name##_v3 arguments : name##_v2 arguments;               \
+  }
+#define RIFFLEMIX_DISPATCH_AVX2(Result, name, parameters, arguments, ...)                     \
+  RIFFLEMIX_FOR(RIFFLEMIX_V4) static Result name##_v4 parameters __VA_ARGS__                       \
+  RIFFLEMIX_FOR(RIFFLEMIX_V3) static Result name##_v3 parameters __VA_ARGS__                       \
+  [[maybe_unused]] static Result name parameters {                                            \
+    return rifflemix::level() == 4 ? name##_v4 arguments : name##_v3 arguments;               \
+  }
+#else
+#define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...) \
+  [[maybe_unused]] static Result name parameters __VA_ARGS__
+#define RIFFLEMIX_DISPATCH_AVX2 RIFFLEMIX_DISPATCH
+#endif
+
 namespace rifflemix {
+
+// 4: AVX-512 (x86-64-v4), 3: AVX2 (x86-64-v3), 2: NEON, 1: SSE4.2 (x86-64-v2) or another
+// architecture, 0: none of these, so that no kernel may be called.
+inline int find_level() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                  __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
+                  __builtin_cpu_supports("popcnt");
+  const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  if (v3) return v4 ? 4 : 3;
+  return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt") ? 1 : 0;
+#elif defined(__aarch64__)
+  return 2;
+#else
+  return 1;
+#endif
+}
+
+// The same, found out when the library is loaded.
+inline const int kLevel = find_level();
+inline int level() { return kLevel; }
 
 // What exported functions return instead of their result.
 enum Failure : int { kOutOfMemory = -1, kBadIndex = -2 };

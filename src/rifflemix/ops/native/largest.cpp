@@ -33,10 +33,9 @@ RIFFLEMIX_INLINE void find_largest(const Problem& p, int64_t b, int64_t channel)
   }
 }
 
-#define RIFFLEMIX_LARGEST(Bits)                                                              \
-  RIFFLEMIX_DISPATCH void find_largest_of(const Problem& p, Bits, int64_t b, int64_t channel) { \
-    find_largest<Bits>(p, b, channel);                                                       \
-  }
+#define RIFFLEMIX_LARGEST(Bits)                                                                   \
+  RIFFLEMIX_DISPATCH(void, find_largest_of, (const Problem& p, Bits bits, int64_t b, int64_t c),  \
+                     (p, bits, b, c), { (void)bits, find_largest<Bits>(p, b, c); })
 RIFFLEMIX_LARGEST(int32_t)
 RIFFLEMIX_LARGEST(int16_t)
 

@@ -39,14 +39,16 @@ RIFFLEMIX_INLINE void exchange_pairs(const Pairs<Bits>& pairs, int64_t first, in
 }
 
 #define RIFFLEMIX_PAIRS(Bits)                                                              \
-  RIFFLEMIX_DISPATCH void decide_pairs(const Pairs<Bits>& pairs, int64_t first,            \
-                                       int64_t last, int64_t slot) {                     \
-    exchange_pairs<Swaps::kDecided>(pairs, first, last, slot);                           \
-  }                                                                                        \
-  RIFFLEMIX_DISPATCH void repeat_pairs(const Pairs<Bits>& pairs, int64_t first,            \
-                                       int64_t last, int64_t slot) {                     \
-    exchange_pairs<Swaps::kRepeated>(pairs, first, last, slot);                          \
-  }
+  RIFFLEMIX_DISPATCH(void, decide_pairs,                                                   \
+                     (const Pairs<Bits>& pairs, int64_t first, int64_t last, int64_t slot), \
+                     (pairs, first, last, slot), {                                         \
+    exchange_pairs<Swaps::kDecided>(pairs, first, last, slot);                             \
+  })                                                                                       \
+  RIFFLEMIX_DISPATCH(void, repeat_pairs,                                                   \
+                     (const Pairs<Bits>& pairs, int64_t first, int64_t last, int64_t slot), \
+                     (pairs, first, last, slot), {                                         \
+    exchange_pairs<Swaps::kRepeated>(pairs, first, last, slot);                            \
+  })
 RIFFLEMIX_PAIRS(int32_t)
 RIFFLEMIX_PAIRS(int16_t)
 

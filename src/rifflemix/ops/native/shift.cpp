@@ -134,6 +134,17 @@ RIFFLEMIX_INLINE void read_back(const Shifting<Bits>& s, const Tile<Bits>& tile,
   }
 }
 
+// Apart from what calls them, since several do and transposing is most of their code.
+#define RIFFLEMIX_TRANSPOSING(Bits)                                                              \
+  RIFFLEMIX_DISPATCH(void, lay_out_of,                                                           \
+                     (const Shifting<Bits>& s, const Tile<Bits>& tile, int64_t rank),            \
+                     (s, tile, rank), { lay_out(s, tile, rank); })                               \
+  RIFFLEMIX_DISPATCH(void, read_back_of,                                                         \
+                     (const Shifting<Bits>& s, const Tile<Bits>& tile, int32_t rank),            \
+                     (s, tile, rank), { read_back(s, tile, rank); })
+RIFFLEMIX_TRANSPOSING(int32_t)
+RIFFLEMIX_TRANSPOSING(int16_t)
+
 // Exchanges the pairs of tokens n..n+count-1, rows from `from` on, into those from `to` on.
 template <Swaps kSwaps, class Bits>
 RIFFLEMIX_INLINE void exchange_rows(const Shifting<Bits>& s, const Tile<Bits>& tile, int64_t n,
@@ -165,7 +176,7 @@ RIFFLEMIX_INLINE void take_tokens(const Shifting<Bits>& s, const Tile<Bits>& til
       x = nullptr;
     }
     const int64_t valid = gather_valid(s, tile, n, count, x);
-    lay_out(s, tile, rank);
+    lay_out_of(s, tile, rank);
     rank += valid;
   }
 }
@@ -183,7 +194,7 @@ RIFFLEMIX_INLINE void shift_tile(const Shifting<Bits>& s, const Tile<Bits>& tile
     Bits* y = static_cast<Bits*>(p.y) + (tile.b * p.length + n) * p.channels + tile.channel;
     foresee(y + kRows * p.channels, p.channels * sizeof(Bits),
             std::min(kRows, p.length - n - kRows));
-    if (valid > 0) read_back(s, tile, static_cast<int32_t>(rank));
+    if (valid > 0) read_back_of(s, tile, static_cast<int32_t>(rank));
     spread_valid(s, tile, n, count, valid);
     rank += valid;
     if constexpr (kAround == Around::kSortAfter) {
@@ -213,14 +224,15 @@ void compare_leaders(const Shifting<Bits>& s, int64_t first, int64_t last) {
 }
 
 #define RIFFLEMIX_SHIFT(Bits)                                                                \
-  RIFFLEMIX_DISPATCH void shift_tile_of(const Shifting<Bits>& s, const Tile<Bits>& tile,     \
-                                        Around around) {                                     \
+  RIFFLEMIX_DISPATCH(void, shift_tile_of,                                                    \
+                     (const Shifting<Bits>& s, const Tile<Bits>& tile, Around around),       \
+                     (s, tile, around), {                                                    \
     switch (around) {                                                                        \
       case Around::kNothing: return shift_tile<Around::kNothing>(s, tile);                   \
       case Around::kSortAfter: return shift_tile<Around::kSortAfter>(s, tile);               \
       case Around::kExchangeBefore: return shift_tile<Around::kExchangeBefore>(s, tile);     \
     }                                                                                        \
-  }
+  })
 RIFFLEMIX_SHIFT(int32_t)
 RIFFLEMIX_SHIFT(int16_t)
 

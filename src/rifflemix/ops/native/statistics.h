@@ -165,33 +165,22 @@ RIFFLEMIX_INLINE void sum_parts(const A* parts, int64_t count, int64_t size, A* 
   }
 }
 
-// Defines `dispatch` for tokens of type T: `run` on a share of the chunks, cloned for instruction
-// sets, which a template cannot be. It says whether there was memory for it: GCC takes functions
-// with clones for such that throw nothing, and finds no way out for an exception that leaves one.
+// Defines `dispatch` for tokens of type T: `run` on a share of the chunks, by instruction set, which
+// a template cannot be.
 #define RIFFLEMIX_DISPATCH_STEPS(T)                                                           \
-  RIFFLEMIX_DISPATCH bool dispatch(Step step, const Forward<T>& f, int64_t a, int64_t b) {    \
-    try {                                                                                     \
-      run(step, f, a, b);                                                                     \
-    } catch (const std::exception&) {                                                         \
-      return false;                                                                           \
-    }                                                                                         \
-    return true;                                                                              \
-  }                                                                                           \
-  RIFFLEMIX_DISPATCH bool dispatch(Step step, const Backward<T>& g, int64_t a, int64_t b) {   \
-    try {                                                                                     \
-      run(step, g, a, b);                                                                     \
-    } catch (const std::exception&) {                                                         \
-      return false;                                                                           \
-    }                                                                                         \
-    return true;                                                                              \
-  }
+  RIFFLEMIX_DISPATCH_AVX2(void, dispatch,                                                     \
+                          (Step step, const Forward<T>& f, int64_t first, int64_t last),      \
+                          (step, f, first, last), { run(step, f, first, last); })             \
+  RIFFLEMIX_DISPATCH_AVX2(void, dispatch,                                                     \
+                          (Step step, const Backward<T>& g, int64_t first, int64_t last),     \
+                          (step, g, first, last), { run(step, g, first, last); })
 
 // One step over all chunks of all samples; throws std::bad_alloc without the memory for it.
 template <class Step, class Work>
 void over_chunks(Step step, const Work& work) {
   parallel_for(work.sizes.batch * work.sizes.chunks(), work.sizes.useful_threads(),
                [&](int64_t first, int64_t last) {
-    if (!dispatch(step, work, first, last)) throw std::bad_alloc();
+    dispatch(step, work, first, last);
   });
 }
 

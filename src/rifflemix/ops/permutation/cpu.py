@@ -39,8 +39,9 @@ from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
 _KERNELS = library()
 _BAD_INDEX = -2  # kBadIndex of native/kernels.h
-# Without AVX2 the 64-bit keys of float32 sort more slowly than torch does.
-SORTS_FLOAT32 = instruction_level() >= 3
+# Keys of 64 bits, of float32 or of more tokens than 15 bits count, are sorted from AVX2 on.
+SORTS_LONG_KEYS = instruction_level() >= 3
+_MOST_SHORT_KEYS = 1 << 15  # tokens of a group, as in sort.cpp
 # Bytes of an element, bits of infinity and of the quiet NaN.
 _FORMATS = {
     torch.float32: (4, 0x7F800000, 0x7FC00000),
@@ -53,6 +54,13 @@ WORTH_A_CALL = 1 << 12  # values; with fewer torch's operators finish before a k
 def needs_sort(x: Tensor, num_groups: int, with_index: bool) -> bool:
     """Whether groups are sorted: pairs without an index need one comparison."""
     return with_index or not statically_known_true(x.shape[1] == 2 * num_groups)
+
+
+def sorts(x: Tensor, num_groups: int) -> bool:
+    """Whether there is a kernel for keys of this length."""
+    if SORTS_LONG_KEYS:
+        return True
+    return x.dtype != torch.float32 and x.shape[1] // num_groups <= _MOST_SHORT_KEYS
 
 
 def supports(x: Tensor) -> bool:

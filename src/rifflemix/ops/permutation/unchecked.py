@@ -80,8 +80,8 @@ def max_exchange(
 
 
 def _sorters(x: Tensor, spec: SortSpec, with_index: bool) -> tuple[str, ...]:
-    is_slow = not cpu.SORTS_FLOAT32 and x.dtype == torch.float32
-    names = PLAIN if is_slow and cpu.needs_sort(x, spec.num_groups, with_index) else _with_cpu(x)
+    needs_sort = cpu.needs_sort(x, spec.num_groups, with_index)
+    names = PLAIN if needs_sort and not cpu.sorts(x, spec.num_groups) else _with_cpu(x)
     if x.is_cuda or INTERPRETED:
         names = with_triton(names, x, x.shape[1] // spec.num_groups)
     return names
