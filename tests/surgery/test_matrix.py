@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from matrix import PROPERTIES, SLOW, TRACED, Host, Program, all_hosts, applies, swapped, tokens
+from matrix import (
+    HOSTS,
+    PROPERTIES,
+    SLOW,
+    TRACED,
+    Host,
+    Program,
+    all_hosts,
+    applies,
+    swapped,
+    tokens,
+)
 
 import rifflemix as rm
 
@@ -46,25 +59,16 @@ def test_every_mixer(host: Host) -> None:
     assert not failures
 
 
-def _rank(rank: int, folder: str) -> None:
-    """Half of a batch on one of two processes; the first keeps the gradients."""
-    host = next(host for host in all_hosts() if host.traced)
-    store = torch.distributed.FileStore(os.path.join(folder, "store"), 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    model = torch.nn.parallel.DistributedDataParallel(Program(host, swapped(host, "tssa")))
-    model(tokens()[rank : rank + 1]).square().mean().backward()
-    if rank == 0:
-        grads = {name: p.grad for name, p in model.module.named_parameters()}
-        torch.save(grads, os.path.join(folder, "grads.pt"))
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.slow
 def test_two_processes_share_gradients(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
-    host = next(host for host in all_hosts() if host.traced)
-    model = Program(host, swapped(host, "tssa"))
+    file = tmp_path / "grads.pt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command += ["2", str(Path(__file__).with_name("shared_gradients.py")), str(file)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    grads = torch.load(file, weights_only=True)
+    model = Program(HOSTS[1], swapped(HOSTS[1], "tssa"))
     model(tokens()).square().mean().backward()
-    grads = torch.load(tmp_path / "grads.pt", weights_only=True)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(grads[name], parameter.grad)

@@ -1,0 +1,18 @@
+"""Run by test_matrix under torchrun: half of a batch on each process, gradients to a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from matrix import HOSTS, Program, swapped, tokens
+
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(Program(HOSTS[1], swapped(HOSTS[1], "tssa")))
+model(tokens()[rank : rank + 1]).square().mean().backward()
+if rank == 0:
+    grads = {name: parameter.grad for name, parameter in model.module.named_parameters()}
+    torch.save(grads, Path(sys.argv[1]))
+torch.distributed.destroy_process_group()
