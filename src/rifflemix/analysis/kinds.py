@@ -23,7 +23,7 @@ from rifflemix.analysis.softmax_spread import softmax_spread
 from rifflemix.analysis.spectrum import spectrum
 from rifflemix.analysis.subjects import View, find_subjects, own_subject
 from rifflemix.errors import InputError, bad_argument, check_choice
-from rifflemix.files import claimed_folder
+from rifflemix.files import check_same_settings, claimed_folder
 from rifflemix.runs.folder import check_folder
 
 Kind = Callable[[Sequence[Subject], Tick], Finding]
@@ -103,6 +103,7 @@ def analyze_into(
     check_folder(out)
     subjects = find_subjects(target, view)
     settings = _settings(target, view, subjects)
+    check_same_settings(out, settings)  # before the work, and before anything is kept
     written: list[Path] = []
     left_out: dict[str, str] = {}
     several = len(kinds) > 1
@@ -119,6 +120,8 @@ def analyze_into(
         with claimed_folder(out, settings):
             written += write_finding(out, finding, subjects)
             written.append(write_page(out, tuple(KINDS), Path(target).name, left_out))
+    if written and left_out:  # what was left out since the page was written
+        write_page(out, tuple(KINDS), Path(target).name, left_out)
     if len(left_out) == len(kinds):
         raise bad_argument("target", "a model that can be looked into", f"{target}: {left_out}")
     return list(dict.fromkeys(written)), left_out

@@ -136,7 +136,7 @@ def sinkhorn(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
     return Finding(
         kind="sinkhorn",
         title="Sorting matrices",
-        source="Tay et al. 2020 (Sparse Sinkhorn Attention), section 3.1, Figures 3 and 4",
+        source="Tay et al. 2020 (Sparse Sinkhorn Attention), section 3, Figures 3 and 4",
         seen=tuple(_sentence(label, of) for label, of in found.items()),
         headers=("Model", "Setting", "Value", "Sums from 1", "Softness"),
         rows=tuple(

@@ -237,6 +237,8 @@ def _of_preset(name: str, view: View) -> list[Subject]:
     for setting in own:
         if setting not in known:
             raise unknown_name(f"setting of model {name}", setting, known)
+    if model_card(name).inputs.startswith(("graphs", "pairs")):
+        raise _no_inputs(name)
     if view.mixers and "mixer" not in known:
         raise InputError(f"model {name} has no setting mixer; leave --mixers out")
     sequence = {"max_length": view.tokens, "in_channels": 16, "num_classes": 10}
@@ -260,6 +262,13 @@ def _of_preset(name: str, view: View) -> list[Subject]:
             )
         )
     return subjects
+
+
+def _no_inputs(name: str) -> InputError:
+    return InputError(
+        f"model {name} takes {model_card(name).inputs}, for which there are no random inputs; name "
+        "a run, or call rifflemix.analysis with batches of your own"
+    )
 
 
 def _random_batches(model: Model, name: str, view: View) -> list[Any]:
@@ -287,8 +296,5 @@ def _random_batches(model: Model, name: str, view: View) -> list[Any]:
             shape = (count, length)
             batches.append(torch.randint(int(settings["vocab_size"]), shape, generator=draws))
         else:
-            raise InputError(
-                f"model {name} takes {inputs}, for which there are no random inputs; name a run, "
-                "or call rifflemix.analysis with batches of your own"
-            )
+            raise _no_inputs(name)
     return batches

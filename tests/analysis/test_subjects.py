@@ -1,0 +1,63 @@
+"""From runs and presets to models with the weights that were chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import rifflemix as rm
+from rifflemix.analysis import View, find_subjects, own_subject, trace
+from rifflemix.errors import InputError
+from rifflemix.files import read_tensors
+from rifflemix.reproduction import plan_reproduction, run_reproduction
+from small_recipes import QUICK, small
+
+
+def test_a_run_of_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "rifflemix.reproduction.utilisation.matmul_flops_per_second", lambda *_: 1.0
+    )
+    run_reproduction(plan_reproduction(small(train=QUICK), tmp_path / "run"))
+    (subject,) = find_subjects(tmp_path / "run", View(samples=10, batch_size=4))
+    weights, about = read_tensors(tmp_path / "run" / "best.safetensors")
+    state = subject.model.state_dict()
+    assert all(torch.equal(state[name], weights[name]) for name in weights)
+    assert subject.about["step"] == about["step"]
+    assert [len(batch["inputs"]) for batch in subject.batches] == [4, 4, 2]
+    assert subject.task is not None
+    split = subject.task.split("validation")
+    assert torch.equal(subject.batches[0]["inputs"][1], split[1][0])
+    assert len(list(trace(subject.model, subject.batches))) == 3
+
+
+def test_presets_with_images_tokens_and_vectors() -> None:
+    small_image = {"dim": 8, "num_layers": 1, "num_heads": 2}
+    (vit,) = find_subjects("vit_mnist", View(samples=3, settings=small_image))
+    assert vit.batches[0].shape == (3, 1, 28, 28)
+    sizes = {"dim": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 7, "max_length": 5}
+    (gpt,) = find_subjects("gpt", View(samples=2, settings=sizes))
+    assert gpt.batches[0].shape == (2, 5)
+    first, second = find_subjects("encoder", View(samples=2, tokens=6, mixers=("csp", "tssa")))
+    assert (first.label, second.label) == ("csp", "tssa")
+    assert torch.equal(first.batches[0], second.batches[0]), "all see the same inputs"
+    again = find_subjects("encoder", View(samples=2, tokens=6, mixers=("csp",)))[0]
+    assert torch.equal(next(again.model.parameters()), next(first.model.parameters())), (
+        "the same seed, the same weights"
+    )
+
+
+def test_refusals() -> None:
+    with pytest.raises(InputError, match="has no setting mixer"):
+        find_subjects("patch_only_cifar10_l7", View(mixers=("csp",)))
+    with pytest.raises(InputError, match="for which there are no random inputs"):
+        find_subjects("graphormer_pcqm4m")
+    with pytest.raises(InputError, match="batches: expected at least one"):
+        own_subject(torch.nn.Identity(), [])
+    with pytest.raises(InputError, match=r"model: expected a torch.nn.Module"):
+        own_subject(3, [1])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="batches: expected None"):
+        rm.analysis.analyze("spectrum", "encoder", [torch.ones(1)])
+    with pytest.raises(InputError, match="batch_size: expected"):
+        View(batch_size=0)
