@@ -41,12 +41,11 @@ lock:
 		--override $(VENV)/lock/no-torch.txt --extra test \
 		--custom-compile-command "make lock" pyproject.toml $(VENV)/lock/torch-needs.txt -o constraints.txt
 
-# An sdist, and a wheel for every Python and, as its name says, every Linux with that glibc or a
-# newer one: the C++ library is linked in. For glibc 2.17:
-#   make wheel CXX="python -m ziglang c++ -target x86_64-linux-gnu.2.17" STATIC=
-STATIC ?= -static-libstdc++ -static-libgcc
+# An sdist, and a wheel for every Python on Linux with the glibc that its name says, or a newer one:
+# that of the machine it is built on, since C++'s own library is linked in.
 wheel: $(VENV)/.ok
-	CC="$(CXX)" CXX="$(CXX)" LDFLAGS="$(STATIC)" $(VENV)/bin/python setup.py --quiet sdist bdist_wheel
+	CC="$(CXX)" CXX="$(CXX)" LDFLAGS="-static-libstdc++ -static-libgcc" \
+		$(VENV)/bin/python setup.py --quiet sdist bdist_wheel
 	ls dist
 
 # Six mixers, one backbone, real handwritten digits.
