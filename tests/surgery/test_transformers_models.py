@@ -36,9 +36,10 @@ def image_model(name: str, **others: Any) -> Any:
     return auto.from_config(config_of(*IMAGES[name], **others)).eval()
 
 
-def text_model(mixer: str = "tssa", **others: Any) -> Any:
+def text_model(mixer: str = "tssa", positions: str = "learned", **others: Any) -> Any:
     torch.manual_seed(3)
-    config = config_of("encoder", {**TOKENS, "mixer": mixer, "num_classes": 3}, **others)
+    settings = {**TOKENS, "mixer": mixer, "num_classes": 3, "positions": positions}
+    config = config_of("encoder", settings, **others)
     return transformers.AutoModelForSequenceClassification.from_config(config).eval()
 
 
@@ -65,9 +66,12 @@ def test_images_come_back_from_a_folder(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(model.model.head(vectors), expected)
 
 
-@pytest.mark.parametrize("mixer", ["tssa", "csp", "softmax"])
-def test_texts_come_back_from_a_folder(mixer: str, tmp_path: Path) -> None:
-    model = text_model(mixer)
+@pytest.mark.parametrize(
+    ("mixer", "positions"),
+    [("tssa", "learned"), ("csp", "sinusoid"), ("softmax", "none"), ("cosformer", "learned")],
+)
+def test_texts_come_back_from_a_folder(mixer: str, positions: str, tmp_path: Path) -> None:
+    model = text_model(mixer, positions)
     found = model(IDS, attention_mask=MASK).logits
     torch.testing.assert_close(found, model.model(IDS, key_padding_mask=MASK == 0))
     torch.testing.assert_close(found[1:], model(IDS[1:, :2]).logits)
