@@ -25,7 +25,6 @@ from matrix import (
 
 import rifflemix as rm
 
-
 LENGTHS_OF_BLOCKS = "csp and causal linear attention pad to blocks, by a rule export cannot follow"
 
 
