@@ -119,7 +119,8 @@ def count_step(recipe: Recipe) -> StepCost:
 def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
     plan, train = outline(recipe), recipe.train
     with shapes_only():
-        model = fit_model(recipe.model, plan.task, recipe.model_settings, train.seed).train()
+        with _watch():  # some look at numbers when they are made
+            model = fit_model(recipe.model, plan.task, recipe.model_settings, train.seed).train()
         optimizer = build_optimizer(model, train, fused=train.optimizer != "adafactor")
         count = _Count(model.parameters())
         for _ in range(train.accumulation):
@@ -135,6 +136,10 @@ def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
     return StepCost(
         sequences * plan.tokens, count.flops, count.moved_bytes, count.operators, count.peak_bytes
     )
+
+
+def _watch() -> OperatorWatch:
+    return OperatorWatch()  # type: ignore[no-untyped-call] # torch's own is not annotated
 
 
 def _loss(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -1,0 +1,62 @@
+"""The plan as a table: what each step is expected to take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stages import Stage, Step
+
+EXPECTED = Path(__file__).parent / "expected.json"
+# What large GPUs of today sustain on such work, in bfloat16: well below their data sheets.
+_FLOPS, _BYTES, _LAUNCH = 1.5e14, 2e12, 8e-6
+
+
+def write_expected(steps: Sequence[Step]) -> None:
+    """Count every row of the plan and write what it should take."""
+    from rifflemix.recipes import get_recipe
+    from rifflemix.reproduction.cost import count_step
+
+    entries = {}
+    for step in steps:
+        if not step.recipe:
+            continue
+        recipe = get_recipe(step.recipe)
+        cost = count_step(recipe)
+        computing = cost.flops / _FLOPS + cost.moved_bytes / _BYTES
+        seconds = max(computing, cost.operators * _LAUNCH)
+        entries[step.name] = {
+            "steps": recipe.train.max_steps,
+            "peak_bytes": cost.peak_bytes,
+            "launches_a_step": cost.operators,
+            "seconds_a_step": seconds,
+            "minutes": recipe.train.max_steps * seconds / 60,
+        }
+        print(step.name, entries[step.name], flush=True)
+    assumed = {"flops": _FLOPS, "bytes": _BYTES, "launch_seconds": _LAUNCH}
+    EXPECTED.write_text(json.dumps({"assumed": assumed, "rows": entries}, indent=1) + "\n")
+
+
+def expected() -> dict[str, Any]:
+    """Row -> what it should take, as `write_expected` wrote it."""
+    rows: dict[str, Any] = json.loads(EXPECTED.read_text())["rows"]
+    return rows
+
+
+def show_plan(stages: Sequence[Stage], rows: dict[str, Any]) -> None:
+    """Print every step with its memory, launches and time."""
+    line = "{:<50} {:>10} {:>9} {:>10}  {}".format
+    for stage in stages:
+        print(f"{stage.name}: {stage.title}")
+        print(line("", "memory", "launches", "minutes", "data"))
+        for step in stage.steps:
+            row = rows.get(step.name)
+            memory, launches, minutes = "-", "-", f"<= {step.minutes:g}"
+            if row:
+                memory = f"{row['peak_bytes'] / 2**30:.1f} GiB"
+                launches, minutes = f"{row['launches_a_step']:,}", f"{row['minutes']:.0f}"
+            print(line(f"  {step.name}", memory, launches, minutes, ", ".join(step.packs)))
+    print("Launches are those of a training step; rows go on over as many calls as they take.")
+    print("Memory of the other steps is in their results.")

@@ -1,0 +1,230 @@
+"""The GPU plan: runs as many of its steps as fit a call, in order, and goes on at the next call.
+
+What is done is kept in the state folder. At the end of a call everything that must outlive the
+machine is packed into the output folder ($OUT): at most 8 files of 16 MB. A fresh machine goes on
+from these files, if --restore names the folder that holds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baggage import pack_results, pack_state, restore_state
+from packs import unpack
+from plan import expected, show_plan, write_expected
+from stages import STAGES, Step
+
+# Seconds that are left at the end of a call for packing, and for a step to end in good order.
+_RESERVE, _GRACE = 30, 20
+_REDUCED = ("--max-steps", "2", "--batch-size", "2", "--precision", "float32")
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a plan lives; all but `out` lie in one folder."""
+
+    state: Path
+    out: Path
+
+    @property
+    def data(self) -> Path:
+        return self.state / "data"
+
+    @property
+    def cache(self) -> Path:
+        return self.state / "cache"
+
+    def work(self, step: Step) -> Path:
+        """The results of a step: a folder of its own for a row, one for all others."""
+        return self.state / "rows" / step.name if step.recipe else self.state / "results"
+
+    def marker(self, step: Step) -> Path:
+        return self.state / "done" / f"{step.name}.json"
+
+
+def write_tiny_listops(data: Path) -> None:
+    """ListOps as the Long Range Arena has it, of eight lines, for the row of the dry run."""
+    lines = [f"( ( ( [MAX {n} ) {9 - n} ) ] )\t{max(n, 9 - n)}" for n in range(8)]
+    for split in ("train", "val", "test"):
+        text = "\n".join(["Source\tTarget", *lines, ""])
+        (data / f"basic_{split}.tsv").write_text(text)
+
+
+def run_plan(steps: list[Step], folders: Folders, minutes: float, dry: bool) -> list[str]:
+    """Run steps until the time is up; returns a line for each that was looked at."""
+    end = time.monotonic() + 60 * minutes
+    packs = set(json.loads(_read(folders.data / "packs.json", "[]")))
+    lines = []
+    for step in steps:
+        if folders.marker(step).exists():
+            continue
+        if obstacle := _obstacle(step, packs, dry):
+            lines.append(f"{step.name}: {obstacle}")
+            continue
+        left = end - time.monotonic() - _RESERVE
+        if left < 60 * min(step.minutes, minutes - 1):
+            lines.append(f"{step.name}: waits for the next call")
+            continue
+        lines.append(f"{step.name}: {_run(step, folders, left, dry)}")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def _obstacle(step: Step, packs: set[str], dry: bool) -> str:
+    """Why a step cannot run now; empty if it can."""
+    missing = [] if dry else [pack for pack in step.packs if pack not in packs]
+    if missing:
+        return f"waits for the data in {', '.join(missing)}"
+    if not dry and step.tool and shutil.which(step.tool[0]) is None:
+        return f"left out, there is no {step.tool[0]}"
+    return ""
+
+
+def _run(step: Step, folders: Folders, seconds: float, dry: bool) -> str:
+    """Run a step for so long at most; returns how it ended."""
+    work, log = folders.work(step), folders.state / "logs" / f"{step.name}.log"
+    for folder in (work, log.parent, folders.marker(step).parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with log.open("ab") as stream:
+        process = subprocess.Popen(
+            _command(step, folders, seconds, dry),
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=_environment(folders, dry),
+            start_new_session=True,
+        )
+        ended = _wait(process, seconds)
+    code, status = process.returncode, "done"
+    if step.recipe:
+        results = json.loads(_read(work / "results.json", "{}"))
+        if code in (0, 130) and results.get("status") != "complete":
+            return "goes on at the next call"
+    if not ended:
+        status = "cut by the end of the call"
+    elif code:
+        status = f"failed with exit code {code}, see its log"
+    took = time.monotonic() - started
+    marker = {"step": step.name, "status": status, "exit_code": code, "seconds": round(took, 1)}
+    folders.marker(step).write_text(json.dumps(marker))
+    return f"{status} ({took:.0f} s)"
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Whether it ended by itself; else it is asked to, and killed if it does not."""
+    for number, patience in ((None, seconds), (signal.SIGINT, _GRACE), (signal.SIGKILL, None)):
+        if number is not None:
+            os.killpg(process.pid, number)
+        try:
+            process.wait(patience)
+            return number is None
+        except subprocess.TimeoutExpired:
+            continue
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait()
+            raise
+    return False
+
+
+def _command(step: Step, folders: Folders, seconds: float, dry: bool) -> list[str]:
+    command = step.tiny if dry and not step.recipe else step.command
+    filled = [p.format(work=folders.work(step), data=folders.data) for p in command]
+    if step.recipe:
+        filled += ["--budget", f"{max(seconds - _GRACE, 1) / 60:.2f}"]
+        if dry:
+            filled = [part for part in filled if part != "--compile"]
+            filled[filled.index("--device") + 1] = "cpu"
+            filled += _REDUCED
+    return [*(() if dry else step.tool), sys.executable, *filled]
+
+
+def _environment(folders: Folders, dry: bool) -> dict[str, str]:
+    caches = {
+        "RIFFLEMIX_CACHE": folders.cache,
+        "TRITON_CACHE_DIR": folders.state / "triton",
+        "TORCHINDUCTOR_CACHE_DIR": folders.state / "inductor",
+    }
+    more = {"TRITON_INTERPRET": "1"} if dry else {}
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **{k: str(v) for k, v in caches.items()}, **more}
+
+
+def _read(path: Path, default: str) -> str:
+    return path.read_text() if path.exists() else default
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.count:
+        write_expected([step for stage in STAGES for step in stage.steps])
+        return 0
+    chosen = [stage for stage in STAGES if not arguments.stages or stage.name in arguments.stages]
+    steps = [step for stage in chosen for step in stage.steps]
+    if arguments.dry_run:
+        rows = [step for step in steps if step.recipe][:1]
+        steps = [*(step for step in steps if step.tiny), *rows]
+    show_plan(chosen, expected())
+    if arguments.list:
+        return 0
+    folders = Folders(arguments.state.absolute(), arguments.out.absolute())
+    folders.data.mkdir(parents=True, exist_ok=True)
+    folders.out.mkdir(parents=True, exist_ok=True)
+    if arguments.restore is not None:
+        restore_state(arguments.restore, folders.state)
+    if arguments.dry_run:
+        write_tiny_listops(folders.data)
+    if arguments.data is not None:
+        unpack(arguments.data, folders.data, folders.cache)
+    lines: list[str] = []
+    try:
+        lines = run_plan(steps, folders, arguments.minutes, arguments.dry_run)
+    finally:
+        summary = _summary(lines, folders)
+        (folders.out / "summary.json").write_text(json.dumps(summary, indent=2))
+        pack_results(folders.state, folders.out)
+        pack_state(folders.state, folders.out)
+    print("\n".join(lines))
+    failed = [m for m in summary["done"] if str(m["status"]).startswith("failed")]
+    return 1 if failed else 0
+
+
+def _summary(lines: list[str], folders: Folders) -> dict[str, Any]:
+    done = [json.loads(p.read_text()) for p in sorted((folders.state / "done").glob("*.json"))]
+    return {"this_call": lines, "done": done}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
+    parser.add_argument("stages", nargs="*", help="a, b, c, d; all if none is named")
+    parser.add_argument("--minutes", type=float, default=9.0, help="of this call")
+    parser.add_argument("--state", type=Path, default=Path("runs/gpu"), help="kept between calls")
+    parser.add_argument("--data", type=Path, help="packs that gpu_data.sh made")
+    parser.add_argument("--restore", type=Path, help="output of an earlier call, elsewhere")
+    parser.add_argument(
+        "--out", type=Path, default=Path(os.environ.get("OUT", "runs/gpu-out")), help="$OUT if set"
+    )
+    parser.add_argument("--list", action="store_true", help="show the plan, and run nothing")
+    parser.add_argument("--dry-run", action="store_true", help="tiny, on a CPU")
+    parser.add_argument("--count", action="store_true", help="write expected.json anew")
+    arguments = parser.parse_args()
+    names = [stage.name for stage in STAGES]
+    for name in arguments.stages:
+        if name not in names:
+            parser.error(f"expected stages out of {', '.join(names)}, got {name}")
+    if arguments.minutes <= 1:
+        parser.error(f"--minutes: expected over 1, got {arguments.minutes:g}")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The GPU plan without a GPU: its data, what it takes along, and a tiny run of it on a CPU."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rifflemix.errors import InputError
+from rifflemix.recipes import get_recipe
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+FOLDER = REPOSITORY / "benchmarks" / "gpu"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Import a file of the plan, which is no package."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+@pytest.fixture
+def packs(load: object, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Its data, in small files."""
+    found: ModuleType = load("packs")  # type: ignore[operator]
+    monkeypatch.setattr(found, "_PART", 10)
+    return found
+
+
+def test_a_large_file_travels_in_parts(packs: ModuleType, tmp_path: Path) -> None:
+    source, sent, data = (tmp_path / name for name in ("source", "sent", "data"))
+    source.mkdir()
+    content = bytes(range(17))
+    (source / "cifar10_rgb.npz.xz").write_bytes(content)
+    packs.make_packs(["cifar-1"], source, sent)
+    assert packs.unpack(sent, data, tmp_path) == ["cifar-1"]
+    assert not (data / "cifar10_rgb.npz.xz").exists()
+    packs.make_packs(["cifar-2"], source, tmp_path / "next")
+    assert packs.unpack(tmp_path / "next", data, tmp_path) == ["cifar-1", "cifar-2"]
+    assert (data / "cifar10_rgb.npz.xz").read_bytes() == content
+    assert not list(data.glob("*.part*"))
+
+
+def test_a_damaged_pack_is_refused(packs: ModuleType, tmp_path: Path) -> None:
+    source, sent = tmp_path / "source", tmp_path / "sent"
+    source.mkdir()
+    (source / "cifar10_gray.npz.xz").write_bytes(b"gray")
+    packs.make_packs(["image"], source, sent)
+    (sent / "image" / "cifar10_gray.npz.xz").write_bytes(b"grey")
+    with pytest.raises(InputError, match="damaged"):
+        packs.unpack(sent, tmp_path / "data", tmp_path)
+
+
+def test_packs_are_no_larger_than_may_be(
+    packs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cifar10_gray.npz.xz").write_bytes(b"gray")
+    monkeypatch.setattr(packs, "MOST_BYTES", 3)
+    with pytest.raises(InputError, match="at most 3 bytes"):
+        packs.make_packs(["image"], tmp_path, tmp_path / "sent")
+    with pytest.raises(InputError, match="imdb_train"):
+        packs.make_packs(["text"], tmp_path, tmp_path / "sent")
+
+
+def test_state_comes_along_in_small_files(
+    load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    baggage = load("baggage")  # type: ignore[operator]
+    monkeypatch.setattr(baggage, "_FILE_BYTES", 40_000)
+    state, out, again = (tmp_path / name for name in ("state", "out", "again"))
+    out.mkdir()
+    weights = os.urandom(50_000)
+    for file, content in {
+        "done/a.json": b"{}",
+        "rows/small/checkpoint.safetensors": weights,
+        "rows/large/checkpoint.safetensors": bytes(200_000),
+        "data/raw": b"data",
+    }.items():
+        (state / file).parent.mkdir(parents=True, exist_ok=True)
+        (state / file).write_bytes(content)
+    baggage.pack_results(state, out)
+    left_out = baggage.pack_state(state, out)
+    assert [path.parent.name for path in left_out] == ["large"]
+    assert all(path.stat().st_size <= 40_000 for path in out.iterdir())
+    baggage.restore_state(out, again)
+    assert (again / "rows/small/checkpoint.safetensors").read_bytes() == weights
+    assert not (again / "data").exists()
+    (again / "done/a.json").write_text("changed")
+    baggage.restore_state(out, again)
+    assert (again / "done/a.json").read_text() == "changed"
+
+
+def test_every_row_of_the_plan_is_a_recipe_with_an_expectation(load: object) -> None:
+    stages, plan, packs = (load(name) for name in ("stages", "plan", "packs"))  # type: ignore[operator]
+    steps = [step for stage in stages.STAGES for step in stage.steps]
+    assert len({step.name for step in steps}) == len(steps)
+    assert all(step.minutes <= 8 for step in steps)
+    expected = plan.expected()
+    for step in steps:
+        if step.recipe:
+            row = expected[step.name]
+            assert row["steps"] == get_recipe(step.recipe).train.max_steps
+            assert row["peak_bytes"] < 60 * 2**30
+        assert set(step.packs) <= set(packs.PACKS)
+
+
+def test_a_step_that_does_not_end_is_stopped(
+    load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, stages = load("run"), load("stages")  # type: ignore[operator]
+    monkeypatch.setattr(run, "_GRACE", 1)
+    folders = run.Folders(tmp_path / "state", tmp_path / "out")
+    endless = stages.Step("endless", ("-c", "import time; time.sleep(60)"), minutes=0)
+    start = time.monotonic()
+    assert run._run(endless, folders, 1.0, False).startswith("cut by the end of the call")
+    assert time.monotonic() - start < 30
+    failing = stages.Step("failing", ("-c", "raise SystemExit(3)"))
+    assert run._run(failing, folders, 30.0, False).startswith("failed with exit code 3")
+    assert json.loads(folders.marker(failing).read_text())["exit_code"] == 3
+    lines = run.run_plan([endless, failing], folders, 9.0, False)
+    assert lines == []
+
+
+def test_steps_wait_for_data_tools_and_time(
+    load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, stages = load("run"), load("stages")  # type: ignore[operator]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(run, "_RESERVE", 100)
+    steps = [
+        stages.Step("row", recipe="csp/table4-text", packs=("text",)),
+        stages.Step("tool", tool=("compute-sanitizer",)),
+        stages.Step("long", minutes=8),
+    ]
+    lines = run.run_plan(steps, run.Folders(tmp_path / "state", tmp_path), 3.0, False)
+    assert lines == [
+        "row: waits for the data in text",
+        "tool: left out, there is no compute-sanitizer",
+        "long: waits for the next call",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton: pip install -e '.[gpu]'"
+)
+def test_a_dry_run_on_a_cpu(tmp_path: Path) -> None:
+    state, out = tmp_path / "state", tmp_path / "out"
+    command = ["bash", str(FOLDER.parent / "gpu.sh"), "--dry-run", "--minutes", "14"]
+    done = subprocess.run(
+        [*command, "--state", str(state), "--out", str(out)],
+        env={**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = {"tests-permutation", "sanitizer-memcheck", "bench-ops-1024-bfloat16", "tiles"}
+    statuses = {
+        entry["step"]: entry["status"]
+        for entry in json.loads((out / "summary.json").read_text())["done"]
+    }
+    assert statuses == dict.fromkeys([*names, "csp-table4-listops"], "done")
+    assert (out / "results.tar.gz").exists()
