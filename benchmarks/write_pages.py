@@ -39,6 +39,7 @@ from rifflemix.bench.tables import bench_markdown
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.plot import comparison_plot
 from rifflemix.comparison.table import markdown_body
+from rifflemix.comparison.tuning import markdown_tuning
 from rifflemix.report.units import format_duration
 from rifflemix.reproduction import load_results
 from rifflemix.reproduction.page import report_files
@@ -46,7 +47,7 @@ from rifflemix.reproduction.page import report_files
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/performance.md", "docs/trained.md",
-                                       "docs/compare-digits.md"))  # fmt: skip
+                                       "docs/compare-digits.md", "docs/comparing.md"))  # fmt: skip
 REPORT = ROOT / "docs" / "reproduced" / "report.md"
 DEMO_PLOT = "docs/demo.png"
 _SAME = ("task", "model", "dim", "num_layers", "num_heads", "mixers", "seeds", "train")
@@ -138,7 +139,7 @@ def _comparison(page: Path, path: Path, plot: str | None) -> str:
     image = f"\n![accuracy against speed, disk area is memory]({plot})\n" if plot else ""
     return (
         f"```\n{result['command']}\n```\n\n{markdown_body(result, comparison_notes(result))}"
-        f"{image}\nFrom {_cited(page, path)}.\n"
+        f"{markdown_tuning(result)}{image}\nFrom {_cited(page, path)}.\n"
     )
 
 

@@ -19,6 +19,7 @@ from rifflemix.cli import (
     data,
     doctor,
     listing,
+    merge,
     report,
     reproduce,
     train,
@@ -60,6 +61,7 @@ def _options(
 
 
 app.command(epilog=compare.EPILOG)(compare.compare)
+app.command(epilog=merge.EPILOG)(merge.merge)
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
 app.command(epilog=report.EPILOG)(report.report)

@@ -68,22 +68,32 @@ def compare(
     """
     from rifflemix.comparison import check_any_finished, plan_comparison
     from rifflemix.comparison.files import write_comparison_files
-    from rifflemix.comparison.notes import partial_note
+    from rifflemix.runs.processes import is_main_process
+    from rifflemix.runs.trackers import check_tracker
 
+    check_tracker(run.tracker)
     given = _choices(task, mixers, seeds, run.data_dir, config)
     chosen = compare_config(given.task, given.mixers, given.seeds, run, given.settings)
     with DataProgress(progress_console()) as progress:
         plan = plan_comparison(chosen, out, data_dir=given.data_dir, progress=progress)
-    results = _run(plan)
-    write_comparison_files(plan.out, results)
-    if json:
-        print_json(results)
-    else:
-        _show(plan.out, results)
+    results = _run(plan, run.tracker)
+    if is_main_process():
+        write_comparison_files(plan.out, results)
+        _tell(plan.out, results, json)
     check_any_finished(results)
     if results["status"] != "complete":
-        progress_console().print(partial_note(results), soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _tell(out: Path, results: dict[str, Any], as_json: bool) -> None:
+    from rifflemix.comparison.notes import partial_note
+
+    if as_json:
+        print_json(results)
+    else:
+        _show(out, results)
+    if results["status"] != "complete":
+        progress_console().print(partial_note(results), soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -147,15 +157,17 @@ def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
     progress_console().print(f"task {task} {reason}: {left_out}", soft_wrap=True)
 
 
-def _run(plan: ComparePlan) -> dict[str, Any]:
+def _run(plan: ComparePlan, tracker: str | None) -> dict[str, Any]:
     from rifflemix.comparison import run_comparison, title_of
     from rifflemix.report.live import live_progress
+    from rifflemix.runs.processes import is_main_process
 
     titles = {name: title_of(plan.config, name) for name in plan.config.mixers}
     live = live_progress(progress_console(), titles, plan.config.seeds)
 
     with live, StopRequest(live.note) as stop:
-        return run_comparison(plan, on_status=live.update, should_stop=stop)
+        say = live.update if is_main_process() else None
+        return run_comparison(plan, on_status=say, should_stop=stop, tracker=tracker)
 
 
 def terminal_table(results: Mapping[str, Any]) -> Table:

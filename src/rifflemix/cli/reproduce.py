@@ -40,7 +40,8 @@ def reproduce(
 ) -> None:
     """Train a row of a paper's table and print the paper's number beside ours."""
     from rifflemix.recipes import get_recipe
-    from rifflemix.reproduction import is_main_process, plan_reproduction
+    from rifflemix.reproduction import plan_reproduction
+    from rifflemix.runs.processes import is_main_process
 
     chosen = get_recipe(recipe)
     with DataProgress(progress_console()) as progress:

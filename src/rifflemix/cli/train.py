@@ -40,7 +40,7 @@ def train(
     config = compare_config(task, {mixer: mixer}, (seed,), run)
     if config.tuned:
         raise bad_argument("--lr", "one number", run.lr, "compare tries several")
-    results = _run(config, out, run.data_dir)
+    results = _run(config, out, run.data_dir, run.tracker)
     if json:
         print_json(results)
     else:
@@ -50,7 +50,9 @@ def train(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _run(config: CompareConfig, out: Path, data_dir: Path | None) -> dict[str, Any]:
+def _run(
+    config: CompareConfig, out: Path, data_dir: Path | None, tracker: str | None
+) -> dict[str, Any]:
     from rifflemix.comparison import (
         check_model,
         single_run,
@@ -61,8 +63,11 @@ def _run(config: CompareConfig, out: Path, data_dir: Path | None) -> dict[str, A
     from rifflemix.report.live import live_progress
     from rifflemix.runs.device import using_threads
     from rifflemix.runs.folder import check_folder
+    from rifflemix.runs.trackers import Tracker, check_tracker
     from rifflemix.tasks import load_task
 
+    check_tracker(tracker)
+    curves = None if tracker is None else Tracker(tracker, out, config.mixers[0])
     mixer, seed = config.mixers[0], config.seeds[0]
     check_folder(out)
     console = progress_console()
@@ -73,7 +78,14 @@ def _run(config: CompareConfig, out: Path, data_dir: Path | None) -> dict[str, A
     with using_threads(config.threads):
         with live, StopRequest(live.note) as stop:
             result = train_mixer(
-                config, task, mixer, seed, out, on_status=live.update, should_stop=stop
+                config,
+                task,
+                mixer,
+                seed,
+                out,
+                on_status=live.update,
+                should_stop=stop,
+                tracker=curves,
             )
         results = single_run(config, task, mixer, seed, result)
     write_json(out / "results.json", results)

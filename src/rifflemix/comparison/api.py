@@ -27,6 +27,8 @@ from rifflemix.comparison.stored import check_results
 from rifflemix.comparison.table import comparison_rows, markdown_body
 from rifflemix.errors import InputError, RunFailed, bad_argument, require_packages
 from rifflemix.files import read_json, user_path
+from rifflemix.runs.processes import is_main_process, is_one_of_many
+from rifflemix.runs.trackers import check_tracker
 from rifflemix.tasks import Task, card_of, load_task, task_card
 
 if TYPE_CHECKING:
@@ -158,6 +160,7 @@ def compare(
     out: str | Path | None = None,
     data_dir: str | Path | None = None,
     on_status: OnStatus | None = None,
+    tracker: str | None = None,
     **settings: Any,
 ) -> Comparison:
     """Train every mixer on the same backbone, data, budget and seeds; the command `compare`.
@@ -173,6 +176,8 @@ def compare(
         data_dir: folder of data files of a task that is given by name.
         on_status: called with a `RunStatus` at every step. Without it a terminal shows a live
             table on stderr; elsewhere nothing is shown.
+        tracker: "tensorboard" or "wandb": shows losses and evaluations of every run as it goes;
+            needs `out`.
         settings: max_steps, batch_size, lr, dim, num_layers, num_heads, model, device, precision,
             threads, task_options and mixer_options; by task where they are left out. Of several
             learning rates, `lr=[1e-3, 3e-3]`, every mixer tries each with every seed, and the
@@ -184,6 +189,11 @@ def compare(
         RunFailed: every run diverged.
     """
     check_settings(settings)
+    check_tracker(tracker)
+    if tracker is not None and out is None:
+        raise bad_argument("out", f"a results folder with tracker {tracker!r}", "None")
+    if out is None and is_one_of_many():
+        raise bad_argument("out", "a results folder, which all processes see", "None")
     loaded, card, is_own = _task(task, data_dir, settings)
     labels, options = chosen_mixers(default_mixers(card) if mixers is None else mixers)
     options |= dict(settings.pop("mixer_options", {}))
@@ -191,7 +201,9 @@ def compare(
         card, labels, chosen_seeds(seeds), is_own=is_own, mixer_options=options, **settings
     )
     if out is not None:
-        return _compared(plan_comparison(config, user_path("out", out), task=loaded), on_status)
+        return _compared(
+            plan_comparison(config, user_path("out", out), task=loaded), on_status, tracker
+        )
     with tempfile.TemporaryDirectory(prefix="rifflemix-", ignore_cleanup_errors=True) as folder:
         plan = plan_comparison(config, Path(folder) / "compare", task=loaded)
         return _compared(plan, on_status, keep=False)
@@ -203,10 +215,16 @@ def check_any_finished(results: Mapping[str, Any]) -> None:
         raise RunFailed(f"every run failed; the first: {results['failed_runs'][0]['error']}")
 
 
-def _compared(plan: ComparePlan, on_status: OnStatus | None, *, keep: bool = True) -> Comparison:
+def _compared(
+    plan: ComparePlan,
+    on_status: OnStatus | None,
+    tracker: str | None = None,
+    *,
+    keep: bool = True,
+) -> Comparison:
     titles = {name: title_of(plan.config, name) for name in plan.config.mixers}
     live: Any = nullcontext()
-    if on_status is None and sys.stderr is not None and sys.stderr.isatty():
+    if on_status is None and is_main_process() and sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
 
         from rifflemix.report.live import live_progress
@@ -214,8 +232,8 @@ def _compared(plan: ComparePlan, on_status: OnStatus | None, *, keep: bool = Tru
         live = live_progress(Console(stderr=True, highlight=False), titles, plan.config.seeds)
         on_status = live.update
     with live:
-        results = run_comparison(plan, on_status=on_status)
-    if keep:
+        results = run_comparison(plan, on_status=on_status, tracker=tracker)
+    if keep and is_main_process():
         write_comparison_files(plan.out, results)
     check_any_finished(results)
     return Comparison(results, plan.out if keep else None)

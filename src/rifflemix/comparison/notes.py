@@ -164,8 +164,10 @@ def _speed(results: Mapping[str, Any]) -> str:
     cpu = f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} threads"
     precision = "bf16 autocast" if config["train"]["precision"] == "bf16" else "float32"
     machine = hardware["gpu"] if config["device"].startswith("cuda") else cpu
+    processes = max((run.get("processes", 1) for run in results["runs"]), default=1)
+    several = f"{processes} processes, each on " if processes > 1 else ""
     return (
-        f"Steps/s: median over seeds, during the runs themselves, on {machine}, torch "
+        f"Steps/s: median over seeds, during the runs themselves, on {several}{machine}, torch "
         f"{environment['libraries']['torch']}, {precision}; all runs together took "
         f"{format_duration(results['wall_seconds'])}."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,15 +48,22 @@ class Progress:
 
     def chosen(self, plan: ComparePlan, mixer: str) -> Point:
         """The point that validation chose for a mixer; an empty one where nothing is tuned."""
-        points = plan.config.points
-        metric = plan.task.metric
+        points, metric = plan.config.points, plan.task.metric
+        trials = [run for run in self.trials if run["mixer"] == mixer]
         scores = [
-            [run["validation"][metric] for run in of_point(self.trials, mixer, point)]
+            [run["validation"][metric] for run in trials if run["settings"] == point]
             for point in points
         ]
         return points[best_point(scores, higher_is_better=plan.task.higher_is_better)]
 
 
-def of_point(trials: Iterable[Run], mixer: str, point: Mapping[str, Any]) -> Sequence[Run]:
-    """The trials of a mixer with one combination of settings."""
-    return [run for run in trials if run["mixer"] == mixer and run["settings"] == point]
+def stored_progress(results: Mapping[str, Any]) -> Progress:
+    """The progress that results hold."""
+    memory = {
+        mixer["name"]: mixer["peak_memory_bytes"]
+        for mixer in results["mixers"]
+        if mixer["peak_memory_bytes"] is not None
+    }
+    tuning = results.get("tuning", {"trials": [], "failed_trials": []})
+    trials, failed_trials = tuning["trials"], tuning["failed_trials"]
+    return Progress(results["runs"], results["failed_runs"], trials, failed_trials, memory)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rifflemix.comparison.config import FORMAT, CompareConfig
 from rifflemix.comparison.models import training_memory
 from rifflemix.comparison.plan import ComparePlan
-from rifflemix.comparison.progress import Progress, Run, of_point
+from rifflemix.comparison.progress import Progress, Run
 from rifflemix.mixers import mixer_card
 from rifflemix.runs.environment import environment
+from rifflemix.runs.grid import Point
 from rifflemix.runs.results import protocol
 from rifflemix.tasks import Task, card_of
 from rifflemix.train import TrainResult
@@ -39,6 +40,7 @@ def finished_run(mixer: str, seed: int, folder: str, result: TrainResult, path: 
         "steps": result.step,
         "best_step": result.best_step,
         "parameters": result.parameters,
+        "processes": result.processes,
         "steps_per_second": result.steps_per_second,
         "tokens_per_second": result.tokens_per_second,
         "wall_seconds": result.seconds["total"],
@@ -92,7 +94,7 @@ def assemble(
         "task": _task(plan),
         "protocol": protocol(plan.task),
         "environment": here,
-        "wall_seconds": _spent(progress, plan.config.mixers),
+        "wall_seconds": cost_of(runs, [*progress.trials, *progress.failed_trials]),
         "peak_memory_bytes": max(memory.values(), default=None),
         "mixers": [_mixer(plan, name, progress) for name in plan.config.mixers],
         "runs": list(runs),
@@ -110,16 +112,11 @@ def _tuning(plan: ComparePlan, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _spent(progress: Progress, mixers: Collection[str]) -> float:
-    """Seconds of all trials and runs of mixers; a chosen trial's are part of its run's."""
-    runs = [run for run in progress.runs if run["mixer"] in mixers]
+def cost_of(runs: Sequence[Run], trials: Sequence[Run]) -> float:
+    """Seconds of all trials and runs; those of a trial that was chosen are part of its run's."""
     within = {run["folder"] for run in runs}
-    trials = [
-        run
-        for run in (*progress.trials, *progress.failed_trials)
-        if run["mixer"] in mixers and run["folder"] not in within
-    ]
-    return math.fsum(run["wall_seconds"] for run in (*runs, *trials))
+    others = [run for run in trials if run["folder"] not in within]
+    return math.fsum(run["wall_seconds"] for run in (*runs, *others))
 
 
 def title_of(config: CompareConfig, mixer: str) -> str:
@@ -129,41 +126,58 @@ def title_of(config: CompareConfig, mixer: str) -> str:
 
 def _mixer(plan: ComparePlan, name: str, progress: Progress) -> dict[str, Any]:
     card = mixer_card(plan.config.mixer_name(name))
-    runs = [run for run in progress.runs if run["mixer"] == name]
-    speeds = [run["steps_per_second"] for run in runs if run["steps_per_second"] is not None]
+    task, runs = plan.task, _of(progress.runs, name)
     return {
         "name": name,
         "title": title_of(plan.config, name),
         "paper": card.paper,
         "complexity": card.complexity,
         "parameters": plan.parameters[name],
-        "validation": _accuracy(runs, "validation"),
-        "test": _accuracy(runs, "test"),
-        "metric": _metric(plan.task, runs),
-        "steps_per_second": statistics.median(speeds) if speeds else None,
+        **scores_of(runs, task.metric, higher_is_better=task.higher_is_better),
         "peak_memory_bytes": progress.peak_memory.get(name),
         **({"tuning": _tuning_of(plan, name, progress)} if plan.config.tuned else {}),
     }
 
 
+def _of(runs: Sequence[Run], mixer: str) -> list[Run]:
+    return [run for run in runs if run["mixer"] == mixer]
+
+
+def scores_of(runs: Sequence[Run], metric: str, *, higher_is_better: bool) -> dict[str, Any]:
+    """Scores and speed of one mixer over its runs."""
+    speeds = [run["steps_per_second"] for run in runs if run["steps_per_second"] is not None]
+    return {
+        "validation": _accuracy(runs, "validation"),
+        "test": _accuracy(runs, "test"),
+        "metric": _metric(metric, higher_is_better, runs),
+        "steps_per_second": statistics.median(speeds) if speeds else None,
+    }
+
+
 def _tuning_of(plan: ComparePlan, name: str, progress: Progress) -> dict[str, Any]:
     """What a mixer tried, what that cost, and what validation chose once all trials had ended."""
-    metric = plan.task.metric
-    tried = []
-    for point in plan.config.points:
-        trials = of_point(progress.trials, name, point)
-        tried.append(
-            {
-                "settings": point,
-                "validation": summarise([run["validation"][metric] for run in trials]),
-                "diverged": len(of_point(progress.failed_trials, name, point)),
-            }
-        )
+    trials, failed = _of(progress.trials, name), _of(progress.failed_trials, name)
     return {
-        "tried": tried,
+        "tried": tried_of(plan.config.points, trials, failed, plan.task.metric),
         "chosen": progress.chosen(plan, name) if progress.is_tuned(plan) else None,
-        "wall_seconds": _spent(progress, (name,)),
+        "wall_seconds": cost_of(_of(progress.runs, name), [*trials, *failed]),
     }
+
+
+def tried_of(
+    points: Sequence[Point], trials: Sequence[Run], failed: Sequence[Run], metric: str
+) -> list[dict[str, Any]]:
+    """The validation metric of one mixer's trials, and how many diverged, by settings."""
+    return [
+        {
+            "settings": point,
+            "validation": summarise(
+                [run["validation"][metric] for run in trials if run["settings"] == point]
+            ),
+            "diverged": sum(run["settings"] == point for run in failed),
+        }
+        for point in points
+    ]
 
 
 def _accuracy(runs: Sequence[Run], split: str) -> dict[str, Any] | None:
@@ -171,15 +185,15 @@ def _accuracy(runs: Sequence[Run], split: str) -> dict[str, Any] | None:
     return summarise([run[split]["accuracy"] for run in runs if "accuracy" in run[split]])
 
 
-def _metric(task: Task, runs: Sequence[Run]) -> dict[str, Any] | None:
+def _metric(name: str, higher_is_better: bool, runs: Sequence[Run]) -> dict[str, Any] | None:
     """The metric that chose the weights, where that is not accuracy."""
-    if task.metric == "accuracy":
+    if name == "accuracy":
         return None
     return {
-        "name": task.metric,
-        "higher_is_better": task.higher_is_better,
-        "validation": summarise([run["validation"][task.metric] for run in runs]),
-        "test": summarise([run["test"][task.metric] for run in runs]),
+        "name": name,
+        "higher_is_better": higher_is_better,
+        "validation": summarise([run["validation"][name] for run in runs]),
+        "test": summarise([run["test"][name] for run in runs]),
     }
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rifflemix.comparison.config import CompareConfig
 from rifflemix.comparison.models import build_model, training_memory
 from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan
-from rifflemix.comparison.progress import Progress
+from rifflemix.comparison.progress import Progress, stored_progress
 from rifflemix.comparison.results import assemble, failed_run, finished_run
 from rifflemix.comparison.stored import check_chosen, check_stored
 from rifflemix.comparison.toml_file import TOML_FILE, config_text
@@ -20,8 +20,31 @@ from rifflemix.files import claimed_folder, read_json, write_bytes, write_json
 from rifflemix.runs.device import using_threads
 from rifflemix.runs.grid import Point, point_label
 from rifflemix.runs.status import OnStatus, RunStatus, ShouldStop, StatusFeed, never, silent
+from rifflemix.runs.trackers import Tracker, check_tracker, tracked
 from rifflemix.tasks import Task
-from rifflemix.train import TrainingDiverged, TrainResult, train
+from rifflemix.train import TrainEvent, TrainingDiverged, TrainResult, train
+from rifflemix.train.engine import Engine
+
+
+@dataclass(frozen=True)
+class _Caller:
+    """What the caller of a comparison wants to hear, and whether it shall stop.
+
+    Every process of several makes the same runs together; the first alone writes and measures.
+    """
+
+    engine: Engine
+    say: OnStatus
+    stop: ShouldStop
+    tracker: str | None
+
+    def is_stopped(self) -> bool:
+        """Whether any of the processes shall stop; the same in all."""
+        return self.engine.total([float(self.stop())])[0] > 0
+
+    def tracker_of(self, plan: ComparePlan, folder: str) -> Tracker | None:
+        """Where the curves of the run in a folder go."""
+        return None if self.tracker is None else Tracker(self.tracker, plan.out, folder)
 
 
 def run_comparison(
@@ -29,6 +52,7 @@ def run_comparison(
     *,
     on_status: OnStatus | None = None,
     should_stop: ShouldStop | None = None,
+    tracker: str | None = None,
 ) -> dict[str, Any]:
     """Train what has not been trained yet; results.json is rewritten after every run.
 
@@ -39,33 +63,34 @@ def run_comparison(
         plan: a checked comparison.
         on_status: told where the current run stands, at every step.
         should_stop: polled at every step; when True the current run is checkpointed and left.
+        tracker: "tensorboard" or "wandb", which is told losses and evaluations of every run.
 
     Returns:
         What results.json holds: "status" is "complete", or "partial" after a stop.
 
     Raises:
-        InputError: the folder cannot be written or is in use, or the data holds a NaN.
+        InputError: the tracker is not installed, the folder cannot be written or is in use, or the
+            data holds a NaN.
     """
-    say = on_status or silent
-    stop = should_stop or never
-    with claimed_folder(plan.out, plan.settings), using_threads(plan.config.threads):
-        text = config_text(plan.config)
-        if text is not None:
-            write_bytes(plan.out / TOML_FILE, text.encode())
-        progress, complete = _load(plan)
-        if complete is not None:
-            return complete
+    check_tracker(tracker)
+    engine = Engine(plan.config.train, plan.config.device)
+    caller = _Caller(engine, on_status or silent, should_stop or never, tracker)
+    with ExitStack() as stack, using_threads(plan.config.threads):
+        stored = engine.on_main(lambda: _open(plan, stack))
+        progress = Progress() if stored is None else stored_progress(stored)
+        if stored is not None and _is_complete(plan, progress):
+            return dict(stored)
         for seed, point, mixer in plan.trials:
             if not progress.has_trial(plan.config.folder(mixer, seed, point)):
-                if stop() or not _try(plan, seed, point, mixer, progress, say, stop):
-                    return _save(plan, progress)
-                _save(plan, progress)
+                if caller.is_stopped() or not _try(plan, seed, point, mixer, progress, caller):
+                    return _save(plan, progress, engine)
+                _save(plan, progress, engine)
         for seed, mixer in plan.runs:
             if not progress.has_run(mixer, seed):
-                if stop() or not _run(plan, seed, mixer, progress, say, stop):
+                if caller.is_stopped() or not _run(plan, seed, mixer, progress, caller):
                     break
-                _save(plan, progress)
-        return _save(plan, progress)
+                _save(plan, progress, engine)
+        return _save(plan, progress, engine)
 
 
 def train_mixer(
@@ -78,31 +103,48 @@ def train_mixer(
     on_status: OnStatus | None = None,
     should_stop: ShouldStop | None = None,
     tests: bool = True,
+    tracker: Tracker | None = None,
 ) -> TrainResult:
     """One training run of a comparison, or of its own; continues where `out` was left.
 
-    Without `tests` the test split is not looked at, as in `rifflemix.train.train`.
+    Args:
+        config: the settings, with nothing to tune.
+        task: the data.
+        mixer: registry name, or a label of a variant.
+        seed: of the run.
+        out: its folder.
+        on_status: told where it stands, at every step.
+        should_stop: polled at every step.
+        tests: False leaves the test split alone, as in `rifflemix.train.train`.
+        tracker: where its curves go.
 
     Raises:
         InputError: as rifflemix.train.train.
         TrainingDiverged: loss, metric or weights are not finite.
     """
     feed = StatusFeed(mixer, seed, config.train.max_steps, on_status, task.metric)
-    try:
-        result = train(
-            build_model(config, task, mixer, seed),
-            task,
-            replace(config.train, seed=seed),
-            out,
-            device=config.device,
-            on_event=feed.on_event,
-            should_stop=should_stop,
-            model_settings=config.model_settings(mixer),
-            tests=tests,
-        )
-    except TrainingDiverged:
-        feed.show(state="diverged")
-        raise
+    settings = config.model_settings(mixer)
+    with tracked(tracker, settings, config.train.log_every) as draw:
+
+        def on_event(event: TrainEvent) -> None:
+            feed.on_event(event)
+            draw(event)
+
+        try:
+            result = train(
+                build_model(config, task, mixer, seed),
+                task,
+                replace(config.train, seed=seed),
+                out,
+                device=config.device,
+                on_event=on_event,
+                should_stop=should_stop,
+                model_settings=settings,
+                tests=tests,
+            )
+        except TrainingDiverged:
+            feed.show(state="diverged")
+            raise
     feed.show(state="done" if result.finished else "stopped")
     return result
 
@@ -113,12 +155,11 @@ def _try(
     point: Point,
     mixer: str,
     progress: Progress,
-    say: OnStatus,
-    stop: ShouldStop,
+    caller: _Caller,
 ) -> bool:
     """One trial, from where it was left; False if it was stopped again."""
     folder = plan.config.folder(mixer, seed, point)
-    _measure(plan, seed, mixer, progress, say)
+    _measure(plan, seed, mixer, progress, caller)
     start = time.perf_counter()
     try:
         result = train_mixer(
@@ -127,9 +168,10 @@ def _try(
             mixer,
             seed,
             plan.out / folder,
-            on_status=lambda status: say(replace(status, trial=point_label(point))),
-            should_stop=stop,
+            on_status=lambda status: caller.say(replace(status, trial=point_label(point))),
+            should_stop=caller.stop,
             tests=False,
+            tracker=caller.tracker_of(plan, folder),
         )
     except TrainingDiverged as error:
         spent = time.perf_counter() - start
@@ -147,8 +189,7 @@ def _run(
     seed: int,
     mixer: str,
     progress: Progress,
-    say: OnStatus,
-    stop: ShouldStop,
+    caller: _Caller,
 ) -> bool:
     """One run, from where it or its trial was left; False if it was stopped again."""
     point = progress.chosen(plan, mixer)
@@ -157,10 +198,19 @@ def _run(
     if diverged is not None:
         progress.failed.append(failed_run(mixer, seed, folder, diverged["error"]))
         return True
-    _measure(plan, seed, mixer, progress, say)
+    _measure(plan, seed, mixer, progress, caller)
     config, out = plan.config.at(point), plan.out / folder
     try:
-        result = train_mixer(config, plan.task, mixer, seed, out, on_status=say, should_stop=stop)
+        result = train_mixer(
+            config,
+            plan.task,
+            mixer,
+            seed,
+            out,
+            on_status=caller.say,
+            should_stop=caller.stop,
+            tracker=caller.tracker_of(plan, folder),
+        )
     except TrainingDiverged as error:
         progress.failed.append(failed_run(mixer, seed, folder, str(error)))
         return True
@@ -169,46 +219,45 @@ def _run(
     return result.finished
 
 
-def _measure(plan: ComparePlan, seed: int, mixer: str, progress: Progress, say: OnStatus) -> None:
+def _measure(plan: ComparePlan, seed: int, mixer: str, progress: Progress, caller: _Caller) -> None:
     """The memory of a mixer, once."""
     if mixer not in progress.peak_memory:
-        say(RunStatus(mixer, seed, "measuring", 0, plan.config.train.max_steps))
-        progress.peak_memory[mixer] = training_memory(plan.config, plan.task, mixer)
+        caller.say(RunStatus(mixer, seed, "measuring", 0, plan.config.train.max_steps))
+        progress.peak_memory[mixer] = caller.engine.on_main(
+            lambda: training_memory(plan.config, plan.task, mixer)
+        )
 
 
-def _load(plan: ComparePlan) -> tuple[Progress, dict[str, Any] | None]:
-    """The progress of earlier processes, and their results if they are complete."""
+def _open(plan: ComparePlan, stack: ExitStack) -> dict[str, Any] | None:
+    """Hold the results folder; the results of earlier processes, None where there are none."""
+    stack.enter_context(claimed_folder(plan.out, plan.settings))
+    text = config_text(plan.config)
+    if text is not None:
+        write_bytes(plan.out / TOML_FILE, text.encode())
     path = plan.out / RESULTS_FILE
     if not path.exists():
-        return Progress(), None
-    results = read_json(path)
+        return None
+    results: dict[str, Any] = read_json(path)
     try:
         check_stored(results, plan)
-        progress = _stored_progress(results)
+        progress = stored_progress(results)
         check_chosen(progress, plan)
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}; remove it, the runs are kept") from None
-    if not all(progress.has_run(mixer, seed) for seed, mixer in plan.runs):
-        return progress, None
+    if not _is_complete(plan, progress):
+        return results
     # Everything else follows from the runs: it is put together again, not believed.
     whole = assemble(plan, progress, made_in=results["environment"])
     if whole != results:
         write_json(path, whole)
-    return progress, whole
+    return whole
 
 
-def _stored_progress(results: Mapping[str, Any]) -> Progress:
-    memory = {
-        mixer["name"]: mixer["peak_memory_bytes"]
-        for mixer in results["mixers"]
-        if mixer["peak_memory_bytes"] is not None
-    }
-    tuning = results.get("tuning", {"trials": [], "failed_trials": []})
-    trials, failed_trials = tuning["trials"], tuning["failed_trials"]
-    return Progress(results["runs"], results["failed_runs"], trials, failed_trials, memory)
+def _is_complete(plan: ComparePlan, progress: Progress) -> bool:
+    return all(progress.has_run(mixer, seed) for seed, mixer in plan.runs)
 
 
-def _save(plan: ComparePlan, progress: Progress) -> dict[str, Any]:
+def _save(plan: ComparePlan, progress: Progress, engine: Engine) -> dict[str, Any]:
     results = assemble(plan, progress)
-    write_json(plan.out / RESULTS_FILE, results)
+    engine.on_main(lambda: write_json(plan.out / RESULTS_FILE, results))
     return results

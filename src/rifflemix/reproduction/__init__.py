@@ -3,7 +3,6 @@
 from rifflemix.reproduction.results import FORMAT, load_results
 from rifflemix.reproduction.run import (
     ReproducePlan,
-    is_main_process,
     plan_reproduction,
     run_reproduction,
 )
@@ -13,7 +12,6 @@ __all__ = [
     "FORMAT",
     "ReproduceOptions",
     "ReproducePlan",
-    "is_main_process",
     "load_results",
     "plan_reproduction",
     "run_reproduction",

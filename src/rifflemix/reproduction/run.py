@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from rifflemix.runs.device import check_device, resolve_device, using_threads
 from rifflemix.runs.fit import check_batch_size, fit_model, try_out
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.options import MOST_THREADS, PRECISIONS, ReproduceOptions
+from rifflemix.runs.processes import is_main_process
 from rifflemix.runs.status import OnStatus, ShouldStop, StatusFeed
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train
@@ -192,11 +192,6 @@ class _Shown(TypedDict):
     is_reduced: bool
     wall_seconds: float
     seconds: dict[str, float]
-
-
-def is_main_process() -> bool:
-    """Whether this process writes and speaks for all that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def build_model(recipe: Recipe, task: Task, seed: int, start: Start | None = None) -> Model:

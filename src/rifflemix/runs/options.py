@@ -103,6 +103,9 @@ class RunOptions:
     device: Annotated[str | None, Option("cpu, cuda, cuda:1 ..., or auto, the default.")] = None
     precision: Annotated[str | None, Option("float32, the default, or bf16 (autocast).")] = None
     threads: Threads | None = None
+    tracker: Annotated[
+        str | None, Option("Show curves in tensorboard or wandb as the runs go.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,42 @@
+"""rifflemix merge: comparisons put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rifflemix.cli.commands import parse_path
+from rifflemix.cli.compare import terminal_table
+from rifflemix.cli.output import print_json, show
+from rifflemix.runs.options import Json, Option
+
+EPILOG = """Examples:
+
+  rifflemix merge runs/monday runs/tuesday --out runs/both
+
+The folders may differ in mixers or in seeds; task, data, model and budget must be the same.
+"""
+
+
+def merge(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Results folders of `rifflemix compare`.", parser=parse_path),
+    ],
+    out: Annotated[Path, Option("Folder for the table of all.", metavar="PATH")],
+    json: Json = False,
+) -> None:
+    """Put finished comparisons into one table; their runs stay where they are."""
+    from rifflemix.comparison.merging import merge_comparisons
+    from rifflemix.comparison.notes import bold_note, softmax_note
+
+    results = merge_comparisons(runs, out).results
+    if json:
+        print_json(results)
+        return
+    show(terminal_table(results))
+    show(bold_note(results))
+    show(softmax_note(results))
+    show(f"Written to {out}: results.json, table.md, plot.png, report.html")

@@ -1,0 +1,255 @@
+"""Comparisons of one task, budget and data put together: their mixers, or their seeds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rifflemix.comparison.api import Comparison
+from rifflemix.comparison.files import write_comparison_files
+from rifflemix.comparison.plan import RESULTS_FILE
+from rifflemix.comparison.progress import Run
+from rifflemix.comparison.results import cost_of, scores_of, tried_of
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.files import claimed_folder, first_difference, write_json
+from rifflemix.runs.environment import environment
+from rifflemix.runs.folder import check_folder
+
+FORMAT = "rifflemix.merge/1"
+
+# What parts may differ in: who takes part, and where it ran, which the notes tell.
+_FREE = ("mixers", "mixer_options", "variants", "seeds", "device", "threads", "plugins")
+_CLOCK = ("wall_seconds", "seconds", "steps_per_second", "tokens_per_second", "environment")
+
+Results = Mapping[str, Any]
+
+
+def merge_comparisons(folders: Sequence[str | Path], out: str | Path) -> Comparison:
+    """Put finished comparisons into one table; their runs stay where they are.
+
+    Args:
+        folders: results folders of `compare` that differ in mixers or in seeds alone; a run that
+            stands in several counts once.
+        out: folder for results.json, table.md, plot.png and report.html: new, or of an earlier
+            merge of the same folders.
+
+    Raises:
+        InputError: fewer than two folders, one that is not finished, another task, data, model or
+            budget, one label for two settings, two results of one run, or mixers with different
+            seeds or, where they were tuned, different choices.
+    """
+    paths = [Path(folder) for folder in folders]
+    if len({path.resolve() for path in paths}) < max(2, len(paths)):
+        raise bad_argument("merge", "two or more different folders", ", ".join(map(str, paths)))
+    parts = {path: Comparison.load(path).results for path in paths}
+    _check(parts)
+    target = Path(out)
+    check_folder(target)
+    results = _merged(parts, target)
+    settings = {"format": FORMAT, "parts": [str(path) for path in paths]}
+    with claimed_folder(target, settings):
+        write_json(target / RESULTS_FILE, results)
+        write_comparison_files(target, results)
+    return Comparison(results, target)
+
+
+def _check(parts: Mapping[Path, Results]) -> None:
+    (first, reference), *others = parts.items()
+    for path, results in parts.items():
+        if results["status"] != "complete":
+            done = f"{results['runs_done']} of {results['runs_planned']} runs"
+            raise bad_argument("merge", "finished comparisons", f"{path} with {done}")
+    for path, results in others:
+        difference = first_difference(reference["config"], results["config"], _FREE)
+        if difference is not None:
+            setting, before, now = difference
+            raise InputError(
+                f"merge: {first} and {path} do not compare: {setting} is {before!r} in the one, "
+                f"{now!r} in the other"
+            )
+    for what in ("mixer_options", "variants", "plugins"):
+        _check_same(parts, what)
+
+
+def _check_same(parts: Mapping[Path, Results], what: str) -> None:
+    """Raise unless a label or a plugin is the same wherever it is."""
+    seen: dict[str, tuple[Path, Any]] = {}
+    for path, results in parts.items():
+        config = results["config"]
+        of = config.get(what, {})
+        for name in of if what == "plugins" else config["mixers"]:
+            value = of.get(name) or None
+            other, known = seen.setdefault(name, (path, value))
+            if known != value:
+                raise InputError(
+                    f"merge: {name} is not the same in {other} and {path}: {what} {known!r} and "
+                    f"{value!r}"
+                )
+
+
+def _merged(parts: Mapping[Path, Results], out: Path) -> dict[str, Any]:
+    first = next(iter(parts.values()))
+    runs, failed = _gathered(parts, out, "runs"), _gathered(parts, out, "failed_runs")
+    tuning = _tuning(parts, out)
+    seeds = _seeds([*runs, *failed])
+    config = dict(first["config"]) | {"seeds": seeds}
+    for name in ("mixers", "mixer_options", "variants", "plugins"):
+        _join(config, name, [results["config"].get(name) for results in parts.values()])
+    mixers = [_mixer(name, parts, runs, tuning) for name in config["mixers"]]
+    trials = [*tuning.get("trials", ()), *tuning.get("failed_trials", ())]
+    memory = [mixer["peak_memory_bytes"] for mixer in mixers if mixer["peak_memory_bytes"]]
+    return {
+        **first,
+        "command": environment()["command"],
+        "config": config,
+        "seeds": seeds,
+        "runs_done": len(runs) + len(failed),
+        "runs_planned": len(runs) + len(failed),
+        "wall_seconds": cost_of(runs, trials),
+        "peak_memory_bytes": max(memory, default=None),
+        "mixers": mixers,
+        "runs": runs,
+        "failed_runs": failed,
+        **({"tuning": tuning} if tuning else {}),
+        "merged": [
+            {"folder": _relative(path, out), "command": of["command"]} for path, of in parts.items()
+        ],
+    }
+
+
+def _join(config: dict[str, Any], name: str, values: Sequence[Any]) -> None:
+    """Lists and tables of all parts in one, where a part has them."""
+    given = [value for value in values if value]
+    if not given:
+        return
+    if name == "mixers":
+        config[name] = list(dict.fromkeys(mixer for mixers in given for mixer in mixers))
+    else:
+        config[name] = {key: value for table in given for key, value in table.items()}
+
+
+def _gathered(parts: Mapping[Path, Results], out: Path, kind: str) -> list[Run]:
+    """Every run once, its folder as seen from `out`.
+
+    Raises:
+        InputError: two parts have the same run with different numbers.
+    """
+    found: dict[tuple[Any, ...], tuple[Path, Run]] = {}
+    for path, results in parts.items():
+        for run in results.get(kind, ()):
+            key = run["mixer"], run["seed"], str(run.get("settings"))
+            if key not in found:
+                moved = run | {"folder": _relative(path / run["folder"], out)}
+                found[key] = (path, moved)
+            elif _numbers(run) != _numbers(found[key][1]):
+                raise _different(run, found[key][0], path)
+    return [run for _, run in found.values()]
+
+
+def _different(run: Run, one: object, other: object) -> InputError:
+    return InputError(
+        f"merge: {run['mixer']}, seed {run['seed']}, has different numbers in {one} and {other}; "
+        "leave one of the folders out"
+    )
+
+
+def _numbers(run: Run) -> dict[str, Any]:
+    """A run without its folder and what the clock says."""
+    return {name: value for name, value in run.items() if name not in ("folder", *_CLOCK)}
+
+
+def _seeds(runs: Sequence[Run]) -> list[int]:
+    """The seeds, which every mixer must have once: differences are paired over them."""
+    seeds: dict[str, list[int]] = {}
+    for run in runs:
+        own = seeds.setdefault(run["mixer"], [])
+        if run["seed"] in own:  # finished in one part, diverged in another
+            raise _different(run, "one folder", "another, where it diverged")
+        own.append(run["seed"])
+    (first, expected), *others = seeds.items()
+    for mixer, own in others:
+        if set(own) != set(expected):
+            raise bad_argument(
+                "merge",
+                "the same seeds of every mixer",
+                f"{first} with {_listed(expected)} and {mixer} with {_listed(own)}",
+            )
+    return sorted(expected)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))
+
+
+def _tuning(parts: Mapping[Path, Results], out: Path) -> dict[str, Any]:
+    """The trials of all parts; empty where nothing was tuned."""
+    first = next(iter(parts.values())).get("tuning")
+    if first is None:
+        return {}
+    unpacked = {path: results["tuning"] for path, results in parts.items()}
+    trials = _gathered(unpacked, out, "trials")
+    failed = _gathered(unpacked, out, "failed_trials")
+    return {
+        "grid": first["grid"],
+        "trials_planned": len(trials) + len(failed),
+        "trials": trials,
+        "failed_trials": failed,
+    }
+
+
+def _mixer(
+    name: str, parts: Mapping[Path, Results], runs: Sequence[Run], tuning: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The summary of one mixer over the runs of all parts."""
+    entries = {
+        path: entry
+        for path, results in parts.items()
+        for entry in results["mixers"]
+        if entry["name"] == name
+    }
+    first, *others = entries.values()
+    if not others:
+        return dict(first)
+    own = [run for run in runs if run["mixer"] == name]
+    metric = next(iter(parts.values()))["protocol"]["metric"]
+    higher = first["metric"]["higher_is_better"] if first["metric"] else True
+    memory = [entry["peak_memory_bytes"] for entry in entries.values()]
+    joined = {
+        **first,
+        **scores_of(own, metric, higher_is_better=higher),
+        "peak_memory_bytes": max((bytes_ for bytes_ in memory if bytes_), default=None),
+    }
+    if tuning:
+        joined["tuning"] = _tuning_of(name, entries, own, tuning, metric)
+    return joined
+
+
+def _tuning_of(
+    name: str,
+    entries: Mapping[Path, Mapping[str, Any]],
+    runs: Sequence[Run],
+    tuning: Mapping[str, Any],
+    metric: str,
+) -> dict[str, Any]:
+    (path, first), *others = entries.items()
+    chosen = first["tuning"]["chosen"]
+    for other, entry in others:
+        if entry["tuning"]["chosen"] != chosen:
+            raise InputError(
+                f"merge: {name} chose {chosen} in {path} and {entry['tuning']['chosen']} in "
+                f"{other}; tune it with all seeds at once"
+            )
+    points = [tried["settings"] for tried in first["tuning"]["tried"]]
+    trials = [run for run in tuning["trials"] if run["mixer"] == name]
+    failed = [run for run in tuning["failed_trials"] if run["mixer"] == name]
+    return {
+        "tried": tried_of(points, trials, failed, metric),
+        "chosen": chosen,
+        "wall_seconds": cost_of(runs, [*trials, *failed]),
+    }
+
+
+def _relative(path: Path, out: Path) -> str:
+    return Path(os.path.relpath(path, out)).as_posix()

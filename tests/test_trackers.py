@@ -1,0 +1,203 @@
+"""Curves of runs in TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rifflemix as rm
+import rifflemix.cli
+from rifflemix.runs import trackers
+from rifflemix.runs.trackers import Tracker, check_tracker, tracked
+from rifflemix.train import TrainEvent
+
+TINY = shlex.split(
+    "--task digits --task-option patch_size=4 --max-steps 4 --batch-size 64 --dim 8 --layers 1 "
+    "--heads 2 --threads 1"
+)
+
+
+class Recorder:
+    """Stands in for a tracker of accelerate."""
+
+    made: list[Recorder] = []  # noqa: RUF012 (emptied by each test)
+
+    def __init__(self, run_name: str, *where: Path, **options: Any) -> None:
+        self.run_name, self.where, self.options = run_name, where, options
+        self.told: list[tuple[int, dict[str, float]]] = []
+        self.is_started = self.is_finished = False
+        Recorder.made.append(self)
+
+    def start(self) -> None:
+        self.is_started = True
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        assert self.is_started
+        self.told.append((step, values))
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+
+@pytest.fixture(autouse=True)
+def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
+    from accelerate import tracking
+
+    monkeypatch.setattr(tracking, "TensorBoardTracker", Recorder)
+    monkeypatch.setattr(tracking, "WandBTracker", Recorder)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: object())
+    Recorder.made = []
+    return Recorder.made
+
+
+def steps(first: int, last: int) -> list[TrainEvent]:
+    return [
+        TrainEvent(kind="step", step=step, max_steps=last, loss=1 / step, lr=0.1)
+        for step in range(first, last + 1)
+    ]
+
+
+def test_losses_and_evaluations_are_told(recorders: list[Recorder]) -> None:
+    events = steps(1, 5)
+    validation = TrainEvent("eval", 5, 5, split="validation", metrics={"accuracy": 0.5})
+    done = TrainEvent("done", 5, 5, split="test", metrics={"accuracy": 0.4})
+    with tracked(Tracker("tensorboard", Path("out"), "csp/seed0"), {}, log_every=2) as on_event:
+        for event in (*events, TrainEvent("checkpoint", 5, 5), validation, done):
+            on_event(event)
+    (recorder,) = recorders
+    assert recorder.run_name == "csp/seed0"
+    assert recorder.where == (Path("out/tensorboard"),)
+    assert recorder.told == [
+        (2, {"train/loss": 0.5, "train/lr": 0.1}),
+        (4, {"train/loss": 0.25, "train/lr": 0.1}),
+        (5, {"train/loss": 0.2, "train/lr": 0.1}),
+        (5, {"validation/accuracy": 0.5}),
+        (5, {"test/accuracy": 0.4}),
+    ]
+    assert recorder.is_finished
+
+
+@pytest.mark.parametrize(
+    ("event", "purged"),
+    [
+        (steps(8, 10)[0], 8),
+        (TrainEvent("eval", 8, 10, split="validation", metrics={"accuracy": 0.5}), 9),
+    ],
+    ids=["step", "eval"],
+)
+def test_what_a_kill_left_beyond_the_checkpoint_is_hidden(
+    event: TrainEvent, purged: int, recorders: list[Recorder]
+) -> None:
+    with tracked(Tracker("tensorboard", Path("out"), "a"), {}, log_every=1) as on_event:
+        on_event(event)
+    assert recorders[0].options == {"purge_step": purged}
+
+
+def test_a_run_that_goes_on_is_the_same_run_of_wandb(
+    tmp_path: Path, recorders: list[Recorder]
+) -> None:
+    for name in ("csp/seed0", "csp/seed0", "csp/seed1"):
+        with tracked(Tracker("wandb", tmp_path, name), {"dim": 8}, log_every=1) as on_event:
+            on_event(steps(1, 1)[0])
+    first, again, other = (recorder.options for recorder in recorders)
+    assert first["id"] == again["id"] != other["id"]
+    assert (first["resume"], first["name"], first["config"]) == ("allow", "csp/seed0", {"dim": 8})
+    assert recorders[0].run_name == "rifflemix"
+
+
+def test_without_events_or_tracker_nothing_starts(recorders: list[Recorder]) -> None:
+    with tracked(Tracker("wandb", Path("out"), "a"), {}, log_every=1):
+        pass
+    with tracked(None, {}, log_every=1) as on_event:
+        on_event(steps(1, 1)[0])
+    assert not recorders
+
+
+def test_an_error_closes_the_tracker(recorders: list[Recorder]) -> None:
+    def fail() -> None:
+        with tracked(Tracker("wandb", Path("out"), "a"), {}, log_every=1) as on_event:
+            on_event(steps(1, 1)[0])
+            raise rm.InputError("diverged")
+
+    with pytest.raises(rm.InputError):
+        fail()
+    assert recorders[0].is_finished
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["rifflemix", *map(str, words)])
+    return rifflemix.cli.main()
+
+
+def test_every_run_of_a_comparison_has_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorders: list[Recorder]
+) -> None:
+    words = [
+        "compare",
+        *TINY,
+        "--mixers",
+        "identity",
+        "--lr",
+        "1e-3,1e-2",
+        "--out",
+        tmp_path / "out",
+    ]
+    for _ in range(2):  # a finished folder has nothing to tell
+        assert run(monkeypatch, *words, "--tracker", "tensorboard") == 0
+    names = [recorder.run_name for recorder in recorders]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    trials = [trial["folder"] for trial in results["tuning"]["trials"]]
+    chosen = results["runs"][0]["folder"]
+    assert names == [*trials, chosen]
+    assert all(recorder.where == (tmp_path / "out" / "tensorboard",) for recorder in recorders)
+    told = {key for recorder in recorders[:2] for _, values in recorder.told for key in values}
+    assert {"train/loss", "train/lr", "validation/accuracy"} <= told
+    assert not any(key.startswith("test") for key in told)
+    ((step, tested),) = recorders[2].told
+    assert step == 4
+    assert tested["test/accuracy"] == results["runs"][0]["test"]["accuracy"]
+
+
+def test_train_has_curves_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorders: list[Recorder]
+) -> None:
+    words = ["train", *TINY, "--mixer", "identity", "--out", tmp_path / "out"]
+    assert run(monkeypatch, *words, "--tracker", "wandb") == 0
+    (recorder,) = recorders
+    assert recorder.options["name"] == "identity"
+    assert recorder.options["dir"] == str(tmp_path / "out")
+    assert recorder.options["config"]["mixer"] == "identity"
+
+
+@pytest.mark.parametrize("command", ["compare --mixers identity", "train --mixer identity"])
+@pytest.mark.parametrize(
+    ("tracker", "words"),
+    [
+        ("tensorbord", "tracker: expected one of tensorboard, wandb, got 'tensorbord'; did you"),
+        ("wandb", "tracker wandb needs wandb, which is not installed; pip install wandb"),
+    ],
+)
+def test_trackers_that_are_refused(
+    command: str,
+    tracker: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None if name == "wandb" else 1)
+    out = tmp_path / "out"
+    assert run(monkeypatch, *command.split(), *TINY, "--out", out, "--tracker", tracker) == 2
+    assert words in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_comparison_in_memory_has_no_place_for_curves() -> None:
+    with pytest.raises(rm.InputError, match="out: expected a results folder with tracker 'wandb'"):
+        rm.compare("digits", ["identity"], tracker="wandb")
+    check_tracker(None)
