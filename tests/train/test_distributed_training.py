@@ -94,6 +94,7 @@ def test_two_processes_resume_exactly(tmp_path: Path, script: str) -> None:
     assert launch_training(tmp_path / "killed", {}, **noisy).returncode == 0
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
     again = launch_training(tmp_path / "killed", {}, **noisy)
+    assert again.returncode == 0, again.stderr  # of both
     assert json.loads(again.stdout.splitlines()[-1])["finished"]
     rng = checkpoint_tensors(tmp_path / "killed", "rng/")["rng/torch"]
     assert not torch.equal(rng[0], rng[1])

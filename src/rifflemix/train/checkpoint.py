@@ -99,21 +99,25 @@ def check_tensors(path: Path, tensors: Tensors, wanted: Shapes) -> None:
 
 def state_shapes(model: nn.Module, optimizer: Optimizer) -> dict[str, Shapes]:
     """Shapes of what `model_weights` and `optimizer_state` give the main process."""
-    from torch.distributed.checkpoint.state_dict import (
-        get_model_state_dict,
-        get_optimizer_state_dict,
-    )
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     states: Mapping[str, Mapping[str, Tensor]]
     states = get_optimizer_state_dict(model, optimizer).get("state", {})  # type: ignore[assignment]
     return {
-        "model": {name: _shape_of(tensor) for name, tensor in get_model_state_dict(model).items()},
+        "model": weight_shapes(model),
         "optimizer": {
             f"{name}/{key}": _shape_of(tensor)
             for name, of in states.items()
             for key, tensor in of.items()
         },
     }
+
+
+def weight_shapes(model: nn.Module) -> Shapes:
+    """Shapes of what `model_weights` gives the main process, by the same names, in all of them."""
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    return {name: _shape_of(tensor) for name, tensor in get_model_state_dict(model).items()}
 
 
 def _shape_of(tensor: Any) -> tuple[tuple[int, ...], torch.dtype]:

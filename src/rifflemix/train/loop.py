@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from rifflemix.errors import InputError
 from rifflemix.files import damaged_run, read_json, read_tensors, write_json
-from rifflemix.train.checkpoint import check_tensors, load_model_weights, model_weights
+from rifflemix.train.checkpoint import check_tensors, load_model_weights, weight_shapes
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.data import (
     TrainOrder,
@@ -115,8 +115,7 @@ def _open(folder: RunFolder, description: dict[str, Any], stack: ExitStack) -> A
 
 def _load_best(engine: Engine, folder: RunFolder, model: nn.Module) -> None:
     weights, _ = read_tensors(folder.best)
-    own = model_weights(model)  # by the names that files have, a compiled model's too
-    check_tensors(folder.best, weights, {k: (tuple(t.shape), t.dtype) for k, t in own.items()})
+    check_tensors(folder.best, weights, weight_shapes(model))
     load_model_weights(model.to(engine.device), weights, processes=1)
 
 
