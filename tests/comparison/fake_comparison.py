@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rifflemix.comparison.results import summarise
+from rifflemix.runs.results import summarise
 
 NAMES = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "sinkhorn")
 ENVIRONMENT = {

@@ -18,10 +18,10 @@ from rifflemix.comparison import (
     train_config,
     training_memory,
 )
-from rifflemix.comparison.results import summarise
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
 from rifflemix.runs.folder import check_folder
+from rifflemix.runs.results import summarise
 from rifflemix.runs.status import RunStatus
 from rifflemix.tasks import list_tasks, load_task
 

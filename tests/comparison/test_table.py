@@ -12,7 +12,6 @@ from rifflemix.comparison.differences import (
     markdown_differences,
 )
 from rifflemix.comparison.notes import bold_note, comparison_notes, softmax_note
-from rifflemix.comparison.results import summarise
 from rifflemix.comparison.scores import pooled_spread
 from rifflemix.comparison.table import (
     comparison_rows,
@@ -20,6 +19,7 @@ from rifflemix.comparison.table import (
     table_cells,
     table_headers,
 )
+from rifflemix.runs.results import summarise
 
 
 def results_of(**runs: list[tuple[float, float]]) -> dict[str, Any]:

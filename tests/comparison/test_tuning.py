@@ -17,7 +17,7 @@ import rifflemix as rm
 from rifflemix.comparison import plan_comparison, run_comparison
 from rifflemix.comparison.files import comparison_files
 from rifflemix.comparison.notes import comparison_notes
-from rifflemix.comparison.results import summarise
+from rifflemix.runs.results import summarise
 from rifflemix.runs.status import RunStatus
 from rifflemix.train import loop
 

@@ -22,6 +22,7 @@ from rifflemix.cli import (
     merge,
     report,
     reproduce,
+    sweep,
     train,
 )
 from rifflemix.cli.commands import Commands
@@ -64,6 +65,7 @@ app.command(epilog=compare.EPILOG)(compare.compare)
 app.command(epilog=merge.EPILOG)(merge.merge)
 app.command(epilog=train.EPILOG)(train.train)
 app.command(epilog=reproduce.EPILOG)(reproduce.reproduce)
+app.command(epilog=sweep.EPILOG)(sweep.sweep)
 app.command(epilog=report.EPILOG)(report.report)
 app.command(epilog=analyze.EPILOG)(analyze.analyze)
 app.command(epilog=doctor.EPILOG)(doctor.doctor)

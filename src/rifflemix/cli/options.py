@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -121,6 +122,29 @@ def _typed(
             raise bad_argument(option, "each key only once", f"{key} twice")
         values[key] = parse_value(text, defaults[key], f"{option} {key}")
     return values
+
+
+def parse_grid(
+    pairs: Iterable[str], defaults: Mapping[str, Any], recipe: str
+) -> dict[str, list[Any]]:
+    """KEY=A,B,C texts as lists of values, typed as the defaults are.
+
+    A comma within brackets belongs to a value: `sizes=[1,2],[3,4]`.
+    """
+    grid: dict[str, list[Any]] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise bad_argument("--set", "KEY=A,B,C", repr(pair))
+        if key not in defaults:
+            raise unknown_name(f"setting of {recipe}", key, defaults)
+        if key in grid:
+            raise bad_argument("--set", "each key only once", f"{key} twice")
+        parts = re.split(r",(?![^\[]*\])", text)
+        if not all(parts):
+            raise bad_argument(f"--set {key}", "values with commas between them", repr(text))
+        grid[key] = [parse_value(part, defaults[key], f"--set {key}") for part in parts]
+    return grid
 
 
 def parse_value(text: str, default: Any, name: str) -> Any:

@@ -15,7 +15,7 @@ from rifflemix.comparison.progress import Progress, Run
 from rifflemix.mixers import mixer_card
 from rifflemix.runs.environment import environment
 from rifflemix.runs.grid import Point
-from rifflemix.runs.results import protocol
+from rifflemix.runs.results import protocol, summarise
 from rifflemix.tasks import Task, card_of
 from rifflemix.train import TrainResult
 from rifflemix.train.run_folder import read_log
@@ -194,18 +194,6 @@ def _metric(name: str, higher_is_better: bool, runs: Sequence[Run]) -> dict[str,
         "higher_is_better": higher_is_better,
         "validation": summarise([run["validation"][name] for run in runs]),
         "test": summarise([run["test"][name] for run in runs]),
-    }
-
-
-def summarise(values: Sequence[float]) -> dict[str, Any] | None:
-    """Mean, sample standard deviation (None for one value), count and the values; None for none."""
-    if not values:
-        return None
-    return {
-        "mean": statistics.fmean(values),
-        "std": statistics.stdev(values) if len(values) > 1 else None,
-        "n": len(values),
-        "values": list(values),
     }
 
 

@@ -64,6 +64,7 @@ def plan_reproduction(
     out: Path,
     options: ReproduceOptions | None = None,
     *,
+    task: Task | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> ReproducePlan:
     """Check everything; write nothing.
@@ -72,6 +73,7 @@ def plan_reproduction(
         recipe: the row.
         out: the run's folder, new, empty, or of an earlier start with the same settings.
         options: what differs from the recipe, and where to run it.
+        task: the data, where it is loaded already.
         progress: called with the progress of loading data.
 
     Raises:
@@ -86,9 +88,10 @@ def plan_reproduction(
     check_integer("threads", threads, 1, MOST_THREADS)
     recipe, batch_size_planned = _changed(recipe, options)
     start = None if options.start_from is None else read_start(options.start_from)
-    task = load_task(
-        recipe.task, data_dir=options.data_dir, progress=progress, **recipe.task_options
-    )
+    if task is None:
+        task = load_task(
+            recipe.task, data_dir=options.data_dir, progress=progress, **recipe.task_options
+        )
     check_batch_size(recipe.train.batch_size, task)
     if options.max_steps is not None:
         recipe = _seldom_evaluated(recipe, len(task.split("validation")))
@@ -139,22 +142,14 @@ def run_reproduction(
     if budget_minutes is not None and not budget_minutes > 0:
         raise bad_argument("budget", "minutes over 0", budget_minutes)
     recipe = plan.recipe
-    feed = StatusFeed(recipe.name, plan.seed, recipe.train.max_steps, on_status, plan.task.metric)
     end = None if budget_minutes is None else time.monotonic() + 60.0 * budget_minutes
     with using_threads(plan.threads):
-        model = build_model(recipe, plan.task, plan.seed, plan.start)
-        result = train(
-            model,
-            plan.task,
-            recipe.train,
-            plan.out,
-            device=plan.device,
-            on_event=feed.on_event,
+        result = train_plan(
+            plan,
+            on_status=on_status,
             should_stop=should_stop,
             time_is_up=lambda: end is not None and time.monotonic() >= end,
-            model_settings=_identity(plan),
         )
-        feed.show(state="done" if result.finished else "stopped")
         stored = _stored(plan.out / RESULTS_FILE)
         if stored.get("status") == "complete" and stored.get("result") == result.to_dict():
             return stored  # of the process that trained: this one has done nothing
@@ -166,6 +161,31 @@ def run_reproduction(
     if is_main_process():
         write_json(plan.out / RESULTS_FILE, results)
     return results
+
+
+def train_plan(
+    plan: ReproducePlan,
+    *,
+    on_status: OnStatus | None = None,
+    should_stop: ShouldStop | None = None,
+    time_is_up: ShouldStop | None = None,
+) -> TrainResult:
+    """Train a recipe's model, or go on; arguments and errors as for `rifflemix.train.train`."""
+    recipe = plan.recipe
+    feed = StatusFeed(recipe.name, plan.seed, recipe.train.max_steps, on_status, plan.task.metric)
+    result = train(
+        build_model(recipe, plan.task, plan.seed, plan.start),
+        plan.task,
+        recipe.train,
+        plan.out,
+        device=plan.device,
+        on_event=feed.on_event,
+        should_stop=should_stop,
+        time_is_up=time_is_up,
+        model_settings=_identity(plan),
+    )
+    feed.show(state="done" if result.finished else "stopped")
+    return result
 
 
 def _stored(path: Path) -> dict[str, Any]:

@@ -1,6 +1,10 @@
-"""The protocol that the results of every training run state."""
+"""What the results of all training runs have: their protocol, and summaries over seeds."""
 
 from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
 
 from rifflemix.tasks import Task
 
@@ -12,4 +16,16 @@ def protocol(task: Task) -> dict[str, str]:
         "metric": task.metric,
         "test_used_for": "reporting only, once, with the chosen weights",
         "split_note": task.split_note,
+    }
+
+
+def summarise(values: Sequence[float]) -> dict[str, Any] | None:
+    """Mean, sample standard deviation (None for one value), count and the values; None for none."""
+    if not values:
+        return None
+    return {
+        "mean": statistics.fmean(values),
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "n": len(values),
+        "values": list(values),
     }

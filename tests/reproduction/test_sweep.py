@@ -1,0 +1,150 @@
+"""`rifflemix sweep`: a recipe at every point of a grid."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rifflemix as rm
+import rifflemix.cli
+from rifflemix.cli.options import parse_grid
+from rifflemix.reproduction.sweep import plan_sweep, run_sweep, sweep_defaults
+from rifflemix.runs.options import ReproduceOptions
+from small_recipes import QUICK, small
+
+HERE = ReproduceOptions(device="cpu", threads=1)
+GRID = {"mixer_options.bias": [True, False], "lr": [1e-3, 1e-2]}
+
+
+def start(out: Path, polls: int | None = None, **changes: Any) -> dict[str, Any]:
+    left = None if polls is None else iter(range(polls))
+    settings: dict[str, Any] = {"grid": GRID, "seeds": [0], **changes}
+    plan = plan_sweep(small(train=QUICK), settings["grid"], settings["seeds"], out, HERE)
+    return run_sweep(plan, should_stop=None if left is None else lambda: next(left, None) is None)
+
+
+def measured(results: dict[str, Any]) -> list[Any]:
+    keys = ("settings", "seed", "folder", "validation", "test", "validation_curve", "parameters")
+    return [[run[key] for key in keys] for run in results["runs"]]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    return out, start(out)
+
+
+def test_every_combination_is_run_with_its_settings(swept: tuple[Path, dict[str, Any]]) -> None:
+    out, results = swept
+    assert results["status"] == "complete"
+    assert json.loads((out / "results.json").read_text()) == results
+    points = [{"mixer_options.bias": b, "lr": lr} for b in (True, False) for lr in (1e-3, 1e-2)]
+    assert [run["settings"] for run in results["runs"]] == points
+    for run in results["runs"]:
+        config = json.loads((out / run["folder"] / "config.json").read_text())
+        assert config["config"]["lr"] == run["settings"]["lr"]
+        options = config["model"]["settings"]["model_settings"]["mixer_options"]
+        assert options == {"bias": run["settings"]["mixer_options.bias"]}
+    with_bias, _, without, _ = results["runs"]
+    assert with_bias["parameters"] > without["parameters"]
+    for point, run in zip(results["points"], results["runs"], strict=True):
+        assert point["test"]["values"] == [100 * run["test"]["accuracy"]]
+        assert point["validation"]["values"] == [100 * run["validation"]["accuracy"]]
+    table = (out / "table.md").read_text()
+    assert "| True | 0.001 | 1 | " in table
+    assert "Nothing was chosen here." in table
+    assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_stopped_sweep_goes_on_bit_for_bit(
+    swept: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    stopped = start(tmp_path / "out", polls=13)
+    assert stopped["status"] == "partial"
+    assert stopped["runs_done"] < 4
+    assert "Partial: " in (tmp_path / "out" / "table.md").read_text()
+    assert measured(start(tmp_path / "out")) == measured(swept[1])
+
+
+def test_a_value_that_diverges_is_told(tmp_path: Path) -> None:
+    train = QUICK.to_dict() | {"warmup_steps": 0, "max_steps": 4}
+    recipe = small(train=type(QUICK).from_dict(train))
+    plan = plan_sweep(recipe, {"lr": [1e30]}, [0], tmp_path / "out", HERE)
+    results = run_sweep(plan)
+    assert results["status"] == "complete"
+    assert results["points"][0]["diverged"] == 1
+    assert results["points"][0]["test"] is None
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "| 1e+30 | 0, 1 diverged | - | - | - |" in table
+    assert "lr=1e+30, seed 0: training diverged" in table
+
+
+@pytest.mark.parametrize(
+    ("grid", "words"),
+    [
+        ({}, "set: expected at least one setting, got none"),
+        ({"mixer_options.bais": [True]}, "did you mean mixer_options.bias"),
+        ({"seed": [1, 2]}, "unknown setting of test/digits 'seed'"),
+        ({"max_steps": [1, 2]}, "unknown setting of test/digits 'max_steps'"),
+        ({"lr": [0.1, -1.0]}, "at lr=-1.0: lr: expected a number over 0, got -1.0"),
+        ({"num_heads": [2, 3]}, "at num_heads=3: .*num_heads: expected a divisor of dim"),
+        ({"lr": [0.1, 0.1]}, "lr: expected each value only once"),
+    ],
+    ids=str,
+)
+def test_grids_that_are_refused(grid: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(rm.InputError, match=words):
+        plan_sweep(small(train=QUICK), grid, [0], tmp_path / "out", HERE)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_grid_in_the_same_folder(swept: tuple[Path, dict[str, Any]]) -> None:
+    with pytest.raises(rm.InputError, match=r"was started with grid\.lr = \[0.001, 0.01\]"):
+        start(swept[0], grid={**GRID, "lr": [1e-3]})
+
+
+@pytest.mark.parametrize(
+    ("pairs", "grid"),
+    [
+        (["lr=.1,1e-3"], {"lr": [0.1, 0.001]}),
+        (["num_heads=1,2", "mixer_options.bias=true,false"],
+         {"num_heads": [1, 2], "mixer_options.bias": [True, False]}),
+        (["betas=[0.9,0.99],[0.8,0.9]"], {"betas": [[0.9, 0.99], [0.8, 0.9]]}),
+    ],
+)  # fmt: skip
+def test_texts_become_values(pairs: list[str], grid: dict[str, Any]) -> None:
+    assert parse_grid(pairs, sweep_defaults(small(train=QUICK)), "test/digits") == grid
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        (["lr"], "--set: expected KEY=A,B,C, got 'lr'"),
+        (["lr=0.1,"], "--set lr: expected values with commas between them, got '0.1,'"),
+        (["lr=a"], "--set lr: expected a number, got 'a'"),
+        (["lr=1", "lr=2"], "--set: expected each key only once, got lr twice"),
+        (["rl=1"], "unknown setting of test/digits 'rl'; did you mean lr"),
+    ],
+)
+def test_texts_that_are_refused(pairs: list[str], words: str) -> None:
+    with pytest.raises(rm.InputError, match=words):
+        parse_grid(pairs, sweep_defaults(small(train=QUICK)), "test/digits")
+
+
+def test_on_the_command_line(
+    swept: tuple[Path, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("rifflemix.recipes.get_recipe", lambda _: small(train=QUICK))
+    words = "sweep test/digits --set mixer_options.bias=true,false --set lr=1e-3,1e-2 --threads 1"
+    argv = ["rifflemix", *words.split(), "--device", "cpu", "--out", str(swept[0])]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert rifflemix.cli.main() == 0
+    printed = capsys.readouterr().out
+    assert "Test accuracy, %" in printed
+    assert "Written to" in printed
