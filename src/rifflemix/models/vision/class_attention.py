@@ -50,7 +50,8 @@ class ClassAttention(nn.Module):
         """
         q, k, _ = self._heads(x)
         scores = (q[:, :, :1] @ k.mT).squeeze(2) / k.shape[-1] ** 0.5
-        return scores.softmax(dim=-1)
+        weights: Tensor = scores.softmax(dim=-1)
+        return weights
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (B, H, N, C / H) each."""
