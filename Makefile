@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Two processes with one thread each finish sooner than one process with two.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-lowest lock lint bench wheel clean
+.PHONY: demo test test-all test-lowest attack sanitize lock lint bench wheel clean
 
 # What torch 2.13 asks for beside NVIDIA's libraries, its own Triton among it.
 TORCH_NEEDS = filelock fsspec jinja2 networkx "setuptools>=77" sympy triton==3.7.1 typing-extensions
@@ -73,6 +73,19 @@ test-lowest: $(VENV)/lowest/.ok
 	OMP_NUM_THREADS=1 $(VENV)/lowest/bin/python -m pytest -q -m "not slow" tests/test_compat.py \
 		tests/ops/permutation/test_channel_permute.py tests/train/test_resume.py \
 		tests/ops/statistics/test_causal_token_statistics.py
+
+# TIMES as many attacks as among the slow tests, other ones each time; SEED=... for the same again.
+# TIMES=5 takes a quarter of an hour on two cores, TIMES=100 a night. FIGURES is what they leave.
+TIMES ?= 5
+FIGURES ?= runs/attack.json
+attack: $(VENV)/.ok
+	RIFFLEMIX_ATTACK=$(TIMES) RIFFLEMIX_ATTACK_SEED=$${SEED:-$$(date +%s)} \
+		RIFFLEMIX_ATTACK_OUT=$(FIGURES) $(PYTEST) --timeout 0 tests/attack
+
+# The kernels under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
+sanitize: $(VENV)/.ok
+	$(VENV)/bin/python tests/attack/sanitize.py address
+	$(VENV)/bin/python tests/attack/sanitize.py thread
 
 lint: $(VENV)/.ok
 	$(VENV)/bin/ruff check .

@@ -6,6 +6,8 @@ import difflib
 import importlib.util
 from collections.abc import Iterable
 
+_LONGEST = 500  # characters of what came, in a sentence
+
 
 class InputError(ValueError):
     """A bad argument, file or setting: one sentence that says what, expected, got and what to do.
@@ -27,7 +29,7 @@ class InputWarning(UserWarning):
 
 def bad_argument(name: str, expected: str, got: object, hint: str = "") -> InputError:
     """The error for argument `name`; `hint` says what to do about it."""
-    sentence = f"{name}: expected {expected}, got {got}"
+    sentence = f"{name}: expected {expected}, got {_in_a_line(got)}"
     return InputError(f"{sentence}; {hint}" if hint else sentence)
 
 
@@ -78,12 +80,18 @@ def _plain(name: object) -> str:
     return str(name).lower().replace("-", "_")
 
 
+def _in_a_line(value: object) -> str:
+    """What came, which may be a tensor over many lines, as part of a sentence."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
     """The error for a name that is in no list, with the nearest known names."""
     names = sorted(known)
     near = nearest_names(name, names)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
-    return InputError(f"unknown {kind} {name!r}; {hint}")
+    return InputError(f"unknown {kind} {_in_a_line(repr(name))}; {hint}")
 
 
 def require_packages(what: str, extra: str, *names: str) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from rifflemix.errors import InputError, bad_argument
 
 _HEADER = "rifflemix"  # the one header entry: safetensors writes several in random order
+_SEAL = "sha256"
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
 _DEEPEST = 64  # of JSON: what we write nests less than ten deep
@@ -185,6 +186,23 @@ def read_json_lines(path: Path) -> list[Any]:
         raise _cannot("read", path, error) from error
     except ValueError as error:
         _damaged(path, f"a line is not JSON: {error}")
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with a checksum of its entries, which `check_seal` compares."""
+    return {**value, _SEAL: _json_digest(value)}
+
+
+def check_seal(value: Any) -> None:
+    """Raise ValueError where a sealed object is not what was written; one without a seal passes."""
+    if not isinstance(value, dict) or _SEAL not in value:
+        return
+    if value[_SEAL] != _json_digest({k: v for k, v in value.items() if k != _SEAL}):
+        raise ValueError("its checksum does not match")
+
+
+def _json_digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def check_json(value: Any, kind: Any, name: str) -> None:

@@ -13,7 +13,6 @@ import random
 import resource
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,12 @@ class Attack:
     def count(self, what: str, number: int = 1) -> None:
         """Add to a figure of the page."""
         self.figures[what] = self.figures.get(what, 0) + number
+
+    def refused(self, error: Exception) -> None:
+        """Count a refusal, which must be one sentence."""
+        assert "\n" not in str(error)
+        assert 0 < len(str(error)) < 5000
+        self.count("refused")
 
     def scaled(self, number: float) -> int:
         """So many at the size of this run, one at least."""
@@ -105,7 +110,6 @@ def figures(tests: list[dict[str, Any]]) -> dict[str, Any]:
 
     return {
         "format": "rifflemix-attack-1",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "times": TIMES,
         "seed": SEED,
         "environment": environment(),

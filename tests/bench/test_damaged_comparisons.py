@@ -59,6 +59,9 @@ WRONG: dict[str, Callable[[Results], Any]] = {
     "a mixer of another comparison": lambda results: {
         **results, "runs": [{**results["runs"][0], "mixer": "csp"}]
     },
+    "a number of a run": lambda results: {
+        **results, "runs": [{**results["runs"][0], "best_step": 1}, *results["runs"][1:]]
+    },
     "test: null": lambda results: {**results, "runs": [{**results["runs"][0], "test": None}]},
     "test without accuracy": lambda results: {
         **results, "runs": [{**results["runs"][0], "test": {}}]

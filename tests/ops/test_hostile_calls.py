@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -115,6 +116,52 @@ def test_arguments_of_other_types() -> None:
     for arguments in ({"normalize": "yes"}, {"normalize": 1}, {"return_membership": "no"}):
         with pytest.raises(InputError, match="expected True or False"):
             ops.token_statistics(w, TEMPERATURE, **arguments)
+
+
+FLAGS: dict[str, Callable[[Any], object]] = {
+    "group_sort": lambda flag: ops.group_sort(torch.randn(2, 8, 4), 4, return_indices=flag),
+    "relaxed_group_sort": lambda flag: ops.relaxed_group_sort(
+        torch.randn(2, 8, 4), 4, temperature=1.0, return_plan=flag
+    ),
+    "pool_blocks": lambda flag: ops.pool_blocks(torch.randn(2, 8, 4), 4, causal=flag),
+    "block_scores": lambda flag: ops.block_scores(*torch.randn(2, 2, 2, 8, 2), 4, shared=flag),
+    "sinkhorn": lambda flag: ops.sinkhorn(torch.randn(4, 4), 3, causal=flag),
+    "gumbel_sinkhorn": lambda flag: ops.gumbel_sinkhorn(torch.randn(4, 4), 3, final_row_norm=flag),
+    "top_k_blocks": lambda flag: ops.top_k_blocks(torch.randn(4, 4), 2, causal=flag),
+    "sinkhorn_attention": lambda flag: ops.sinkhorn_attention(
+        *torch.randn(3, 1, 1, 8, 2), torch.rand(1, 1, 4, 4), 2, mixture=flag
+    ),
+}
+
+
+@pytest.mark.parametrize("call", FLAGS.values(), ids=FLAGS.keys())
+def test_flags_that_are_none(call: Callable[[Any], object]) -> None:
+    for flag in (torch.tensor([]), torch.ones(2), "yes", None):
+        with pytest.raises(InputError, match="expected True or False"):
+            call(flag)
+
+
+@pytest.mark.parametrize("backend", [np.array([]), np.array(["a", "b"]), torch.ones(2), None])
+def test_backends_that_are_none(backend: Any) -> None:
+    with pytest.raises(InputError, match="backend: expected one of"):
+        ops.max_exchange(torch.randn(2, 8, 4), backend=backend)
+
+
+def test_groups_of_sparse_tensors() -> None:
+    sparse = torch.randn(2, 8, 4).to_sparse()
+    for call in (lambda: ops.butterfly_split(sparse, 2, 2), lambda: ops.butterfly_merge(sparse, 2)):
+        with pytest.raises(InputError, match="expected a dense tensor"):
+            call()
+
+
+def test_what_came_is_told_in_one_line() -> None:
+    """A tensor prints itself over many lines, and a text may have millions of characters."""
+    for value in (torch.randn(3, 8, 4).to_sparse(), torch.randn(50, 50), "x\n" * 10**6):
+        for find in (rm.create_model, rm.mixer_card):
+            with pytest.raises(InputError) as error:
+                find(value)  # type: ignore[arg-type]
+            assert "\n" not in str(error.value)
+            assert len(str(error.value)) < 5000
 
 
 @pytest.mark.parametrize("kind", ["linear", "power", "head", "code_linear", "code_exp", "none"])

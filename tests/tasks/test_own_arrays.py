@@ -316,3 +316,13 @@ def test_inputs_in_two_splits_are_found_and_told() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rm.Task.from_arrays(np.arange(40).reshape(20, 2), np.arange(20) % 2, split=split)
+
+
+@pytest.mark.parametrize(
+    "values", [torch.zeros(40, 3).to_sparse(), torch.zeros(40, 3, device="meta"), torch.tensor(3)]
+)
+def test_tensors_that_hold_no_samples(values: torch.Tensor) -> None:
+    with pytest.raises(rm.InputError, match="expected"):
+        rm.Task.from_arrays(values, np.arange(40) % 2)
+    with pytest.raises(rm.InputError, match="expected"):
+        rm.Task.from_arrays(np.zeros((40, 3)), values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,33 @@ def test_changed_results(text: str | dict[str, Any], finished: Path, tmp_path: P
     path.write_text(text)
     with pytest.raises(InputError, match=r"training.json is damaged"):
         run(folder)
+
+
+def test_a_digit_that_changed(killed: Path, finished: Path, tmp_path: Path) -> None:
+    """What is still good JSON of the right kinds is no result of this run."""
+    for source, name, number in (
+        (finished, "training.json", r'"accuracy": 0\.(\d)'),
+        (killed, "log.jsonl", r'"loss": \d+\.(\d)'),
+    ):
+        folder = shutil.copytree(source, tmp_path / source.parent.name)
+        path = folder / name
+        text = path.read_text()
+        found = re.search(number, text)
+        assert found is not None
+        digit = str((int(found[1]) + 1) % 10)
+        path.write_text(text[: found.start(1)] + digit + text[found.end(1) :])
+        with pytest.raises(InputError, match=rf"{name} is damaged \(its checksum does not match"):
+            run(folder)
+
+
+def test_a_checkpoint_without_the_checksum_of_its_log(killed: Path, tmp_path: Path) -> None:
+    """As older versions wrote it."""
+    folder = shutil.copytree(killed, tmp_path / "run")
+    path = folder / "checkpoint.safetensors"
+    tensors, meta = read_tensors(path)
+    del meta["log_sha256"]
+    write_tensors(path, tensors, meta)
+    assert run(folder).finished
 
 
 @pytest.mark.parametrize("line", ["{", "5", '{"split": "train"}', "[" * 99, "\xff"])

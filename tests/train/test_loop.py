@@ -83,6 +83,7 @@ def test_precision_may_change_between_runs_of_a_process(tmp_path: Path) -> None:
 def test_result_and_files(tmp_path: Path) -> None:
     result = run(tmp_path)
     stored = json.loads((tmp_path / "training.json").read_text())
+    assert len(stored.pop("sha256")) == 64
     assert TrainResult.from_dict(stored) == result
     assert [entry["step"] for entry in result.validation] == [5, 10, 15, 20, 23]
     best = max(result.validation, key=lambda entry: (entry["accuracy"], -entry["step"]))

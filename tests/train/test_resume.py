@@ -52,7 +52,7 @@ def outcome(out_dir: Path) -> dict[str, Any]:
     """All that a run leaves except wall times."""
     tensors, progress = read_tensors(out_dir / "checkpoint.safetensors")
     result = json.loads((out_dir / "training.json").read_text())
-    for name in ("seconds", "steps_per_second", "tokens_per_second"):
+    for name in ("seconds", "steps_per_second", "tokens_per_second", "sha256"):
         del result[name]
     for name in ("seconds", "timed_steps", "timed_tokens", "timed_seconds"):
         del progress[name]

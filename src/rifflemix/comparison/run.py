@@ -16,7 +16,7 @@ from rifflemix.comparison.results import assemble, failed_run, finished_run
 from rifflemix.comparison.stored import check_chosen, check_stored
 from rifflemix.comparison.toml_file import TOML_FILE, config_text
 from rifflemix.errors import InputError
-from rifflemix.files import claimed_folder, read_json, write_bytes, write_json
+from rifflemix.files import claimed_folder, read_json, sealed, write_bytes, write_json
 from rifflemix.runs.device import using_threads
 from rifflemix.runs.grid import Point, point_label
 from rifflemix.runs.status import OnStatus, RunStatus, ShouldStop, StatusFeed, never, silent
@@ -180,7 +180,7 @@ def _try(
         return True
     if result.finished:
         entry = finished_run(mixer, seed, folder, result, plan.out / folder)
-        progress.trials.append(entry | {"settings": point, "test": None})
+        progress.trials.append(sealed(entry | {"settings": point, "test": None}))
     return result.finished
 
 
@@ -215,7 +215,7 @@ def _run(
         progress.failed.append(failed_run(mixer, seed, folder, str(error)))
         return True
     if result.finished:
-        progress.runs.append(finished_run(mixer, seed, folder, result, out))
+        progress.runs.append(sealed(finished_run(mixer, seed, folder, result, out)))
     return result.finished
 
 

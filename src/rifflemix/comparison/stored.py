@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from rifflemix.comparison.plan import ComparePlan
 from rifflemix.comparison.progress import Progress
-from rifflemix.files import check_json
+from rifflemix.files import check_json, check_seal
 from rifflemix.runs.environment import Environment
 
 
@@ -66,6 +66,10 @@ def _check_trials(results: dict[str, Any], plan: ComparePlan) -> None:
 
 def _check_run(run: dict[str, Any], metric: str, splits: tuple[str, ...]) -> None:
     name = f"run {run['mixer']}, {run['seed']}"
+    try:
+        check_seal(run)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     for entry in (*(run[split] for split in splits), *run["validation_curve"]):
         if metric not in entry:
             raise ValueError(f"{name}: expected {metric} of each evaluation, got none")

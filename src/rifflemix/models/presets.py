@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -152,7 +153,7 @@ def build_model(name: str, settings: Mapping[str, Any]) -> Model:
     known = inspect.signature(preset.build).parameters
     for setting in settings:
         if setting not in known:
-            raise bad_argument(f"settings of {name}", ", ".join(known), repr(setting))
+            raise bad_argument(f"settings of {name}", ", ".join(known), reprlib.repr(setting))
     model = preset.build(**settings)
     if not hasattr(model, "save_pretrained"):
         raise bad_argument(f"what builds {name}", "a rifflemix.models.Model", type(model).__name__)

@@ -46,9 +46,9 @@ def choose(backend: str, available: tuple[str, ...]) -> str:
     Raises:
         InputError: an unknown name, or a backend that cannot run these arguments here.
     """
+    check_choice("backend", backend, BACKENDS)
     if backend == "auto":
         return available[-1] if _preferred not in available else _preferred
-    check_choice("backend", backend, BACKENDS)
     if backend not in available:
         raise bad_argument(
             "backend",
@@ -87,7 +87,7 @@ class Family:
             InputError: as `choose`.
         """
         # What nearly every call asks for costs no further call.
-        is_plain = backend == "auto" and _preferred is None
+        is_plain = isinstance(backend, str) and backend == "auto" and _preferred is None
         name = available[-1] if is_plain else choose(backend, available)
         if name == "triton" and self._load_triton is not None:
             return self._load_triton()

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rifflemix.errors import InputError
-from rifflemix.files import damaged_run, read_json, read_tensors, write_json
+from rifflemix.files import (
+    check_seal,
+    damaged_run,
+    read_json,
+    read_tensors,
+    sealed,
+    write_json,
+)
 from rifflemix.train.checkpoint import check_tensors, load_model_weights, weight_shapes
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.data import (
@@ -121,8 +128,9 @@ def _load_best(engine: Engine, folder: RunFolder, model: nn.Module) -> None:
 
 def _stored_result(folder: RunFolder, stored: Any, metric: str) -> TrainResult:
     try:
+        check_seal(stored)
         result = TrainResult.from_dict(stored)
-    except InputError as error:
+    except ValueError as error:
         raise damaged_run(folder.result, str(error)) from error
     if not result.finished or result.metric != metric:
         raise damaged_run(folder.result, f"expected a finished run, chosen by {metric}")
@@ -237,7 +245,7 @@ class _Run:
             return self._result(finished=False, test=None)
         result = self._result(finished=True, test=test)
         self._log({"step": self.progress.best_step, "split": "test", **test})
-        self.engine.on_main(lambda: write_json(self.folder.result, result.to_dict()))
+        self.engine.on_main(lambda: write_json(self.folder.result, sealed(result.to_dict())))
         self._tell("done", split="test", metrics=test)
         return result
 

@@ -24,7 +24,7 @@ class Progress:
         samples, tokens: training data seen, all processes.
         seconds: wall time by activity.
         timed_steps, timed_tokens, timed_seconds: what the speed is computed from.
-        log_bytes: size of the log at the checkpoint.
+        log_bytes, log_sha256: size and checksum of the log at the checkpoint.
     """
 
     step: int = 0
@@ -40,6 +40,7 @@ class Progress:
     timed_tokens: int = 0
     timed_seconds: float = 0.0
     log_bytes: int = 0
+    log_sha256: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -52,6 +53,8 @@ class Progress:
         Raises:
             ValueError: an entry is missing or of another kind.
         """
+        if isinstance(values, dict):
+            values = {"log_sha256": "", **values}  # older checkpoints have none
         check_json(values, cls, "progress")
         progress = cls(**{entry.name: values[entry.name] for entry in fields(cls)})
         if not progress.log_bytes >= 0 or not progress.step >= 0:

@@ -49,11 +49,11 @@ class RunFolder:
         """
         return claimed_folder(self.path, identity, name="out_dir", free=_FREE_SETTINGS)
 
-    def cut_log(self, size: int) -> None:
-        """Drop what was logged after the moment when the log had `size` bytes.
+    def cut_log(self, size: int, sha256: str = "") -> None:
+        """Drop what was logged after the moment when the log had `size` bytes and this checksum.
 
         Raises:
-            InputError: the log is shorter than that, or what stays is no log.
+            InputError: the log is shorter than that, or what stays is no log or another one.
         """
         try:
             with open(self.log, "ab") as file:
@@ -66,6 +66,8 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"cannot write {self.log}: {error.strerror}") from error
         read_log(self.log)
+        if sha256 and sha256 != self._log_digest():
+            raise damaged_run(self.log, "its checksum does not match")
 
     def append_log(self, entry: Mapping[str, Any]) -> None:
         """Add one line of JSON."""
@@ -75,10 +77,13 @@ class RunFolder:
         except OSError as error:
             raise InputError(f"cannot write {self.log}: {error.strerror}") from error
 
-    def settle_log(self) -> int:
-        """Flush the log to disk; its size in bytes."""
+    def settle_log(self) -> tuple[int, str]:
+        """Flush the log to disk; its size in bytes and its checksum."""
         flush(self.log)
-        return self.log.stat().st_size
+        return self.log.stat().st_size, self._log_digest()
+
+    def _log_digest(self) -> str:
+        return hashlib.sha256(self.log.read_bytes()).hexdigest()
 
 
 def read_log(path: Path) -> list[dict[str, float]]:

@@ -90,7 +90,7 @@ class RunState:
                     f"training diverged: parameter {name} is not finite after step "
                     f"{self.progress.step}; lower lr, lengthen warmup_steps or set clip_norm"
                 )
-        self.progress.log_bytes = self.folder.settle_log()
+        self.progress.log_bytes, self.progress.log_sha256 = self.folder.settle_log()
         progress = self.progress.to_dict()
         save_checkpoint(
             self.folder.checkpoint, Checkpoint(weights, moments, self.best, rng, progress)
@@ -111,7 +111,7 @@ class RunState:
                 self.folder.cut_log(0)
                 return None
             held = load_checkpoint(self.folder.checkpoint, shapes)
-            self.folder.cut_log(held.progress["log_bytes"])
+            self.folder.cut_log(held.progress["log_bytes"], held.progress.get("log_sha256", ""))
             return {
                 "progress": held.progress,
                 "rng": {name: states.tolist() for name, states in held.rng.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rifflemix.checks import (
@@ -90,6 +91,8 @@ def block_linear(
 def _check_tensor(name: str, x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise bad_argument(name, "a tensor", type(x).__name__)
+    if x.layout != torch.strided:
+        raise bad_argument(name, "a dense tensor", f"one of layout {x.layout}", "use to_dense()")
 
 
 def _axis(dim: int, rank: int, axes: int) -> int:

@@ -23,7 +23,7 @@ using Team = void (*)(void (*function)(void*), void* argument, unsigned threads,
 // processors busy for a while after each of torch's operators: a thread of our own, started beside
 // them, has to wait for one, and they themselves need not be started.
 Team loaded_team() {
-#if defined(__linux__)
+#if defined(__linux__) && !defined(RIFFLEMIX_OWN_THREADS)  // for ThreadSanitizer
   static const Team team = reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
   return team;
 #else

@@ -7,6 +7,7 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from rifflemix.checks import check_bool
 from rifflemix.errors import check_choice
 from rifflemix.ops.permutation import unchecked
 from rifflemix.ops.permutation.arguments import ORDERS, check_steps, check_values, sort_spec
@@ -62,6 +63,7 @@ def circular_shift(
     Source: CSP (Yuan and Xu), equation (3).
     """
     check_values(x, key_padding_mask)
+    check_bool("return_indices", return_indices)
     steps = check_steps(steps, x)
     permuted = unchecked.circular_shift(x, steps, key_padding_mask, return_indices, backend)
     return _result(permuted)
@@ -141,6 +143,7 @@ def group_sort(
     section III.
     """
     check_values(x, key_padding_mask)
+    check_bool("return_indices", return_indices)
     spec = sort_spec(x, num_groups, heads, order, descending)
     return _result(unchecked.group_sort(x, spec, key_padding_mask, return_indices, backend))
 
@@ -208,6 +211,7 @@ def channel_permute(
     Source: CSP (Yuan and Xu), equations (4)-(5).
     """
     check_values(x, key_padding_mask)
+    check_bool("return_indices", return_indices)
     steps = check_steps(steps, x)
     check_choice("order", order, ORDERS)
     spec = sort_spec(x, num_groups, heads, order)
@@ -262,6 +266,7 @@ def max_exchange(
     Source: Sliceformer (Yuan and Xu), section III, Max-Exchange.
     """
     check_values(x, key_padding_mask)
+    check_bool("return_indices", return_indices)
     return _result(unchecked.max_exchange(x, key_padding_mask, return_indices, backend))
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.checks import check_integer, check_positive
+from rifflemix.checks import check_bool, check_integer, check_positive
 from rifflemix.ops.dispatch import PLAIN, choose
 from rifflemix.ops.permutation import eager, reference
 from rifflemix.ops.permutation.arguments import check_groups, check_values
@@ -84,6 +84,7 @@ def relaxed_group_sort(
     Source: CSP (Yuan and Xu), equations (8)-(9) and theorem 2.
     """
     check_values(x, key_padding_mask)
+    check_bool("return_plan", return_plan)
     num_groups, _ = check_groups(x, num_groups)
     temperature = check_positive("temperature", temperature)
     num_iterations = check_integer("num_iterations", num_iterations, 1)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import (
+    check_bool,
     check_divides,
     check_floating,
     check_integer,
@@ -139,6 +140,8 @@ def sinkhorn_attention(
     """
     check_choice("combine", combine, COMBINE)
     check_choice("padding_rule", padding_rule, PADDING_RULES)
+    for name, flag in (("sortcut_local", sortcut_local), ("mixture", mixture), ("causal", causal)):
+        check_bool(name, flag)
     sortcut, rotation = check_integer("sortcut", sortcut), check_integer("rotation", rotation)
     shared = bool(sortcut) and not sortcut_local
     _check_heads(q, k, v, key_padding_mask, any_length=shared and not mixture)

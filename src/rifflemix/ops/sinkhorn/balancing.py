@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import (
+    check_bool,
     check_floating,
     check_integer,
     check_integers,
@@ -57,6 +58,8 @@ def sinkhorn(
     Source: Tay et al. 2020, "Sparse Sinkhorn Attention", sections 3.1.1 and 3.3.2.
     """
     _check_scores("log_scores", log_scores, square=True)
+    check_bool("causal", causal)
+    check_bool("final_row_norm", final_row_norm)
     num_iterations = check_integer("num_iterations", num_iterations, 0)
     _check_block_mask(block_padding_mask, log_scores, log_scores.shape[-1])
     return unchecked.sinkhorn(
@@ -130,6 +133,8 @@ def gumbel_sinkhorn(
     """
     _check_scores("scores", scores, square=True)
     check_choice("kernel", kernel, KERNELS)
+    check_bool("causal", causal)
+    check_bool("final_row_norm", final_row_norm)
     temperature = check_positive("temperature", temperature)
     num_iterations = check_integer("num_iterations", num_iterations, 0)
     _check_block_mask(block_padding_mask, scores, scores.shape[-1])
@@ -191,7 +196,7 @@ def top_k_blocks(
     if not 1 <= k <= columns:
         raise bad_argument("k", f"1 to {columns}, the number of source blocks", k)
     temperature = check_positive("temperature", temperature)
-    if causal and rows != columns - num_null:
+    if check_bool("causal", causal) and rows != columns - num_null:
         raise bad_argument("scores", f"shape (..., n, {num_null} + n)", tuple(scores.shape))
     _check_block_mask(block_padding_mask, scores, columns - num_null)
     return unchecked.top_k_blocks(

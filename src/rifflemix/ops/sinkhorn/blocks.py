@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rifflemix.checks import (
+    check_bool,
     check_divides,
     check_floating,
     check_integer,
@@ -48,6 +49,7 @@ def pool_blocks(
     check_tokens("x", x)
     block_size = check_divides("block_size", block_size, x.shape[1], "the number of tokens")
     check_padding_mask(key_padding_mask, x)
+    check_bool("causal", causal)
     return unchecked.pool_blocks(x, block_size, causal, key_padding_mask, backend)
 
 
@@ -91,7 +93,8 @@ def block_scores(
     check_like("k", k, q, "q")
     block_size = check_divides("block_size", block_size, q.shape[2], "the number of tokens")
     check_padding_mask(key_padding_mask, q, token_dim=2)
-    if shared and causal:
+    check_bool("causal", causal)
+    if check_bool("shared", shared) and causal:
         raise bad_argument("shared", "False with causal=True", True)
     return unchecked.block_scores(q, k, block_size, causal, shared, key_padding_mask, backend)
 

@@ -81,7 +81,9 @@ def read_samples(x: Any, lengths: Any = None, max_length: int | None = None) -> 
 def as_numpy(values: Any) -> Any:
     """Tensors of torch as arrays; others as they are."""
     if hasattr(values, "detach"):
-        values = values.detach().cpu()
+        if values.is_meta or str(values.layout) != "torch.strided":
+            raise bad_argument("tensors", "dense ones with values", shown(values))
+        values = values.detach().cpu().resolve_neg()
         return (values.float() if values.dtype.is_floating_point else values).numpy()
     if hasattr(values, "to_numpy"):  # pandas
         return values.to_numpy()
@@ -91,7 +93,8 @@ def as_numpy(values: Any) -> Any:
 def _as_array(x: Any) -> NDArray[Any] | None:
     """`x` as one array of numbers; None where its samples are texts or of unequal length."""
     x = as_numpy(x)
-    if isinstance(x, str | bytes | dict) or not hasattr(x, "__len__"):
+    is_number = isinstance(x, np.ndarray) and x.ndim == 0
+    if isinstance(x, str | bytes | dict) or is_number or not hasattr(x, "__len__"):
         raise bad_argument("x", "an array, a tensor or a list of samples", shown(x))
     if len(x) == 0:
         raise bad_argument("x", "at least one sample", "none")

@@ -1,0 +1,111 @@
+"""Long commands that are killed at any moment and started again end bit by bit as undisturbed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_commands import HUNG, Command, Server
+from run_commands import COMMANDS, command, difference, finish, outcome
+
+INTERRUPTED = 130
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+class Straight:
+    """What each command leaves where nothing happens, and how long it takes."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.server, self.folder = server, folder
+        self.known: dict[str, tuple[dict[str, Any], float]] = {}
+
+    def __call__(self, name: str) -> tuple[dict[str, Any], float]:
+        if name not in self.known:
+            out = self.folder / name.replace(" ", "-") / "out"
+            ended = finish(self.server, name, out)
+            assert ended.code == 0, ended.err
+            self.known[name] = (outcome(out), ended.seconds)
+        return self.known[name]
+
+
+@pytest.fixture(scope="module")
+def straight(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    return Straight(server, tmp_path_factory.mktemp("straight"))
+
+
+STORMS: dict[str, tuple[int, ...]] = {
+    "SIGKILL": (signal.SIGKILL,),
+    "SIGTERM": (signal.SIGTERM,),
+    "SIGINT": (signal.SIGINT,),
+    "SIGINT twice": (signal.SIGINT, signal.SIGINT),
+}
+
+
+def storm(draw: random.Random, kind: str, seconds: float) -> list[tuple[float, int]]:
+    first = draw.uniform(0.0, seconds)
+    return [
+        (first + gap, number)
+        for gap, number in zip((0.0, draw.uniform(0, 0.3)), STORMS[kind], strict=False)
+    ]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_storm_of_signals(name: str, server: Server, straight: Straight, attack: Any) -> None:
+    expected, seconds = straight(name)
+
+    def case(draw: random.Random) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out"
+            for _ in range(draw.randint(1, 3)):
+                kind = draw.choice(list(STORMS))
+                (ended,) = server.run(command(name, out, signals=storm(draw, kind, seconds)))
+                attack.count("signals")
+                assert not ended.has_traceback, (kind, ended.err)
+                assert ended.code in (0, INTERRUPTED, *(-s for s in STORMS[kind])), (kind, ended)
+            last = finish(server, name, out)
+            assert last.code == 0, last.err
+            assert not difference(outcome(out), expected)
+            leftovers = [path for path in out.rglob("*") if path.name.endswith(".tmp")]
+            assert not leftovers
+
+    attack.each(2, case)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_two_at_once(name: str, server: Server, straight: Straight, attack: Any) -> None:
+    """One of them works, the other waits or says that the folder is in use."""
+    expected, seconds = straight(name)
+
+    def case(draw: random.Random) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out"
+            kill = [(draw.uniform(0.0, 2 * seconds), signal.SIGKILL)] * draw.randint(0, 1)
+            ends = server.run(command(name, out, signals=kill), command(name, out))
+            for ended in ends:
+                assert not ended.has_traceback, ended.err
+                assert ended.code in (0, -signal.SIGKILL) or ended.is_one_sentence, ended
+                assert ended.code != 2 or "in use" in ended.err, ended.err
+            last = finish(server, name, out)
+            assert last.code == 0, last.err
+            assert not difference(outcome(out), expected)
+
+    attack.each(0.6, case)
+
+
+def test_the_server_sees_what_it_should(server: Server) -> None:
+    """The attack would notice: a hung command, a traceback, a signal."""
+    (bad,) = server.run(Command(["list", "mixer"]))
+    assert bad.is_one_sentence
+    (killed,) = server.run(Command(["list", "models"], signals=[(0.0, signal.SIGKILL)]))
+    assert killed.code == -signal.SIGKILL
+    assert killed.code != HUNG
