@@ -31,16 +31,18 @@ def attack_lines(figures: Mapping[str, Any]) -> Iterable[str]:
     for test in figures["tests"]:
         counts[test["file"]].update(test.get("attack", {}))
         ends[test["file"]][test["outcome"]] += 1
-        seconds[test["file"]] += test.get("cpu_seconds", 0.0)
+        seconds[test["file"]] += test.get("seconds", 0.0)
+    used = sum(test.get("cpu_seconds", 0.0) for test in figures["tests"])
     machine = figures["environment"]
     yield (
         f"[attack.json](../benchmarks/results/attack/attack.json): {figures['times']:g} times the "
         f"cases of continuous integration, seed {figures['seed']}, {machine['time'][:10]}, "
-        f"{sum(seconds.values()) / 60:.1f} CPU minutes, torch {machine['libraries']['torch']}, "
+        f"{used / 60:.1f} CPU minutes beside those of the commands that were started, "
+        f"torch {machine['libraries']['torch']}, "
         f"commit {str(machine['git_commit'])[:12]}."
     )
     yield ""
-    yield "| Tests | Tried | Passed | Failed | Skipped | CPU seconds |"
+    yield "| Tests | Tried | Passed | Failed | Skipped | Seconds |"
     yield "| --- | --- | ---: | ---: | ---: | ---: |"
     for file in sorted(ends):
         tried = ", ".join(f"{number:,} {what}" for what, number in sorted(counts[file].items()))

@@ -78,7 +78,7 @@ def test_a_storm_of_signals(name: str, server: Server, straight: Straight, attac
             leftovers = [path for path in out.rglob("*") if path.name.endswith(".tmp")]
             assert not leftovers
 
-    attack.each(2, case)
+    attack.each(1, case)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

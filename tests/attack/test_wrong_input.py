@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 from attack_operators import CLOSE, EXACT
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import rifflemix as rm
 import rifflemix.cli
+from rifflemix.cli.app import app
 from rifflemix.errors import InputError
 from rifflemix.mixers import list_mixers
 from rifflemix.tasks import list_tasks
 
 Words = list[str]
+BENCHES = ("ops", "layers", "models", "published", "scaling", "lra")
 # Words that no command can take as they stand; what they stand for is drawn.
 JUNK = st.one_of(
     st.sampled_from(
@@ -36,42 +39,50 @@ JUNK = st.one_of(
     st.integers(-(10**20), 10**20).map(str),
     st.floats(allow_nan=True).map(str),
 )  # fmt: skip
-NUMBER = ("--max-steps", "--batch-size", "--dim", "--layers", "--heads", "--threads")
-RUN = (*NUMBER, "--lr", "--model", "--task-option", "--mixer-option", "--data-dir", "--data",
-       "--input", "--label", "--device", "--precision", "--plugin")  # fmt: skip
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "compare": (*RUN, "--task", "--mixers", "--seeds"),
-    "train": (*RUN, "--task", "--mixer", "--seed"),
-    "reproduce": ("--max-steps", "--scale", "--budget", "--seed", "--data-dir", "--device",
-                  "--threads", "--start-from", "--plugin"),
-    "report": ("--plugin", "--out"),
-    "data list": ("--data-dir", "--plugin"),
-    "data prepare": ("--data-dir", "--task-option", "--max-samples", "--plugin"),
-    "bench ops": ("--shape", "--dtype", "--threads", "--plugin"),
-    "list": ("--plugin",),
-    "doctor": ("--data-dir", "--plugin"),
-}  # fmt: skip
-GOOD: dict[str, Words] = {
-    "compare": ["--task", "digits", "--mixers", "average"],
-    "train": ["--task", "digits", "--mixer", "average"],
-    "reproduce": ["sinkhorn/table1-sort-b32"],
-    "report": [],
+# What each command needs beside its options; OUT stands for a folder that may be written.
+NEEDED: dict[str, Words] = {
+    "compare": ["--task", "digits", "--mixers", "average", "--out", "OUT"],
+    "train": ["--task", "digits", "--mixer", "average", "--out", "OUT"],
+    "reproduce": ["sinkhorn/table1-sort-b32", "--out", "OUT"],
+    "report": ["OUT"],
+    "analyze": ["spectrum", "encoder", "--out", "OUT"],
+    "doctor": [],
+    "list mixers": [],
+    "list models": [],
+    "list recipes": [],
+    "list tasks": [],
     "data list": [],
     "data prepare": ["digits"],
-    "bench ops": [],
-    "list": [],
-    "doctor": [],
+    **{f"bench {kind}": ["--out", "OUT"] for kind in BENCHES},
 }
-HAS_OUT = ("compare", "train", "reproduce", "bench ops")
+
+
+def options_of_commands() -> dict[str, list[str]]:
+    """Every command that there is, and the names of its options."""
+
+    def walk(command: Any, name: str) -> Iterator[tuple[str, list[str]]]:
+        if hasattr(command, "commands"):
+            for part, inner in command.commands.items():
+                yield from walk(inner, f"{name} {part}".strip())
+        else:
+            yield name, [o for p in command.params for o in p.opts if o.startswith("--")]
+
+    return dict(walk(typer.main.get_command(app), ""))
+
+
+OPTIONS = options_of_commands()
+
+
+def test_no_command_is_left_out() -> None:
+    assert set(OPTIONS) == set(NEEDED)
+    assert "--plugin" in OPTIONS["compare"]
 
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> Words:
     """Words after `rifflemix`, OUT for a folder that may be written."""
     name = draw(st.sampled_from(list(OPTIONS)))
-    words = [*name.split(), *GOOD[name]]
-    if name in HAS_OUT and draw(st.integers(0, 9)):
-        words += ["--out", "OUT"]
+    words = [*name.split(), *NEEDED[name]]
     for _ in range(draw(st.integers(1, 3))):
         option = draw(st.sampled_from(OPTIONS[name]))
         match draw(st.sampled_from(("value", "value", "value", "bare", "unknown", "word", "cut"))):
@@ -104,8 +115,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Any:
             "rifflemix.comparison.run_comparison", "rifflemix.comparison.train_mixer",
             "rifflemix.comparison.check_model", "rifflemix.tasks.prepare_task",
             "rifflemix.reproduction.run_reproduction", "rifflemix.reproduction.plan_reproduction",
-            "rifflemix.bench.ops.run", "rifflemix.runs.doctor.examine",
-            "rifflemix.models.catalogue.count_parameters",
+            "rifflemix.runs.doctor.examine", "rifflemix.models.catalogue.count_parameters",
+            "rifflemix.analysis.analyze_into", "rifflemix.cli.listing.show_costs",
+            *(f"rifflemix.bench.{kind}.run" for kind in BENCHES),
         ):  # fmt: skip
             patch.setattr(target, stop)
         yield
