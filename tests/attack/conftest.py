@@ -11,7 +11,6 @@ import json
 import os
 import random
 import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,11 +65,17 @@ class Attack:
 def attack(request: pytest.FixtureRequest, record_property: Callable[..., None]) -> Any:
     attack = Attack(request.node.name)
     print(f"RIFFLEMIX_ATTACK={TIMES:g} RIFFLEMIX_ATTACK_SEED={SEED}")
-    started, used = time.monotonic(), cpu_seconds()
-    yield attack
-    record_property("attack", attack.figures)
-    record_property("seconds", time.monotonic() - started)
-    record_property("cpu_seconds", cpu_seconds() - used)
+    record_property("attack", attack.figures)  # filled before the report of the test is made
+    return attack
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Any:
+    used = cpu_seconds()
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("cpu_seconds", cpu_seconds() - used))
 
 
 def cpu_seconds() -> float:
@@ -89,18 +94,18 @@ def pytest_report_header() -> str:
     return f"attack: {TIMES:g} times the cases of continuous integration, seed {SEED}"
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Write the figures where a file is asked for; a failed test is a figure too."""
-    if OUT is None:
+    # Where tests run in several processes, only the one that reports knows them all.
+    if OUT is None or hasattr(config, "workerinput"):
         return
     tests = []
     for outcome in ("passed", "failed", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):
             properties = dict(report.user_properties)
-            if "attack" not in properties and outcome != "skipped":
-                continue
             file, _, name = report.nodeid.removeprefix("tests/attack/").partition("::")
-            tests.append({"file": file, "test": name, "outcome": outcome, **properties})
+            tests.append({"file": file, "test": name, "outcome": outcome})
+            tests[-1] |= {"seconds": report.duration, **properties}
     Path(OUT).parent.mkdir(parents=True, exist_ok=True)
     Path(OUT).write_text(json.dumps(figures(tests), indent=1) + "\n", encoding="utf-8")
 

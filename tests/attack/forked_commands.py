@@ -142,6 +142,7 @@ _IMPORTED = (
 def _prepare() -> None:
     import torch
 
+    import rifflemix.cli
     import rifflemix.reproduction.utilisation
     from rifflemix.recipes import registry
     from rifflemix.tasks.data_io import shards
@@ -154,6 +155,10 @@ def _prepare() -> None:
     shards._SHARD, shards._cores = 6, lambda: 1
     rifflemix.reproduction.utilisation.matmul_flops_per_second = lambda *_: 1e12
     registry._RECIPES["test/digits"] = lambda: small(train=QUICK)
+    # A refused command imports what parsing needs, which another user might not be able to read.
+    sys.argv = ["rifflemix", "data", "prepare", "nothing"]
+    with contextlib.redirect_stderr(None):
+        assert rifflemix.cli.main() == 2
 
 
 def _child(folder: Path, number: int, command: dict[str, Any]) -> int:

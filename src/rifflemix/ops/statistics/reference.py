@@ -88,7 +88,7 @@ def variational_compression_rate(w: Tensor, membership: Tensor, scale: float) ->
             count = pi[h].sum() + COUNT_OFFSET
             second_moment = sample[h].T @ torch.diag(pi[h]) @ sample[h] / count
             for entry in second_moment.diagonal():
-                rate = rate + 0.5 * count / total * torch.log(1.0 + scale * entry)
+                rate = rate + 0.5 * count / total * torch.log1p(scale * entry)
         rates.append(rate)
     return torch.stack(rates)
 
