@@ -189,16 +189,20 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with a checksum of its entries, which `check_seal` compares."""
-    return {**value, _SEAL: _json_digest(value)}
+    """A JSON object with a new checksum of its entries, which `check_seal` compares."""
+    return {**value, _SEAL: _json_digest(_unsealed(value))}
 
 
 def check_seal(value: Any) -> None:
     """Raise ValueError where a sealed object is not what was written; one without a seal passes."""
     if not isinstance(value, dict) or _SEAL not in value:
         return
-    if value[_SEAL] != _json_digest({k: v for k, v in value.items() if k != _SEAL}):
+    if value[_SEAL] != _json_digest(_unsealed(value)):
         raise ValueError("its checksum does not match")
+
+
+def _unsealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: entry for name, entry in value.items() if name != _SEAL}
 
 
 def _json_digest(value: Any) -> str:

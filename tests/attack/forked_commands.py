@@ -157,7 +157,7 @@ def _prepare() -> None:
     registry._RECIPES["test/digits"] = lambda: small(train=QUICK)
     # A refused command imports what parsing needs, which another user might not be able to read.
     sys.argv = ["rifflemix", "data", "prepare", "nothing"]
-    with contextlib.redirect_stderr(None):
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):
         assert rifflemix.cli.main() == 2
 
 

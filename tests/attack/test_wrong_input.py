@@ -44,6 +44,8 @@ NEEDED: dict[str, Words] = {
     "compare": ["--task", "digits", "--mixers", "average", "--out", "OUT"],
     "train": ["--task", "digits", "--mixer", "average", "--out", "OUT"],
     "reproduce": ["sinkhorn/table1-sort-b32", "--out", "OUT"],
+    "sweep": ["sinkhorn/table1-sort-b32", "--set", "lr=1e-3,1e-4", "--out", "OUT"],
+    "merge": ["OUT", "OUT", "--out", "OUT"],
     "report": ["OUT"],
     "analyze": ["spectrum", "encoder", "--out", "OUT"],
     "doctor": [],
@@ -117,6 +119,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Any:
             "rifflemix.reproduction.run_reproduction", "rifflemix.reproduction.plan_reproduction",
             "rifflemix.runs.doctor.examine", "rifflemix.models.catalogue.count_parameters",
             "rifflemix.analysis.analyze_into", "rifflemix.cli.listing.show_costs",
+            "rifflemix.reproduction.sweep.plan_sweep",
             *(f"rifflemix.bench.{kind}.run" for kind in BENCHES),
         ):  # fmt: skip
             patch.setattr(target, stop)

@@ -13,7 +13,7 @@ from rifflemix.comparison.plan import RESULTS_FILE
 from rifflemix.comparison.progress import Run
 from rifflemix.comparison.results import cost_of, scores_of, tried_of
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import claimed_folder, first_difference, write_json
+from rifflemix.files import claimed_folder, first_difference, sealed, write_json
 from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
 
@@ -141,7 +141,7 @@ def _gathered(parts: Mapping[Path, Results], out: Path, kind: str) -> list[Run]:
         for run in results.get(kind, ()):
             key = run["mixer"], run["seed"], str(run.get("settings"))
             if key not in found:
-                moved = run | {"folder": _relative(path / run["folder"], out)}
+                moved = sealed(run | {"folder": _relative(path / run["folder"], out)})
                 found[key] = (path, moved)
             elif _numbers(run) != _numbers(found[key][1]):
                 raise _different(run, found[key][0], path)
@@ -157,7 +157,7 @@ def _different(run: Run, one: object, other: object) -> InputError:
 
 def _numbers(run: Run) -> dict[str, Any]:
     """A run without its folder and what the clock says."""
-    return {name: value for name, value in run.items() if name not in ("folder", *_CLOCK)}
+    return {name: value for name, value in run.items() if name not in ("folder", "sha256", *_CLOCK)}
 
 
 def _seeds(runs: Sequence[Run]) -> list[int]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rifflemix.errors import InputError
 from rifflemix.files import (
     check_seal,
     damaged_run,
