@@ -75,7 +75,7 @@ test-lowest: $(VENV)/lowest/.ok
 		tests/ops/statistics/test_causal_token_statistics.py
 
 # TIMES as many attacks as among the slow tests, other ones each time; SEED=... for the same again.
-# TIMES=5 takes a quarter of an hour on two cores, TIMES=100 a night. FIGURES is what they leave.
+# TIMES=100 takes hours. FIGURES is the file of what was tried and how it ended.
 TIMES ?= 5
 FIGURES ?= runs/attack.json
 attack: $(VENV)/.ok
