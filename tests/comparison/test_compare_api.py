@@ -100,7 +100,7 @@ def test_frames_of_mixers_and_of_runs(variants: rm.Comparison) -> None:
     assert len(runs) == 6
     for name, mean in zip(frame["mixer"], frame["test_rmse"], strict=True):
         assert runs[runs["mixer"] == name]["test_rmse"].mean() == pytest.approx(mean)
-    with pytest.raises(rm.InputError, match="per: expected run or mixer, got 'seed'"):
+    with pytest.raises(rm.InputError, match="per: expected one of run, mixer, trial, got 'seed'"):
         variants.to_frame("seed")
 
 

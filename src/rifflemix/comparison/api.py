@@ -25,7 +25,7 @@ from rifflemix.comparison.results import title_of
 from rifflemix.comparison.run import run_comparison
 from rifflemix.comparison.stored import check_results
 from rifflemix.comparison.table import comparison_rows, markdown_body
-from rifflemix.errors import InputError, RunFailed, bad_argument, require_packages
+from rifflemix.errors import InputError, RunFailed, bad_argument, check_choice, require_packages
 from rifflemix.files import read_json, user_path
 from rifflemix.runs.processes import is_main_process, is_one_of_many
 from rifflemix.runs.trackers import check_tracker
@@ -83,8 +83,7 @@ class Comparison:
         Raises:
             InputError: pandas is not installed, or another `per`.
         """
-        if per not in _KINDS:
-            raise bad_argument("per", " or ".join(_KINDS), repr(per))
+        check_choice("per", per, _KINDS)
         try:
             import pandas
         except ImportError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.errors import InputError, bad_argument, require_packages, unknown_name
 from rifflemix.files import check_same_settings, claimed_folder, write_bytes, write_json
 from rifflemix.mixers.registry import mixer_options
 from rifflemix.models import model_settings
@@ -96,6 +96,7 @@ def plan_sweep(
     """
     if is_one_of_many():
         raise InputError("sweep: expected one process, got several; run it without torchrun")
+    require_packages("a sweep", "compare", "accelerate", "matplotlib")
     options = options or ReproduceOptions()
     known = sweep_defaults(recipe)
     for name in grid:
