@@ -19,9 +19,14 @@ _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
 
 def check_tokens(name: str, x: Tensor, *, rank: int = 3, layout: str = "(B, N, C)") -> None:
     """Raise unless `x` is a floating-point tensor of the given rank."""
-    if isinstance(x, Tensor) and x.dim() != rank:
+    if isinstance(x, Tensor) and not x.is_nested and x.dim() != rank:
         raise bad_argument(name, f"shape {layout}", tuple(x.shape))
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided:
+    if (
+        not isinstance(x, Tensor)
+        or not x.is_floating_point()
+        or x.layout != torch.strided
+        or x.is_nested
+    ):
         check_floating(name, x, layout)
 
 
@@ -33,6 +38,8 @@ def check_padding_mask(mask: Tensor | None, x: Tensor, token_dim: int = 1) -> No
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise bad_argument("key_padding_mask", "a bool tensor, True = padding", got)
+    if mask.is_nested:
+        raise bad_argument("key_padding_mask", f"shape (B, N) = {expected}", "a nested tensor")
     if tuple(mask.shape) != expected:
         raise bad_argument("key_padding_mask", f"shape (B, N) = {expected}", tuple(mask.shape))
     if mask.device != x.device:
@@ -117,6 +124,9 @@ def check_floating(name: str, x: Any, layout: str) -> None:
     """Raise unless `x` is a floating-point tensor; `layout` says of which shape it should be."""
     if not isinstance(x, Tensor):
         raise bad_argument(name, f"a tensor of shape {layout}", type(x).__name__)
+    if x.is_nested:
+        hint = "pad it with to_padded_tensor(0.0) and mark the padding in key_padding_mask"
+        raise bad_argument(name, f"a dense tensor of shape {layout}", "a nested tensor", hint)
     if not x.is_floating_point():
         raise bad_argument(name, "a floating-point dtype", x.dtype)
     if x.layout != torch.strided:

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+_dynamo_traces: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 in_function_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Whether a transform of torch.func (vmap, grad, jvp) is at work."""
 
@@ -38,14 +39,63 @@ def has_plain_autograd() -> bool:
     return not in_function_transform() and forward_ad._current_level < 0
 
 
+def leaves_package() -> bool:
+    """Whether a graph is being made that will run where this package is not: exported or traced."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+# The compiler's own functions take a second to import, and outside a graph nobody needs them. Under
+# torch.jit.trace sizes are tensors of one number each.
+
+
 def statically_known_true(condition: bool | torch.SymBool) -> bool:
     """Whether a condition holds, and for every size of a traced graph where sizes are symbols."""
-    # The compiler's own function takes a second to import, and outside a graph nobody needs it.
-    if not torch.compiler.is_dynamo_compiling() and isinstance(condition, bool):
-        return condition
+    if not _dynamo_traces() and not isinstance(condition, torch.SymBool):
+        return bool(condition)
     from torch.fx.experimental.symbolic_shapes import statically_known_true as is_known
 
     return is_known(condition)
+
+
+def is_known(size: int | torch.SymInt) -> bool:
+    """Whether a size is a number, and no symbol that stands for any size in a traced graph."""
+    if not _dynamo_traces() and not isinstance(size, torch.SymInt):
+        return True
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return has_static_value(size)
+
+
+def as_constant(size: int | torch.SymInt) -> int:
+    """The number that a size is now; a traced graph then holds for this number alone."""
+    if not _dynamo_traces() and not isinstance(size, torch.SymInt):
+        return int(size)
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return int(guard_scalar(size))
+
+
+def as_operand(size: int, device: torch.device) -> int | Tensor:
+    """A size to reckon with tensors: a number, or a tensor of a symbol, which ONNX has no other."""
+    return size if is_known(size) else torch.full((), size, device=device)
+
+
+def stable_order(x: Tensor, dim: int) -> Tensor:
+    """The indices that sort `x`, of equal values the first one first."""
+    # ONNX has no other sort than one that is stable, and torch finds it only if not asked for one.
+    if leaves_package() and torch.onnx.is_in_onnx_export():
+        return x.sort(dim=dim).indices
+    return x.sort(dim=dim, stable=True).indices
+
+
+def take_first(table: Tensor, length: int, dim: int) -> Tensor:
+    """The first `length` entries along `dim`, also where the length is a symbol.
+
+    A slice of symbolic length would be compiled or exported for every length but that of the whole.
+    """
+    if is_known(length):
+        return table.narrow(dim, 0, length)
+    return table.index_select(dim, torch.arange(length, device=table.device))
 
 
 def constant_for_compiler(function: _F) -> _F:
@@ -117,6 +167,25 @@ def storage_key(tensor: Tensor) -> int:
     return key
 
 
+def fused_attention_node(y: Tensor) -> Any:
+    """The node of autograd behind torch's fused attention on a CPU; None behind anything else."""
+    node = y.grad_fn
+    is_fused = node is not None and node.name() == "ScaledDotProductFlashAttentionForCpuBackward0"
+    return node if is_fused else None
+
+
+def fused_attention_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor | None, bool]:
+    """Queries, keys, values, mask and is_causal of the `fused_attention_node` that runs now."""
+    node: Any = torch._C._current_autograd_node()
+    return (
+        node._saved_query,
+        node._saved_key,
+        node._saved_value,
+        node._saved_attn_mask,
+        node._saved_is_causal,
+    )
+
+
 def memory_changes(record: profile) -> list[int]:
     """Bytes that torch's CPU allocator handed out (+) and took back (-), in order of time.
 
@@ -141,15 +210,23 @@ __all__ = [
     "BatchNorm",
     "OperatorWatch",
     "UnknownShape",
+    "as_constant",
+    "as_operand",
     "attention_on_cpu",
     "constant_for_compiler",
+    "fused_attention_inputs",
+    "fused_attention_node",
     "has_plain_autograd",
     "has_values",
     "in_function_transform",
+    "is_known",
+    "leaves_package",
     "memory_changes",
     "runs_on_gpu",
     "shapes_only",
+    "stable_order",
     "statically_known_true",
     "storage_key",
+    "take_first",
     "values_can_be_read",
 ]

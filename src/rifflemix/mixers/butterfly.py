@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_integer
-from rifflemix.compat import constant_for_compiler
+from rifflemix.compat import as_constant, constant_for_compiler, is_known, take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
+from rifflemix.mixers.padding import blocks_of
 from rifflemix.ops.butterfly import butterfly_layout, butterfly_split, unchecked
 
 
@@ -103,12 +105,15 @@ class Butterfly(TokenMixer):
         """Attention within the groups of this layer's stride."""
         if self.token_rank is None:
             return self._mix_in_order(x, key_padding_mask)
-        order = self.token_rank[: x.shape[1]].argsort()
+        order = take_first(self.token_rank, x.shape[1], 0).argsort()
         mask = None if key_padding_mask is None else key_padding_mask[:, order]
         return self._mix_in_order(x[:, order], mask)[:, order.argsort()]
 
     def _mix_in_order(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        length = int(x.shape[1])  # an exported program holds the layout of one length
+        if not is_known(x.shape[1]) and self.block_size is not None and self.max_length is not None:
+            return self._mix_any_length(x, key_padding_mask)
+        # Without a max_length the block is not bounded: a traced graph holds for one length.
+        length = as_constant(x.shape[1])
         block, padded, _ = self._layout(length)
         strides = self.strides(length)
         stride = strides[self.layer_index % len(strides)]
@@ -119,6 +124,31 @@ class Butterfly(TokenMixer):
             key_padding_mask = F.pad(key_padding_mask, (0, padded - length), value=True)
         return mix_groups(self.attention, x, block, stride, key_padding_mask)[:, :length]
 
+    def _mix_any_length(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The same for a length that is a symbol in a traced graph.
+
+        There the stride is a tensor, looked up by the length, and groups are gathered by index.
+        """
+        length = x.shape[1]
+        block, most = cast(int, self.block_size), cast(int, self.max_length)
+        strides = _constant_strides(most, block, self.layer_index, self.reverse)
+        stride = torch.tensor(strides, device=x.device)[length]
+        num_groups = _most_groups(length, block, most)
+        slot = torch.arange(num_groups * block, device=x.device)
+        group, place = slot // block, slot % block
+        position = group // stride * (block * stride) + group % stride + place * stride
+        mask = position >= length
+        position = position.clamp(max=length - 1)
+        groups = x.index_select(1, position).unflatten(1, (num_groups, block))
+        if key_padding_mask is not None:
+            mask = mask | key_padding_mask.index_select(1, position)
+        mask = mask.expand(x.shape[0], -1).unflatten(1, (num_groups, block)).flatten(0, 1)
+        y = _attend_groups(self.attention, groups.flatten(0, 1), mask)
+        here = torch.arange(length, device=x.device)
+        group = here // (block * stride) * stride + here % stride
+        slot = group * block + here // stride % block
+        return y.unflatten(0, (x.shape[0], num_groups)).flatten(1, 2).index_select(1, slot)
+
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
         return f"{super().extra_repr()}, block_size={self.block_size}, layer={self.layer_index}"
@@ -128,6 +158,38 @@ class Butterfly(TokenMixer):
 def _constant_layout(length: int, block: int) -> tuple[int, list[int]]:
     """`butterfly_layout` where a compiler must not trace into its search."""
     return butterfly_layout(length, block)
+
+
+@constant_for_compiler
+def _constant_strides(
+    max_length: int, block: int, layer_index: int, reverse: bool
+) -> tuple[int, ...]:
+    """`_strides_by_length` where a compiler must not trace into it."""
+    return _strides_by_length(max_length, block, layer_index, reverse)
+
+
+@functools.lru_cache(maxsize=256)
+def _strides_by_length(
+    max_length: int, block: int, layer_index: int, reverse: bool
+) -> tuple[int, ...]:
+    """The stride of a layer for each length from 0, which nothing has, to `max_length`."""
+    found = [1]
+    for length in range(1, max_length + 1):
+        strides = butterfly_layout(length, block)[1]
+        found.append(strides[:: -1 if reverse else 1][layer_index % len(strides)])
+    return tuple(found)
+
+
+def _most_groups(length: int, block: int, max_length: int) -> int:
+    """Groups of `butterfly_layout`, or more, in arithmetic that symbols go through.
+
+    Groups beyond the layout hold nothing but padding.
+    """
+    span, power = block, block * block
+    while power < max_length:  # the layout pads to the largest power below the length
+        span = span * (1 + (block - 1) * torch.sym_min(1, (length - 1) // power))
+        power *= block
+    return blocks_of(span, length) * (span // block)
 
 
 def default_block_size(length: int) -> int:
@@ -168,8 +230,14 @@ def mix_groups(
     padded = key_padding_mask.unsqueeze(-1)
     groups = butterfly_split(x.masked_fill(padded, 0.0), block, stride)
     mask = unchecked.butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
-    # Softmax over no token is NaN: a group of padding goes in as zeros, and is zeroed afterwards.
-    mask = mask & ~mask.all(dim=1, keepdim=True)
-    y = layer(groups.flatten(0, 1), key_padding_mask=mask)
+    y = _attend_groups(layer, groups.flatten(0, 1), mask)
     merged = unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
     return merged.masked_fill(padded, 0.0)
+
+
+def _attend_groups(layer: Callable[..., Tensor], groups: Tensor, mask: Tensor) -> Tensor:
+    """A layer on groups (G, block, C) with a mask (G, block), which may hide all of a group.
+
+    Softmax over no token is NaN: a group of padding goes in as zeros, and is zeroed afterwards.
+    """
+    return layer(groups, key_padding_mask=mask & ~mask.all(dim=1, keepdim=True))

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_divides, check_integer, check_integers
+from rifflemix.compat import statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.padding import block_of, blocks_of
 from rifflemix.mixers.value_maps import value_and_output_maps
 from rifflemix.ops.permutation import SHIFT_KINDS, SortSpec, unchecked
 from rifflemix.ops.permutation.schedules import scheduled_steps
@@ -116,29 +118,34 @@ class CSP(TokenMixer):
             The permuted values, and the index (B, N, C) that gathers them if `with_index`.
         """
         length = v.shape[1]
-        size = self._size_of_groups(length)
+        groups, size = self._groups(length)
         steps = self._shift_steps(length, size, v.device)
-        missing = -length % size
-        if missing:
+        missing = groups * size - length
+        if not statically_known_true(missing == 0):
             # The positions that fill the last group are padding, which every operator leaves alone.
             mask = v.new_zeros(v.shape[:2], dtype=torch.bool) if mask is None else mask
             v, mask = F.pad(v, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=True)
-        spec = SortSpec(v.shape[1] // size, self.order == "reference", self.heads)
+        spec = SortSpec(groups, self.order == "reference", self.heads)
         if steps is None:
             y, index = unchecked.group_sort(v, spec, mask, with_index)
         else:
             y, index = unchecked.channel_permute(v, steps, spec, mask, with_index)
-        return y[:, :length], None if index is None else index[:, :length]
+        if index is not None:
+            index = take_first(index, length, 1)
+        return take_first(y, length, 1), index
 
-    def _size_of_groups(self, length: int) -> int:
-        if self.num_groups is not None:
-            name, number, size = "num_groups", self.num_groups, -(-length // self.num_groups)
-        else:
-            name, number, size = "group_size", self.group_size, min(self.group_size, length)
+    def _groups(self, length: int) -> tuple[int, int]:
+        """Groups, and the tokens of each, that hold so many tokens."""
         if not self.pad:
+            name, number = "num_groups", self.num_groups
+            if number is None:
+                name, number = "group_size", self.group_size
             hint = "use pad=True to let the last group be shorter"
             check_divides(name, number, length, "the number of tokens N", hint)
-        return size
+        if self.num_groups is not None:
+            return self.num_groups, (length + self.num_groups - 1) // self.num_groups
+        size = block_of(self.group_size, length)
+        return blocks_of(size, length), size
 
     def _shift_steps(self, length: int, size: int, device: torch.device) -> Tensor | None:
         """(C,) steps for this many tokens in groups of `size`; None where nothing shifts."""

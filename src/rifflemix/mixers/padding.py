@@ -7,12 +7,35 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rifflemix.compat import is_known, stable_order, statically_known_true
 from rifflemix.errors import bad_argument
+
+
+def block_of(size: int, length: int) -> int:
+    """Tokens in a block: `size`, or all tokens where these are fewer.
+
+    A length that is a symbol of a traced graph is not compared: its blocks are filled with padding.
+    """
+    return length if statically_known_true(length < size) else size
+
+
+def blocks_of(size: int, length: int) -> int:
+    """Blocks of `size` that hold all tokens.
+
+    Where the length is a symbol of a traced graph there is one more, of padding: a compiler that
+    knows of two blocks at least makes no other graph, and no condition, for one.
+    """
+    return (length + (size if is_known(length) else 2 * size) - 1) // size
+
+
+def missing_tokens(size: int, length: int) -> int:
+    """How many tokens of padding fill `blocks_of`."""
+    return blocks_of(size, length) * size - length
 
 
 def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Valid tokens first, in order; also their mask and where each position came from, (B, N)."""
-    order = key_padding_mask.to(torch.uint8).argsort(dim=1, stable=True)
+    order = stable_order(key_padding_mask.to(torch.uint8), 1)
     moved = x.gather(1, order.unsqueeze(-1).expand_as(x))
     return moved, key_padding_mask.gather(1, order), order
 

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
+from rifflemix.compat import statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.padding import move_padding_back, move_padding_last
+from rifflemix.mixers.padding import missing_tokens, move_padding_back, move_padding_last
 from rifflemix.mixers.sorting_networks import BlockSorter, SortOptions
 from rifflemix.ops.sinkhorn import COMBINE, unchecked
 
@@ -151,7 +152,7 @@ class Sinkhorn(TokenMixer):
         # A causal layer needs no mask: padding stands last, where no valid token looks.
         mask = None if self.causal else key_padding_mask
         x, mask = pad_to_blocks(x, mask, self.block_size, masked=not self.causal)
-        y = self._attend(x, mask)[:, :length]
+        y = take_first(self._attend(x, mask), length, 1)
         if order is not None:
             y = move_padding_back(y, order)
         out: Tensor = self.proj(y)
@@ -226,8 +227,8 @@ def pad_to_blocks(
     x: Tensor, key_padding_mask: Tensor | None, block_size: int, *, masked: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Zeros up to a multiple of the block, and the mask that marks them if `masked`."""
-    extra = -x.shape[1] % block_size
-    if not extra:
+    extra = missing_tokens(block_size, x.shape[1])
+    if statically_known_true(extra == 0):
         return x, key_padding_mask
     if masked:
         if key_padding_mask is None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive
+from rifflemix.compat import is_known, take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.sinkhorn import KERNELS, unchecked
 
@@ -164,7 +165,9 @@ class BlockSorter(nn.Module):
         pooled = unchecked.pool_blocks(x, size, self.causal, key_padding_mask)
         num_blocks = x.shape[1] // self.block_size
         scores: Tensor = self.net(pooled)
-        return scores[..., : self.scored_null + num_blocks]
+        if not is_known(num_blocks):  # then the last block is one of padding, which has no score
+            scores = F.pad(scores, (0, 1))
+        return take_first(scores, self.scored_null + num_blocks, 3)
 
     def _to_sort_matrix(self, scores: Tensor, noise: Tensor | None, dead: Tensor | None) -> Tensor:
         options = self.options

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.compat import take_first
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
+from rifflemix.mixers.padding import block_of, missing_tokens
 from rifflemix.ops.precision import without_autocast
 
 
@@ -127,22 +129,23 @@ def linear_attention(
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, epsilon: float | None, chunk_size: int) -> Tensor:
     length = q.shape[-2]
-    chunk = min(chunk_size, length)
+    chunk = block_of(chunk_size, length)
     # Zero features at the end reach only the outputs that are cut off again.
-    q, k, v = (F.pad(t, (0, 0, 0, -length % chunk)).unflatten(-2, (-1, chunk)) for t in (q, k, v))
+    missing = missing_tokens(chunk, length)
+    q, k, v = (F.pad(t, (0, 0, 0, missing)).unflatten(-2, (-1, chunk)) for t in (q, k, v))
     weights = (q @ k.mT).tril()
     y = q @ _sum_before(k.mT @ v).to(q.dtype) + weights @ v
     if epsilon is not None:
         norms = _sum_before(k.sum(-2, keepdim=True, dtype=_wide(k)))
         total = (q * norms).sum(-1, keepdim=True)
         y = _divided(y, total + weights.sum(-1, keepdim=True, dtype=_wide(k)), epsilon)
-    return y.flatten(2, 3)[..., :length, :]
+    return take_first(y.flatten(2, 3), length, 2)
 
 
 def _sum_before(chunks: Tensor) -> Tensor:
     """(B, H, chunks, R, S) -> for each chunk the sum over the chunks before it, in float32."""
     running = chunks.cumsum(2, dtype=_wide(chunks))
-    return F.pad(running[:, :, :-1], (0, 0, 0, 0, 1, 0))
+    return F.pad(running, (0, 0, 0, 0, 1, 0))[:, :, :-1]
 
 
 def _divided(y: Tensor, total: Tensor, epsilon: float) -> Tensor:

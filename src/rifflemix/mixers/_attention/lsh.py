@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.compat import as_constant, stable_order, statically_known_true, take_first
+from rifflemix.mixers.padding import block_of, missing_tokens
 from rifflemix.ops.dropout.unchecked import dropout as drop
 
 # Stands for a token's score with itself: it counts only where nothing else is seen.
@@ -79,13 +81,14 @@ def lsh_attention(
     Source: Kitaev et al. 2020, "Reformer: The Efficient Transformer", equations (3) to (6) and
     appendix A for the rounds.
     """
-    length = qk.shape[2]
-    chunk = min(chunk_size, length)
-    look_back = length > chunk
+    # Released code joins the rounds into a ring: there a block of padding more would be seen.
+    length = as_constant(qk.shape[2]) if released else qk.shape[2]
+    chunk = block_of(chunk_size, length)
+    look_back = not statically_known_true(length <= chunk)
     if released and not look_back:
         buckets = buckets[:, :, :1]
     qk, v, buckets, valid = _pad(qk, v, buckets, key_padding_mask, chunk)
-    order = buckets.argsort(dim=-1, stable=True)
+    order = stable_order(buckets, -1)
     rank = order.argsort(dim=-1)
     label, reach = _labels(rank, buckets, chunk, causal)
 
@@ -117,7 +120,8 @@ def lsh_attention(
     y = (weights @ keys(chunks(v.unsqueeze(2)))).flatten(3, 4)
     y = y.gather(3, rank.unsqueeze(-1).expand_as(y))
     total = total.flatten(3, 5).gather(3, rank)
-    return (y * total.softmax(2).to(y.dtype).unsqueeze(-1)).sum(2)[:, :, :length]
+    y = (y * total.softmax(2).to(y.dtype).unsqueeze(-1)).sum(2)
+    return take_first(y, length, 2)
 
 
 _PADDING_BUCKET = 2**31
@@ -127,7 +131,7 @@ def _pad(
     qk: Tensor, v: Tensor, buckets: Tensor, key_padding_mask: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """All to a multiple of the chunk; padding in the last bucket; (B, N) valid positions."""
-    extra = -qk.shape[2] % chunk
+    extra = missing_tokens(chunk, qk.shape[2])
     if key_padding_mask is None:
         key_padding_mask = torch.zeros(qk.shape[0], qk.shape[2], dtype=torch.bool, device=qk.device)
     padded = F.pad(key_padding_mask, (0, extra), value=True)
@@ -163,7 +167,7 @@ def _with_previous(x: Tensor, *, around: bool) -> Tensor:
     if around:
         previous = x.flatten(2, 3).roll(1, 2).unflatten(2, x.shape[2:4])
     else:
-        previous = torch.cat((torch.zeros_like(x[:, :, :, :1]), x[:, :, :, :-1]), 3)
+        previous = F.pad(x, (0, 0) * (x.dim() - 4) + (1, 0))[:, :, :, :-1]
     return torch.cat((previous, x), 4)
 
 

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_integer
+from rifflemix.compat import statically_known_true, take_first
+from rifflemix.mixers.padding import block_of, missing_tokens
 from rifflemix.ops.dropout.unchecked import dropout_attention
 
 # Windows narrower than this are cut from blocks of this many tokens: tiny ones do not pay.
@@ -63,9 +65,9 @@ def block_attention(
         InputError: `block_size` under 1.
     """
     length = q.shape[2]
-    block = min(check_integer("block_size", block_size, 1), length)
+    block = block_of(check_integer("block_size", block_size, 1), length)
     queries, keys, values = (to_blocks(t, block) for t in (q, k, v))
-    if key_padding_mask is None and shared is None and not length % block:
+    if key_padding_mask is None and shared is None and statically_known_true(length % block == 0):
         y = _attend(queries, keys, values, None, dropout, causal=causal)
     else:
         sees = valid_positions(q, key_padding_mask, block).unsqueeze(2)
@@ -108,9 +110,9 @@ def window_attention(
         InputError: a window that reaches a negative number of tokens.
     """
     length = q.shape[2]
-    before = min(check_integer("before", before, 0), length - 1)
-    after = min(check_integer("after", after, 0), length - 1)
-    block = min(max(before, after, _SMALLEST_BLOCK), length)
+    before = block_of(check_integer("before", before, 0), length - 1)
+    after = block_of(check_integer("after", after, 0), length - 1)
+    block = block_of(max(before, after, _SMALLEST_BLOCK), length)
     reach = (int(before > 0), int(after > 0))
     keys, values = (with_neighbours(to_blocks(t, block), *reach) for t in (k, v))
     valid = with_neighbours(valid_positions(q, key_padding_mask, block), *reach, dim=2)
@@ -122,13 +124,13 @@ def window_attention(
 
 def to_blocks(x: Tensor, block_size: int) -> Tensor:
     """(B, H, N, D) to (B, N / b, H, b, D), with zeros after the last token."""
-    x = F.pad(x, (0, 0, 0, -x.shape[2] % block_size))
+    x = F.pad(x, (0, 0, 0, missing_tokens(block_size, x.shape[2])))
     return torch.unflatten(x, 2, (-1, block_size)).transpose(1, 2)
 
 
 def from_blocks(x: Tensor, length: int) -> Tensor:
     """(B, N / b, H, b, D) back to (B, H, N, D) of the first `length` tokens."""
-    return x.transpose(1, 2).flatten(2, 3)[:, :, :length]
+    return take_first(x.transpose(1, 2).flatten(2, 3), length, 2)
 
 
 def with_neighbours(x: Tensor, before: int, after: int, dim: int = 3) -> Tensor:
@@ -157,7 +159,7 @@ def valid_positions(q: Tensor, key_padding_mask: Tensor | None, block: int) -> T
     batch, length = q.shape[0], q.shape[2]
     if key_padding_mask is None:
         key_padding_mask = torch.zeros(batch, length, dtype=torch.bool, device=q.device)
-    padded = F.pad(key_padding_mask, (0, -length % block), value=True)
+    padded = F.pad(key_padding_mask, (0, missing_tokens(block, length)), value=True)
     return ~torch.unflatten(padded, 1, (-1, block))
 
 
@@ -199,7 +201,7 @@ def _add_shared(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Append the shared keys to those of every block."""
     blocks = keys.shape[1]
-    visible = F.pad(shared.visible, (0, 0, 0, -shared.visible.shape[1] % block))
+    visible = F.pad(shared.visible, (0, 0, 0, missing_tokens(block, shared.visible.shape[1])))
     return (
         torch.cat((keys, shared.keys.unsqueeze(1).expand(-1, blocks, -1, -1, -1)), 3),
         torch.cat((values, shared.values.unsqueeze(1).expand(-1, blocks, -1, -1, -1)), 3),

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.compat import take_first
 from rifflemix.mixers._convolution.fft_convolution import wide
+from rifflemix.mixers.padding import block_of, blocks_of
 from rifflemix.ops.precision import without_autocast
 
 # An exponent is split into the start of a block and a position in it, so that a kernel of N values
@@ -37,9 +39,9 @@ class ExponentialKernel(NamedTuple):
     def values(self, length: int) -> Tensor:
         """(C, length): the kernel at l = 0 .. length - 1."""
         like = self.weight
-        size = min(length, _BLOCK)
+        size = block_of(_BLOCK, length)
         positions = torch.arange(size, device=like.device, dtype=like.dtype)
-        starts = torch.arange(-(-length // size), device=like.device, dtype=like.dtype) * size
+        starts = torch.arange(blocks_of(size, length), device=like.device, dtype=like.dtype) * size
         left = torch.exp(starts.unsqueeze(-1) * self.log_ratio.unsqueeze(-2))
         right = torch.exp(self.log_ratio.unsqueeze(-1) * positions)
         if self.phase is None or self.weight_imag is None:
@@ -53,7 +55,7 @@ class ExponentialKernel(NamedTuple):
             angle = self.phase.unsqueeze(-1) * positions
             right = torch.cat((right * angle.cos(), right * angle.sin()), -2)
         with without_autocast(like):
-            return (left @ right).flatten(-2)[..., :length]
+            return take_first((left @ right).flatten(-2), length, -1)
 
     def init_state(self, batch_size: int) -> Tensor:
         """(B, C, S), or (B, C, S, 2) where ratios are complex: h before the first token."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_integer
+from rifflemix.compat import take_first
 from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
 from rifflemix.mixers._attention.window import (
     from_blocks,
@@ -17,6 +18,7 @@ from rifflemix.mixers._attention.window import (
     with_neighbours,
 )
 from rifflemix.mixers.base import MixerCard
+from rifflemix.mixers.padding import block_of
 from rifflemix.ops.dropout.unchecked import dropout_attention
 
 _FEWEST_BLOCKS = 32
@@ -80,7 +82,7 @@ class BigBird(OrderedAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """See `MultiHeadMixer.attend`."""
         length = q.shape[2]
-        block = min(self.block_size, length)
+        block = block_of(self.block_size, length)
         valid = valid_positions(q, key_padding_mask, block)
         last = (valid.any(2) * torch.arange(valid.shape[1], device=q.device)).amax(1)
         random = random_blocks(
@@ -107,7 +109,7 @@ class BigBird(OrderedAttention):
     ) -> Tensor:
         """The outputs (B, blocks, H, b, D), where the first and last block see all."""
         rows = torch.cat((queries[:, :1], _pick(queries, last)), 1)
-        sees = see_something(valid.flatten(1)[:, None, None, : k.shape[2]])
+        sees = see_something(take_first(valid.flatten(1), k.shape[2], 1)[:, None, None])
         seen = dropout_attention(
             rows.transpose(1, 2).flatten(2, 3), k, v, mask=sees, dropout_p=self.dropout_p()
         )

@@ -90,7 +90,7 @@ def fft_of_lengths(x: Tensor, lengths: Tensor) -> Tensor:
     angle = (position.square() % period).to(x.real.dtype) / period * (2 * math.pi)
     chirp = torch.polar(torch.ones_like(angle), angle).unsqueeze(-1)
     # Indices 0 ... N-1, one that is never reached, and -(N-1) ... -1 of the even chirp.
-    kernel = torch.cat((chirp, torch.zeros_like(chirp[:, :1]), chirp[:, 1:].flip(1)), dim=1)
+    kernel = torch.cat((chirp, torch.zeros_like(chirp[:, :1]), chirp.flip(1)), dim=1)[:, :-1]
     spectrum = torch.fft.fft(x * chirp.conj(), n=padded, dim=1) * torch.fft.fft(kernel, dim=1)
     y: Tensor = torch.fft.ifft(spectrum, dim=1)[:, :tokens]
     return y * chirp.conj()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
+from rifflemix.compat import take_first
 from rifflemix.mixers._attention.masked import masked_attention
 from rifflemix.mixers._attention.ordered import OrderedAttention
 from rifflemix.mixers.base import MixerCard
@@ -78,7 +79,7 @@ class Linformer(OrderedAttention):
         length = k.shape[2]
         of_keys = self.key_projection
         of_values = of_keys if self.value_projection is None else self.value_projection
-        k, v = of_keys[..., :length] @ k, of_values[..., :length] @ v
+        k, v = take_first(of_keys, length, 2) @ k, take_first(of_values, length, 2) @ v
         return masked_attention(q, k, v, dropout=self.dropout_p())
 
     def extra_repr(self) -> str:

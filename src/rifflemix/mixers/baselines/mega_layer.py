@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_probability, check_tokens, shown
+from rifflemix.compat import statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.cache import (
     new_cache,
@@ -22,7 +23,9 @@ from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.baselines.s4 import both_directions
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.padding import (
+    block_of,
     fill_valid_tokens,
+    missing_tokens,
     mix_valid_tokens,
     newest_in_slots,
     take_tokens,
@@ -233,9 +236,11 @@ class MegaLayer(TokenMixer):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """(B, N, z) queries and keys and (B, N, h) values -> (B, N, h), chunk by chunk."""
         length = q.shape[1]
-        size = length if self.chunk_size is None else min(self.chunk_size, length)
-        missing = -length % size
-        if missing:
+        size, missing = length, 0
+        if self.chunk_size is not None:
+            size = block_of(self.chunk_size, length)
+            missing = missing_tokens(size, length)
+        if not statically_known_true(missing == 0):
             q, k, v = (F.pad(t, (0, 0, 0, missing)) for t in (q, k, v))
             if mask is None:
                 mask = torch.zeros(q.shape[0], length, dtype=torch.bool, device=q.device)
@@ -243,7 +248,7 @@ class MegaLayer(TokenMixer):
         q, k, v = (t.unflatten(1, (-1, size)) for t in (q, k, v))
         visible = self._visible(size, mask, q.device)
         bias = self.rel_pos_bias(size).to(q.dtype)
-        return self._weigh(q, k, v, bias, visible).flatten(1, 2)[:, :length]
+        return take_first(self._weigh(q, k, v, bias, visible).flatten(1, 2), length, 1)
 
     def _visible(self, size: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
         """The keys that a query sees, broadcasting to (B, chunks, size, size); None for all."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
+from rifflemix.compat import take_first
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.ops.dropout.unchecked import dropout as drop
 
@@ -54,10 +55,10 @@ class TokenMLP(TokenMixer):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The MLP over the positions at hand; padded ones hold zeros."""
         length = x.shape[1]
-        hidden = F.gelu(F.linear(x.mT, self.fc1.weight[:, :length], self.fc1.bias))
+        hidden = F.gelu(F.linear(x.mT, take_first(self.fc1.weight, length, 1), self.fc1.bias))
         hidden = drop(hidden, self.dropout if self.training else 0.0)
-        bias = None if self.fc2.bias is None else self.fc2.bias[:length]
-        return F.linear(hidden, self.fc2.weight[:length], bias).mT
+        bias = None if self.fc2.bias is None else take_first(self.fc2.bias, length, 0)
+        return F.linear(hidden, take_first(self.fc2.weight, length, 0), bias).mT
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""

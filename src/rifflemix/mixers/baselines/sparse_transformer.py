@@ -26,6 +26,7 @@ from rifflemix.mixers._attention.window import (
 )
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.butterfly import default_block_size
+from rifflemix.mixers.padding import block_of
 from rifflemix.ops.dropout.unchecked import dropout as drop
 
 PATTERNS = ("fixed", "strided")
@@ -157,7 +158,7 @@ class SparseTransformer(OrderedAttention):
         extra: _ExtraKey | None,
     ) -> Tensor:
         """Attention over the pattern, and to one key beside it that all queries see."""
-        stride = min(self.stride, q.shape[2])  # shorter sequences are one block either way
+        stride = block_of(self.stride, q.shape[2])  # shorter sequences are one block either way
         if self.pattern == "strided":
             return self._attend_strided(q, k, v, mask, extra, stride)
         return block_attention(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_integer
+from rifflemix.compat import take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.cache import new_cache, token_positions, visible, with_token
 from rifflemix.mixers.base import MixerCard, TokenMixer
@@ -115,7 +116,7 @@ class Synthesizer(TokenMixer):
         key_padding_mask: Tensor | None,
     ) -> Tensor:
         length = x.shape[1]
-        scores = self._scores(x, slice(0, length), length)
+        scores = self._scores(x, length, length)
         if self.causal:  # padding stands last, where no valid token looks
             later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
             scores = scores.masked_fill(later, -torch.inf)
@@ -133,15 +134,19 @@ class Synthesizer(TokenMixer):
         parts = heads.permute(2, 0, 3, 1, 4).unbind(0)
         return (parts[0], parts[1], parts[2]) if self.dot_product else (None, None, parts[0])
 
-    def _scores(self, x: Tensor, positions: slice | Tensor, stop: int) -> Tensor:
-        """Scores (B or 1, H, N, stop) of tokens x at `positions`, for keys before `stop`."""
+    def _scores(self, x: Tensor, positions: int | Tensor, stop: int) -> Tensor:
+        """Scores (B or 1, H, N, stop) of tokens x for keys before `stop`.
+
+        `positions` are those of the tokens, or how many there are from the first on.
+        """
         if self.mode == "random":
-            return self.scores[:, positions, :stop].unsqueeze(0)
+            return take_first(_rows(self.scores, positions), stop, 2).unsqueeze(0)
         if self.mode == "factorized":
-            rows, columns = self.row_factors[:, positions], self.column_factors[..., :stop]
-            return (rows @ columns).unsqueeze(0)
+            rows = _rows(self.row_factors, positions)
+            return (rows @ take_first(self.column_factors, stop, 2)).unsqueeze(0)
         heads: Tensor = torch.relu(self.hidden(x)).unflatten(-1, (self.num_heads, -1))
-        return heads.transpose(1, 2) @ self.score_weight[..., :stop] + self.score_bias[..., :stop]
+        weight, bias = (take_first(t, stop, 2) for t in (self.score_weight, self.score_bias))
+        return heads.transpose(1, 2) @ weight + bias
 
     def _newest_scores(self, x: Tensor, state: dict[str, Tensor], position: Tensor) -> Tensor:
         """Scores (B, H, 1, L) of one token each, x (B, 1, C) at position (B,), for the cache."""
@@ -196,6 +201,13 @@ class Synthesizer(TokenMixer):
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
         return f"{super().extra_repr()}, mode={self.mode}, dot_product={self.dot_product}"
+
+
+def _rows(table: Tensor, positions: int | Tensor) -> Tensor:
+    """Rows (H, rows, columns) at positions, or all before one."""
+    if isinstance(positions, Tensor):
+        return table[:, positions]
+    return take_first(table, positions, 1)
 
 
 def _xavier(heads: int, rows: int, columns: int) -> nn.Parameter:

@@ -91,6 +91,8 @@ def block_linear(
 def _check_tensor(name: str, x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise bad_argument(name, "a tensor", type(x).__name__)
+    if x.is_nested:
+        raise bad_argument(name, "a dense tensor", "a nested tensor", "use to_padded_tensor(0.0)")
     if x.layout != torch.strided:
         raise bad_argument(name, "a dense tensor", f"one of layout {x.layout}", "use to_dense()")
 

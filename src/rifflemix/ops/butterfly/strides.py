@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from rifflemix.checks import check_divides, check_integer
 from rifflemix.errors import bad_argument
+
+_Reached = NDArray[np.bool_]
 
 _CELLS = 2**24  # positions times sources looked at together: 16 MiB
 
@@ -146,16 +147,16 @@ def _unserved_source(chain: list[int], run: int, length: int, block: int) -> int
     at_once = max(1, _CELLS // length)
     for start in range(0, len(sources), at_once):
         some = sources[start : start + at_once]
-        served = _reached_from(some, chain, length, block).all(dim=0).tolist()
+        served = _reached_from(some, chain, length, block).all(axis=0).tolist()
         if False in served:
             return some[served.index(False)]
     return None
 
 
-def _reached_from(sources: Sequence[int], chain: list[int], length: int, block: int) -> Tensor:
+def _reached_from(sources: Sequence[int], chain: list[int], length: int, block: int) -> _Reached:
     """(length, sources) bool: the positions that each source reaches through the chain."""
-    # The device is named: a default device, "meta" included, must not catch these integers.
-    reached = torch.zeros(length, len(sources), dtype=torch.bool, device="cpu")
+    # Of NumPy: neither a default device nor a graph that is being exported may catch this search.
+    reached = np.zeros((length, len(sources)), dtype=np.bool_)
     for column, source in enumerate(sources):
         reached[source, column] = True
     for stride in chain:
@@ -163,8 +164,8 @@ def _reached_from(sources: Sequence[int], chain: list[int], length: int, block: 
     return reached
 
 
-def _spread(reached: Tensor, stride: int, block: int) -> Tensor:
+def _spread(reached: _Reached, stride: int, block: int) -> _Reached:
     """Every position whose group of this stride holds a reached position, column by column."""
-    groups = reached.view(-1, block, stride, reached.shape[1])
-    met = functools.reduce(torch.bitwise_or, groups.unbind(1))
-    return met.unsqueeze(1).expand_as(groups).reshape(reached.shape)
+    groups = reached.reshape(-1, block, stride, reached.shape[1])
+    met = groups.any(axis=1, keepdims=True)
+    return np.broadcast_to(met, groups.shape).reshape(reached.shape)

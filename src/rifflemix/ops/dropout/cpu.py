@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rifflemix.compat import has_plain_autograd
+from rifflemix.compat import has_plain_autograd, leaves_package
 from rifflemix.errors import bad_argument
 from rifflemix.ops.dropout.spec import scale, threshold
 from rifflemix.ops.native import checked, in_huge_pages, library, require_library
@@ -33,7 +33,7 @@ def supports(x: Tensor) -> bool:
         KERNELS is not None
         and x.device.type == "cpu"
         and x.dtype in TYPE_NAMES
-        and not torch.compiler.is_exporting()
+        and not leaves_package()
         and has_plain_autograd()
     )
 

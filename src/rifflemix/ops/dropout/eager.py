@@ -46,6 +46,11 @@ def dropout_attention(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=is_causal, dropout_p=p
         )
+    return dropout(attention_weights(q, k, mask, is_causal), p, seed) @ v
+
+
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    """softmax(q k^T / sqrt(D)) with the mask of torch's attention, (..., queries, keys)."""
     scores = (q / math.sqrt(q.shape[-1])) @ k.mT
     blind = None
     if is_causal:
@@ -58,8 +63,7 @@ def dropout_attention(
         scores = scores + mask
     weights = scores.softmax(-1)
     # A query that sees nothing gets nothing, as in torch's attention, not NaN.
-    weights = weights if blind is None else weights.masked_fill(blind, 0.0)
-    return dropout(weights, p, seed) @ v
+    return weights if blind is None else weights.masked_fill(blind, 0.0)
 
 
 def takes_seed(x: Tensor) -> bool:

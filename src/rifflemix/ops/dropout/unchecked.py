@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.dropout import cpu, cpu_attention, eager, reference
+from rifflemix.ops.dropout.second_order import differentiate_again
 from rifflemix.ops.dropout.spec import draw_seed
 from rifflemix.ops.native import note_slow_call
 
@@ -35,13 +36,16 @@ def dropout_attention(
 ) -> Tensor:
     """`rifflemix.ops.dropout_attention`; without dropout torch's own."""
     if dropout_p == 0.0:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+        y: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+        if y.requires_grad:
+            differentiate_again(y)
+        return y
     runs = cpu_attention.supports_attention(q, k, v, mask)
     module = _ATTENTION.pick(backend, _available(runs, q))
     draws = module is not eager or eager.takes_seed(q)
     seed = draw_seed() if draws else None
-    y: Tensor = module.dropout_attention(q, k, v, mask, is_causal, dropout_p, seed)
-    return y
+    dropped: Tensor = module.dropout_attention(q, k, v, mask, is_causal, dropout_p, seed)
+    return dropped
 
 
 def _available(kernels_run: bool, x: Tensor) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rifflemix.compat import statically_known_true
+from rifflemix.compat import as_operand, leaves_package, stable_order, statically_known_true
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
 KEY_DTYPES = {
@@ -76,6 +76,8 @@ def _largest_positions(x: Tensor, mask: Tensor | None) -> Tensor:
     """(B, 1, C): the position of each channel's largest valid value, the first of equal ones."""
     if mask is None:
         return x.detach().argmax(dim=1, keepdim=True)
+    if leaves_package():
+        return _largest_by_value(x.detach(), mask.unsqueeze(-1))
     key = ordered_key(x)
     lowest = torch.iinfo(key.dtype).min
     return key.masked_fill(mask.unsqueeze(-1), lowest).argmax(dim=1, keepdim=True)
@@ -111,8 +113,11 @@ def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
     the last ranks in the same order, padding maps to itself.
     """
     groups = (spec.num_groups, x.shape[1] // spec.num_groups)
-    keys = torch.unflatten(sort_key(x, spec.descending, mask), 1, groups)
-    order = keys.sort(dim=2, stable=True).indices
+    if leaves_package():
+        order = _order_by_value(x.detach(), spec.descending, mask, groups)
+    else:
+        keys = torch.unflatten(sort_key(x, spec.descending, mask), 1, groups)
+        order = keys.sort(dim=2, stable=True).indices
     if spec.by_reference:
         per_head = torch.unflatten(order, 3, (spec.heads, -1))
         ranks = invert(per_head[..., 0], dim=2).unsqueeze(-1).expand_as(per_head)
@@ -122,6 +127,39 @@ def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
         order = order.gather(2, ranks.unsqueeze(-1).expand_as(order))
     starts = torch.arange(groups[0], device=x.device) * groups[1]
     return (order + starts[:, None, None]).flatten(1, 2)
+
+
+# Other runtimes read no bits of a float as an integer, and may compare NaN as they like. What
+# leaves this package therefore sorts numbers only, and then moves NaN and padding behind them.
+
+
+def _order_by_value(
+    x: Tensor, descending: Tensor | None, mask: Tensor | None, groups: tuple[int, int]
+) -> Tensor:
+    """(B, K, G, C): the order of `sort_key` in each group."""
+    kind = x.isnan().to(torch.int64)
+    if mask is not None:
+        kind = kind.masked_fill(mask.unsqueeze(-1), 2)
+    x = x if descending is None else torch.where(descending, -x, x)
+    kind = torch.unflatten(kind, 1, groups)
+    numbers = torch.unflatten(x, 1, groups).masked_fill(kind > 0, torch.inf)
+    order = stable_order(numbers, 2)
+    kind = kind.gather(2, order)
+    rank, before = torch.zeros_like(kind), torch.zeros_like(kind[:, :, :1])
+    for this in range(2 if mask is None else 3):
+        is_this = (kind == this).to(torch.int64)
+        rank = rank + is_this * (before + is_this.cumsum(2) - 1)
+        before = before + is_this.sum(2, keepdim=True)
+    return order.gather(2, invert(rank, dim=2))
+
+
+def _largest_by_value(x: Tensor, padded: Tensor) -> Tensor:
+    """(B, 1, C): the first position of the largest valid value, NaN being the largest."""
+    nan = x.isnan() & ~padded
+    numbers = x.masked_fill(padded | nan, -torch.inf)
+    best = (numbers == numbers.amax(1, keepdim=True)) & ~padded & ~nan
+    best = torch.where(nan.any(1, keepdim=True), nan, best)
+    return best.to(torch.int32).argmax(1, keepdim=True)
 
 
 def _sort_pairs(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
@@ -166,7 +204,7 @@ def shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
     length = x.shape[1]
     positions = torch.arange(length, device=x.device)
     if mask is None:
-        return ((positions[:, None] - steps) % length).expand(x.shape)
+        return ((positions[:, None] - steps) % as_operand(length, x.device)).expand(x.shape)
     ranks = _valid_first(mask, dim=1)
     position_of_rank = invert(ranks, dim=1).unsqueeze(-1).expand(x.shape)
     num_valid = (~mask).sum(dim=1).clamp(min=1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_bool, check_divides, check_integer, check_layer
+from rifflemix.compat import as_operand
 from rifflemix.errors import bad_argument, check_choice
 
 _MOST = 2**31 - 1  # of tokens and channels: products of two stay within int64
@@ -93,12 +94,14 @@ def scheduled_steps(
         )
         return steps
     channels = torch.arange(num_channels, device=device)
+    modulus = as_operand(num_tokens, device)
     if kind == "linear":
-        return channels * -(-num_tokens // num_channels) % num_tokens
+        # ONNX rounds the quotient of a negative number towards zero: no -(-N // C).
+        return channels * ((num_tokens + num_channels - 1) // num_channels) % modulus
     if kind == "code_linear":
-        return group_size * (channels - 1).clamp(min=0) % num_tokens
+        return group_size * (channels - 1).clamp(min=0) % modulus
     if kind == "head":
-        return heads * (channels // (num_channels // heads)) % num_tokens
+        return heads * (channels // (num_channels // heads)) % modulus
     return torch.zeros_like(channels)
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from rifflemix.compat import statically_known_true
+from rifflemix.compat import leaves_package, statically_known_true
 from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.permutation import cpu, eager, reference
@@ -95,6 +94,6 @@ def _with_cpu(x: Tensor) -> tuple[str, ...]:
     # A small tensor is done before a kernel has been called, and an exported program must run
     # without this library: there the kernels are for those who name them.
     is_small = statically_known_true(x.numel() < cpu.WORTH_A_CALL)
-    if is_small or torch.compiler.is_exporting():
+    if is_small or leaves_package():
         return ("cpu", *PLAIN)
     return (*PLAIN, "cpu")

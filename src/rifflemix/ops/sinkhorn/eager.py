@@ -93,7 +93,7 @@ def pool_blocks(
     if causal:
         # Totals of earlier blocks are shifted in, never subtracted out: subtraction would leave
         # the rounding errors of later tokens behind.
-        totals = F.pad(totals.cumsum(1)[:, :-1], (0, 0, 1, 0)) + blocks[:, :, 0]
+        totals = F.pad(totals.cumsum(1), (0, 0, 1, 0))[:, :-1] + blocks[:, :, 0]
     return totals.to(x.dtype)
 
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rifflemix.compat import take_first
+
 # Floors of the denominators. They are part of the definition: results near them depend on them.
 NORM_FLOOR = 1e-12  # of the norm of a feature column over the tokens
 ENERGY_FLOOR = 1e-12  # of the causal running sum of squares, which is a squared norm
@@ -62,7 +64,7 @@ def bias_per_token(
 ) -> Tensor:
     """(B or 1, H, N): the bias at each token's position among the valid tokens of its sample."""
     if initial_state is None and key_padding_mask is None:
-        return bias[:, :length].unsqueeze(0)
+        return take_first(bias, length, 1).unsqueeze(0)
     if key_padding_mask is None:
         index = torch.arange(length, device=bias.device).unsqueeze(0)
     else:

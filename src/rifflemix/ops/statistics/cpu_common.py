@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rifflemix.compat import has_plain_autograd
+from rifflemix.compat import has_plain_autograd, leaves_package
 from rifflemix.ops.native import checked, instruction_level, library, require_library
 from rifflemix.ops.statistics.common import accumulation_dtype
 
@@ -37,7 +37,7 @@ def supports(w: Tensor) -> bool:
         _HAS_VECTORS
         and w.device.type == "cpu"
         and w.dtype in _TYPE_NAMES
-        and not torch.compiler.is_exporting()
+        and not leaves_package()
         and has_plain_autograd()
     )
 

@@ -1,0 +1,236 @@
+"""Mixers outside of plain calls: exported, in ONNX, compiled, traced, differentiated twice.
+
+One graph serves every number of tokens. What torch itself cannot do is refused in a sentence.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix.errors import InputError
+from rifflemix.mixers import TokenMixer, mixer_class
+from rifflemix.ops.permutation import eager
+from rifflemix.testing import Form, forms_of
+from rifflemix.testing.forms import DIM, MAX_LENGTH
+
+HEADLINE = ("csp", "sliceformer", "tssa", "butterfly", "token_parallel", "sinkhorn", "softmax")
+FORMS = [form for name in HEADLINE for form in forms_of(mixer_class(name))]
+# Baselines with blocks, windows, tables of positions, kernels and chunks of their own.
+BASELINES = ("local", "linear", "linformer", "synthesizer", "longformer", "reformer", "mega_chunk")
+BASELINE_FORMS = [form for name in BASELINES for form in forms_of(mixer_class(name))]
+SIZES = ((3, 24), (2, 17), (5, 64), (2, 33), (1, 7), (4, 2), (1, 1))
+FAST = {"csp", "butterfly"}
+
+
+def parameters(forms: list[Form], fast: set[str]) -> list[Any]:
+    """The forms, all but a few marked slow."""
+    return [
+        pytest.param(form, id=str(form), marks=[] if str(form) in fast else [pytest.mark.slow])
+        for form in forms
+    ]
+
+
+def batch(batch_size: int, length: int, *, masked: bool = True) -> tuple[Tensor, dict[str, Any]]:
+    """Tokens, and the keyword of a mask that hides the end of the first sequence."""
+    generator = torch.Generator().manual_seed(length)
+    x = torch.randn(batch_size, length, DIM, generator=generator)
+    mask = torch.zeros(batch_size, length, dtype=torch.bool)
+    if length > 3:
+        mask[0, -3:] = True
+    return x, {"key_padding_mask": mask} if masked else {}
+
+
+def any_size(*, masked: bool = True) -> dict[str, Any]:
+    """The dynamic shapes of a mixer: a symbol for the batch, and one for the tokens."""
+    axes = {0: torch.export.Dim("B", max=16), 1: torch.export.Dim("N", max=MAX_LENGTH)}
+    return {"x": axes, **({"key_padding_mask": axes} if masked else {})}
+
+
+def exported(mixer: TokenMixer, *, masked: bool) -> torch.export.ExportedProgram:
+    x, keywords = batch(3, 24, masked=masked)
+    return torch.export.export(
+        mixer, (x,), keywords, dynamic_shapes=any_size(masked=masked), strict=False
+    )
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+@pytest.mark.parametrize("form", parameters(FORMS + BASELINE_FORMS, FAST))
+def test_one_exported_program_serves_all_lengths(form: Form, masked: bool) -> None:
+    mixer = form.build(dtype=torch.float32)
+    program = exported(mixer, masked=masked)
+    assert not [node for node in program.graph.nodes if "rifflemix" in str(node.target)]
+    for size in SIZES:
+        x, keywords = batch(*size, masked=masked)
+        torch.testing.assert_close(
+            program.module()(x, **keywords), mixer(x, **keywords), atol=1e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"layer_index": 1, "num_layers": 2}, id="second_stride"),
+        pytest.param({"block_size": 2, "layer_index": 4, "num_layers": 5}, id="many_strides"),
+        pytest.param({"block_size": 3, "reverse": True}, id="reverse"),
+        pytest.param({"token_order": "random"}, id="random_order", marks=pytest.mark.slow),
+    ],
+)
+def test_butterfly_looks_up_its_stride(options: dict[str, Any]) -> None:
+    mixer = rm.create_mixer("butterfly", DIM, num_heads=4, max_length=MAX_LENGTH, **options).eval()
+    program = exported(mixer, masked=True).module()
+    for length in range(1, MAX_LENGTH + 1):
+        x, keywords = batch(2, length)
+        torch.testing.assert_close(
+            program(x, **keywords), mixer(x, **keywords), atol=1e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"num_groups": 7, "pad": True}, id="groups"),
+        pytest.param({"group_size": 5, "pad": True}, id="group_size"),
+        pytest.param({"order": "ascending"}, id="ascending"),
+        pytest.param({"shift": "none"}, id="no_shift"),
+    ],
+)
+def test_groups_of_csp_are_filled_for_any_length(options: dict[str, Any]) -> None:
+    mixer = rm.create_mixer("csp", DIM, max_length=MAX_LENGTH, **options).eval()
+    program = exported(mixer, masked=True).module()
+    for size in SIZES:
+        x, keywords = batch(*size)
+        torch.testing.assert_close(
+            program(x, **keywords), mixer(x, **keywords), atol=1e-5, rtol=1e-4
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("form", [form for form in FORMS if form.card.name != "sinkhorn"], ids=str)
+def test_onnx_serves_all_lengths(form: Form) -> None:
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    mixer = form.build(dtype=torch.float32)
+    x, keywords = batch(3, 24)
+    program = torch.onnx.export(
+        mixer, (x,), kwargs=keywords, dynamo=True, dynamic_shapes=any_size(), verbose=False
+    )
+    assert program is not None
+    session = runtime.InferenceSession(
+        program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    names = [given.name for given in session.get_inputs()]
+    for size in SIZES:
+        x, keywords = batch(*size)
+        inputs = (x.numpy(), keywords["key_padding_mask"].numpy())
+        (y,) = session.run(None, dict(zip(names, inputs, strict=True)))
+        torch.testing.assert_close(
+            torch.from_numpy(y), mixer(x, **keywords).detach(), atol=1e-4, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("form", parameters(FORMS, {"butterfly"}))
+def test_compiles_twice_for_all_lengths(form: Form) -> None:
+    """Once for the first length, once for any: no break of the graph, no other compilation."""
+    counters = torch._dynamo.utils.counters
+    torch.compiler.reset()
+    counters.clear()
+    mixer = form.build(dtype=torch.float32)
+    compiled = torch.compile(mixer, backend="aot_eager")
+    for length in (24, 17, 33, 64):
+        x, keywords = batch(2, length)
+        torch.testing.assert_close(
+            compiled(x, **keywords), mixer(x, **keywords), atol=1e-5, rtol=1e-4
+        )
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_jit_trace(form: Form) -> None:
+    mixer = form.build(dtype=torch.float32)
+    x, _ = batch(2, 24)
+    traced = torch.jit.trace(mixer, (x,), check_trace=False)
+    assert "rifflemix::" not in str(traced.inlined_graph)
+    torch.testing.assert_close(traced(x + 1.0), mixer(x + 1.0))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_tensorboard_draws_the_graph(tmp_path: Path) -> None:
+    tensorboard = pytest.importorskip(
+        "torch.utils.tensorboard", reason="tensorboard is not installed"
+    )
+    with tensorboard.SummaryWriter(str(tmp_path)) as writer:
+        writer.add_graph(Form(mixer_class("butterfly")).build(dtype=torch.float32), batch(2, 24)[0])
+    assert any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_gradients_can_be_differentiated(form: Form) -> None:
+    mixer = form.build(8, num_heads=2).requires_grad_(False)
+    x = torch.randn(1, 6, 8, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[False] * 5 + [True]])
+    for key_padding_mask in (None, mask):
+
+        def run(x: Tensor, mask: Tensor | None = key_padding_mask) -> Tensor:
+            return mixer(x, key_padding_mask=mask)
+
+        assert torch.autograd.gradgradcheck(run, (x,), atol=1e-4)
+
+
+def test_second_gradients_reach_the_parameters() -> None:
+    """As with the plain formula of torch's attention, in float32 too."""
+    mixer = Form(mixer_class("butterfly")).build(dtype=torch.float32)
+    x = torch.randn(2, 20, DIM, requires_grad=True)
+
+    def penalty() -> tuple[Tensor, ...]:
+        (gradient,) = torch.autograd.grad(mixer(x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), list(mixer.parameters()))
+
+    found = penalty()
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = penalty()
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-3)
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_are_refused_by_name(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.randn(n, DIM) for n in (3, 5)], layout=layout)
+    mask = torch.nested.nested_tensor(
+        [torch.zeros(n, dtype=torch.bool) for n in (3, 5)], layout=layout
+    )
+    mixer = rm.create_mixer("tssa", DIM, num_heads=4)
+    with pytest.raises(InputError, match=r"^x: expected a dense.*nested.*to_padded_tensor"):
+        mixer(nested)
+    with pytest.raises(InputError, match=r"^key_padding_mask: expected.*nested"):
+        mixer(torch.randn(2, 5, DIM), key_padding_mask=mask)
+    with pytest.raises(InputError, match=r"^x: expected a dense.*nested.*to_padded_tensor"):
+        rm.ops.butterfly_split(nested, 2, 2)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_sorting_by_value_equals_sorting_by_key(groups: int, masked: bool) -> None:
+    """The order that is exported, with ties, infinities, both zeros and NaN."""
+    values = torch.tensor([1.0, -1.0, 0.0, -0.0, torch.inf, -torch.inf, torch.nan, 2.0])
+    x = values[torch.randint(len(values), (3, 12, 5))]
+    mask = torch.rand(3, 12) < 0.4 if masked else None
+    descending = torch.tensor([False, True, False, True, True])
+    shape = (groups, 12 // groups)
+    keys = eager.sort_key(x, descending, mask).unflatten(1, shape)
+    order = eager._order_by_value(x, descending, mask, shape)
+    assert torch.equal(order, keys.sort(dim=2, stable=True).indices)
+    if mask is not None:
+        mask[:, 0] = False
+        largest = eager._largest_by_value(x, mask.unsqueeze(-1))
+        assert torch.equal(largest, eager._largest_positions(x, mask))
