@@ -41,7 +41,7 @@ def has_plain_autograd() -> bool:
 
 def leaves_package() -> bool:
     """Whether a graph is being made that will run where this package is not: exported or traced."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    return torch.compiler.is_exporting() or torch.jit._trace.is_tracing()
 
 
 # The compiler's own functions take a second to import, and outside a graph nobody needs them. Under

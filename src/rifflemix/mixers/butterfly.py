@@ -147,7 +147,8 @@ class Butterfly(TokenMixer):
         here = torch.arange(length, device=x.device)
         group = here // (block * stride) * stride + here % stride
         slot = group * block + here // stride % block
-        return y.unflatten(0, (x.shape[0], num_groups)).flatten(1, 2).index_select(1, slot)
+        mixed: Tensor = y.unflatten(0, (x.shape[0], num_groups)).flatten(1, 2)
+        return mixed.index_select(1, slot)
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
@@ -183,13 +184,12 @@ def _strides_by_length(
 def _most_groups(length: int, block: int, max_length: int) -> int:
     """Groups of `butterfly_layout`, or more, in arithmetic that symbols go through.
 
-    Groups beyond the layout hold nothing but padding.
+    The layout pads to a power of the block that is shorter than the tokens, so to less than twice
+    their number, and only to the block where no second power is. Groups beyond the layout hold
+    nothing but padding.
     """
-    span, power = block, block * block
-    while power < max_length:  # the layout pads to the largest power below the length
-        span = span * (1 + (block - 1) * torch.sym_min(1, (length - 1) // power))
-        power *= block
-    return blocks_of(span, length) * (span // block)
+    blocks = blocks_of(block, length)
+    return blocks if block * block >= max_length else 2 * blocks
 
 
 def default_block_size(length: int) -> int:

@@ -147,9 +147,9 @@ def _unserved_source(chain: list[int], run: int, length: int, block: int) -> int
     at_once = max(1, _CELLS // length)
     for start in range(0, len(sources), at_once):
         some = sources[start : start + at_once]
-        served = _reached_from(some, chain, length, block).all(axis=0).tolist()
-        if False in served:
-            return some[served.index(False)]
+        served = np.asarray(_reached_from(some, chain, length, block).all(axis=0))
+        if not served.all():
+            return some[int(served.argmin())]
     return None
 
 
