@@ -24,14 +24,17 @@ FORMS = [form for name in HEADLINE for form in forms_of(mixer_class(name))]
 # Baselines with blocks, windows, tables of positions, kernels and chunks of their own.
 BASELINES = ("local", "linear", "linformer", "synthesizer", "longformer", "reformer", "mega_chunk")
 BASELINE_FORMS = [form for name in BASELINES for form in forms_of(mixer_class(name))]
+# Fourier transforms stay an operator of ours: such a program needs this package.
+TRANSFORMS = {"mega_chunk": {"rifflemix.circular_convolve.default", "circular_convolve"}}
+SECONDS = {"sinkhorn", "sinkhorn-causal"}  # which this takes to differentiate twice
+slow = pytest.mark.slow
 SIZES = ((3, 24), (2, 17), (5, 64), (2, 33), (1, 7), (4, 2), (1, 1))
-FAST = {"csp", "butterfly"}
 
 
 def parameters(forms: list[Form], fast: set[str]) -> list[Any]:
     """The forms, all but a few marked slow."""
     return [
-        pytest.param(form, id=str(form), marks=[] if str(form) in fast else [pytest.mark.slow])
+        pytest.param(form, id=str(form), marks=[] if str(form) in fast else [slow])
         for form in forms
     ]
 
@@ -46,25 +49,26 @@ def batch(batch_size: int, length: int, *, masked: bool = True) -> tuple[Tensor,
     return x, {"key_padding_mask": mask} if masked else {}
 
 
-def any_size(*, masked: bool = True) -> dict[str, Any]:
+def any_size(*, masked: bool = True, least: int = 1) -> dict[str, Any]:
     """The dynamic shapes of a mixer: a symbol for the batch, and one for the tokens."""
-    axes = {0: torch.export.Dim("B", max=16), 1: torch.export.Dim("N", max=MAX_LENGTH)}
+    tokens = torch.export.Dim("N", min=least, max=MAX_LENGTH)
+    axes = {0: torch.export.Dim("B", max=16), 1: tokens}
     return {"x": axes, **({"key_padding_mask": axes} if masked else {})}
 
 
-def exported(mixer: TokenMixer, *, masked: bool) -> torch.export.ExportedProgram:
+def exported(mixer: TokenMixer, *, masked: bool, least: int = 1) -> torch.export.ExportedProgram:
     x, keywords = batch(3, 24, masked=masked)
-    return torch.export.export(
-        mixer, (x,), keywords, dynamic_shapes=any_size(masked=masked), strict=False
-    )
+    shapes = any_size(masked=masked, least=least)
+    return torch.export.export(mixer, (x,), keywords, dynamic_shapes=shapes, strict=False)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
-@pytest.mark.parametrize("form", parameters(FORMS + BASELINE_FORMS, FAST))
+@pytest.mark.parametrize("form", parameters(FORMS + BASELINE_FORMS, {"csp"}))
 def test_one_exported_program_serves_all_lengths(form: Form, masked: bool) -> None:
     mixer = form.build(dtype=torch.float32)
     program = exported(mixer, masked=masked)
-    assert not [node for node in program.graph.nodes if "rifflemix" in str(node.target)]
+    ours = {str(n.target) for n in program.graph.nodes if "rifflemix" in str(n.target)}
+    assert ours <= TRANSFORMS.get(form.card.name, set())
     for size in SIZES:
         x, keywords = batch(*size, masked=masked)
         torch.testing.assert_close(
@@ -75,10 +79,12 @@ def test_one_exported_program_serves_all_lengths(form: Form, masked: bool) -> No
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"layer_index": 1, "num_layers": 2}, id="second_stride"),
-        pytest.param({"block_size": 2, "layer_index": 4, "num_layers": 5}, id="many_strides"),
+        pytest.param({"layer_index": 1, "num_layers": 2}, id="second_stride", marks=slow),
+        pytest.param(
+            {"block_size": 2, "layer_index": 4, "num_layers": 5}, id="many_strides", marks=slow
+        ),
         pytest.param({"block_size": 3, "reverse": True}, id="reverse"),
-        pytest.param({"token_order": "random"}, id="random_order", marks=pytest.mark.slow),
+        pytest.param({"token_order": "random"}, id="random_order", marks=slow),
     ],
 )
 def test_butterfly_looks_up_its_stride(options: dict[str, Any]) -> None:
@@ -93,26 +99,30 @@ def test_butterfly_looks_up_its_stride(options: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
+    ("options", "least"),
     [
-        pytest.param({"num_groups": 7, "pad": True}, id="groups"),
-        pytest.param({"group_size": 5, "pad": True}, id="group_size"),
-        pytest.param({"order": "ascending"}, id="ascending"),
-        pytest.param({"shift": "none"}, id="no_shift"),
+        # Up to one token a group the groups are another layout.
+        pytest.param({"num_groups": 7, "pad": True}, 8, id="groups"),
+        pytest.param({"group_size": 5, "pad": True}, 1, id="group_size"),
+        pytest.param({"order": "ascending"}, 1, id="ascending"),
+        pytest.param({"shift": "none"}, 1, id="no_shift"),
     ],
 )
-def test_groups_of_csp_are_filled_for_any_length(options: dict[str, Any]) -> None:
+def test_groups_of_csp_are_filled_for_any_length(options: dict[str, Any], least: int) -> None:
     mixer = rm.create_mixer("csp", DIM, max_length=MAX_LENGTH, **options).eval()
-    program = exported(mixer, masked=True).module()
+    program = exported(mixer, masked=True, least=least).module()
     for size in SIZES:
-        x, keywords = batch(*size)
-        torch.testing.assert_close(
-            program(x, **keywords), mixer(x, **keywords), atol=1e-5, rtol=1e-4
-        )
+        if size[1] >= least:
+            x, keywords = batch(*size)
+            torch.testing.assert_close(
+                program(x, **keywords), mixer(x, **keywords), atol=1e-5, rtol=1e-4
+            )
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:# The axis name"
+)
 @pytest.mark.parametrize("form", [form for form in FORMS if form.card.name != "sinkhorn"], ids=str)
 def test_onnx_serves_all_lengths(form: Form) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
@@ -136,7 +146,7 @@ def test_onnx_serves_all_lengths(form: Form) -> None:
         )
 
 
-@pytest.mark.parametrize("form", parameters(FORMS, {"butterfly"}))
+@pytest.mark.parametrize("form", parameters(FORMS, set()))
 def test_compiles_twice_for_all_lengths(form: Form) -> None:
     """Once for the first length, once for any: no break of the graph, no other compilation."""
     counters = torch._dynamo.utils.counters
@@ -174,7 +184,7 @@ def test_tensorboard_draws_the_graph(tmp_path: Path) -> None:
     assert any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", parameters(FORMS, {str(f) for f in FORMS} - SECONDS))
 def test_gradients_can_be_differentiated(form: Form) -> None:
     mixer = form.build(8, num_heads=2).requires_grad_(False)
     x = torch.randn(1, 6, 8, dtype=torch.float64, requires_grad=True)
