@@ -58,6 +58,7 @@ def setup(sources: Path, *arguments: str, **environment: str) -> subprocess.Comp
     )  # fmt: skip
 
 
+@slow
 @needs_git
 def test_an_sdist_holds_the_checkout(sources: Path, tmp_path: Path) -> None:
     """With its tests, documentation, measurements and what `make` needs."""

@@ -33,7 +33,7 @@ _SIDES = {"pathfinder32": 32, "pathfinder64": 64, "pathfinder128": 128, "pathx":
 # Words of the corpora whose vocabulary no option sets.
 _WORDS = {"ptb": 10_000, "sst": 16_580, "sick": 2_200}
 # Tokens of the longest sample of a batch, where that is far below the most the task allows:
-# means over batches of the data, rounded; of NLI's pairs as of SICK's, which are as long.
+# of ListOps the mean over batches of the data, rounded; of the others, and of NLI's pairs, guesses.
 _LONGEST = {"listops": 1_850, ("sst", "word"): 45, ("sst", "byte"): 240, "sick": 55}
 _JOINED = ("snli", "mnli", "sick")
 # Atoms of the largest molecule of a batch, features of an atom and of a bond, ids.
