@@ -17,10 +17,9 @@ from rifflemix.surgery import replace_attention, restore_attention
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
-WITHOUT_ROTARY = [
-    name for name in MODELS if name not in ("llama", "qwen2", "qwen3") and "deberta" not in name
-]
 WITH_ROTARY = ["llama", "qwen2", "qwen3"]
+REFUSED = ["mistral", "deberta", "deberta_v2"]
+WITHOUT_ROTARY = [name for name in MODELS if name not in WITH_ROTARY + REFUSED]
 SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,

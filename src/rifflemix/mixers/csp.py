@@ -13,7 +13,7 @@ from rifflemix.checks import check_bool, check_divides, check_integer, check_int
 from rifflemix.compat import statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.padding import block_of, blocks_of
+from rifflemix.mixers.padding import blocks_and_size
 from rifflemix.mixers.value_maps import value_and_output_maps
 from rifflemix.ops.permutation import SHIFT_KINDS, SortSpec, unchecked
 from rifflemix.ops.permutation.schedules import scheduled_steps
@@ -121,7 +121,8 @@ class CSP(TokenMixer):
         groups, size = self._groups(length)
         steps = self._shift_steps(length, size, v.device)
         missing = groups * size - length
-        if not statically_known_true(missing == 0):
+        is_full = statically_known_true(missing == 0)
+        if not is_full:
             # The positions that fill the last group are padding, which every operator leaves alone.
             mask = v.new_zeros(v.shape[:2], dtype=torch.bool) if mask is None else mask
             v, mask = F.pad(v, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=True)
@@ -130,9 +131,9 @@ class CSP(TokenMixer):
             y, index = unchecked.group_sort(v, spec, mask, with_index)
         else:
             y, index = unchecked.channel_permute(v, steps, spec, mask, with_index)
-        if index is not None:
-            index = take_first(index, length, 1)
-        return take_first(y, length, 1), index
+        if is_full:
+            return y, index
+        return take_first(y, length, 1), None if index is None else take_first(index, length, 1)
 
     def _groups(self, length: int) -> tuple[int, int]:
         """Groups, and the tokens of each, that hold so many tokens."""
@@ -144,8 +145,7 @@ class CSP(TokenMixer):
             check_divides(name, number, length, "the number of tokens N", hint)
         if self.num_groups is not None:
             return self.num_groups, (length + self.num_groups - 1) // self.num_groups
-        size = block_of(self.group_size, length)
-        return blocks_of(size, length), size
+        return blocks_and_size(self.group_size, length)
 
     def _shift_steps(self, length: int, size: int, device: torch.device) -> Tensor | None:
         """(C,) steps for this many tokens in groups of `size`; None where nothing shifts."""

@@ -28,6 +28,15 @@ def blocks_of(size: int, length: int) -> int:
     return (length + (size if is_known(length) else 2 * size) - 1) // size
 
 
+def blocks_and_size(size: int, length: int) -> tuple[int, int]:
+    """`blocks_of` and `block_of`: how many blocks hold all tokens, and how many tokens each."""
+    if is_known(length):
+        size = min(size, length)
+        return (length + size - 1) // size, size
+    size = block_of(size, length)
+    return blocks_of(size, length), size
+
+
 def missing_tokens(size: int, length: int) -> int:
     """How many tokens of padding fill `blocks_of`."""
     return blocks_of(size, length) * size - length

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rifflemix.compat import take_first
 from rifflemix.mixers._convolution.fft_convolution import wide
-from rifflemix.mixers.padding import block_of, blocks_of
+from rifflemix.mixers.padding import blocks_and_size
 from rifflemix.ops.precision import without_autocast
 
 # An exponent is split into the start of a block and a position in it, so that a kernel of N values
@@ -39,9 +39,9 @@ class ExponentialKernel(NamedTuple):
     def values(self, length: int) -> Tensor:
         """(C, length): the kernel at l = 0 .. length - 1."""
         like = self.weight
-        size = block_of(_BLOCK, length)
+        blocks, size = blocks_and_size(_BLOCK, length)
         positions = torch.arange(size, device=like.device, dtype=like.dtype)
-        starts = torch.arange(blocks_of(size, length), device=like.device, dtype=like.dtype) * size
+        starts = torch.arange(blocks, device=like.device, dtype=like.dtype) * size
         left = torch.exp(starts.unsqueeze(-1) * self.log_ratio.unsqueeze(-2))
         right = torch.exp(self.log_ratio.unsqueeze(-1) * positions)
         if self.phase is None or self.weight_imag is None:
