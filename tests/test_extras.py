@@ -40,6 +40,7 @@ def without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 def test_every_room_is_imported_without_extras() -> None:
     """What draws, or hands on classes of another package, is imported where it is used."""
     rooms = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}

@@ -80,6 +80,7 @@ def test_one_kind_of_a_run(call: Any, runs: Path, tmp_path: Path) -> None:
     assert "http" not in page.replace("http-equiv", "")
 
 
+@pytest.mark.slow
 def test_the_gallery_of_a_comparison_goes_on(call: Any, runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "looks"
     words = ("analyze", "all", runs / "compare", "--out", out, "--samples", 4)

@@ -190,6 +190,7 @@ def test_folders_that_cannot_be_merged(folders: Path, tmp_path: Path) -> None:
         merge_comparisons([one, folders / "tssa0"], folders / "both")
 
 
+@pytest.mark.slow
 def test_tuned_comparisons_keep_their_trials(tmp_path: Path) -> None:
     for mixer in ("softmax", "tssa"):
         start(tmp_path / mixer, mixers=(mixer,), **RATES)

@@ -135,9 +135,8 @@ def test_stacks_that_need_more_strides_mix_all_tokens(length: int) -> None:
     assert depends(length, layers).all()
 
 
-@pytest.mark.parametrize(
-    "length", [44, *(pytest.param(length, marks=pytest.mark.slow) for length in (20, 45))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [20, 44, 45])
 def test_searched_strides_compile(length: int) -> None:
     torch.compiler.reset()
     mixer = build(block_size=4, layer_index=1)

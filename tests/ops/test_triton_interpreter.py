@@ -24,40 +24,25 @@ pytestmark = [
     pytest.mark.skipif(
         os.environ.get("TRITON_INTERPRET") == "1", reason="those tests run in this process already"
     ),
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
 ]
-SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
-# Every kernel once; the rest of what is not marked slow would take half a minute too long.
-FEW = (
-    "with_padding or circular_shift or columns_of_zeros or gradient_of_a_gradient or no_samples"
-    " or refused or never_interprets or a_batch_of_none"
-)
 
 
 @pytest.mark.parametrize(
-    ("files", "which"),
-    [
-        pytest.param(
-            (PERMUTATION, STATISTICS, NONE),
-            ("-m", "not slow and not gpu", "-k", FEW),
-            id="few",
-        ),
-        pytest.param((PERMUTATION,), ("-m", "not gpu"), id="permutation", marks=SLOW),
-        pytest.param((STATISTICS,), ("-m", "not gpu"), id="statistics", marks=SLOW),
-        pytest.param((STRIDES,), ("-m", "not gpu"), id="strides", marks=SLOW),
-    ],
+    "files",
+    [(PERMUTATION,), (STATISTICS,), (STRIDES, NONE)],
+    ids=["permutation", "statistics", "operators"],
 )
-def test_in_the_interpreter(files: tuple[str, ...], which: tuple[str, ...]) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        *which,
-        *(str(FOLDER / file) for file in files),
-    ]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
+def test_in_the_interpreter(files: tuple[str, ...]) -> None:
+    paths = [str(FOLDER / file) for file in files]
     done = subprocess.run(
-        command, env=environment, cwd=FOLDER.parents[1], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", *paths],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        cwd=FOLDER.parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

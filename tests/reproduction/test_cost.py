@@ -84,6 +84,7 @@ def test_padding_is_left_out_where_the_shape_of_a_result_depends_on_it() -> None
     assert count_step(get_recipe("csp/table4-listops-s4")).flops > 0
 
 
+@pytest.mark.slow
 def test_a_model_that_looks_at_its_weights_when_it_is_made_is_counted() -> None:
     assert count_step(get_recipe("tost/table2-cifar10-tost_tiny_16")).flops > 0
 

@@ -206,6 +206,7 @@ def test_ctrl_c_stops_in_good_order(tmp_path: Path) -> None:
     assert results == json.loads((out / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_costs_of_recipes_are_listed_and_sorted(cli: Cli) -> None:
     chosen = ("list", "recipes", "--cost", "--match", "cifar10-p4-l4-", "--threads", "1")
     outcome = cli(*chosen, "--sort", "flops", "--json")

@@ -60,6 +60,7 @@ def test_every_combination_is_run_with_its_settings(swept: tuple[Path, dict[str,
     assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_goes_on_bit_for_bit(
     swept: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:

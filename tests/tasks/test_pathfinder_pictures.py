@@ -248,6 +248,7 @@ def check_statistics(pictures: Pictures, scene: Scene) -> None:
         assert abs(share - 0.5) < 4 * (1 / 3 / count) ** 0.5 + 0.05, name
 
 
+@pytest.mark.slow
 def test_no_simple_statistic_gives_the_label_away(many: Pictures, scene: Scene) -> None:
     check_statistics(many, scene)
 
