@@ -129,7 +129,8 @@ def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
                 batch.pop("key_padding_mask", None)
             with count:
                 _loss(run_model(model, batch), batch["labels"]).backward()
-        optimizer.step()  # makes its state
+        with _watch():  # Adafactor looks at a number
+            optimizer.step()  # makes its state
         with count:
             optimizer.step()
     sequences = train.batch_size * plan.task.num_sequences
