@@ -52,7 +52,7 @@ wheel: $(VENV)/.ok
 demo: $(VENV)/.demo
 	$(VENV)/bin/rifflemix compare $(DEMO) --out runs/demo
 
-# Everything but the slow tests; under ten minutes on two cores.
+# Everything but the slow tests; about five minutes on two cores.
 test: $(VENV)/.ok
 	$(PYTEST) -m "not slow"
 
