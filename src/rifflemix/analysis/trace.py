@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
+from rifflemix.models.calling import call_model, on_device_of
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.seeds import rng_state, seed_everything, set_rng_state
 
@@ -147,25 +148,10 @@ def _hooked(layers: Mapping[str, nn.Module], calls: list[Call]) -> Iterator[None
 
 def run_batch(model: nn.Module, batch: Any) -> None:
     """Call a model with a batch in one of the forms that `trace` takes."""
-    parameter = next(model.parameters(), None)
-    device = None if parameter is None else parameter.device
-
-    def moved(value: Any) -> Any:
-        return value.to(device) if isinstance(value, Tensor) and device is not None else value
-
-    if isinstance(batch, Tensor):
-        model(moved(batch))
-    elif isinstance(batch, tuple | list):
-        model(*map(moved, batch))
-    elif isinstance(batch, Mapping):
-        there = {name: moved(value) for name, value in batch.items()}
-        if "inputs" in there:
-            run_model(model, there)
-        else:
-            model(**there)
+    if isinstance(batch, Mapping) and "inputs" in batch:
+        run_model(model, on_device_of(model, batch))
     else:
-        expected = "tensors, tuples of arguments, or mappings"
-        raise bad_argument("batches", expected, type(batch).__name__)
+        call_model(model, batch, name="batches")
 
 
 def _words(of: type[nn.Module] | tuple[type[nn.Module], ...]) -> str:

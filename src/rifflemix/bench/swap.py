@@ -16,11 +16,11 @@ from rifflemix.bench.tables import crossover_text
 from rifflemix.checks import check_integers
 from rifflemix.errors import InputError, bad_argument, require_packages
 from rifflemix.files import user_path, write_bytes
+from rifflemix.models.calling import call_model
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_bytes, format_count
 from rifflemix.runs.measure import median, median_seconds, peak_memory
 from rifflemix.surgery import replace_attention
-from rifflemix.surgery.calling import call_model
 
 ORIGINAL = "original"
 PHASES = ("forward", "training")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_positive
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.models.calling import call_model
 from rifflemix.surgery.adapters import SwappedAttention
-from rifflemix.surgery.calling import call_model
 
 
 def distil(
@@ -56,7 +56,7 @@ def distil(
             for batch in batches:
                 optimizer.zero_grad()
                 with torch.no_grad():
-                    call_model(original, batch)
+                    call_model(original, batch, name="batches")
                 optimizer.step()
     finally:
         for hook in hooks:
