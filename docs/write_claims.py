@@ -16,7 +16,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from claims_list import CLAIMS, FAILS, HOLDS, PART, Claim
+from claims_judges import FAILS, HOLDS, PART
+from claims_list import CLAIMS, Claim
 
 FOLDER = Path(__file__).resolve().parent
 PAGE, FILES = FOLDER / "claims.md", FOLDER / "claims"
