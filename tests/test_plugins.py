@@ -217,6 +217,8 @@ def test_a_registered_model_is_built_compared_and_saved(tmp_path: Path) -> None:
         rm.register_model(Pooled)  # type: ignore[arg-type] # the mistake
     with pytest.raises(rm.InputError, match="printed: expected a count"):
         rm.register_model(replace(card, printed="nine"))
+    with pytest.raises(rm.InputError, match="printed_macs: expected a count"):
+        rm.register_model(replace(card, printed_macs="20.73"))
     rm.register_model(replace(card, name="bare"))(lambda: nn.Linear(2, 2))
     with pytest.raises(
         rm.InputError, match=r"what builds bare: expected a rifflemix\.models\.Model"

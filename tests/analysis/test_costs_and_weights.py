@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import rifflemix as rm
-from rifflemix.analysis import analyze, find_subjects, own_subject, trace
-from rifflemix.analysis.macs import PRINTED, costs_of
+from rifflemix.analysis import View, analyze, find_subjects, own_subject, trace
+from rifflemix.analysis.macs import costs_of
 from rifflemix.analysis.sinkhorn import sort_matrix, sorting_of
 from rifflemix.analysis.softmax_spread import (
     layer_spreads,
@@ -63,9 +63,17 @@ def test_costs_by_hand() -> None:
 def test_printed_costs(name: str) -> None:
     (subject,) = find_subjects(name)
     finding = analyze("macs", subject)
-    costs = finding.data["models"][name]
-    assert costs["macs"] / 1e6 == pytest.approx(PRINTED[name], rel=2e-3)
-    assert "the paper prints" in finding.seen[0]
+    costs, card = finding.data["models"][name], rm.models.model_card(name)
+    assert f"{costs['printed_macs_millions']:g}" == f"{float(card.printed_macs[:-2]):g}"
+    assert costs["macs"] / 1e6 == pytest.approx(costs["printed_macs_millions"], rel=2e-3)
+    assert f"the paper prints {card.printed_macs} and {card.printed} param" in finding.seen[0]
+
+
+def test_another_size_is_not_what_the_paper_counts() -> None:
+    (subject,) = find_subjects("mlp_mixer_dense_e1", View(samples=1, settings={"num_layers": 1}))
+    finding = analyze("macs", subject)
+    assert finding.data["models"]["mlp_mixer_dense_e1"]["printed_macs_millions"] is None
+    assert "the paper" not in finding.seen[0]
 
 
 def test_spread_and_sums_by_numpy() -> None:

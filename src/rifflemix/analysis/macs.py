@@ -14,25 +14,8 @@ from rifflemix.analysis.finding import Finding, Subject, Tick, silent
 from rifflemix.analysis.images import inputs_of
 from rifflemix.analysis.trace import run_batch, undisturbed
 from rifflemix.models.macs import multiply_accumulates
-from rifflemix.models.presets import find_preset, preset_names
-
-# Millions for one image, as Dimension Mixer prints them: Table 3, then Table 7.
-PRINTED = {
-    "mlp_mixer_dense_e1": 20.73,
-    "mlp_mixer_butterfly_linear_e1": 5.0,
-    "mlp_mixer_butterfly_mlp_e1": 5.33,
-    "mlp_mixer_dense_e2": 40.89,
-    "mlp_mixer_butterfly_linear_e2": 9.34,
-    "mlp_mixer_butterfly_mlp_e2": 9.88,
-    "mlp_mixer_c1_l7": 74.65,
-    "mlp_mixer_c2_l7": 60.48,
-    "mlp_mixer_c1_l10": 106.36,
-    "mlp_mixer_c2_l10": 86.16,
-    "patch_only_cifar10_l7": 23.04,
-    "patch_only_cifar10_l10": 32.9,
-    "patch_only_cifar100_l7": 23.37,
-    "patch_only_cifar100_l10": 33.23,
-}
+from rifflemix.models.presets import ModelCard
+from rifflemix.models.registry import list_models, model_card, model_settings
 
 
 @dataclass(frozen=True)
@@ -148,13 +131,13 @@ def macs(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
         found[subject.label] = costs_of(subject)
         tokens[subject.label] = tuple(inputs_of(subject.batches[0]).shape[1:])
         tick(subject.label, 1, 1)
-    names = {subject.label: str(subject.about.get("model", "")) for subject in subjects}
+    cards = {subject.label: _card(subject) for subject in subjects}
     return Finding(
         kind="macs",
         title="Multiply-accumulates and parameters by layer",
         source="Sapkota and Bhattarai 2025 (Dimension Mixer), Tables 3 and 7",
         seen=tuple(
-            _sentence(label, whole, names[label], tokens[label])
+            _sentence(label, whole, cards[label], tokens[label])
             for label, (_, whole) in found.items()
         ),
         headers=("Model", "Part", "MACs", "Share, %", "Parameters"),
@@ -180,7 +163,7 @@ def macs(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
                 label: {
                     "macs": whole.macs,
                     "parameters": whole.parameters,
-                    "printed_macs_millions": PRINTED.get(names[label]),
+                    "printed_macs_millions": _millions(cards[label]),
                     "parts": [vars(cost) for cost in costs],
                 }
                 for label, (costs, whole) in found.items()
@@ -190,16 +173,33 @@ def macs(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
     )
 
 
-def _sentence(label: str, whole: Cost, name: str, shape: tuple[int, ...]) -> str:
+def _card(subject: Subject) -> ModelCard | None:
+    """The card of a preset with its own settings: other sizes are not what the paper counts."""
+    name = str(subject.about.get("model", ""))
+    if name not in list_models():
+        return None
+    own = model_settings(name)
+    settings: dict[str, Any] = getattr(subject.model, "settings", {})
+    return model_card(name) if own | settings == own else None
+
+
+def _millions(card: ModelCard | None) -> float | None:
+    """The printed MACs as a number; None where the paper prints none."""
+    if card is None or not card.printed_macs:
+        return None
+    number, _, unit = card.printed_macs.partition(" ")
+    return float(number) if unit else float(number) / 1e6
+
+
+def _sentence(label: str, whole: Cost, card: ModelCard | None, shape: tuple[int, ...]) -> str:
     size = " x ".join(map(str, shape)) or "one number"
     sentence = (
         f"{label}: {whole.macs / 1e6:.2f} M multiply-accumulates for a sample of {size}, "
         f"{whole.parameters:,} parameters"
     )
-    if name in PRINTED:
-        sentence += f"; the paper prints {PRINTED[name]:g} M"
-        card = find_preset(name).card if name in preset_names() else None
-        sentence += f" and {card.printed} parameters" if card is not None and card.printed else ""
+    if card is not None and card.printed_macs:
+        sentence += f"; the paper prints {card.printed_macs}"
+        sentence += f" and {card.printed} parameters" if card.printed else ""
     return f"{sentence}."
 
 

@@ -34,6 +34,7 @@ class ModelCard:
             it prints none.
         printed_in: the table or section that prints it.
         note: why our count differs from the printed one, or what else a reader should know.
+        printed_macs: the multiply-accumulates for one sample, likewise printed there.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ModelCard:
     printed: str = ""
     printed_in: str = ""
     note: str = ""
+    printed_macs: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,12 @@ def _check_model_card(card: Any) -> None:
         value = getattr(card, entry)
         if not isinstance(value, str) or not value:
             raise bad_argument(f"card of model {card.name}, {entry}", "a text", repr(value))
-    if card.printed and not _PRINTED.fullmatch(card.printed):
-        raise bad_argument(
-            f"card of model {card.name}, printed", "a count as '9.52 M' or '1148042'", card.printed
-        )
+    for entry in ("printed", "printed_macs"):
+        count = getattr(card, entry)
+        if count and not _PRINTED.fullmatch(count):
+            raise bad_argument(
+                f"card of model {card.name}, {entry}", "a count as '9.52 M' or '1148042'", count
+            )
 
 
 _PRINTED = re.compile(r"\d+(\.\d+)? M|\d+")

@@ -156,29 +156,35 @@ def _mlp(kind: str, name: str, features: int, ratio: float) -> nn.Module:
 
 _PAPER = "Sapkota and Bhattarai 2025, Dimension Mixer"
 _KINDS = {"dense": "dense", "butterfly_linear": "butterfly-linear", "butterfly_mlp": "butterfly"}
+# Printed counts of parameters and of multiply-accumulates.
 _PRINTED = {
-    ("dense", 1): "0.35168 M",
-    ("butterfly_linear", 1): "0.14096 M",
-    ("butterfly_mlp", 1): "0.14355 M",
-    ("dense", 2): "0.61529 M",
-    ("butterfly_linear", 2): "0.19386 M",
-    ("butterfly_mlp", 2): "0.19775 M",
+    ("dense", 1): ("0.35168 M", "20.73 M"),
+    ("butterfly_linear", 1): ("0.14096 M", "5.0 M"),
+    ("butterfly_mlp", 1): ("0.14355 M", "5.33 M"),
+    ("dense", 2): ("0.61529 M", "40.89 M"),
+    ("butterfly_linear", 2): ("0.19386 M", "9.34 M"),
+    ("butterfly_mlp", 2): ("0.19775 M", "9.88 M"),
 }
-# The mixers that the patch-only one is compared with: settings and printed counts by layers.
-_COMPARED: dict[str, tuple[dict[str, Any], dict[int, str]]] = {
-    "c1": ({"dim": 144, "resize": 36}, {7: "0.90 M", 10: "1.23 M"}),
-    "c2": ({"dim": 153}, {7: "0.88 M", 10: "1.22 M"}),
+# The mixers that the patch-only one is compared with: settings, and both printed counts by layers.
+_COMPARED: dict[str, tuple[dict[str, Any], dict[int, tuple[str, str]]]] = {
+    "c1": (
+        {"dim": 144, "resize": 36},
+        {7: ("0.90 M", "74.65 M"), 10: ("1.23 M", "106.36 M")},
+    ),
+    "c2": ({"dim": 153}, {7: ("0.88 M", "60.48 M"), 10: ("1.22 M", "86.16 M")}),
 }
 
 
 def _sparse(kind: str, expansion: int) -> Preset:
+    parameters, macs = _PRINTED[kind, expansion]
     return Preset(
         ModelCard(
             name=f"mlp_mixer_{kind}_e{expansion}",
             title=f"MLP-Mixer with {_KINDS[kind]} MLPs of expansion {expansion}",
             paper=_PAPER,
             inputs="images",
-            printed=_PRINTED[kind, expansion],
+            printed=parameters,
+            printed_macs=macs,
             printed_in="Table 3",
         ),
         MLPMixer,
@@ -188,13 +194,15 @@ def _sparse(kind: str, expansion: int) -> Preset:
 
 def _compared(name: str, layers: int) -> Preset:
     settings, printed = _COMPARED[name]
+    parameters, macs = printed[layers]
     return Preset(
         ModelCard(
             name=f"mlp_mixer_{name}_l{layers}",
             title=f"MLP-Mixer, configuration {name} with {layers} layers",
             paper=_PAPER,
             inputs="images",
-            printed=printed[layers],
+            printed=parameters,
+            printed_macs=macs,
             printed_in="Table 7",
         ),
         MLPMixer,
