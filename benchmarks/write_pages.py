@@ -17,7 +17,8 @@ named; it lies beside the page.
     <!-- demo -->
     <!-- /demo -->
 
-The newest result in benchmarks/results/demo, and what the demo took on each machine there.
+The newest result in benchmarks/results/demo, and what the demo took on each machine there; with
+`demo, in brief` only the columns that matter most, and a sentence that says what they mean.
 
 After a benchmark, or a change of the tables: python benchmarks/write_pages.py
 """
@@ -36,18 +37,27 @@ from rifflemix.bench import describe_hardware
 from rifflemix.bench.read import read_result
 from rifflemix.bench.scaling_plot import scaling_plot
 from rifflemix.bench.tables import bench_markdown
+from rifflemix.comparison.differences import differences_from_softmax
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.plot import comparison_plot
-from rifflemix.comparison.table import markdown_body
+from rifflemix.comparison.table import (
+    baseline_row,
+    comparison_rows,
+    markdown_body,
+    table_cells,
+    table_headers,
+)
 from rifflemix.comparison.tuning import markdown_tuning
+from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_duration
 from rifflemix.reproduction import load_results
 from rifflemix.reproduction.page import report_files
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = tuple(ROOT / name for name in ("README.md", "docs/performance.md", "docs/trained.md",
-                                       "docs/compare-digits.md", "docs/comparing.md"))  # fmt: skip
+PAGES = tuple(ROOT / name for name in ("README.md", "docs/start.md", "docs/performance.md",
+                                       "docs/trained.md", "docs/compare-digits.md",
+                                       "docs/comparing.md"))  # fmt: skip
 REPORT = ROOT / "docs" / "reproduced" / "report.md"
 DEMO_PLOT = "docs/demo.png"
 _SAME = ("task", "model", "dim", "num_layers", "num_heads", "mixers", "seeds", "train")
@@ -59,6 +69,8 @@ _COMPARISON = re.compile(
     r"(<!-- comparison: ([\w.-]+)(?:, ([\w./-]+))? -->\n).*?(<!-- /comparison -->)", flags=re.DOTALL
 )
 _DEMO = re.compile(r"(<!-- demo -->\n).*?(<!-- /demo -->)", flags=re.DOTALL)
+_BRIEF = re.compile(r"(<!-- demo, in brief -->\n).*?(<!-- /demo -->)", flags=re.DOTALL)
+_LEFT_OUT = {"Seeds", "Validation accuracy, %", "Complexity"}
 
 
 def filled(page: Path, text: str, results: Path = RESULTS) -> str:
@@ -75,7 +87,11 @@ def filled(page: Path, text: str, results: Path = RESULTS) -> str:
     def demo(match: re.Match[str]) -> str:
         return f"{match[1]}\n{_demo(page, results / 'demo')}\n{match[2]}"
 
-    for block, write in ((_BENCHMARK, benchmark), (_COMPARISON, comparison), (_DEMO, demo)):
+    def brief(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{_in_brief(page, results / 'demo')}\n{match[2]}"
+
+    blocks = (_BENCHMARK, benchmark), (_COMPARISON, comparison), (_DEMO, demo), (_BRIEF, brief)
+    for block, write in blocks:
         text = block.sub(write, text)
     return text
 
@@ -153,6 +169,49 @@ def _demo(page: Path, folder: Path) -> str:
         f"What `make demo` printed, from {_cited(page, paths[-1])}:\n\n"
         f"{markdown_body(shown, comparison_notes(shown))}\n"
         f"![accuracy against speed, disk area is memory]({plot})\n\n{_machines(page, paths)}"
+    )
+
+
+def _in_brief(page: Path, folder: Path) -> str:
+    """The demo's table for a reader in a hurry, its largest differences in words first."""
+    paths = _by_time(folder.glob("*.json"))
+    if not paths:
+        return "Not measured yet: `make demo`\n"
+    shown = _read(paths[-1])
+    rows = comparison_rows(shown)
+    headers = table_headers(rows)
+    kept = [column for column, header in enumerate(headers) if header not in _LEFT_OUT]
+    cells = [
+        [f"**{line[c].text}**" if line[c].best else line[c].text for c in kept]
+        for line in table_cells(rows)
+    ]
+    lines = table_lines([headers[c] for c in kept], cells, range(1, len(kept)))
+    source = f"From {_cited(page, paths[-1])}; bold: what cannot be told from the column's best."
+    return f"{_meaning(shown)}\n\n" + "\n".join(lines) + f"\n\n{source}\n"
+
+
+def _meaning(result: dict[str, Any]) -> str:
+    """Who beats softmax attention in what was measured, by more than noise."""
+    rows = comparison_rows(result)
+    differences = differences_from_softmax(rows)
+    baseline = baseline_row(rows)
+    assert baseline is not None
+    groups = {
+        "more accurate is": [d.row for d in differences if d.is_shown and not d.is_loss],
+        "less accurate is": [d.row for d in differences if d.is_loss],
+        "no difference in accuracy is shown from": [d.row for d in differences if not d.is_shown],
+        "faster with every seed is": [
+            row for row in rows if (row.slowest or 0.0) > (baseline.fastest or 0.0)
+        ],
+        "slower with every seed is": [
+            row for row in rows if (row.fastest or 0.0) < (baseline.slowest or 0.0)
+        ],
+    }
+    said = [f"{words} {', '.join(r.title for r in of)}" for words, of in groups.items() if of]
+    seeds, length = len(result["seeds"]), result["task"]["max_length"]
+    return (
+        f"What it means: against softmax attention, with {seeds} seeds of inputs of {length} "
+        f"tokens: {'; '.join(said)}."
     )
 
 

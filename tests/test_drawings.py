@@ -1,0 +1,64 @@
+"""The drawings of the mixers (docs/drawings) are what the operators do, and legible to all."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+import rifflemix as rm
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def writer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_drawings", DOCS / "write_drawings.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look themselves up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_drawings_are_up_to_date(writer: ModuleType) -> None:
+    found = {path.name: path.read_text(encoding="utf-8") for path in writer.FOLDER.glob("*.svg")}
+    assert found == writer.drawings(), "run: python docs/write_drawings.py"
+
+
+def test_the_numbers_in_the_cells_are_the_operators_answer(writer: ModuleType) -> None:
+    """Read back from the picture: before, shifted, sorted."""
+    root = ElementTree.fromstring(writer.drawing(["csp"], 1))
+    cells = [int(t.text or "") for t in root.iter(f"{SVG}text") if t.get("class") == "number"]
+    before, shifted, paired = torch.tensor(cells).view(3, writer.TOKENS, writer.CHANNELS)
+    tokens = torch.arange(writer.TOKENS)[:, None].expand(-1, writer.CHANNELS)
+    assert torch.equal(before, tokens)
+    steps = rm.ops.shift_steps("linear", writer.TOKENS, writer.CHANNELS)
+    assert torch.equal(shifted, rm.ops.circular_shift(tokens[None].float(), steps)[0].long())
+    pairs = [sorted(pair) for pair in shifted.T.reshape(-1, 2).tolist()]
+    assert pairs == [sorted(pair) for pair in paired.T.reshape(-1, 2).tolist()]
+    assert not torch.equal(shifted, paired)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_number_can_be_read_on_every_colour(writer: ModuleType) -> None:
+    assert len(set(writer._COLOURS)) == writer.TOKENS
+    assert all((luminance(c) + 0.05) / 0.05 >= 4 for c in writer._COLOURS)
+
+
+def test_every_picture_has_words_and_a_dark_form(writer: ModuleType) -> None:
+    for text in writer.drawings().values():
+        assert len(ElementTree.fromstring(text).get("aria-label") or "") > 100
+        assert "prefers-color-scheme: dark" in text
