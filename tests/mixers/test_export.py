@@ -98,22 +98,40 @@ def test_butterfly_looks_up_its_stride(options: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
+    ("options", "fewest"),
     [
-        {"group_size": 5, "pad": True},
-        {"order": "ascending"},
-        {"shift": "none"},
+        ({"group_size": 5, "pad": True, "shift": "code_linear"}, 1),
+        ({"num_groups": 3, "pad": True, "shift": "code_linear"}, 1),
+        ({"num_groups": 4, "pad": True, "order": "ascending"}, 3),
+        ({"num_groups": 1, "shift": "none"}, 1),
+        ({"order": "ascending"}, 3),  # an odd and an even range are proved in different ways
     ],
-    ids=["group_size", "ascending", "no_shift"],
+    ids=str,
 )
-def test_groups_of_csp_are_filled_for_any_length(options: dict[str, Any]) -> None:
+def test_groups_of_csp_are_filled_for_any_length(options: dict[str, Any], fewest: int) -> None:
     mixer = rm.create_mixer("csp", DIM, max_length=MAX_LENGTH, **options).eval()
-    program = exported(mixer, masked=True).module()
-    for size in SIZES:
-        x, keywords = batch(*size)
+    x, keywords = batch(3, 24)
+    axes = {1: torch.export.Dim("N", min=fewest, max=MAX_LENGTH)}
+    shapes = {"x": axes, "key_padding_mask": axes}
+    exported = torch.export.export(mixer, (x,), keywords, dynamic_shapes=shapes, strict=False)
+    program = exported.module()
+    for length in {fewest, 2 + fewest, 17, 24, 33, MAX_LENGTH}:
+        x, keywords = batch(3, length)
         torch.testing.assert_close(
             program(x, **keywords), mixer(x, **keywords), atol=1e-5, rtol=1e-4
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"num_groups": 4}, {"group_size": 4}], ids=str)
+def test_groups_that_must_be_full_take_multiples(options: dict[str, Any]) -> None:
+    mixer = rm.create_mixer("csp", DIM, max_length=MAX_LENGTH, **options).eval()
+    x, _ = batch(2, 24)
+    axes = {1: 4 * torch.export.Dim("groups", max=MAX_LENGTH // 4)}
+    program = torch.export.export(mixer, (x,), dynamic_shapes={"x": axes}, strict=False).module()
+    for length in (4, 8, 24, MAX_LENGTH):
+        x, _ = batch(2, length)
+        torch.testing.assert_close(program(x), mixer(x), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -25,8 +25,6 @@ from matrix import (
 
 import rifflemix as rm
 
-LENGTHS_OF_BLOCKS = "csp and causal linear attention pad to blocks, by a rule export cannot follow"
-
 
 def cases() -> Iterator[object]:
     for host in all_hosts():
@@ -35,9 +33,6 @@ def cases() -> Iterator[object]:
                 if not applies(name, host, mixer):
                     continue
                 marks = [pytest.mark.slow] if name in SLOW or not host.quick else []
-                blocks = mixer == "csp" or (mixer == "linear" and host.causal)
-                if blocks and name in ("export", "ONNX"):
-                    marks.append(pytest.mark.xfail(reason=LENGTHS_OF_BLOCKS))
                 yield pytest.param(host, mixer, name, id=f"{host.name}-{mixer}-{name}", marks=marks)
 
 

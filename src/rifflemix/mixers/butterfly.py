@@ -15,7 +15,7 @@ from rifflemix.compat import as_constant, constant_for_compiler, is_known, take_
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
-from rifflemix.mixers.padding import blocks_of
+from rifflemix.mixers.padding import blocks_and_size
 from rifflemix.ops.butterfly import butterfly_layout, butterfly_split, unchecked
 
 
@@ -188,7 +188,7 @@ def _most_groups(length: int, block: int, max_length: int) -> int:
     their number, and only to the block where no second power is. Groups beyond the layout hold
     nothing but padding.
     """
-    blocks = blocks_of(block, length)
+    blocks, _ = blocks_and_size(block, length)
     return blocks if block * block >= max_length else 2 * blocks
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_divides, check_integer, check_integers
-from rifflemix.compat import statically_known_true, take_first
+from rifflemix.compat import as_operand, is_known, statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import blocks_and_size
@@ -118,36 +118,86 @@ class CSP(TokenMixer):
             The permuted values, and the index (B, N, C) that gathers them if `with_index`.
         """
         length = v.shape[1]
-        groups, size = self._groups(length)
-        steps = self._shift_steps(length, size, v.device)
-        missing = groups * size - length
-        is_full = statically_known_true(missing == 0)
-        if not is_full:
-            # The positions that fill the last group are padding, which every operator leaves alone.
-            mask = v.new_zeros(v.shape[:2], dtype=torch.bool) if mask is None else mask
-            v, mask = F.pad(v, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=True)
+        if not self.pad:
+            self._check_groups_fill(length)
+        if not is_known(length):
+            return self._permute_any_length(v, mask, with_index)
+        if self.num_groups is None:
+            size = min(self.group_size, length)
+            groups = -(-length // size)
+        else:
+            groups, size = self.num_groups, -(-length // self.num_groups)
+        steps = self._shift_steps(length, length, size, v.device)
+        if groups * size == length:
+            return self._permute_groups(v, steps, groups, mask, with_index)
+        v, mask = _padded(v, mask, groups * size - length)
+        y, index = self._permute_groups(v, steps, groups, mask, with_index)
+        return y[:, :length], None if index is None else index[:, :length]
+
+    def _permute_groups(
+        self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool
+    ) -> Permuted:
+        """`permute` for groups that fill the sequence."""
         spec = SortSpec(groups, self.order == "reference", self.heads)
         if steps is None:
-            y, index = unchecked.group_sort(v, spec, mask, with_index)
+            return unchecked.group_sort(v, spec, mask, with_index)
+        return unchecked.channel_permute(v, steps, spec, mask, with_index)
+
+    def _permute_any_length(self, v: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
+        """`permute` for a length that is a symbol in a traced graph."""
+        length = v.shape[1]
+        tokens = as_operand(length, v.device)
+        if self.num_groups is None:
+            groups, size = blocks_and_size(self.group_size, length)
+            steps = self._shift_steps(length, tokens, tokens.clamp(max=self.group_size), v.device)
+        elif self.num_groups == 1:
+            groups, size = 1, length
+            steps = self._shift_steps(length, tokens, tokens, v.device)
         else:
-            y, index = unchecked.channel_permute(v, steps, spec, mask, with_index)
-        if is_full:
-            return y, index
+            return self._permute_spread(v, tokens, mask, with_index)
+        missing = groups * size - length
+        if statically_known_true(missing == 0):
+            return self._permute_groups(v, steps, groups, mask, with_index)
+        v, mask = _padded(v, mask, missing)
+        y, index = self._permute_groups(v, steps, groups, mask, with_index)
         return take_first(y, length, 1), None if index is None else take_first(index, length, 1)
 
-    def _groups(self, length: int) -> tuple[int, int]:
-        """Groups, and the tokens of each, that hold so many tokens."""
-        if not self.pad:
-            name, number = "num_groups", self.num_groups
-            if number is None:
-                name, number = "group_size", self.group_size
-            hint = "use pad=True to let the last group be shorter"
-            check_divides(name, number, length, "the number of tokens N", hint)
-        if self.num_groups is not None:
-            return self.num_groups, (length + self.num_groups - 1) // self.num_groups
-        return blocks_and_size(self.group_size, length)
+    def _permute_spread(
+        self, v: Tensor, tokens: Tensor, mask: Tensor | None, with_index: bool
+    ) -> Permuted:
+        """The same where the number of groups is given: each gets one place of padding more.
 
-    def _shift_steps(self, length: int, size: int, device: torch.device) -> Tensor | None:
+        Without it a group could have one token, and for that size a compiler makes another graph.
+        Neither shift nor sort minds where padding stands.
+        """
+        groups, length = cast(int, self.num_groups), v.shape[1]
+        places = (length - 1) // groups + 2  # a sum, which a compiler sees to be more than one
+        wider = as_operand(places, v.device)
+        here = wider - 1
+        place = torch.arange(groups * places, device=v.device)
+        token = place // wider * here + place % wider
+        padded = (place % wider == here) | (token >= tokens)
+        token = torch.minimum(token, tokens - 1)
+        if mask is not None:
+            padded = padded | mask.index_select(1, token)
+        steps = self._shift_steps(length, tokens, here, v.device)
+        y, index = self._permute_groups(
+            v.index_select(1, token), steps, groups, padded.expand(v.shape[0], -1), with_index
+        )
+        position = torch.arange(length, device=v.device)
+        place = position // here * wider + position % here
+        return y.index_select(1, place), None if index is None else token[index[:, place]]
+
+    def _check_groups_fill(self, length: int) -> None:
+        name, number = "num_groups", self.num_groups
+        if number is None:
+            name, number = "group_size", self.group_size
+        hint = "use pad=True to let the last group be shorter"
+        check_divides(name, number, length, "the number of tokens N", hint)
+
+    def _shift_steps(
+        self, length: int, modulus: int | Tensor, size: int | Tensor, device: torch.device
+    ) -> Tensor | None:
         """(C,) steps for this many tokens in groups of `size`; None where nothing shifts."""
         if self.shift == "none":
             return None
@@ -156,6 +206,7 @@ class CSP(TokenMixer):
         steps = scheduled_steps(
             self.shift,
             length,
+            modulus,
             self.inner_dim,
             self.layer_index,
             self.num_layers,
@@ -175,6 +226,12 @@ class CSP(TokenMixer):
         )
         shift = self.shift if isinstance(self.shift, str) else "list"
         return f"dim={self.dim}, {groups}, shift={shift}, order={self.order}, heads={self.heads}"
+
+
+def _padded(v: Tensor, mask: Tensor | None, missing: int) -> tuple[Tensor, Tensor]:
+    """Values and mask with so many positions of padding, which every operator leaves alone."""
+    mask = v.new_zeros(v.shape[:2], dtype=torch.bool) if mask is None else mask
+    return F.pad(v, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=True)
 
 
 def _check_groups(num_groups: int | None, group_size: int | None) -> tuple[int | None, int]:

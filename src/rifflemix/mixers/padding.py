@@ -16,30 +16,36 @@ def block_of(size: int, length: int) -> int:
 
     A length that is a symbol of a traced graph is not compared: its blocks are filled with padding.
     """
-    return length if statically_known_true(length < size) else size
+    return length if statically_known_true(length <= size) else size
 
 
-def blocks_of(size: int, length: int) -> int:
-    """Blocks of `size` that hold all tokens.
+def blocks_and_size(size: int, length: int) -> tuple[int, int]:
+    """How many blocks of `block_of` hold all tokens, and how many tokens each.
 
     Where the length is a symbol of a traced graph there is one more, of padding: a compiler that
     knows of two blocks at least makes no other graph, and no condition, for one.
     """
-    return (length + (size if is_known(length) else 2 * size) - 1) // size
-
-
-def blocks_and_size(size: int, length: int) -> tuple[int, int]:
-    """`blocks_of` and `block_of`: how many blocks hold all tokens, and how many tokens each."""
     if is_known(length):
         size = min(size, length)
         return (length + size - 1) // size, size
-    size = block_of(size, length)
-    return blocks_of(size, length), size
+    if statically_known_true(length <= size):
+        return 1, length
+    return _blocks_of_any_length(size, length), size
 
 
 def missing_tokens(size: int, length: int) -> int:
-    """How many tokens of padding fill `blocks_of`."""
-    return blocks_of(size, length) * size - length
+    """How many tokens of padding fill the blocks that hold all tokens, as `blocks_and_size`."""
+    if is_known(length):
+        return -length % size
+    if not is_known(size):  # the one block of all tokens
+        return 0
+    return _blocks_of_any_length(size, length) * size - length
+
+
+def _blocks_of_any_length(size: int, length: int) -> int:
+    # The maximum changes nothing; without it a compiler does not see that there are two at least.
+    blocks: int = torch.sym_max(2, (length + 2 * size - 1) // size)
+    return blocks
 
 
 def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:

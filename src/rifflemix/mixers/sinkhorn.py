@@ -151,8 +151,10 @@ class Sinkhorn(TokenMixer):
             x, key_padding_mask, order = move_padding_last(x, key_padding_mask)
         # A causal layer needs no mask: padding stands last, where no valid token looks.
         mask = None if self.causal else key_padding_mask
-        x, mask = pad_to_blocks(x, mask, self.block_size, masked=not self.causal)
-        y = take_first(self._attend(x, mask), length, 1)
+        blocks, mask = pad_to_blocks(x, mask, self.block_size, masked=not self.causal)
+        y = self._attend(blocks, mask)
+        if blocks is not x:
+            y = take_first(y, length, 1)
         if order is not None:
             y = move_padding_back(y, order)
         out: Tensor = self.proj(y)

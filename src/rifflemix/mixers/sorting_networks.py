@@ -165,9 +165,11 @@ class BlockSorter(nn.Module):
         pooled = unchecked.pool_blocks(x, size, self.causal, key_padding_mask)
         num_blocks = x.shape[1] // self.block_size
         scores: Tensor = self.net(pooled)
-        if not is_known(num_blocks):  # then the last block is one of padding, which has no score
-            scores = F.pad(scores, (0, 1))
-        return take_first(scores, self.scored_null + num_blocks, 3)
+        scored = self.scored_null + num_blocks
+        if is_known(num_blocks):
+            return scores.narrow(3, 0, scored)
+        # Then the last block is one of padding, which has no score.
+        return take_first(F.pad(scores, (0, 1)), scored, 3)
 
     def _to_sort_matrix(self, scores: Tensor, noise: Tensor | None, dead: Tensor | None) -> Tensor:
         options = self.options

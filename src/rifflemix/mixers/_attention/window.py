@@ -110,8 +110,7 @@ def window_attention(
         InputError: a window that reaches a negative number of tokens.
     """
     length = q.shape[2]
-    before = block_of(check_integer("before", before, 0), length - 1)
-    after = block_of(check_integer("after", after, 0), length - 1)
+    before, after = check_integer("before", before, 0), check_integer("after", after, 0)
     block = block_of(max(before, after, _SMALLEST_BLOCK), length)
     reach = (int(before > 0), int(after > 0))
     keys, values = (with_neighbours(to_blocks(t, block), *reach) for t in (k, v))

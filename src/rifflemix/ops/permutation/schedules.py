@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_bool, check_divides, check_integer, check_layer
-from rifflemix.compat import as_operand
 from rifflemix.errors import bad_argument, check_choice
 
 _MOST = 2**31 - 1  # of tokens and channels: products of two stay within int64
@@ -73,28 +72,40 @@ def shift_steps(
     heads = check_divides("heads", heads, num_channels, "num_channels")
     target = torch.get_default_device() if device is None else torch.device(device)
     return scheduled_steps(
-        kind, num_tokens, num_channels, layer_index, num_layers, group_size, heads, target
+        kind,
+        num_tokens,
+        num_tokens,
+        num_channels,
+        layer_index,
+        num_layers,
+        group_size,
+        heads,
+        target,
     )
 
 
 def scheduled_steps(
     kind: str,
     num_tokens: int,
+    modulus: int | Tensor,
     num_channels: int,
     layer_index: int,
     num_layers: int,
-    group_size: int,
+    group_size: int | Tensor,
     heads: int,
     device: torch.device,
 ) -> Tensor:
-    """`shift_steps` for arguments that have been checked."""
+    """`shift_steps` for arguments that have been checked.
+
+    The modulus is the number of tokens; where that is a symbol of a traced graph, modulus and group
+    size are tensors of one number, since ONNX reckons with no other.
+    """
     if kind in _POWER_KINDS:
         steps: Tensor = torch.ops.rifflemix.power_shift_steps(
             kind, num_tokens, num_channels, layer_index, num_layers, device
         )
         return steps
     channels = torch.arange(num_channels, device=device)
-    modulus = as_operand(num_tokens, device)
     if kind == "linear":
         # ONNX rounds the quotient of a negative number towards zero: no -(-N // C).
         return channels * ((num_tokens + num_channels - 1) // num_channels) % modulus
