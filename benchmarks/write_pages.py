@@ -5,8 +5,10 @@ In a page, a pair of comments says what stands between them:
     <!-- results: scaling, cpu, float32 -->
     <!-- /results -->
 
-The newest complete result of that benchmark, device and type in benchmarks/results, and its plot,
-where it has one; with `16384/scaling` in place of `scaling`, in benchmarks/results/16384.
+A short table of our mixers or operators, from the newest complete result of that benchmark, device
+and type in benchmarks/results; with `16384/scaling` in place of `scaling`, in
+benchmarks/results/16384. All rows are in CSV files beside the result, which this writes too; with
+`files` in place of `results` the page has the links to them alone.
 
     <!-- comparison: compare-digits-all-2026-11-20.json, compare-digits.png -->
     <!-- /comparison -->
@@ -25,18 +27,27 @@ After a benchmark, or a change of the tables: python benchmarks/write_pages.py
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rifflemix.bench import describe_hardware
 from rifflemix.bench.read import read_result
+from rifflemix.bench.rows import PEER
 from rifflemix.bench.scaling_plot import scaling_plot
-from rifflemix.bench.tables import bench_markdown
+from rifflemix.bench.tables import (
+    PASS_TITLES,
+    BenchTable,
+    bench_notes,
+    bench_tables,
+    crossover_text,
+)
 from rifflemix.comparison.differences import differences_from_softmax
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.plot import comparison_plot
@@ -48,6 +59,8 @@ from rifflemix.comparison.table import (
     table_headers,
 )
 from rifflemix.comparison.tuning import markdown_tuning
+from rifflemix.mixers import list_mixers
+from rifflemix.mixers.registry import mixer_class
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_duration
 from rifflemix.reproduction import load_results
@@ -60,10 +73,17 @@ PAGES = tuple(ROOT / name for name in ("README.md", "docs/start.md", "docs/perfo
                                        "docs/comparing.md"))  # fmt: skip
 REPORT = ROOT / "docs" / "reproduced" / "report.md"
 DEMO_PLOT = "docs/demo.png"
+CURVES = "docs/performance.png"
+"""Time against N, of the newest scaling on a CPU: our mixers and softmax."""
+# Passes of the short tables, by benchmark; the CSV files have all.
+_PASSES = {"models": "training_step"}
 _SAME = ("task", "model", "dim", "num_layers", "num_heads", "mixers", "seeds", "train")
 
 _BENCHMARK = re.compile(
     r"(<!-- results: ([\w/-]+), (\w+), (\w+) -->\n).*?(<!-- /results -->)", flags=re.DOTALL
+)
+_FILES = re.compile(
+    r"(<!-- files: ([\w/-]+), (\w+), (\w+) -->\n).*?(<!-- /files -->)", flags=re.DOTALL
 )
 _COMPARISON = re.compile(
     r"(<!-- comparison: ([\w.-]+)(?:, ([\w./-]+))? -->\n).*?(<!-- /comparison -->)", flags=re.DOTALL
@@ -78,7 +98,11 @@ def filled(page: Path, text: str, results: Path = RESULTS) -> str:
 
     def benchmark(match: re.Match[str]) -> str:
         start, name, device, dtype, end = match.groups()
-        return f"{start}\n{_benchmark(page, results, name, device, dtype)}\n{end}"
+        return f"{start}\n{_benchmark(page, results, name, device, dtype)}{end}"
+
+    def files(match: re.Match[str]) -> str:
+        start, name, device, dtype, end = match.groups()
+        return f"{start}{_files(page, results, name, device, dtype)}{end}"
 
     def comparison(match: re.Match[str]) -> str:
         start, name, plot, end = match.groups()
@@ -90,7 +114,13 @@ def filled(page: Path, text: str, results: Path = RESULTS) -> str:
     def brief(match: re.Match[str]) -> str:
         return f"{match[1]}\n{_in_brief(page, results / 'demo')}\n{match[2]}"
 
-    blocks = (_BENCHMARK, benchmark), (_COMPARISON, comparison), (_DEMO, demo), (_BRIEF, brief)
+    blocks = (
+        (_BENCHMARK, benchmark),
+        (_FILES, files),
+        (_COMPARISON, comparison),
+        (_DEMO, demo),
+        (_BRIEF, brief),
+    )
     for block, write in blocks:
         text = block.sub(write, text)
     return text
@@ -107,6 +137,8 @@ def plots() -> dict[Path, bytes]:
     drawn = {}
     for path in RESULTS.rglob("scaling-*.json"):
         drawn[path.with_suffix(".png")] = scaling_plot(read_result(path))
+    if path := newest(RESULTS, "scaling", "cpu", "float32"):
+        drawn[ROOT / CURVES] = scaling_plot(_without_floor(of_ours(read_result(path))))
     for page in PAGES:
         for _, name, plot, _ in _COMPARISON.findall(page.read_text(encoding="utf-8")):
             if plot:
@@ -114,6 +146,15 @@ def plots() -> dict[Path, bytes]:
     if demos := _by_time((RESULTS / "demo").glob("*.json")):
         drawn[ROOT / DEMO_PLOT] = comparison_plot(_read(demos[-1]))
     return drawn
+
+
+def _without_floor(result: dict[str, Any]) -> dict[str, Any]:
+    mixers = result["settings"]["mixers"]
+    parts = {
+        key: [entry for entry in result[key] if entry["name"] in mixers]
+        for key in ("rows", "growth")
+    }
+    return result | parts
 
 
 def newest(results: Path, benchmark: str, device: str, dtype: str) -> Path | None:
@@ -140,14 +181,107 @@ def _matches(result: dict[str, Any], benchmark: str, device: str, dtype: str) ->
 
 def _benchmark(page: Path, results: Path, benchmark: str, device: str, dtype: str) -> str:
     path = newest(results, benchmark, device, dtype)
+    source = _files(page, results, benchmark, device, dtype)
+    if path is None:
+        return source
+    result = read_result(path)
+    table = short_table(result)
+    lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
+    return "\n".join([f"**{table.title}**", "", *lines, "", f"{bench_notes(result)[0]}.", source])
+
+
+def _files(page: Path, results: Path, benchmark: str, device: str, dtype: str) -> str:
+    path = newest(results, benchmark, device, dtype)
     if path is None:
         *folder, name = benchmark.split("/")
         out = "/".join(["benchmarks/results", *folder])
         options = f"--device {device} --dtype {dtype} --out {out}"
         return f"Not measured yet: `rifflemix bench {name} {options}`\n"
-    plot = path.with_suffix(".png")
-    image = f"![{benchmark}]({_link(page, plot)})\n\n" if plot.exists() else ""
-    return f"{image}{bench_markdown(read_result(path))}\nFrom {_cited(page, path)}.\n"
+    every = ", ".join(_cited(page, file) for file in csv_tables(path, read_result(path)))
+    return f"From {_cited(page, path)}. Every row: {every}.\n"
+
+
+def short_table(result: Mapping[str, Any]) -> BenchTable:
+    """Of our mixers, or of the operators' fastest forms at the first shape: training."""
+    title = PASS_TITLES[_PASSES.get(result["benchmark"], "forward_backward")]
+    times = {"scaling": f"{title}, ms (x softmax)"}.get(result["benchmark"], f": {title}")
+    (table,) = (t for t in bench_tables(of_ours(result)) if t.title.endswith(times))
+    return table
+
+
+def of_ours(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result without baselines and packages, and with one shape and form of an operator."""
+    baselines = {
+        name
+        for name in list_mixers()
+        if ".baselines." in mixer_class(name).__module__ and name != "softmax"
+    }
+
+    def is_shown(entry: Mapping[str, Any]) -> bool:
+        return entry["kind"] != PEER and entry["name"] not in baselines
+
+    rows = [row for row in result["rows"] if is_shown(row)]
+    if result["benchmark"] == "ops":
+        rows = [row for row in rows if row["shape"] == rows[0]["shape"]]
+        rows = list({row["name"]: row for row in rows}.values())  # the fastest comes last
+    short = {**result, "rows": rows}
+    if "growth" in result:
+        short["growth"] = [entry for entry in result["growth"] if is_shown(entry)]
+    return short
+
+
+def csv_tables(path: Path, result: Mapping[str, Any]) -> dict[Path, str]:
+    """The CSV files beside a result: a line a row and pass, and of scaling the growth."""
+    tables = {path.with_suffix(".csv"): _csv(line for row in result["rows"] for line in _flat(row))}
+    if "growth" in result:
+        growth = path.with_name(f"{path.stem}-growth.csv")
+        tables[growth] = _csv(map(_flat_growth, result["growth"]))
+    return tables
+
+
+def _flat(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    start = {key: row[key] for key in ("kind", "name", "backend")} | row["shape"]
+    end = {"status": row["status"], "note": row["note"]}
+    lines = []
+    for name, timing in row["passes"].items() or {"": {}}.items():
+        times = {f"{p}_ms": f"{1e3 * timing[p]:.5g}" for p in ("p20", "p50", "p80") if p in timing}
+        ratios = {f"x {peer}": f"{ratio:.4g}" for peer, ratio in timing.get("ratios", {}).items()}
+        memory = {"peak_memory_bytes": timing.get("peak_memory_bytes", "")}
+        lines.append({**start, "pass": name, **times, **memory, **end, **ratios, **row["extra"]})
+    return lines
+
+
+def _flat_growth(entry: Mapping[str, Any]) -> dict[str, Any]:
+    fit = entry["fit"] or {}
+    return {
+        **{key: entry[key] for key in ("kind", "name", "pass", "claimed_exponent")},
+        **{key: fit.get(key) for key in ("exponent", "standard_error")},
+        **{key: fit.get(key) for key in ("first_tokens", "last_tokens")},
+        "contradicts_claim": entry["contradicts_claim"],
+        "faster than softmax from": crossover_text(entry["crossover"]),
+    }
+
+
+def _csv(lines: Iterable[Mapping[str, Any]]) -> str:
+    """Lines under all headers that any of them has."""
+    lines = list(lines)
+    text = io.StringIO()
+    headers = dict.fromkeys(key for line in lines for key in line)
+    writer = csv.DictWriter(text, headers, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def all_tables() -> dict[Path, str]:
+    """The CSV files of every result that a page shows."""
+    tables: dict[Path, str] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for _, name, device, dtype, _ in [*_BENCHMARK.findall(text), *_FILES.findall(text)]:
+            if path := newest(RESULTS, name, device, dtype):
+                tables |= csv_tables(path, read_result(path))
+    return tables
 
 
 def _comparison(page: Path, path: Path, plot: str | None) -> str:
@@ -256,5 +390,7 @@ if __name__ == "__main__":
     for path in PAGES:
         path.write_text(filled(path, path.read_text(encoding="utf-8")), encoding="utf-8")
     REPORT.write_text(report(), encoding="utf-8")
+    for path, table in all_tables().items():
+        path.write_text(table, encoding="utf-8")
     for path, image in plots().items():
         path.write_bytes(image)

@@ -81,10 +81,10 @@ def _write_captions(figure: Figure, result: Mapping[str, Any]) -> None:
         f"{settings['heads']} heads, {settings['dtype']}: {machine(result)}"
     )
     legend = (
-        "ring and number in brackets: the layer is faster than softmax from this "
-        f"{AXES[axis]} on;  "
-        "dashed: layers of other packages"
+        f"ring and number in brackets: the layer is faster than softmax from this {AXES[axis]} on"
     )
+    if any(row["kind"] == PEER for row in result["rows"]):
+        legend += ";  dashed: layers of other packages"
     left = 0.15 / width
     figure.text(left, 1 - 0.3 / height, title, fontsize=11, va="center")
     figure.text(left, 0.2 / height, legend, fontsize=8.5, va="center", color="#444444")
