@@ -128,3 +128,16 @@ def poisoned(draw: random.Random, x: Tensor, padded: Tensor | None) -> Tensor:
         return x
     places = padded.view(len(padded), *(1,) * (x.dim() - 3), -1, 1)
     return torch.where(places, extreme(tuple(x.shape), x.dtype), x)
+
+
+def plain(x: Tensor) -> Tensor:
+    return x
+
+
+def any_dtype(draw: random.Random) -> torch.dtype:
+    return draw.choice(DTYPES)
+
+
+def eighths(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Weights whose sums are exact in every type: nothing hangs on the order of an addition."""
+    return (torch.randint(0, 9, shape) / 8).to(dtype)

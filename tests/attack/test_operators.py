@@ -12,7 +12,8 @@ from typing import Any
 import attack_operators
 import pytest
 import torch
-from attack_operators import CLOSE, EXACT, Call, outputs_and_gradients
+from attack_calls import Call, outputs_and_gradients
+from attack_operators import CLOSE, EXACT
 from attack_tensors import numbers, size
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from attack_operators import CLOSE, EXACT, outputs_and_gradients
+from attack_calls import outputs_and_gradients
+from attack_operators import CLOSE, EXACT
 from torch import Tensor, nn
 
 import rifflemix as rm
