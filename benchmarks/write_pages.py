@@ -143,7 +143,7 @@ def plots() -> dict[Path, bytes]:
         for _, name, plot, _ in _COMPARISON.findall(page.read_text(encoding="utf-8")):
             if plot:
                 drawn[page.parent / plot] = comparison_plot(_read(RESULTS / name))
-    if demos := _by_time((RESULTS / "demo").glob("*.json")):
+    if demos := by_time((RESULTS / "demo").glob("*.json")):
         drawn[ROOT / DEMO_PLOT] = comparison_plot(_read(demos[-1]))
     return drawn
 
@@ -165,7 +165,7 @@ def newest(results: Path, benchmark: str, device: str, dtype: str) -> Path | Non
         for path in results.joinpath(*folder).glob("*.json")
         if _matches(_read(path), name, device, dtype)
     ]
-    return _by_time(found)[-1] if found else None
+    return by_time(found)[-1] if found else None
 
 
 def _matches(result: dict[str, Any], benchmark: str, device: str, dtype: str) -> bool:
@@ -294,7 +294,7 @@ def _comparison(page: Path, path: Path, plot: str | None) -> str:
 
 
 def _demo(page: Path, folder: Path) -> str:
-    paths = _by_time(folder.glob("*.json"))
+    paths = by_time(folder.glob("*.json"))
     if not paths:
         return "Not measured yet: `make demo`\n"
     shown = _read(paths[-1])
@@ -308,7 +308,7 @@ def _demo(page: Path, folder: Path) -> str:
 
 def _in_brief(page: Path, folder: Path) -> str:
     """The demo's table for a reader in a hurry, its largest differences in words first."""
-    paths = _by_time(folder.glob("*.json"))
+    paths = by_time(folder.glob("*.json"))
     if not paths:
         return "Not measured yet: `make demo`\n"
     shown = _read(paths[-1])
@@ -377,7 +377,8 @@ def _link(page: Path, path: Path) -> str:
     return os.path.relpath(path, page.parent).replace(os.sep, "/")
 
 
-def _by_time(paths: Iterable[Path]) -> list[Path]:
+def by_time(paths: Iterable[Path]) -> list[Path]:
+    """Result files, the oldest measurement first."""
     return sorted(paths, key=lambda path: (_read(path)["environment"]["time"], path))
 
 

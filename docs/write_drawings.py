@@ -263,7 +263,7 @@ PANELS: Mapping[str, Panel] = {
     ),
 }
 _SHEET = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"
- width="{width}" height="{height}" aria-label={alt}>
+ width="{shown_width}" height="{shown_height}" aria-label={alt}>
 <style>
  .ground {{ fill: #ffffff; }} .panel {{ fill: #f6f8fa; stroke: #d0d7de; }}
  text {{ font: 12px system-ui, sans-serif; fill: #1f2328; text-anchor: middle; }}
@@ -288,7 +288,7 @@ _SHEET = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height
 """
 
 
-def drawing(names: Sequence[str], columns: int) -> str:
+def drawing(names: Sequence[str], columns: int, scale: float = 1.0) -> str:
     """Panels side by side, as SVG text; the same operators give the same text."""
     rows = -(-len(names) // columns)
     parts = []
@@ -301,9 +301,12 @@ def drawing(names: Sequence[str], columns: int) -> str:
             f'height="{_HEIGHT}" rx="6"/>{_text(12, 24, panel.title, "title")}'
             f"{_text(12, 43, panel.words, 'words')}{panel.draw()}</g>"
         )
+    width, height = _GAP + columns * (_WIDTH + _GAP), _GAP + rows * (_HEIGHT + _GAP)
     return _SHEET.format(
-        width=_GAP + columns * (_WIDTH + _GAP),
-        height=_GAP + rows * (_HEIGHT + _GAP),
+        width=width,
+        height=height,
+        shown_width=round(scale * width),
+        shown_height=round(scale * height),
         alt=quoteattr(" ".join(f"{PANELS[name].title}. {PANELS[name].alt}" for name in names)),
         body="\n".join(parts),
     )
@@ -314,7 +317,7 @@ def drawings() -> dict[str, str]:
     return {
         "families.svg": drawing(list(PANELS), 3),
         "families-narrow.svg": drawing(list(PANELS), 1),
-        **{f"{name}.svg": drawing([name], 1) for name in PANELS},
+        **{f"{name}.svg": drawing([name], 1, scale=1.6) for name in PANELS},
     }
 
 

@@ -1,0 +1,69 @@
+"""Hooks of mkdocs: pages may link to any file of the repository, and the site then has it.
+
+In a checkout `../benchmarks/results/a.json` leads from docs/ to a file beside it. The site takes
+every such file along, under its path in the repository, so that no link leaves the site. A link
+to a folder becomes plain words.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCS = "docs/"
+ALONG = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+_FENCE = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Pages from outside docs/, and all that pages link to there."""
+    for path in ALONG:
+        files.append(_along(config, path))
+    for page in list(files.documentation_pages()):
+        source = _in_repository(page.src_uri)
+        for target in _targets(source, (REPOSITORY / source).read_text(encoding="utf-8")):
+            is_new = files.get_file_from_path(_in_site(target)) is None
+            if is_new and (REPOSITORY / target).is_file():
+                files.append(_along(config, target))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Links as they lead from the page's place in the site."""
+    source = _in_repository(page.file.src_uri)
+    here = posixpath.dirname(page.file.src_uri)
+
+    def led(match: re.Match[str]) -> str:
+        mark, words, link, anchor = match.groups(default="")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+        if (REPOSITORY / target).is_dir():
+            return words
+        return f"{mark}[{words}]({posixpath.relpath(_in_site(target), here or '.')}{anchor})"
+
+    parts = _FENCE.split(markdown)
+    return "".join(part if i % 2 else _LINK.sub(led, part) for i, part in enumerate(parts))
+
+
+def _targets(source: str, text: str) -> Iterator[str]:
+    """What a page links to, as paths in the repository."""
+    for _, _, link, _ in _LINK.findall(_FENCE.sub("", text)):
+        yield posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+
+
+def _in_repository(page: str) -> str:
+    return page if page in ALONG else DOCS + page
+
+
+def _in_site(path: str) -> str:
+    return path.removeprefix(DOCS)
+
+
+def _along(config: Any, path: str) -> File:
+    return File.generated(config, path, abs_src_path=str(REPOSITORY / path))

@@ -1,0 +1,67 @@
+"""The site: its written blocks are up to date, and it builds without a warning."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LOADED = re.compile(r"""(?:src|href)=["']?(https?://[^"' >]+)[^>]*""")
+
+
+@pytest.fixture(scope="module")
+def writer() -> ModuleType:
+    path = REPOSITORY / "docs" / "write_mixers.py"
+    spec = importlib.util.spec_from_file_location("write_mixers", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_pages_of_the_mixers_are_up_to_date(writer: ModuleType) -> None:
+    assert len(writer.PAGES) == 7
+    for page in writer.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert writer.filled(page, text) == text, "run: python docs/write_mixers.py"
+
+
+def test_every_headline_mixer_has_a_page_with_its_card_and_times(writer: ModuleType) -> None:
+    texts = "".join(page.read_text(encoding="utf-8") for page in writer.PAGES)
+    for name in writer.HEADLINE:
+        assert re.search(rf"<!-- card: (\w+, )*{name}\b", texts)
+        assert f"<!-- measured: {name} -->" in texts
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed")
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")],
+        cwd=REPOSITORY,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {
+        path.relative_to(tmp_path / "site").as_posix(): path.read_text(encoding="utf-8")
+        for path in (tmp_path / "site").rglob("*.html")
+    }
+    assert {"index.html", "mixers/csp.html", "benchmarks/index.html"} <= pages.keys()
+    for name, text in pages.items():
+        tags = [match[0] for match in LOADED.finditer(text)]
+        assert not [tag for tag in tags if tag.startswith("src")], name
+        assert not re.search(r'<link[^>]*rel="?(stylesheet|preconnect)"?[^>]*https?://', text), name
+    assert 'id="rifflemix.ops.group_sort"' in pages["reference/ops.html"]
+    assert 'id="rifflemix.replace_attention"' in pages["reference/index.html"]
