@@ -36,6 +36,12 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name what takes a minute as it ends: a run that is cut off has no summary."""
+    if report.duration > 60 and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} took {report.duration:.0f} s", file=sys.__stderr__, flush=True)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ pytestmark = [
         os.environ.get("TRITON_INTERPRET") == "1", reason="those tests run in this process already"
     ),
     pytest.mark.slow,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(900),
 ]
 
 
