@@ -1,13 +1,13 @@
 """What a recipe costs before it is run: its work is counted, and how long that takes here.
 
 A training step runs once on tensors that have shapes but no values: nothing is computed and no
-data is needed, however large the model. Its operators are counted one by one, and a second of
-calibration says how fast this machine does such work.
+data is needed, however large the model. Its operators are counted one by one, which takes a second;
+the papers' rows have been counted before (`kept_costs`). A second of calibration says how fast this
+machine does such work.
 """
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +20,7 @@ from torch.nn import functional
 from rifflemix.compat import OperatorWatch, UnknownShape, shapes_only, storage_key
 from rifflemix.models.macs import attention_on_cpu
 from rifflemix.recipes import Recipe
+from rifflemix.reproduction.kept_costs import StepCost, kept_costs, work
 from rifflemix.reproduction.outlines import outline
 from rifflemix.runs.fit import fit_model
 from rifflemix.runs.measure import median_seconds
@@ -28,25 +29,6 @@ from rifflemix.train.optim import build_optimizer
 
 # They move no data: one hands out memory, the other looks at it in another way.
 _IDLE = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::_unsafe_view")
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """The work of one training step: forward, backward and the optimiser.
-
-    Attributes:
-        tokens: of all samples, padding included; pixels of whole images.
-        flops: of matrix products, convolutions and attention; two for a multiply-add.
-        moved_bytes: read and written by all other operators.
-        operators: that compute something; on a GPU about the kernels launched.
-        peak_bytes: the most memory that tensors take at a time, weights included.
-    """
-
-    tokens: int
-    flops: int
-    moved_bytes: int
-    operators: int
-    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -77,14 +59,14 @@ def recipe_costs(
         For each: name, the fields of its `StepCost`, "steps", "tokens_in_all", "flops_in_all",
         "seconds_per_step" and "seconds": training alone, without data and evaluations.
     """
-    counted: dict[str, StepCost] = {}
+    known = dict(kept_costs())
     for done, recipe in enumerate(recipes):
         if progress is not None:
             progress(done, len(recipes))
-        work = _work(recipe)
-        if work not in counted:
-            counted[work] = count_step(recipe)
-        step, steps = counted[work], recipe.train.max_steps
+        name = work(recipe)
+        if name not in known:
+            known[name] = count_step(recipe)
+        step, steps = known[name], recipe.train.max_steps
         seconds = speed.seconds(step)
         yield {
             "name": recipe.name,
@@ -95,13 +77,6 @@ def recipe_costs(
             "seconds_per_step": seconds,
             "seconds": steps * seconds,
         }
-
-
-def _work(recipe: Recipe) -> str:
-    """The same for recipes whose steps do the same work."""
-    train, settings = recipe.train, [dict(recipe.model_settings), dict(recipe.task_options)]
-    work = [recipe.task, recipe.model, settings, train.batch_size, train.accumulation]
-    return json.dumps([*work, train.optimizer], sort_keys=True, default=str)
 
 
 def count_step(recipe: Recipe) -> StepCost:
