@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from rifflemix.analysis import View, analyze, find_subjects
+from rifflemix.analysis.softmax_spread import layer_spreads, moments_of
 from rifflemix.cli import main
+from rifflemix.runs.fit import fit_model
 
 SMALL = [
     "--dim",
@@ -26,6 +32,7 @@ SMALL = [
     "--threads",
     "1",
 ]
+SIZES = {"dim": 8, "num_layers": 2, "num_heads": 2}
 DIGITS = ["--task", "digits", "--task-option", "patch_size=2"]
 
 
@@ -48,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         for words in (
             ["compare", *DIGITS, "--mixers", "csp,tssa", "--seeds", "1", *SMALL],
-            ["train", *DIGITS, "--mixer", "softmax", *SMALL],
+            ["train", *DIGITS, "--mixer", "softmax", *SMALL, "--keep-weights"],
         ):
             patch.setattr(sys, "argv", ["rifflemix", *words, "--out", str(folder / words[0])])
             assert main() == 0
@@ -78,6 +85,41 @@ def test_one_kind_of_a_run(call: Any, runs: Path, tmp_path: Path) -> None:
     page = (out / "analysis.html").read_text()
     assert "data:image/png;base64," in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_sums_over_training_are_those_of_the_weights_of_each_evaluation(runs: Path) -> None:
+    """The best weights are in the end of the curve and in the model; the start's are not."""
+    (subject,) = find_subjects(runs / "train", View(samples=4))
+    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    last = layer_spreads(subject)
+    first, *others = moments_of(subject)
+    assert (first.step, [at.step for at in others]) == (0, [1, 2])
+    best = next(at for at in others if at.step == subject.about["step"])
+    assert best.columns == [float(np.mean(layer.columns)) for layer in last]
+    assert best.rows == pytest.approx([0.0, 0.0], abs=1e-6)
+    assert first.columns != best.columns
+    fresh = fit_model("encoder", subject.task, dict(mixer="softmax", **SIZES), 0)
+    start = layer_spreads(replace(subject, model=fresh))
+    assert first.columns == [float(np.mean(layer.columns)) for layer in start]
+    assert all(
+        torch.equal(value, before[name]) for name, value in subject.model.state_dict().items()
+    )
+    finding = analyze("softmax-spread", subject)
+    assert finding.data["training"]["softmax"][0]["column_sums"] == first.columns
+    assert finding.seen[-1].startswith("softmax over training: column sums lie")
+
+
+def test_the_run_that_tuning_chose_is_looked_at(runs: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned"
+    shutil.copytree(runs / "compare", tuned)
+    results = json.loads((tuned / "results.json").read_text())
+    for run in results["runs"]:
+        chosen = tuned / run["mixer"] / "lr=0.01" / "seed0"
+        chosen.parent.mkdir()
+        (tuned / run["folder"]).rename(chosen)
+        run["folder"] = str(chosen.relative_to(tuned))
+    (tuned / "results.json").write_text(json.dumps(results))
+    assert [subject.label for subject in find_subjects(tuned, View(samples=1))] == ["csp", "tssa"]
 
 
 @pytest.mark.slow

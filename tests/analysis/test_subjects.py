@@ -12,6 +12,8 @@ from rifflemix.analysis import View, find_subjects, own_subject, trace
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
 from rifflemix.reproduction import plan_reproduction, run_reproduction
+from rifflemix.runs.fit import fit_model
+from rifflemix.train import TrainConfig, train
 from small_recipes import QUICK, small
 
 
@@ -46,6 +48,50 @@ def test_presets_with_images_tokens_and_vectors() -> None:
     assert torch.equal(next(again.model.parameters()), next(first.model.parameters())), (
         "the same seed, the same weights"
     )
+
+
+def trained(task: rm.tasks.Task, out: Path) -> Path:
+    settings = {"mixer": "csp", "dim": 8, "num_layers": 1, "num_heads": 2}
+    model = fit_model("encoder", task, settings, 0)
+    config = TrainConfig(max_steps=1, batch_size=4)
+    train(model, task, config, out, device="cpu", model_settings={"model": "encoder"} | settings)
+    return out
+
+
+def test_a_run_on_arrays_in_memory(tmp_path: Path) -> None:
+    """They are in no file: the caller hands them over, and others are refused."""
+    x, y = torch.randn(30, 6, 3), torch.arange(30) % 2
+    task = rm.Task.from_arrays(x, y)
+    run = trained(task, tmp_path / "run")
+    with pytest.raises(InputError, match=r"task arrays: .* data in memory.*View\(task=\.\.\.\)"):
+        find_subjects(run)
+    (subject,) = find_subjects(run, View(task=task, samples=3))
+    assert torch.equal(subject.batches[0]["inputs"][1], task.split("validation")[1][0])
+    with pytest.raises(InputError, match="got other data; hand over that"):
+        find_subjects(run, View(task=rm.Task.from_arrays(x + 1, y)))
+    with pytest.raises(InputError, match="target: expected a run's folder beside data of your own"):
+        find_subjects("encoder", View(task=task))
+
+
+def test_a_run_on_a_table_that_has_moved(tmp_path: Path) -> None:
+    rows = "".join(f"{i / 7},{i % 5},{'ab'[i % 2]}\n" for i in range(40))
+    table = tmp_path / "mine.csv"
+    table.write_text("u,v,kind\n" + rows)
+    options = {"input": "u,v", "label": "kind"}
+    run = trained(rm.tasks.load_task("csv", data=str(table), **options), tmp_path / "run")
+    (tmp_path / "there").mkdir()
+    moved = table.rename(tmp_path / "there" / "yours.csv")
+    with pytest.raises(InputError, match="data: expected an existing file"):
+        find_subjects(run)
+    with pytest.raises(InputError, match=r"data: expected mine.csv, as in the run, got yours.csv"):
+        find_subjects(run, View(data=moved))
+    same = moved.rename(tmp_path / "there" / "mine.csv")
+    for view in (View(data=same), View(data_dir=same.parent)):
+        (subject,) = find_subjects(run, view)
+        assert subject.task is not None
+    same.write_text("u,v,kind\n" + rows.replace("a", "c"))
+    with pytest.raises(InputError, match=r"got other data; name .* its file with --data"):
+        find_subjects(run, View(data=same))
 
 
 def test_refusals() -> None:

@@ -18,6 +18,7 @@ from toy_training import SETTINGS, ToyTask, make_config, make_model
 
 from rifflemix.files import read_tensors
 from rifflemix.train import TrainConfig, TrainEvent, TrainResult, train
+from rifflemix.train.run_folder import RunFolder
 
 LAST = 23
 
@@ -209,6 +210,22 @@ def test_settings_without_effect_may_change_on_resume(
     changed = {"checkpoint_every": 3, "checkpoint_seconds": 9.0, "num_workers": num_workers}
     run(tmp_path / "killed", make_config(**changed))
     assert outcome(tmp_path / "killed") == straight(make_config())
+
+
+def test_keeping_weights_changes_nothing_else(tmp_path: Path, straight: Straight) -> None:
+    config = make_config()
+    with pytest.raises(Killed):
+        run(tmp_path / "kept", config, on_event=kill_at(10), keep_weights=True)
+    run(tmp_path / "kept", config, keep_weights=True)
+    assert outcome(tmp_path / "kept") == straight(config)
+    kept = RunFolder(tmp_path / "kept").kept_weights()
+    result = json.loads((tmp_path / "kept" / "training.json").read_text())
+    assert list(kept) == [0, *(entry["step"] for entry in result["validation"])]
+    at_first, at_best = (read_tensors(kept[step])[0] for step in (0, result["best_step"]))
+    best = read_tensors(tmp_path / "kept" / "best.safetensors")[0]
+    for found, expected in ((at_first, make_model().state_dict()), (at_best, best)):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
 class Odd(nn.Module):

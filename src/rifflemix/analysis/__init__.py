@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from rifflemix.analysis.finding import Finding, Subject
 from rifflemix.analysis.maps import matrix_of, permutation_of
-from rifflemix.analysis.subjects import View, find_subjects, own_subject
+from rifflemix.analysis.runs import over_training
+from rifflemix.analysis.subjects import find_subjects, own_subject
 from rifflemix.analysis.trace import Call, trace
+from rifflemix.analysis.view import View
 from rifflemix.errors import require_packages
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ __all__ = [
     "analyze_into",
     "find_subjects",
     "matrix_of",
+    "over_training",
     "own_subject",
     "permutation_of",
     "trace",

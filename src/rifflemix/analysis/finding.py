@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Subject:
         batches: what `trace` takes; can be gone through as often as one likes.
         task: where the batches come from; None for other data.
         about: what results say of it, as JSON values: folder, mixer, seed, step ...
+        moments: step -> file of the weights that its run kept then, see `over_training`.
     """
 
     label: str
@@ -36,6 +38,7 @@ class Subject:
     batches: Sequence[Any]
     task: Task | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    moments: Mapping[int, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,8 @@ from rifflemix.analysis.rate import rate
 from rifflemix.analysis.sinkhorn import sinkhorn
 from rifflemix.analysis.softmax_spread import softmax_spread
 from rifflemix.analysis.spectrum import spectrum
-from rifflemix.analysis.subjects import View, find_subjects, own_subject
+from rifflemix.analysis.subjects import find_subjects, own_subject
+from rifflemix.analysis.view import View
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.files import check_same_settings, claimed_folder
 from rifflemix.runs.folder import check_folder

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from rifflemix.analysis.drawing import GREY, legend, line_style, new_figure, tidy
 from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
 from rifflemix.analysis.maps import matrix_of
+from rifflemix.analysis.runs import over_training
 from rifflemix.analysis.trace import Call, trace, undisturbed
 from rifflemix.errors import InputError
 
@@ -35,6 +37,20 @@ class LayerSpread:
     spread: dict[int, list[float]] = field(default_factory=dict)
     rows: list[float] = field(default_factory=list)
     columns: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Moment:
+    """A model's attention maps at one moment of its training.
+
+    Attributes:
+        step: updates made.
+        rows, columns: mean distance of the row and column sums from 1, layer by layer.
+    """
+
+    step: int
+    rows: list[float]
+    columns: list[float]
 
 
 def spread_of(weights: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -100,18 +116,46 @@ def layer_spreads(subject: Subject, tick: Tick = silent) -> list[LayerSpread]:
     return list(found.values())
 
 
-def _add(found: dict[str, LayerSpread], call: Call) -> None:
+def moments_of(subject: Subject, tick: Tick = silent) -> list[Moment]:
+    """The sums at the start and at each evaluation of a run that kept its weights; else none."""
+    found = []
+    for done, (step, then) in enumerate(over_training(subject)):
+        tick(f"{subject.label} over training", done, len(subject.moments))
+        layers: dict[str, LayerSpread] = {}
+        for calls in trace(then.model, then.batches):
+            for call in calls:
+                if call.x.shape[1] <= MOST_TOKENS:
+                    _add_sums(layers, call)
+        found.append(
+            Moment(
+                step,
+                [float(np.mean(layer.rows)) for layer in layers.values()],
+                [float(np.mean(layer.columns)) for layer in layers.values()],
+            )
+        )
+    return found
+
+
+def _add_sums(found: dict[str, LayerSpread], call: Call) -> Tensor | None:
+    """Note the sums of a layer's matrix, if it has one: that matrix."""
     whole = matrix_of(call)
-    if whole is None:
+    if whole is not None:
+        layer = found.setdefault(call.name, LayerSpread(call.name))
+        rows, columns = sums_of(whole, call.key_padding_mask)
+        layer.rows += rows.tolist()
+        layer.columns += columns.tolist()
+    return whole
+
+
+def _add(found: dict[str, LayerSpread], call: Call) -> None:
+    whole = _add_sums(found, call)
+    if whole is None or call.key_padding_mask is not None:
         return
-    layer = found.setdefault(call.name, LayerSpread(call.name))
-    rows, columns = sums_of(whole, call.key_padding_mask)
-    layer.rows += rows.tolist()
-    layer.columns += columns.tolist()
+    spread = found[call.name].spread
     for length in lengths_up_to(call.x.shape[1]):
         weights = whole if length == call.x.shape[1] else matrix_of(_shortened(call, length))
-        if weights is not None and call.key_padding_mask is None:
-            layer.spread.setdefault(length, []).extend(spread_of(weights).tolist())
+        if weights is not None:
+            spread.setdefault(length, []).extend(spread_of(weights).tolist())
 
 
 def lengths_up_to(count: int) -> list[int]:
@@ -137,12 +181,16 @@ def softmax_spread(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
     Source: Sliceformer (Yuan and Xu), Figure 2; Sander et al. 2022 for the sums.
     """
     found: dict[str, list[LayerSpread]] = {}
+    training: dict[str, list[Moment]] = {}
     for subject in subjects:
         try:
             found[subject.label] = layer_spreads(subject, tick)
         except InputError:
             if len(subjects) == 1:
                 raise
+            continue
+        if subject.moments:
+            training[subject.label] = moments_of(subject, tick)
     if not found:
         raise InputError("expected mixers with attention weights, got none")
     longest = max(
@@ -158,6 +206,7 @@ def softmax_spread(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
             f"softmax of normal scores: a deviation of {noise[0]:.3g} at {lengths[0]} entries and "
             f"{noise[-1]:.3g} at {lengths[-1]}.",
             *(_sentence(label, layers) for label, layers in found.items()),
+            *(_sentence_of(label, moments) for label, moments in training.items()),
         ),
         headers=("Model", "Layer", "Deviation by tokens", "Row sums from 1", "Column sums from 1"),
         rows=tuple(
@@ -175,8 +224,14 @@ def softmax_spread(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
             "Left: the standard deviation of the weights in a row of each model's attention maps, "
             "mean over layers, when a layer gets the first N tokens only; grey: softmax of normal "
             "scores, and 1 / N dotted for comparison. Right: how far row and column sums are from "
-            "1, the mark of a doubly stochastic map, by layer; rows hollow, columns filled. Means "
-            "over samples; padded samples have no part in the left picture."
+            "1, the mark of a doubly stochastic map, by layer; rows hollow, columns filled. "
+            + (
+                "Below: the same over training, mean over layers, with the weights of the start "
+                "and of every evaluation. "
+                if training
+                else ""
+            )
+            + "Means over samples; padded samples have no part in the left picture."
         ),
         data={
             "noise": {"tokens": lengths, "deviation": noise},
@@ -192,8 +247,15 @@ def softmax_spread(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
                 ]
                 for label, layers in found.items()
             },
+            "training": {
+                label: [
+                    {"step": at.step, "row_sums": at.rows, "column_sums": at.columns}
+                    for at in moments
+                ]
+                for label, moments in training.items()
+            },
         },
-        figure=_figure(found, lengths, noise),
+        figure=_figure(found, training, lengths, noise),
     )
 
 
@@ -211,6 +273,14 @@ def _sentence(label: str, layers: Sequence[LayerSpread]) -> str:
     )
 
 
+def _sentence_of(label: str, moments: Sequence[Moment]) -> str:
+    first, last = moments[0], moments[-1]
+    return (
+        f"{label} over training: column sums lie {np.mean(first.columns):.2g} from 1 after "
+        f"{first.step} steps and {np.mean(last.columns):.2g} after {last.step}."
+    )
+
+
 def mean_curve(layers: Sequence[LayerSpread]) -> dict[int, float]:
     """Tokens -> deviation, mean over samples and layers."""
     lengths = sorted({n for layer in layers for n in layer.spread})
@@ -221,10 +291,14 @@ def mean_curve(layers: Sequence[LayerSpread]) -> dict[int, float]:
 
 
 def _figure(
-    found: dict[str, list[LayerSpread]], lengths: Sequence[int], noise: Sequence[float]
+    found: dict[str, list[LayerSpread]],
+    training: dict[str, list[Moment]],
+    lengths: Sequence[int],
+    noise: Sequence[float],
 ) -> Figure:
-    figure = new_figure(4.0)
-    left, right = figure.subplots(1, 2)
+    figure = new_figure(7.2 if training else 4.0)
+    grid = figure.add_gridspec(2 if training else 1, 2)
+    left, right = (figure.add_subplot(grid[0, column]) for column in range(2))
     left.loglog(lengths, noise, color=GREY, linewidth=3, label="softmax of normal scores")
     left.loglog(lengths, [1 / n for n in lengths], ":", color="#444444", label="1 / N")
     for number, (label, layers) in enumerate(found.items()):
@@ -234,12 +308,32 @@ def _figure(
             left.loglog(list(curve), list(curve.values()), label=label, **style)
         at = range(1, len(layers) + 1)
         right.plot(at, [np.mean(layer.columns) for layer in layers], label=label, **style)
-        hollow = style | {"linestyle": ":", "markerfacecolor": "white"}
-        right.plot(at, [np.mean(layer.rows) for layer in layers], **hollow)
+        right.plot(at, [np.mean(layer.rows) for layer in layers], **style | _HOLLOW)
     tidy(left, title="weights within a row", x="tokens N", y="standard deviation")
     tidy(right, title="sums of columns (rows hollow)", x="layer", y="mean distance from 1")
     right.set_ylim(bottom=-0.02)
     right.xaxis.get_major_locator().set_params(integer=True)
     legend(left)
     legend(right)
+    if training:
+        _draw_training(figure.add_subplot(grid[1, :]), training, list(found))
     return figure
+
+
+_HOLLOW = {"linestyle": ":", "markerfacecolor": "white"}
+
+
+def _draw_training(axes: Axes, training: dict[str, list[Moment]], labels: Sequence[str]) -> None:
+    for label, moments in training.items():
+        style, steps = line_style(labels.index(label)), [at.step for at in moments]
+        axes.plot(steps, [np.mean(at.columns) for at in moments], label=label, **style)
+        axes.plot(steps, [np.mean(at.rows) for at in moments], **style | _HOLLOW)
+    tidy(
+        axes,
+        title="sums of columns over training (rows hollow)",
+        x="optimiser steps",
+        y="mean distance from 1",
+    )
+    axes.set_ylim(bottom=-0.02)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    legend(axes)

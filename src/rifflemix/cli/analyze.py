@@ -46,6 +46,10 @@ def analyze(
     tokens: Annotated[int, Option("Tokens of random sequences.")] = 64,
     seed: Seed = 0,
     data_dir: DataDir | None = None,
+    data: Annotated[
+        Path | None,
+        Option("Of a run on a file or folder of your own: where it is.", metavar="PATH"),
+    ] = None,
     threads: Threads | None = None,
     json: Json = False,
 ) -> None:
@@ -67,6 +71,7 @@ def analyze(
             settings=parse_model_settings(setting, target),
             tokens=tokens,
             data_dir=data_dir,
+            data=data,
             progress=progress,
         )
         with _Bar(console) as bar:

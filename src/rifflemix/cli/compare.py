@@ -76,7 +76,7 @@ def compare(
     chosen = compare_config(given.task, given.mixers, given.seeds, run, given.settings)
     with DataProgress(progress_console()) as progress:
         plan = plan_comparison(chosen, out, data_dir=given.data_dir, progress=progress)
-    results = _run(plan, run.tracker)
+    results = _run(plan, run)
     if is_main_process():
         write_comparison_files(plan.out, results)
         _tell(plan.out, results, json)
@@ -157,7 +157,7 @@ def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
     progress_console().print(f"task {task} {reason}: {left_out}", soft_wrap=True)
 
 
-def _run(plan: ComparePlan, tracker: str | None) -> dict[str, Any]:
+def _run(plan: ComparePlan, options: RunOptions) -> dict[str, Any]:
     from rifflemix.comparison import run_comparison, title_of
     from rifflemix.report.live import live_progress
     from rifflemix.runs.processes import is_main_process
@@ -167,7 +167,13 @@ def _run(plan: ComparePlan, tracker: str | None) -> dict[str, Any]:
 
     with live, StopRequest(live.note) as stop:
         say = live.update if is_main_process() else None
-        return run_comparison(plan, on_status=say, should_stop=stop, tracker=tracker)
+        return run_comparison(
+            plan,
+            on_status=say,
+            should_stop=stop,
+            tracker=options.tracker,
+            keep_weights=options.keep_weights,
+        )
 
 
 def terminal_table(results: Mapping[str, Any]) -> Table:

@@ -40,7 +40,7 @@ def train(
     config = compare_config(task, {mixer: mixer}, (seed,), run)
     if config.tuned:
         raise bad_argument("--lr", "one number", run.lr, "compare tries several")
-    results = _run(config, out, run.data_dir, run.tracker)
+    results = _run(config, out, run)
     if json:
         print_json(results)
     else:
@@ -50,9 +50,7 @@ def train(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _run(
-    config: CompareConfig, out: Path, data_dir: Path | None, tracker: str | None
-) -> dict[str, Any]:
+def _run(config: CompareConfig, out: Path, options: RunOptions) -> dict[str, Any]:
     from rifflemix.comparison import (
         check_model,
         single_run,
@@ -66,13 +64,16 @@ def _run(
     from rifflemix.runs.trackers import Tracker, check_tracker
     from rifflemix.tasks import load_task
 
+    tracker = options.tracker
     check_tracker(tracker)
     curves = None if tracker is None else Tracker(tracker, out, config.mixers[0])
     mixer, seed = config.mixers[0], config.seeds[0]
     check_folder(out)
     console = progress_console()
     with DataProgress(console) as progress:
-        task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)
+        task = load_task(
+            config.task, data_dir=options.data_dir, progress=progress, **config.task_options
+        )
     check_model(config, task, mixer)
     live = live_progress(console, {mixer: mixer_card(mixer).title}, config.seeds)
     with using_threads(config.threads):
@@ -86,6 +87,7 @@ def _run(
                 on_status=live.update,
                 should_stop=stop,
                 tracker=curves,
+                keep_weights=options.keep_weights,
             )
         results = single_run(config, task, mixer, seed, result)
     write_json(out / "results.json", results)

@@ -160,6 +160,7 @@ def compare(
     data_dir: str | Path | None = None,
     on_status: OnStatus | None = None,
     tracker: str | None = None,
+    keep_weights: bool = False,
     **settings: Any,
 ) -> Comparison:
     """Train every mixer on the same backbone, data, budget and seeds; the command `compare`.
@@ -177,6 +178,8 @@ def compare(
             table on stderr; elsewhere nothing is shown.
         tracker: "tensorboard" or "wandb": shows losses and evaluations of every run as it goes;
             needs `out`.
+        keep_weights: keep the weights of every evaluation too, for what `rifflemix.analysis` shows
+            over training; needs `out`.
         settings: max_steps, batch_size, lr, dim, num_layers, num_heads, model, device, precision,
             threads, task_options and mixer_options; by task where they are left out. Of several
             learning rates, `lr=[1e-3, 3e-3]`, every mixer tries each with every seed, and the
@@ -191,6 +194,8 @@ def compare(
     check_tracker(tracker)
     if tracker is not None and out is None:
         raise bad_argument("out", f"a results folder with tracker {tracker!r}", "None")
+    if keep_weights and out is None:
+        raise bad_argument("out", "a results folder with keep_weights", "None")
     if out is None and is_one_of_many():
         raise bad_argument("out", "a results folder, which all processes see", "None")
     loaded, card, is_own = _task(task, data_dir, settings)
@@ -201,7 +206,10 @@ def compare(
     )
     if out is not None:
         return _compared(
-            plan_comparison(config, user_path("out", out), task=loaded), on_status, tracker
+            plan_comparison(config, user_path("out", out), task=loaded),
+            on_status,
+            tracker=tracker,
+            keep_weights=keep_weights,
         )
     with tempfile.TemporaryDirectory(prefix="rifflemix-", ignore_cleanup_errors=True) as folder:
         plan = plan_comparison(config, Path(folder) / "compare", task=loaded)
@@ -217,8 +225,9 @@ def check_any_finished(results: Mapping[str, Any]) -> None:
 def _compared(
     plan: ComparePlan,
     on_status: OnStatus | None,
-    tracker: str | None = None,
     *,
+    tracker: str | None = None,
+    keep_weights: bool = False,
     keep: bool = True,
 ) -> Comparison:
     titles = {name: title_of(plan.config, name) for name in plan.config.mixers}
@@ -231,7 +240,9 @@ def _compared(
         live = live_progress(Console(stderr=True, highlight=False), titles, plan.config.seeds)
         on_status = live.update
     with live:
-        results = run_comparison(plan, on_status=on_status, tracker=tracker)
+        results = run_comparison(
+            plan, on_status=on_status, tracker=tracker, keep_weights=keep_weights
+        )
     if keep and is_main_process():
         write_comparison_files(plan.out, results)
     check_any_finished(results)

@@ -37,6 +37,7 @@ class _Caller:
     say: OnStatus
     stop: ShouldStop
     tracker: str | None
+    keep_weights: bool
 
     def is_stopped(self) -> bool:
         """Whether any of the processes shall stop; the same in all."""
@@ -53,6 +54,7 @@ def run_comparison(
     on_status: OnStatus | None = None,
     should_stop: ShouldStop | None = None,
     tracker: str | None = None,
+    keep_weights: bool = False,
 ) -> dict[str, Any]:
     """Train what has not been trained yet; results.json is rewritten after every run.
 
@@ -64,6 +66,7 @@ def run_comparison(
         on_status: told where the current run stands, at every step.
         should_stop: polled at every step; when True the current run is checkpointed and left.
         tracker: "tensorboard" or "wandb", which is told losses and evaluations of every run.
+        keep_weights: also keep the weights of every evaluation, as in `rifflemix.train.train`.
 
     Returns:
         What results.json holds: "status" is "complete", or "partial" after a stop.
@@ -74,7 +77,7 @@ def run_comparison(
     """
     check_tracker(tracker)
     engine = Engine(plan.config.train, plan.config.device)
-    caller = _Caller(engine, on_status or silent, should_stop or never, tracker)
+    caller = _Caller(engine, on_status or silent, should_stop or never, tracker, keep_weights)
     with ExitStack() as stack, using_threads(plan.config.threads):
         stored = engine.on_main(lambda: _open(plan, stack))
         progress = Progress() if stored is None else stored_progress(stored)
@@ -104,6 +107,7 @@ def train_mixer(
     should_stop: ShouldStop | None = None,
     tests: bool = True,
     tracker: Tracker | None = None,
+    keep_weights: bool = False,
 ) -> TrainResult:
     """One training run of a comparison, or of its own; continues where `out` was left.
 
@@ -117,6 +121,7 @@ def train_mixer(
         should_stop: polled at every step.
         tests: False leaves the test split alone, as in `rifflemix.train.train`.
         tracker: where its curves go.
+        keep_weights: also keep the weights of every evaluation, as in `rifflemix.train.train`.
 
     Raises:
         InputError: as rifflemix.train.train.
@@ -141,6 +146,7 @@ def train_mixer(
                 should_stop=should_stop,
                 model_settings=settings,
                 tests=tests,
+                keep_weights=keep_weights,
             )
         except TrainingDiverged:
             feed.show(state="diverged")
@@ -172,6 +178,7 @@ def _try(
             should_stop=caller.stop,
             tests=False,
             tracker=caller.tracker_of(plan, folder),
+            keep_weights=caller.keep_weights,
         )
     except TrainingDiverged as error:
         spent = time.perf_counter() - start
@@ -210,6 +217,7 @@ def _run(
             on_status=caller.say,
             should_stop=caller.stop,
             tracker=caller.tracker_of(plan, folder),
+            keep_weights=caller.keep_weights,
         )
     except TrainingDiverged as error:
         progress.failed.append(failed_run(mixer, seed, folder, str(error)))

@@ -46,6 +46,7 @@ class ReproducePlan:
         parameters: trainable parameters of the model.
         batch_size_planned: the recipe's own samples per update.
         start: another run's weights, from which this one starts; None: its own.
+        keep_weights: also keep the weights of every evaluation.
     """
 
     recipe: Recipe
@@ -57,6 +58,7 @@ class ReproducePlan:
     parameters: int
     batch_size_planned: int
     start: Start | None = None
+    keep_weights: bool = False
 
 
 def plan_reproduction(
@@ -98,7 +100,16 @@ def plan_reproduction(
     seed = options.seed
     parameters = try_out(lambda: build_model(recipe, task, seed, start), task).num_parameters()
     return ReproducePlan(
-        recipe, task, out, seed, device, threads, parameters, batch_size_planned, start
+        recipe,
+        task,
+        out,
+        seed,
+        device,
+        threads,
+        parameters,
+        batch_size_planned,
+        start,
+        options.keep_weights,
     )
 
 
@@ -183,6 +194,7 @@ def train_plan(
         should_stop=should_stop,
         time_is_up=time_is_up,
         model_settings=_identity(plan),
+        keep_weights=plan.keep_weights,
     )
     feed.show(state="done" if result.finished else "stopped")
     return result

@@ -64,6 +64,9 @@ Plugins = Annotated[
     list[str] | None,
     Option("File of your own mixers, tasks or models; repeatable.", ("--plugin",), "FILE.py"),
 ]
+KeepWeights = Annotated[
+    bool, Option("Keep the weights of every evaluation too, for what analyze shows over training.")
+]
 Json = Annotated[bool, Option("Print JSON on stdout and nothing else there.")]
 
 
@@ -106,6 +109,7 @@ class RunOptions:
     tracker: Annotated[
         str | None, Option("Show curves in tensorboard or wandb as the runs go.")
     ] = None
+    keep_weights: KeepWeights = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +133,7 @@ class ReproduceOptions:
     precision: Annotated[str | None, Option("float32 or bf16; the recipe's if unset.")] = None
     compile: Annotated[bool, Option("Use torch.compile.")] = False
     threads: Threads | None = None
+    keep_weights: KeepWeights = False
 
 
 def declared_options(owner: Any) -> dict[str, Option]:

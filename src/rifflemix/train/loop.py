@@ -59,6 +59,7 @@ def train(
     time_is_up: ShouldStop | None = None,
     model_settings: Mapping[str, Any] | None = None,
     tests: bool = True,
+    keep_weights: bool = False,
 ) -> TrainResult:
     """Train `model` on `task`, choose the best weights on validation, test them once.
 
@@ -85,6 +86,8 @@ def train(
             compared on resume.
         tests: False leaves the test split alone: the result's `test` is None. The same call with
             True then trains no more, but tests the chosen weights.
+        keep_weights: also keep the weights of the start and of every evaluation, in
+            weights/STEP.safetensors. Nothing else follows from it: a resumed run may change it.
 
     Returns:
         The result, the same in every process.
@@ -110,7 +113,9 @@ def train(
             return result
         stack.callback(engine.release, model)
         stops = (should_stop, time_is_up)
-        run = _Run(engine, model, optimizer, task, config, folder, on_event, stops)
+        run = _Run(
+            engine, model, optimizer, task, config, folder, on_event, stops, keeps=keep_weights
+        )
         return run.to_the_end(tests=tests)
 
 
@@ -149,6 +154,8 @@ class _Run:
         folder: RunFolder,
         on_event: OnEvent | None,
         stops: tuple[ShouldStop | None, ShouldStop | None],
+        *,
+        keeps: bool,
     ) -> None:
         self.engine = engine
         self.task = task
@@ -156,6 +163,7 @@ class _Run:
         self.folder = folder
         self.on_event = on_event
         self.should_stop, self.time_is_up = stops
+        self.keeps = keeps
         split = task.split("train")
         sizes = {name: p.numel() for name, p in model.named_parameters()}
         groups = decay_groups(model, decay_all=config.decay_all)
@@ -171,6 +179,7 @@ class _Run:
             raise damaged_run(folder.checkpoint, reason)
         if not self.state.is_resumed:
             self._log_start()
+            self._keep_weights()
         self.first_step = self.progress.step
         self.saved = self._moment()
         self.saved_time = time.monotonic()
@@ -364,8 +373,14 @@ class _Run:
         if self._is_better(metrics[self.task.metric]):
             with progress.clock("checkpoint"):
                 self.state.keep_best(metrics[self.task.metric], self.task.metric)
+        self._keep_weights()
         self._tell("eval", split="validation", metrics=metrics)
         return True
+
+    def _keep_weights(self) -> None:
+        if self.keeps:
+            with self.progress.clock("checkpoint"):
+                self.state.keep_weights()
 
     def _is_better(self, value: float) -> bool:
         """Strictly: of equals the earliest is kept."""

@@ -30,7 +30,7 @@ _FREE_SETTINGS = ("config.num_workers", "config.checkpoint_every", "config.check
 
 class RunFolder:
     """Names in `path`: config.json, log.jsonl, checkpoint.safetensors, best.safetensors,
-    training.json.
+    training.json; and weights/STEP.safetensors, where a run keeps those of every evaluation.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,6 +40,18 @@ class RunFolder:
         self.checkpoint = path / "checkpoint.safetensors"
         self.best = path / "best.safetensors"
         self.result = path / "training.json"
+        self.weights = path / "weights"
+
+    def weights_at(self, step: int) -> Path:
+        """Where the weights of an evaluation are kept."""
+        return self.weights / f"{step}.safetensors"
+
+    def kept_weights(self) -> dict[int, Path]:
+        """Step -> file, of all that were kept, the earliest first."""
+        found = (path.stem for path in self.weights.glob("*.safetensors"))
+        return {
+            step: self.weights_at(step) for step in sorted(int(s) for s in found if s.isdigit())
+        }
 
     def opened(self, identity: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Hold the folder for a run described by `identity`, new or to be resumed.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rifflemix.files import damaged_run, write_tensors
+from rifflemix.files import damaged_run, make_folder, write_tensors
 from rifflemix.train.checkpoint import (
     Checkpoint,
     Tensors,
@@ -64,6 +64,16 @@ class RunState:
         self.best = model_weights(self.model)
         meta = {"step": self.progress.step, metric: value}
         self.engine.on_main(lambda: write_tensors(self.folder.best, self.best, meta))
+
+    def keep_weights(self) -> None:
+        """Write the current weights to a file of their own."""
+        weights, path = model_weights(self.model), self.folder.weights_at(self.progress.step)
+
+        def write() -> None:
+            make_folder(path.parent)
+            write_tensors(path, weights, {"step": self.progress.step})
+
+        self.engine.on_main(write)
 
     def load_best(self) -> None:
         """Put the best weights into the model."""
