@@ -20,6 +20,26 @@ Tick = Callable[[str, int, int], None]
 """Called with what is being looked at, how much is done, and of how much."""
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What a sweep reached at one point of its grid.
+
+    Attributes:
+        settings: the point.
+        metric: with its unit, such as "accuracy, %".
+        split: that it was measured on.
+        mean, std: over seeds; no deviation of one.
+        seeds: how many.
+    """
+
+    settings: Mapping[str, Any]
+    metric: str
+    split: str
+    mean: float
+    std: float | None
+    seeds: int
+
+
 @dataclass(frozen=True, eq=False)
 class Subject:
     """A model, and the data that it is looked at with.
@@ -31,6 +51,7 @@ class Subject:
         task: where the batches come from; None for other data.
         about: what results say of it, as JSON values: folder, mixer, seed, step ...
         moments: step -> file of the weights that its run kept then, see `over_training`.
+        trial: what a sweep reached with its settings; None for other models.
     """
 
     label: str
@@ -39,6 +60,7 @@ class Subject:
     task: Task | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     moments: Mapping[int, Path] = field(default_factory=dict)
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True, eq=False)

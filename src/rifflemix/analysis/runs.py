@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from torch import nn
 
-from rifflemix.analysis.finding import Subject
+from rifflemix.analysis.finding import Subject, Trial
 from rifflemix.analysis.view import View
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import check_json, damaged_run, read_json, read_tensors
@@ -36,7 +36,7 @@ class _TaskConfig(TypedDict):
 
 
 def run_subjects(path: Path, view: View) -> list[Subject]:
-    """The model of a finished run, or those of a comparison.
+    """The model of a finished run, or those of a comparison or a sweep.
 
     Raises:
         InputError: no such folder, no weights yet, or data that is not at hand or another.
@@ -49,6 +49,8 @@ def run_subjects(path: Path, view: View) -> list[Subject]:
         raise damaged_run(config, "it holds no settings")
     if isinstance(stored.get("mixers"), list):
         return _of_comparison(path, stored, view)
+    if isinstance(stored.get("grid"), dict):
+        return _of_sweep(path, view)
     return [_of_run(path, stored, view, None)]
 
 
@@ -95,6 +97,71 @@ def _chosen_folders(path: Path) -> dict[str, list[str]]:
     for run in results["runs"]:
         found.setdefault(run["mixer"], []).append(run["folder"])
     return found
+
+
+class _Summary(TypedDict):
+    mean: float
+    std: float | None
+    n: int
+
+
+class _Point(TypedDict):
+    settings: dict[str, Any]
+    validation: _Summary | None
+    test: _Summary | None
+
+
+class _PointRun(TypedDict):
+    settings: dict[str, Any]
+    folder: str
+
+
+class _Swept(TypedDict):
+    metric: str
+    unit: str
+    points: list[_Point]
+    runs: list[_PointRun]
+
+
+def _of_sweep(path: Path, view: View) -> list[Subject]:
+    """The points of a sweep, each with the first seed that is finished, and what it reached."""
+    file = path / "results.json"
+    if not file.is_file():
+        raise bad_argument("target", "a sweep with a finished run", f"{path}, which has none yet")
+    results = read_json(file)
+    try:
+        check_json(results, _Swept, "results")
+    except ValueError as error:
+        raise damaged_run(file, str(error)) from error
+    words = str(results["metric"]).replace("_", " ")
+    metric = f"{words}, %" if results["unit"] == "%" else words
+    # Some metrics are of the test split alone: those of what a model writes.
+    reached = [p for p in results["points"] if p["validation"] or p["test"]]
+    split = "validation" if all(point["validation"] for point in reached) else "test"
+    subjects: list[Subject] = []
+    task: Task | None = None
+    for point in reached:
+        folders = [
+            path / r["folder"] for r in results["runs"] if r["settings"] == point["settings"]
+        ]
+        ready = [folder for folder in folders if RunFolder(folder).best.is_file()]
+        if not ready or not point[split]:
+            continue
+        subject = _of_run(ready[0], read_json(RunFolder(ready[0]).config), view, task)
+        task = subject.task
+        trial = Trial(
+            point["settings"],
+            metric,
+            split,
+            point[split]["mean"],
+            point[split]["std"],
+            point[split]["n"],
+        )
+        label = ", ".join(f"{k.rpartition('.')[2]}={v}" for k, v in point["settings"].items())
+        subjects.append(replace(subject, label=label, trial=trial))
+    if not subjects:
+        raise bad_argument("target", "a sweep with a run that has weights", f"{path}")
+    return subjects
 
 
 def _of_run(path: Path, stored: Any, view: View, task: Task | None) -> Subject:

@@ -9,13 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rifflemix.analysis.drawing import COLOURS, new_figure, picture, tidy
-from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
+from rifflemix.analysis.drawing import COLOURS, GREY, chosen_layers, new_figure, picture, tidy
+from rifflemix.analysis.finding import Finding, Subject, Tick, Trial, progress, silent
 from rifflemix.analysis.measures import entropy
+from rifflemix.analysis.sinkhorn_quality import (
+    draw_quality,
+    quality_data,
+    quality_rows,
+    quality_sentences,
+    swept_settings,
+    trials_of,
+)
 from rifflemix.analysis.trace import Call, trace, undisturbed
 from rifflemix.errors import InputError
 from rifflemix.mixers.sinkhorn import Sinkhorn
@@ -121,9 +130,11 @@ def _softness(matrix: Tensor) -> float:
 def sinkhorn(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
     """How iterations balance the matrices and how temperature softens them.
 
-    Source: Tay et al. 2020 (Sparse Sinkhorn Attention), Figures 3 and 4, whose curves of quality
-    need a training run for each value.
+    Of a sweep over either also what its runs reached: a model may then have no such matrices.
+
+    Source: Tay et al. 2020 (Sparse Sinkhorn Attention), Figures 3 and 4.
     """
+    trials = trials_of(subjects)
     found: dict[str, Sorting] = {}
     for subject in subjects:
         try:
@@ -131,31 +142,21 @@ def sinkhorn(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
         except InputError:
             if len(subjects) == 1:
                 raise
-    if not found:
+    if not found and not trials:
         raise InputError("expected a model with mixer sinkhorn, got none")
     return Finding(
         kind="sinkhorn",
         title="Sorting matrices",
         source="Tay et al. 2020 (Sparse Sinkhorn Attention), section 3, Figures 3 and 4",
-        seen=tuple(_sentence(label, of) for label, of in found.items()),
+        seen=(*quality_sentences(trials), *(_sentence(label, of) for label, of in found.items())),
         headers=("Model", "Setting", "Value", "Sums from 1", "Softness"),
-        rows=tuple(
-            row
-            for label, of in found.items()
-            for row in (
-                *((label, "iterations", str(n), f"{e:.2g}", "-") for n, e in of.error.items()),
-                *(
-                    (label, "temperature", f"{t:g}", "-", f"{s:.3f}")
-                    for t, s in of.softness.items()
-                ),
-            )
+        rows=(
+            *quality_rows(trials),
+            *(row for label, of in found.items() for row in _rows(label, of)),
         ),
-        caption=(
-            "Above: the sort matrix of the first head of the first layer after so many Sinkhorn "
-            "iterations; rows are destinations, columns sources, bright is more. Below, left: how "
-            "far row and column sums are from 1, from one iteration on. Right: softness, the "
-            "entropy of a row over that of equal shares, 0 for a permutation; the model's own "
-            "settings are marked. Only these settings change, the weights stay; no noise."
+        caption=" ".join(
+            ([_MATRICES] if found else [])
+            + ([_QUALITY.format(n=trials[0].seeds)] if trials else [])
         ),
         data={
             "models": {
@@ -166,11 +167,32 @@ def sinkhorn(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
                     "softness": {str(t): s for t, s in of.softness.items()},
                 }
                 for label, of in found.items()
-            }
+            },
+            "sweep": quality_data(trials),
         },
         arrays={label: of.matrices for label, of in found.items()},
-        figure=_figure(found),
+        figure=_figure(found, trials),
     )
+
+
+_MATRICES = (
+    "Above: the sort matrix of the first head of the first layer after so many Sinkhorn "
+    "iterations; rows are destinations, columns sources, bright is more. Below, left: how "
+    "far row and column sums are from 1, from one iteration on. Right: softness, the "
+    "entropy of a row over that of equal shares, 0 for a permutation; the model's own "
+    "settings are marked. Only these settings change, the weights stay; no noise."
+)
+_QUALITY = (
+    "At the bottom: what training with each setting reached; seeds: {n}, bars are one standard "
+    "deviation over them."
+)
+
+
+def _rows(label: str, of: Sorting) -> list[tuple[str, ...]]:
+    return [
+        *((label, "iterations", str(n), f"{e:.2g}", "-") for n, e in of.error.items()),
+        *((label, "temperature", f"{t:g}", "-", f"{s:.3f}") for t, s in of.softness.items()),
+    ]
 
 
 def _sentence(label: str, of: Sorting) -> str:
@@ -182,30 +204,59 @@ def _sentence(label: str, of: Sorting) -> str:
     )
 
 
-def _figure(found: dict[str, Sorting]) -> Figure:
-    """For each model a row of matrices; below them the two curves of all."""
-    count = len(found)
-    figure = new_figure(1.9 * count + 3.4)
-    grid = figure.add_gridspec(count + 1, 6, height_ratios=(*[1.0] * count, 1.8))
-    for row, (label, of) in enumerate(found.items()):
-        for column, (iterations, matrix) in enumerate(zip(ITERATIONS, of.matrices, strict=True)):
-            title = f"{iterations} iteration{'' if iterations == 1 else 's'}"
+_MOST_SHOWN = 4
+
+
+def _figure(found: dict[str, Sorting], trials: Sequence[Trial]) -> Figure:
+    """A row of matrices for a few models, the two curves of all, and what a sweep reached."""
+    labels = list(found)
+    shown = [labels[number] for number in chosen_layers(len(labels), _MOST_SHOWN)]
+    heights = [1.0] * len(shown) + [1.8] * bool(found) + [1.8] * bool(trials)
+    figure = new_figure(1.9 * sum(heights))
+    grid = figure.add_gridspec(len(heights), 6, height_ratios=heights)
+    for row, label in enumerate(shown):
+        for column, (count, matrix) in enumerate(
+            zip(ITERATIONS, found[label].matrices, strict=True)
+        ):
             axes = figure.add_subplot(grid[row, column])
-            picture(axes, matrix, title=title)
+            picture(axes, matrix, title=f"{count} iteration{'' if count == 1 else 's'}")
             if column == 0:
-                axes.set_ylabel(f"{label}\ndestination", fontsize=9)
+                words = label.replace(", ", ",\n")
+                axes.set_ylabel(f"{words}\ndestination", fontsize=8)
             axes.set_xlabel("source block", fontsize=8)
-    left = figure.add_subplot(grid[count, :3])
-    right = figure.add_subplot(grid[count, 3:])
-    for number, (label, of) in enumerate(found.items()):
-        colour = COLOURS[number % len(COLOURS)]
+    if found:
+        row = len(shown)
+        _draw_curves(
+            figure.add_subplot(grid[row, :3]), figure.add_subplot(grid[row, 3:]), found, shown
+        )
+    if trials:
+        places = (grid[-1, :3], grid[-1, 3:])
+        settings = swept_settings(trials)
+        for place, setting in zip(
+            places if len(settings) > 1 else (grid[-1, :],), settings, strict=True
+        ):
+            draw_quality(figure.add_subplot(place), trials, setting)
+    return figure
+
+
+def _draw_curves(left: Axes, right: Axes, found: dict[str, Sorting], shown: Sequence[str]) -> None:
+    """Balance against iterations, softness against temperature; models that are not shown grey."""
+    for label, of in found.items():
+        colour = COLOURS[shown.index(label)] if label in shown else GREY
+        over = 3 if label in shown else 2
+        style: dict[str, Any] = {"color": colour, "label": label, "zorder": over}
         balanced = {count: error for count, error in of.error.items() if count}
-        left.plot(list(balanced), list(balanced.values()), "o-", color=colour, label=label)
-        right.plot(list(of.softness), list(of.softness.values()), "o-", color=colour, label=label)
+        left.plot(list(balanced), list(balanced.values()), "o-", **style)
+        right.plot(list(of.softness), list(of.softness.values()), "o-", **style)
         left.axvline(of.iterations, color=colour, linestyle=":", linewidth=1)
         right.axvline(of.temperature, color=colour, linestyle=":", linewidth=1)
     tidy(left, title="balance (dotted: as trained)", x="iterations", y="mean |sum - 1|")
     tidy(right, title="softness (dotted: as trained)", x="temperature", y="share of most entropy")
     left.set_ylim(bottom=0.0)
     right.set_ylim(0.0, 1.05)
-    return figure
+    if len(shown) > 1:
+        handles, names = right.get_legend_handles_labels()
+        of_shown = [n for n, name in enumerate(names) if name in shown]
+        right.legend(
+            [handles[n] for n in of_shown], [names[n] for n in of_shown], fontsize=9, frameon=False
+        )

@@ -23,7 +23,8 @@ def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
 
     Args:
         target: the folder of a finished run of `train`, `compare` (each of its mixers with its
-            first seed) or `reproduce`; or the name of a preset, which gets fresh weights.
+            first seed), `reproduce` or `sweep` (each point); or the name of a preset, which gets
+            fresh weights.
         view: what to look at them with.
 
     Raises:

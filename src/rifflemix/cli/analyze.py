@@ -23,7 +23,7 @@ EPILOG = """Examples:
 
   rifflemix analyze collapse encoder --mixers softmax,csp --set num_layers=24 --out looks/fresh
 
-TARGET is the folder of a run of train, compare or reproduce, or a model of `rifflemix list
+TARGET is the folder of a run of train, compare, reproduce or sweep, or a model of `rifflemix list
 models`, which gets fresh weights and random inputs. KIND is pattern, permutation, spectrum,
 collapse, rate, membership, macs, softmax-spread, coherence, cls-attention,
 sinkhorn or all.
