@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,19 @@ def test_sort_matrices_by_sinkhorns_iteration() -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
     assert call.module.sorter.options is before
     assert not call.module.sorter._forward_hooks
+
+
+def test_sharp_scores_do_not_overflow() -> None:
+    """Before the first iteration a matrix holds exponentials of scores: float32 ends at e^88."""
+    subject = sorted_blocks()
+    with torch.no_grad():
+        for parameter in subject.model.sorter.parameters():
+            parameter.mul_(30)
+    found = sorting_of(
+        replace(subject, model=subject.model.float(), batches=[b.float() for b in subject.batches])
+    )
+    assert found.error[0] > 1e38
+    assert all(np.isfinite(value) for value in found.error.values())
 
 
 def test_iterations_balance_and_low_temperatures_harden() -> None:

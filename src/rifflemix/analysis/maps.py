@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rifflemix.analysis.attention import TorchAttention
 from rifflemix.analysis.trace import Call, undisturbed
+from rifflemix.mixers.cross.base import CrossAttention
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.sliceformer import Sliceformer
 
@@ -49,9 +51,15 @@ def matrix_of(call: Call) -> Tensor | None:
         call: what `trace` saw.
 
     Returns:
-        (B, H, N, N), rows are outputs, zero at padded positions; None for a mixer without such a
-        matrix (one that mixes channels, or has no values).
+        (B, H, N, N), rows are outputs, zero at padded positions; (B, H, N, M) of attention to a
+        memory. None for a mixer without such a matrix (one that mixes channels, or has no
+        values).
     """
+    if isinstance(call.module, TorchAttention):
+        with undisturbed(call.module):
+            return call.module.weights(call.x, call.key_padding_mask)
+    if isinstance(call.module, CrossAttention):
+        return _cross_matrix(call)
     host = _attention_in(call.module)
     if host is None:
         return None
@@ -89,6 +97,43 @@ def matrix_of(call: Call) -> Tensor | None:
         columns.append(as_heads(_unprojected(mixer, host, x, mask, put)))
     matrix = torch.cat(columns, -1)[..., :length]
     return matrix if _explains(matrix, seen[0], rows, plain) else None
+
+
+def _cross_matrix(call: Call) -> Tensor:
+    """As `matrix_of`, of attention to a memory: unit vectors take the place of its values."""
+    layer, mask, memory = call.module, call.key_padding_mask, _without_padding(call)
+    numbers = torch.arange(1, memory.shape[1] + 1, device=memory.device, dtype=memory.dtype)
+    rows: list[Tensor] = []
+
+    def run(of: Tensor, hook: _Hook) -> Tensor:
+        hooks = [
+            layer.key_value.register_forward_hook(hook),
+            layer.proj.register_forward_hook(_leave_out),
+        ]
+        try:
+            with undisturbed(layer):
+                y: Tensor = layer(call.x, of, key_padding_mask=mask)
+        finally:
+            for each in hooks:
+                each.remove()
+        split: Tensor = y.unflatten(-1, (layer.num_heads, -1))
+        return split.transpose(1, 2)
+
+    def note(module: nn.Module, args: Any, output: Tensor) -> None:
+        rows.append(args[0][..., 0].round().long() - 1)
+
+    width = run(numbers[None, :, None].expand_as(memory), note).shape[-1]
+    columns = []
+    for first in range(0, memory.shape[1], width):
+        units = torch.arange(first, first + width, device=memory.device)
+        unit = (rows[0].unsqueeze(-1) == units).to(memory.dtype)
+
+        def put(module: nn.Module, args: Any, output: Tensor, unit: Tensor = unit) -> Tensor:
+            keys = output.chunk(2, -1)[0]
+            return torch.cat([keys, unit.repeat(1, 1, layer.num_heads)], -1)
+
+        columns.append(run(memory, put))
+    return torch.cat(columns, -1)[..., : memory.shape[1]]
 
 
 def _explains(matrix: Tensor, values: Tensor, rows: Tensor, plain: Tensor) -> bool:
@@ -138,15 +183,17 @@ def _unprojected(
     return y
 
 
+def _leave_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """A hook that makes a map the identity."""
+    y: Tensor = args[0]
+    return y
+
+
 @contextmanager
 def _hooks(host: Any, on_qkv: _Hook) -> Iterator[None]:
-    def leave_out(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        y: Tensor = args[0]
-        return y
-
     hooks = [host.qkv.register_forward_hook(on_qkv)]
     if host.proj is not None:
-        hooks.append(host.proj.register_forward_hook(leave_out))
+        hooks.append(host.proj.register_forward_hook(_leave_out))
     try:
         yield
     finally:
@@ -155,7 +202,8 @@ def _hooks(host: Any, on_qkv: _Hook) -> Iterator[None]:
 
 
 def _without_padding(call: Call) -> Tensor:
-    """The input with zeros at padded positions, as every mixer takes it."""
+    """The input, or the memory, with zeros at padded positions, as every mixer takes it."""
+    x = call.x if call.memory is None else call.memory
     if call.key_padding_mask is None:
-        return call.x
-    return call.x.masked_fill(call.key_padding_mask.unsqueeze(-1), 0.0)
+        return x
+    return x.masked_fill(call.key_padding_mask.unsqueeze(-1), 0.0)

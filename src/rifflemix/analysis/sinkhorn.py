@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -101,16 +102,12 @@ def _balances(call: Call) -> bool:
 def sort_matrix(call: Call, **settings: Any) -> Tensor:
     """(B, H, n, n) of a layer's own input, with other settings of `SortOptions`, without noise."""
     seen: list[Tensor] = []
-    sorter = call.module.sorter
-    own = sorter.options
-    hook = sorter.register_forward_hook(lambda module, args, output: seen.append(output))
-    try:
-        sorter.options = replace(own, gumbel="never", **settings)
-        with undisturbed(call.module):
-            call.module(call.x)
-    finally:
-        hook.remove()
-        sorter.options = own
+    # A copy in float64: before the first iteration exponentials of trained scores are large.
+    mixer = copy.deepcopy(call.module).double()
+    mixer.sorter.options = replace(mixer.sorter.options, gumbel="never", **settings)
+    mixer.sorter.register_forward_hook(lambda module, args, output: seen.append(output))
+    with undisturbed(mixer):
+        mixer(call.x.double())
     return seen[0]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from rifflemix.analysis.drawing import GREY, legend, line_style, new_figure, tidy
@@ -312,7 +313,7 @@ def _figure(
     tidy(left, title="weights within a row", x="tokens N", y="standard deviation")
     tidy(right, title="sums of columns (rows hollow)", x="layer", y="mean distance from 1")
     right.set_ylim(bottom=-0.02)
-    right.xaxis.get_major_locator().set_params(integer=True)
+    right.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(left)
     legend(right)
     if training:
@@ -335,5 +336,5 @@ def _draw_training(axes: Axes, training: dict[str, list[Moment]], labels: Sequen
         y="mean distance from 1",
     )
     axes.set_ylim(bottom=-0.02)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(axes)

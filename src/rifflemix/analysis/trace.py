@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rifflemix.analysis.attention import TorchAttention, arguments, is_cross
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
+from rifflemix.mixers.cross.base import CrossAttention
 from rifflemix.models.calling import call_model, on_device_of
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.seeds import rng_state, seed_everything, set_rng_state
@@ -24,10 +26,13 @@ class Call:
 
     Attributes:
         name: of the layer in the model; of a shared layer's later calls with " (2)" and so on.
-        module: the layer itself.
-        x: (B, N, C) its input, a copy.
-        y: its output, a copy.
-        key_padding_mask: (B, N) bool, True = padding; None where there is none.
+        module: the layer itself; a `torch.nn.MultiheadAttention` as a `TorchAttention`, which is
+            called as mixers are and holds the layer as `attention`.
+        x: (B, N, C) its input, a copy; of attention to another sequence the queries.
+        y: its output, a copy; of several the first.
+        key_padding_mask: (B, N) bool, True = padding; None where there is none. Of the memory,
+            (B, M), where there is one.
+        memory: (B, M, C) the other sequence that is attended to, a copy; else None.
     """
 
     name: str
@@ -35,13 +40,19 @@ class Call:
     x: Tensor
     y: Tensor
     key_padding_mask: Tensor | None
+    memory: Tensor | None = None
+
+
+MIXERS = (TokenMixer, nn.MultiheadAttention)
+"""The layers that mix the tokens of a sequence: ours, and torch's."""
 
 
 def trace(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    of: type[nn.Module] | tuple[type[nn.Module], ...] = TokenMixer,
+    of: type[nn.Module] | tuple[type[nn.Module], ...] = MIXERS,
+    cross: bool = False,
 ) -> Iterator[tuple[Call, ...]]:
     """The calls of the layers of some kind, in the order in which a model makes them.
 
@@ -54,6 +65,8 @@ def trace(
         batches: each a tensor, the model's only argument; a tuple, its arguments; a task's batch
             with "inputs"; or any other mapping, its keyword arguments.
         of: the kinds of layers; of layers inside each other the outermost.
+        cross: also attention from one sequence to another, ours (`mixers.cross`) and torch's;
+            such calls have a `memory`.
 
     Yields:
         The calls of one batch.
@@ -61,10 +74,11 @@ def trace(
     Raises:
         InputError: the model has no such layer, or calls none.
     """
-    layers = find_layers(model, of)
+    kinds = of if isinstance(of, tuple) else (of,)
+    layers = find_layers(model, (*kinds, CrossAttention) if cross else kinds)
     for batch in batches:
         calls: list[Call] = []
-        with undisturbed(model), _hooked(layers, calls):
+        with undisturbed(model), _hooked(layers, calls, cross=cross):
             run_batch(model, batch)
         if not calls:
             raise InputError(f"model {type(model).__name__} has {_words(of)} but never calls one")
@@ -72,7 +86,7 @@ def trace(
 
 
 def find_layers(
-    model: nn.Module, of: type[nn.Module] | tuple[type[nn.Module], ...] = TokenMixer
+    model: nn.Module, of: type[nn.Module] | tuple[type[nn.Module], ...] = MIXERS
 ) -> dict[str, nn.Module]:
     """The layers of some kind by their first names, of layers inside each other the outermost.
 
@@ -120,18 +134,17 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hooked(layers: Mapping[str, nn.Module], calls: list[Call]) -> Iterator[None]:
-    """Inside, every call of these layers is noted."""
+def _hooked(layers: Mapping[str, nn.Module], calls: list[Call], *, cross: bool) -> Iterator[None]:
+    """Inside, every call of these layers is noted, and torch's layers do call theirs."""
     counts: Counter[str] = Counter()
 
     def hook_of(name: str) -> Any:
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            x = args[0] if args else kwargs["x"]
+            if is_cross(module, args, kwargs) and not cross:
+                return
             counts[name] += 1
             again = f" ({counts[name]})" if counts[name] > 1 else ""
-            mask = kwargs.get("key_padding_mask")
-            # Copies: what comes after may write into the very tensors.
-            calls.append(Call(name + again, module, x.clone(), output.clone(), mask))
+            calls.append(_call_of(name + again, module, args, kwargs, output))
 
         return note
 
@@ -139,11 +152,29 @@ def _hooked(layers: Mapping[str, nn.Module], calls: list[Call]) -> Iterator[None
         layer.register_forward_hook(hook_of(name), with_kwargs=True)
         for name, layer in layers.items()
     ]
+    fast = torch.backends.mha.get_fastpath_enabled()  # it does without calls of the inner layers
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for hook in hooks:
             hook.remove()
+
+
+def _call_of(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Call:
+    """A call with copies of its tensors: what comes after may write into the very ones."""
+    y = output[0] if isinstance(output, tuple | list) else output
+    if isinstance(module, nn.MultiheadAttention):
+        layer = TorchAttention(module, arguments(module, args, kwargs))
+        y = layer.batch_first(y).clone()
+        return Call(name, layer, layer.query, y, layer.padding, layer.memory)
+    if isinstance(module, CrossAttention):
+        given = arguments(module, args, kwargs)
+        x, memory = given["x"].clone(), given["memory"].clone()
+        return Call(name, module, x, y.clone(), given.get("key_padding_mask"), memory)
+    x = args[0] if args else kwargs["x"]
+    return Call(name, module, x.clone(), y.clone(), kwargs.get("key_padding_mask"))
 
 
 def run_batch(model: nn.Module, batch: Any) -> None:

@@ -1,0 +1,97 @@
+"""torch's own attention as a layer that is called as mixers are, with what its model gave it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.mixers.cross.base import CrossAttention
+
+
+def arguments(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+
+
+def is_cross(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call goes from one sequence to another."""
+    if isinstance(module, CrossAttention):
+        return True
+    if not isinstance(module, nn.MultiheadAttention):
+        return False
+    given = arguments(module, args, kwargs)
+    return given["key"] is not given["query"]
+
+
+class TorchAttention(nn.Module):
+    """A `torch.nn.MultiheadAttention`, called as a mixer is, with the other arguments of one call.
+
+    Args:
+        attention: the layer.
+        given: the arguments that its model called it with, by name.
+    """
+
+    def __init__(self, attention: nn.MultiheadAttention, given: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.attention = attention
+        self.is_batched = given["query"].dim() == 3
+        self.query = self.batch_first(given["query"]).clone()
+        self.memory = self.value = None
+        if given["key"] is not given["query"]:
+            self.memory = self.batch_first(given["key"]).clone()
+        if given["value"] is not given["key"]:
+            self.value = self.batch_first(given["value"]).clone()
+        self.padding = _padding(given.get("key_padding_mask"))
+        self.attn_mask: Tensor | None = _additive(given.get("attn_mask"), self.query)
+
+    def batch_first(self, x: Tensor) -> Tensor:
+        """(B, N, C) of a tensor in the layout that the layer takes."""
+        if not self.is_batched:
+            return x.unsqueeze(0)
+        return x if self.attention.batch_first else x.transpose(0, 1)
+
+    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, C) -> (B, N, C); the mask is that of what is attended to."""
+        y: Tensor = self._call(x, key_padding_mask, need_weights=False)[0]
+        return y
+
+    def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, H, N, M) of queries (B, N, C), zero in rows of padding."""
+        found: Tensor = self._call(
+            x, key_padding_mask, need_weights=True, average_attn_weights=False
+        )[1]
+        if self.memory is None and key_padding_mask is not None:
+            found = found.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+        return found
+
+    def _call(self, x: Tensor, key_padding_mask: Tensor | None, **options: Any) -> Any:
+        memory = x if self.memory is None else self.memory
+        value = memory if self.value is None else self.value
+        mask = self.attn_mask
+        if mask is not None and self.memory is None:  # of fewer tokens than the model's
+            mask = mask[..., : x.shape[1], : x.shape[1]]
+        inputs = [x, memory, value]
+        if not self.attention.batch_first:
+            inputs = [part.transpose(0, 1) for part in inputs]
+        y, weights = self.attention(
+            *inputs, key_padding_mask=_additive(key_padding_mask, x), attn_mask=mask, **options
+        )
+        return y if self.attention.batch_first else y.transpose(0, 1), weights
+
+
+def _padding(mask: Tensor | None) -> Tensor | None:
+    """(B, N) bool, True = padding; torch's layers make additive masks of those they get."""
+    if mask is None:
+        return None
+    mask = mask if mask.dtype == torch.bool else torch.isneginf(mask)
+    return mask.unsqueeze(0) if mask.dim() == 1 else mask
+
+
+def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)
