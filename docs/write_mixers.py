@@ -13,6 +13,7 @@ No number there is typed. After a benchmark, or a change of a card:
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -71,11 +72,11 @@ def _card(page: Path, names: Iterable[str]) -> str:
 
 def _measured(page: Path, names: Iterable[str]) -> str:
     """How many times softmax attention's time and memory a layer takes, at every N."""
-    path, result = _scaling()
+    path, result = newest_scaling()
     (name,) = names
-    passes = _by_tokens(result, name)
+    passes = passes_by_tokens(result, name)
     rows = [
-        [f"{tokens:,}", *_ratios(at, _by_tokens(result, "softmax").get(tokens))]
+        [f"{tokens:,}", *_ratios(at, passes_by_tokens(result, "softmax").get(tokens))]
         for tokens, at in passes.items()
     ]
     headers = ["tokens N", "forward, ms", "training, ms", "training memory, MiB"]
@@ -108,13 +109,13 @@ def _in_demo(page: Path, name: str) -> list[str]:
 
 
 def _choose(page: Path, _: Iterable[str]) -> str:
-    path, result = _scaling()
+    path, result = newest_scaling()
     demo_path, demo = _demo()
     entries = {entry["name"]: entry for entry in mixer_entries()}
     rows = []
     for name in HEADLINE:
         ratios = _ratios(
-            _by_tokens(result, name)[SHOWN_AT], _by_tokens(result, "softmax")[SHOWN_AT]
+            passes_by_tokens(result, name)[SHOWN_AT], passes_by_tokens(result, "softmax")[SHOWN_AT]
         )
         accuracy = str(demo[name].test) if name in demo else ""
         rows.append(
@@ -139,11 +140,13 @@ def _choose(page: Path, _: Iterable[str]) -> str:
     return "\n".join([*table_lines(headers, rows, range(3, 8)), "", source]) + "\n"
 
 
-def _scaling() -> tuple[Path, dict[str, Any]]:
+@functools.cache
+def newest_scaling() -> tuple[Path, dict[str, Any]]:
     path = _pages_writer().newest(RESULTS, "scaling", "cpu", "float32")
     return path, read_result(path)
 
 
+@functools.cache
 def _demo() -> tuple[Path, Mapping[str, Row]]:
     folder = RESULTS / "demo"
     path = _pages_writer().by_time(folder.glob("*.json"))[-1]
@@ -151,6 +154,7 @@ def _demo() -> tuple[Path, Mapping[str, Row]]:
     return path, {row.name: row for row in comparison_rows(result)}
 
 
+@functools.cache
 def _pages_writer() -> ModuleType:
     """benchmarks/write_pages.py, which knows which results are the newest."""
     path = FOLDER.parent / "benchmarks" / "write_pages.py"
@@ -162,7 +166,7 @@ def _pages_writer() -> ModuleType:
     return module
 
 
-def _by_tokens(result: Mapping[str, Any], name: str) -> dict[int, Any]:
+def passes_by_tokens(result: Mapping[str, Any], name: str) -> dict[int, Any]:
     """Tokens -> passes of our layer of that name, where it was timed."""
     return {
         row["shape"]["tokens"]: row["passes"]

@@ -1,0 +1,94 @@
+"""The interactive page (docs/try.html) in a real browser: its patterns are the operators'."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+import rifflemix as rm
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def writer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_try", DOCS / "write_try.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_up_to_date_and_whole(writer: ModuleType) -> None:
+    text = (DOCS / "try.html").read_text(encoding="utf-8")
+    assert text == writer.page(), "run: python docs/write_try.py"
+    assert not re.search(r"https?://|<script src|<link", text)
+
+
+def permuted(writer: ModuleType, n: int, group: int, kind: str, layers: int) -> Tensor:
+    """(N, N) bool: which tokens the operator took values from, for many random inputs."""
+    reached = torch.eye(n, dtype=torch.bool)
+    for index in range(layers):
+        x = torch.rand(300, n, writer.CHANNELS, generator=torch.Generator().manual_seed(index))
+        steps = rm.ops.shift_steps(
+            kind, n, writer.CHANNELS, layer_index=index, num_layers=writer.LAYERS
+        )
+        _, sources = rm.ops.channel_permute(x, steps, n // group, return_indices=True)
+        layer = torch.eye(n, dtype=torch.bool)
+        layer[torch.arange(n)[None, :, None].expand_as(sources), sources] = True
+        reached = layer.float() @ reached.float() > 0
+    return reached
+
+
+def grouped(n: int, group: int, layers: int) -> Tensor:
+    """(N, N) bool: which tokens are in one group, layer by layer."""
+    strides: Sequence[int] = rm.ops.butterfly_strides(n, group)
+    reached = torch.eye(n, dtype=torch.bool)
+    for index in range(layers):
+        groups = rm.ops.butterfly_split(torch.arange(n)[None], group, strides[index % len(strides)])
+        layer = torch.zeros(n, n, dtype=torch.bool)
+        for members in groups[0]:
+            layer[members[:, None], members] = True
+        reached = layer.float() @ reached.float() > 0
+    return reached
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_patterns_of_the_operators(writer: ModuleType, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    done = subprocess.run(
+        [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+         "--dump-dom", f"{(DOCS / 'try.html').as_uri()}#all"],
+        capture_output=True, text=True, timeout=200, check=True,
+    )  # fmt: skip
+    shown = re.search(r'<p id="share" role="status">(.*?)</p>', done.stdout)
+    assert shown is not None
+    assert "of all pairs of tokens connected after 1 layer." in shown[1]
+    drawn = re.sub(r"<script>.*?</script>", "", done.stdout, flags=re.DOTALL)
+    assert drawn.count("<svg") == 3
+    listed = re.search(r'<pre id="all">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert listed is not None
+    lines = listed[1].splitlines()
+    each = len(writer.LENGTHS) * len(writer.GROUPS) * len(writer.KINDS) * 3
+    assert len(lines) == 2 * each
+    for line in lines:
+        mixer, n, group, kind, layers, bits = line.split()
+        size, count = int(n), int(layers)
+        if mixer == "csp":
+            expected = permuted(writer, size, int(group), kind, count)
+        else:
+            expected = grouped(size, int(group), count)
+        ours = torch.tensor([bit == "1" for bit in bits]).view(size, size)
+        assert torch.equal(ours, expected), line[:40]
