@@ -104,6 +104,12 @@ def test_accumulated_batches_are_added() -> None:
     assert (halves.tokens, halves.flops) == (whole.tokens, whole.flops)
     assert halves.operators > 1.5 * whole.operators
     assert halves.peak_bytes < whole.peak_bytes
+    quarters, eighths = (
+        count_step(small(train=TrainConfig(batch_size=8, accumulation=n))) for n in (4, 8)
+    )
+    more = [quarters.operators - halves.operators, eighths.operators - quarters.operators]
+    assert more[1] == 2 * more[0] > 0
+    assert eighths.flops == whole.flops
 
 
 def test_seconds_are_the_sum_of_computing_moving_and_starting() -> None:

@@ -98,20 +98,25 @@ def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
             model = fit_model(recipe.model, plan.task, recipe.model_settings, train.seed).train()
         optimizer = build_optimizer(model, train, fused=train.optimizer != "adafactor")
         count = _Count(model.parameters())
-        for _ in range(train.accumulation):
+        # The first batch makes the gradients, the second adds to them, and so do all others.
+        for times in _times(train.accumulation):
             batch = plan.batch(train.batch_size // train.accumulation)
             if not with_padding:
                 batch.pop("key_padding_mask", None)
-            with count:
+            with count.of(times):
                 _loss(run_model(model, batch), batch["labels"]).backward()
         with _watch():  # Adafactor looks at a number
             optimizer.step()  # makes its state
-        with count:
+        with count.of(1):
             optimizer.step()
     sequences = train.batch_size * plan.task.num_sequences
     return StepCost(
         sequences * plan.tokens, count.flops, count.moved_bytes, count.operators, count.peak_bytes
     )
+
+
+def _times(accumulation: int) -> list[int]:
+    return [1] if accumulation == 1 else [1, accumulation - 1]
 
 
 def _watch() -> OperatorWatch:
@@ -133,10 +138,16 @@ class _Count(OperatorWatch):
 
         self._formulas = {**flop_registry, **_with_out_val(attention_on_cpu())}
         self.flops = self.moved_bytes = self.operators = 0
+        self._times = 1
         self._storages: set[int] = set()
         self._live_bytes = self.peak_bytes = 0
         for tensor in alive:
             self._hold(tensor)
+
+    def of(self, times: int) -> _Count:
+        """The same count, for work that is done so many times."""
+        self._times = times
+        return self
 
     def saw(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
         """Count one operator."""
@@ -145,12 +156,12 @@ class _Count(OperatorWatch):
             self._hold(tensor)
         if not tensors or _is_idle(operator):
             return
-        self.operators += 1
+        self.operators += self._times
         formula = self._formulas.get(operator.overloadpacket)
         if formula is None:
-            self.moved_bytes += sum(t.numel() * t.element_size() for t in tensors)
+            self.moved_bytes += self._times * sum(t.numel() * t.element_size() for t in tensors)
         else:
-            self.flops += int(formula(*args, **options, out_val=out))
+            self.flops += self._times * int(formula(*args, **options, out_val=out))
 
     def _hold(self, tensor: Tensor) -> None:
         """Add the memory of a tensor until it is let go."""
