@@ -142,9 +142,14 @@ def trained_spread(data: Data) -> tuple[str, str]:
 
 
 def doubly_stochastic(data: Data) -> tuple[str, str]:
-    columns = mean_of(of(data, "softmax"), "column_sums")
-    ours = f"column sums of softmax attention lie {columns:.2f} from 1 on average, after training"
-    return (HOLDS if columns < 0.05 else PART if columns < 0.15 else FAILS), ours
+    curve = [float(np.mean(at["column_sums"])) for at in data["training"]["softmax"]]
+    first, last = curve[0], curve[-1]
+    ours = (
+        f"column sums of softmax attention lie {first:.2f} from 1 on average before training and "
+        f"{last:.2f} after it"
+    )
+    verdict = HOLDS if last < 0.05 and last <= first else PART if last < max(0.15, first) else FAILS
+    return verdict, ours
 
 
 def bound_falls(data: Data) -> tuple[str, str]:
@@ -192,9 +197,12 @@ def incoherent(data: Data) -> tuple[str, str]:
 def sharper_maps(data: Data) -> tuple[str, str]:
     found = {name: of(data, name)[-2]["entropy"] for name in ("tssa", "xca", "softmax")}
     listed = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
-    ours = f"entropy of the maps over that of equal weights: {listed}; all three outline the digit"
-    best = min(found, key=lambda name: found[name])
-    return (PART if best == "tssa" else FAILS), ours
+    ours = (
+        f"entropy of the maps over that of equal weights: {listed}; all three pick a few patches "
+        "at the stroke or beside it, none outlines the digit"
+    )
+    is_sharper = found["tssa"] < min(found["xca"], found["softmax"]) - 0.05  # one seed differs less
+    return (PART if is_sharper else FAILS), ours
 
 
 def connected(label: str, after: int, share: float) -> Judge:

@@ -25,13 +25,14 @@ DIGITS = (
     "rifflemix compare --task digits",
     "--mixers softmax,csp,sliceformer,tssa,butterfly,sinkhorn,shift=csp,exchange=sliceformer",
     "--mixer-option exchange.variant=max_exchange --mixer-option shift.group_size=1",
-    "--dim 32 --layers 4 --max-steps 150 --batch-size 32 --seeds 1 --threads 1 --out runs/digits",
+    "--dim 32 --layers 4 --max-steps 500 --batch-size 32 --seeds 1 --threads 1 --keep-weights",
+    "--out runs/digits",
 )
 MNIST = (
     "rifflemix compare --plugin docs/claims_models.py --model small_tost",
     "--task mnist --task-option layout=image --task-option max_samples=4000 --data-dir data",
-    "--mixers tssa,xca,softmax --dim 32 --layers 4 --max-steps 250 --batch-size 32 --lr 2e-3",
-    "--seeds 1 --threads 1 --out runs/mnist",
+    "--mixers tssa,xca,softmax --dim 32 --layers 4 --max-steps 1000 --batch-size 32 --lr 2e-3",
+    "--seeds 1 --threads 1 --keep-weights --out runs/mnist",
 )
 INTRODUCTION = """# The papers' claims, looked into
 
