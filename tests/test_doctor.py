@@ -19,7 +19,7 @@ import torch
 import rifflemix.cli
 from rifflemix.errors import InputError
 from rifflemix.ops import group_sort, native, token_statistics
-from rifflemix.ops.permutation import cpu as permutation
+from rifflemix.ops.permutation import cpu_common as permutation
 from rifflemix.ops.statistics import cpu_common as statistics
 from rifflemix.runs import doctor
 from rifflemix.runs.doctor import ABSENT, BROKEN, OK, Finding, examine

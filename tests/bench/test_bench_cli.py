@@ -149,7 +149,7 @@ def test_a_result_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
         ("scaling --tokens 8,8", "each only once"),
         ("scaling --tokens 8 --dims 8,y", "--dims: expected C,C,..."),
         ("scaling --dims 8,16", "tokens: expected one number where dims are given"),
-        ("scaling --causal --mixers csp", "mixers: expected mixers that can be causal, got csp"),
+        ("scaling --causal --mixers fnet", "mixers: expected mixers that can be causal, got fnet"),
         ("scaling --tokens 8 --dim 9 --heads 2", "heads: expected a divisor"),
         ("scaling --mixers nothing", "unknown mixer 'nothing'"),
         ("scaling --max-seconds 0", "max_seconds: expected a number above 0"),

@@ -254,7 +254,7 @@ def test_a_training_step_trains() -> None:
         (lambda: scaling.run((8,), dims=()), "dims: expected at least one number"),
         (lambda: scaling.run((8,), dims=(8, 8)), "dims: .* each only once"),
         (lambda: scaling.run((8,), dims=(9,), heads=2), "heads"),
-        (lambda: scaling.run((8,), mixers=["csp"], causal=True), "mixers that can be causal"),
+        (lambda: scaling.run((8,), mixers=["fnet"], causal=True), "mixers that can be causal"),
         (lambda: scaling.run((8,), peers=True, causal=True), "peers: expected False for causal"),
         (lambda: ops.run((Shape(1, 8, 8, 3),)), "heads"),
     ],

@@ -88,13 +88,13 @@ def test_mixers_that_look_ahead_are_left_out() -> None:
     assert default_mixers("digits") == tuple(list_mixers())
     causal = default_mixers("ptb")
     assert set(causal) == {name for name in list_mixers() if mixer_card(name).causal}
-    assert "csp" not in causal
+    assert "fnet" not in causal
 
 
 @pytest.mark.parametrize("task", ["ptb", "sort"])
 def test_mixers_that_look_ahead_are_refused(task: str) -> None:
-    with pytest.raises(InputError, match=f"causal ones, since task {task} predicts .*, got csp"):
-        settings(task, mixers=("softmax", "csp"))
+    with pytest.raises(InputError, match=f"causal ones, since task {task} predicts .*, got fnet"):
+        settings(task, mixers=("softmax", "fnet"))
 
 
 def test_language(texts: Path, tmp_path: Path) -> None:
@@ -170,4 +170,4 @@ def test_compare_command_says_what_it_leaves_out(texts: Path, tmp_path: Path) ->
     options = ["--task", "ptb", "--data-dir", str(texts), "--batch-size", "9999"]
     done = CliRunner().invoke(app, ["compare", *options, "--out", str(tmp_path / "out")])
     assert done.exit_code != 0
-    assert "left out, since they look ahead: CSP" in done.output
+    assert "left out, since they look ahead: Butterfly" in done.output

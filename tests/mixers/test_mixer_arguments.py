@@ -18,7 +18,7 @@ OWN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "csp heads 2.0": ("csp", "heads", {"heads": 2.0}),
     "csp inner text": ("csp", "inner_dim", {"inner_dim": "8"}),
     "csp pad 1": ("csp", "pad", {"pad": 1}),
-    "csp shift None": ("csp", "shift", {"shift": None}),
+    "csp shift number": ("csp", "shift", {"shift": 5}),
     "csp shift floats": ("csp", "shift", {"shift": torch.zeros(8)}),
     "csp shift matrix": ("csp", "shift", {"shift": torch.zeros(8, 1, dtype=torch.int64)}),
     "csp shift too large": ("csp", "shift", {"shift": [2**63] * 8}),

@@ -121,8 +121,8 @@ def test_positions_of_padding_cannot_be_kept(name: str) -> None:
 
 def test_what_cannot_stream_says_so() -> None:
     x = torch.randn(1, 4, 8)
-    with pytest.raises(rm.InputError, match="mixer csp cannot stream"):
-        rm.create_mixer("csp", 8).prefill(x)
+    with pytest.raises(rm.InputError, match="mixer fnet cannot stream"):
+        rm.create_mixer("fnet", 8).prefill(x)
     with pytest.raises(rm.InputError, match="causal: expected True to stream softmax"):
         rm.create_mixer("softmax", 8).prefill(x)
 

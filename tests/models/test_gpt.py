@@ -325,7 +325,7 @@ def test_a_tied_head_may_be_left_out() -> None:
 # What is refused.
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "mixer in both directions": ({"mixer": "csp"}, "causal: expected False: CSP mixes in both"),
+    "mixer in both directions": ({"mixer": "fnet"}, "causal: expected False: FNet mixes in both"),
     "heads": ({"num_heads": 5}, "num_heads: expected a divisor of dim = 12, got 5"),
     "vocabulary": ({"vocab_size": 0}, "vocab_size"),
     "length": ({"max_length": 0}, "max_length"),

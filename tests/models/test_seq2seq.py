@@ -166,7 +166,7 @@ def test_it_learns_to_copy() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "decoder": ({"mixer": "csp"}, "causal: expected False: CSP mixes in both directions"),
+    "decoder": ({"mixer": "fnet"}, "causal: expected False: FNet mixes in both directions"),
     "cross": ({"cross": "linear"}, "cross: expected one of softmax, sinkhorn"),
     "cross options": ({"cross_options": {"wings": 2}}, "cross_options: .*wings"),
     "heads": ({"num_heads": 5}, "num_heads"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from rifflemix import ops
 from rifflemix.ops import native
 from rifflemix.ops.dropout import cpu_attention as attention
-from rifflemix.ops.permutation import cpu as permutation
+from rifflemix.ops.permutation import cpu_common as permutation
 from rifflemix.ops.statistics import cpu_common as statistics
 from rifflemix.runs.device import using_threads
 

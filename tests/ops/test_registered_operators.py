@@ -96,6 +96,12 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "second": torch.ones(B, 1, C, dtype=torch.int64),
         "mask": MASK,
     },
+    "rank_filter": lambda: {"x": x(), "ranks": torch.arange(C) % 3, "window_size": 3, "keep": True},
+    "rank_filter_back": lambda: {
+        "grad": x(),
+        "back": torch.arange(B * N * C, dtype=torch.uint8).view(B, N, C) % 3,
+        "window_size": 3,
+    },
     "token_statistics": lambda: {
         "w": rand(B, H, 70, D),
         "temperature": rand(H),
@@ -227,6 +233,8 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "index of another group": {"index": order().flip(1)},
         "index of 16 signed bits": {"index": order().short()},
     },
+    "rank_filter": {"no window": {"window_size": 0}, "too long": {"window_size": 257}},
+    "rank_filter_back": {"no window": {"window_size": 0}, "too long": {"window_size": 257}},
     "sort_pairs": {"leaders": {"leaders": 3}, "odd": {"x": rand(B, 7, C), "mask": None}},
     "exchange_pairs": {
         "odd": {"grad": rand(B, 7, C), "mask": None, "swaps": rand(B, 3, C) > 1},

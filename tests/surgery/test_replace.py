@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "index": ({"layers": [4]}, "from 0, got 4"),
     "layers": ({"layers": "some"}, "'all', indices"),
     "none chosen": ({"layers": lambda i: False}, "nothing can be replaced"),
-    "causal": ({"mixer": "csp", "causal": True}, "one that can be causal"),
+    "causal": ({"mixer": "fnet", "causal": True}, "one that can be causal"),
     "causal kind": ({"causal": "yes"}, "causal"),
     "dry run": ({"dry_run": 1}, "dry_run"),
 }

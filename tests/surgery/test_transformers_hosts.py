@@ -174,7 +174,7 @@ def test_causal_hosts_see_no_later_token() -> None:
 
 def test_a_mixer_that_sees_both_ways_is_refused_in_a_causal_host() -> None:
     with pytest.raises(rm.InputError, match=r"mixer: expected one that can be causal for transfo"):
-        replace_attention(build("gpt2"), "csp")
+        replace_attention(build("gpt2"), "fnet")
 
 
 def test_cross_attention_stays() -> None:

@@ -160,6 +160,7 @@ def _is_square(layer: Any) -> bool:
     weight = getattr(getattr(layer, "value", None), "weight", None)
     return (
         isinstance(layer, CSP | Sliceformer)
+        and not layer.causal
         and weight is not None
         and weight.shape[0] == weight.shape[1]
         and layer.value.bias is None

@@ -29,7 +29,7 @@ def permutation_of(call: Call) -> Tensor | None:
         identity at padded positions. None for all other mixers.
     """
     mixer = call.module
-    if not isinstance(mixer, CSP | Sliceformer):
+    if not isinstance(mixer, CSP | Sliceformer) or mixer.causal:  # windows permute nothing
         return None
     x = _without_padding(call)
     with undisturbed(mixer):

@@ -218,6 +218,11 @@ def _max_exchange(shape: Shape, device: torch.device) -> Run:
     return lambda backend, leaves: ops.max_exchange(leaves[0], backend=backend)
 
 
+def _rank_filter(window_size: int, shape: Shape, device: torch.device) -> Run:
+    ranks = torch.arange(shape.channels, device=device) % window_size
+    return lambda backend, leaves: ops.rank_filter(leaves[0], ranks, window_size, backend=backend)
+
+
 def _token_statistics(shape: Shape, device: torch.device) -> Run:
     return lambda backend, leaves: ops.token_statistics(*leaves, backend=backend)
 
@@ -281,6 +286,8 @@ OPERATORS = (
     ),
     Operator("channel_permute, G=2", _tokens, partial(_channel_permute, 2), multiple=2),
     Operator("max_exchange", _tokens, _max_exchange),
+    Operator("rank_filter, G=2", _tokens, partial(_rank_filter, 2)),
+    Operator("rank_filter, G=8", _tokens, partial(_rank_filter, 8)),
     Operator("token_statistics", _statistics, _token_statistics),
     Operator("causal_token_statistics", _statistics, _causal_token_statistics),
     Operator("sinkhorn", _block_scores, _sinkhorn),

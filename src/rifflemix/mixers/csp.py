@@ -12,18 +12,25 @@ from torch import Tensor, nn
 from rifflemix.checks import check_bool, check_divides, check_integer, check_integers
 from rifflemix.compat import as_operand, is_known, statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.padding import blocks_and_size
-from rifflemix.mixers.value_maps import value_and_output_maps
-from rifflemix.ops.permutation import SHIFT_KINDS, SortSpec, unchecked
+from rifflemix.mixers.rank_windows import RankWindows
+from rifflemix.mixers.value_maps import PermutedValues, value_and_output_maps
+from rifflemix.ops.permutation import SHIFT_KINDS, SortSpec, shift_steps, unchecked
 from rifflemix.ops.permutation.schedules import scheduled_steps
 from rifflemix.ops.permutation.spec import Permuted
 
 ORDERS = ("reference", "ascending")
+_REACH = 32
 
 
-class CSP(TokenMixer):
+class CSP(PermutedValues):
     """Value map, circular shift and group sort of each channel, output map.
+
+    With `causal=True` the shift has no wrap, and a window of the last `group_size` tokens takes the
+    place of the groups: channel c takes the value with rank c mod G in it. What happens before the
+    first token, and why windows and not groups, is in docs/causal-permutations.md. `init_state` and
+    `step` keep as many values as a window reaches back, whatever the number of tokens.
 
     The paper has no heads: `num_heads` changes nothing here, `heads` gives every head a reference
     channel of its own. With a schedule for `shift` the reference channels stay unshifted in
@@ -32,12 +39,18 @@ class CSP(TokenMixer):
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `layer_index` and `num_layers`
             position the layer in the schedules "power" and "code_exp"; `dropout` is ignored.
-        num_groups: groups K of ceil(N / K) tokens each; 1 sorts the whole sequence.
-        group_size: tokens G in a group; 1 only shifts. 2 when neither is given.
+        num_groups: groups K of ceil(N / K) tokens each; 1 sorts the whole sequence. Not with
+            `causal=True`.
+        group_size: tokens G in a group, or window; 1 only shifts. 2 when neither is given.
         shift: a kind of `rifflemix.ops.shift_steps`, or C integers (a sequence, array or tensor).
-        order: "reference" (as published) or "ascending" (as in all of the paper's runs).
+            Unset, it is "linear", and "power" with `causal=True`.
+        order: "reference" (as published, and where unset) or "ascending" (as in all of the paper's
+            runs). Not with `causal=True`.
         pad: let the last group be shorter where the groups do not fill N; False raises instead.
-            Unset, it is True with the default groups and False where groups were asked for.
+            Unset, it is True with the default groups and False where groups were asked for. Not
+            with `causal=True`.
+        reach: with `causal=True`, the tokens that a kind of shift spreads the channels over, in
+            place of N. Unset, it is 32, or `max_length` where that is less.
         heads: contiguous heads the permuted channels are split into.
         inner_dim: channels that are permuted, C where unset; `shift` lists and `heads` are about
             these.
@@ -48,11 +61,11 @@ class CSP(TokenMixer):
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: an option out of range, both `num_groups` and `group_size`, or no value map
-            together with what only a value map can have.
+        InputError: an option out of range, both `num_groups` and `group_size`, no value map
+            together with what only a value map can have, or an option of the other direction.
 
     Source: Yuan and Xu, "Towards Better Multi-head Attention via Channel-wise Sample
-    Permutation", equations (3)-(5) and section 3.2.2.
+    Permutation", equations (3)-(5) and section 3.2.2. The causal form is not in the paper.
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -61,11 +74,13 @@ class CSP(TokenMixer):
         paper="Yuan and Xu, Towards Better Multi-head Attention via Channel-wise Sample "
         "Permutation",
         equations="(3)-(5)",
-        complexity="O(N C log(N/K))",
+        complexity="O(N C log(N/K)); causal O(N C G), windows of G",
         cost_exponent=1.0,
+        causal=True,
+        streaming=True,
         layout_over_length=(
             "groups and shift schedules are laid out over N, padding included; only trailing "
-            'padding with group_size and shift="none" or a list never matters'
+            'padding with group_size and shift="none" or a list, or with causal=True, never matters'
         ),
     )
 
@@ -77,9 +92,10 @@ class CSP(TokenMixer):
         *,
         num_groups: int | None = None,
         group_size: int | None = None,
-        shift: str | Sequence[int] | Tensor = "linear",
-        order: str = "reference",
+        shift: str | Sequence[int] | Tensor | None = None,
+        order: str | None = None,
         pad: bool | None = None,
+        reach: int | None = None,
         heads: int = 1,
         inner_dim: int | None = None,
         value_proj: bool = True,
@@ -89,7 +105,8 @@ class CSP(TokenMixer):
         **shared: Any,
     ) -> None:
         super().__init__(dim, **shared)
-        check_choice("order", order, ORDERS)
+        self.order = "reference" if order is None else order
+        check_choice("order", self.order, ORDERS)
         value, self.proj = value_and_output_maps(
             self.dim, inner_dim, bias=bias, out_proj=out_proj, out_bias=out_bias
         )
@@ -99,17 +116,46 @@ class CSP(TokenMixer):
         self.value = value if value_proj else nn.Identity()
         self.heads = check_divides("heads", heads, self.inner_dim, "the permuted channels")
         self.num_groups, self.group_size = _check_groups(num_groups, group_size)
-        self.order = order
         default = num_groups is None and group_size is None
         self.pad = default if pad is None else check_bool("pad", pad)
+        if shift is None:
+            shift = "power" if self.causal else "linear"
         self.shift = _check_shift(shift, self.inner_dim)
         explicit = None if isinstance(self.shift, str) else torch.tensor(self.shift)
-        self.register_buffer("steps", explicit, persistent=False)
+        self.register_buffer("steps", None if self.causal else explicit, persistent=False)
+        self.windows = None
+        if self.causal:
+            self._refuse(num_groups=num_groups, order=order, pad=pad)
+            self.windows = RankWindows(self._causal_steps(reach), self.group_size)
+        elif reach is not None:
+            raise bad_argument("reach", "None without causal=True", reach)
 
-    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """Permute the values channel by channel."""
-        y: Tensor = self.proj(self.permute(self.value(x), key_padding_mask)[0])
-        return y
+    def _refuse(self, **options: Any) -> None:
+        """Raise if an option is set that only groups have."""
+        for name, value in options.items():
+            if value is not None:
+                raise bad_argument(name, "None with causal=True, which has no groups", repr(value))
+
+    def _causal_steps(self, reach: int | None) -> Tensor:
+        """(C,) steps back, on the CPU, where they can be read."""
+        if not isinstance(self.shift, str):
+            if reach is not None:
+                raise bad_argument("reach", "None beside a list of shifts", reach)
+            if min(self.shift) < 0:
+                raise bad_argument("shift", "steps of at least 0", min(self.shift))
+            return torch.tensor(self.shift, device="cpu")
+        if reach is None:
+            reach = _REACH if self.max_length is None else min(_REACH, self.max_length)
+        return shift_steps(
+            self.shift,
+            check_integer("reach", reach, 1),
+            self.inner_dim,
+            layer_index=self.layer_index,
+            num_layers=self.num_layers,
+            group_size=self.group_size,
+            heads=self.heads,
+            device="cpu",
+        )
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         """The shift and sort of values (B, N, C) with their mask, and where each came from.
@@ -225,6 +271,9 @@ class CSP(TokenMixer):
             f"num_groups={self.num_groups}" if self.num_groups else f"group_size={self.group_size}"
         )
         shift = self.shift if isinstance(self.shift, str) else "list"
+        if self.windows is not None:
+            reach = f"reach={self.windows.longest + 1}"
+            return f"dim={self.dim}, causal=True, {groups}, shift={shift}, {reach}"
         return f"dim={self.dim}, {groups}, shift={shift}, order={self.order}, heads={self.heads}"
 
 

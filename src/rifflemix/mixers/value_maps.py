@@ -1,11 +1,78 @@
-"""The two linear maps around a permutation, shared by CSP and Sliceformer."""
+"""What CSP and Sliceformer share: two linear maps around what is done to each channel."""
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens
+from rifflemix.mixers.rank_windows import RankWindows
+from rifflemix.ops.permutation.spec import Permuted
+
+
+class PermutedValues(TokenMixer):
+    """Value map, `permute` or, with causal=True, `windows`, output map.
+
+    A subclass sets the three layers; `windows` is None in a mixer of both directions.
+    """
+
+    value: nn.Linear | nn.Identity
+    proj: nn.Linear | nn.Identity
+    windows: RankWindows | None
+
+    def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
+        """Permute values (B, N, C) with their mask channel by channel, in both directions.
+
+        Returns:
+            The permuted values, and the index (B, N, C) that gathers them if `with_index`.
+        """
+        raise NotImplementedError
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Map, permute or filter, map."""
+        v, windows = self.value(x), self.windows
+        if windows is None:
+            mixed = self.permute(v, key_padding_mask)[0]
+        else:
+            mixed = mix_valid_tokens(lambda ordered, _: windows(ordered), v, key_padding_mask)
+        y: Tensor = self.proj(mixed)
+        return y
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        """The values that a window may still reach, before the first token zeros."""
+        windows = self._streaming_windows()
+        like = next(self.parameters(), torch.empty(0))
+        shape = (batch_size, windows.depth, windows.steps.numel())
+        return {"past": torch.zeros(shape, device=device or like.device, dtype=dtype or like.dtype)}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One token (B, C): at the same cost after any number of tokens."""
+        mixed, past = self._streaming_windows().step(self.value(x_t), state["past"])
+        return self.proj(mixed), {"past": past}
+
+    def fill_stream(
+        self, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """`mix`, and the last values."""
+        windows = self._streaming_windows()
+
+        def fill(v: Tensor, mask: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+            return windows(v), {"past": windows.remember(v, mask)}
+
+        mixed, state = fill_valid_tokens(fill, self.value(x), key_padding_mask)
+        return self.proj(mixed), state
+
+    def _streaming_windows(self) -> RankWindows:
+        if self.windows is None:
+            raise AssertionError("a mixer of both directions does not stream")
+        return self.windows
 
 
 def value_and_output_maps(

@@ -8,11 +8,13 @@ from rifflemix.ops.butterfly import (
 )
 from rifflemix.ops.dropout import dropout, dropout_attention
 from rifflemix.ops.permutation import (
+    causal_shift,
     channel_permute,
     circular_shift,
     group_sort,
     interleave_columns,
     max_exchange,
+    rank_filter,
     relaxed_group_sort,
     shift_steps,
 )
@@ -44,6 +46,7 @@ __all__ = [
     "butterfly_merge",
     "butterfly_split",
     "butterfly_strides",
+    "causal_shift",
     "causal_token_statistics",
     "channel_permute",
     "circular_shift",
@@ -56,6 +59,7 @@ __all__ = [
     "interleave_columns",
     "max_exchange",
     "pool_blocks",
+    "rank_filter",
     "relaxed_group_sort",
     "shift_steps",
     "sinkhorn",

@@ -25,9 +25,10 @@ from rifflemix.ops import (
     group_sort,
     max_exchange,
     native,
+    rank_filter,
     shift_steps,
 )
-from rifflemix.ops.permutation import cpu
+from rifflemix.ops.permutation import cpu, cpu_common
 
 NATIVE = Path(native.__file__).parent
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -59,6 +60,16 @@ def same(a: Tensor, b: Tensor) -> bool:
     numbers = torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5))
     signs = torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan())
     return numbers and signs and torch.equal(a.isnan(), b.isnan())
+
+
+def check_filter(x: Tensor, ranks: Tensor, window_size: int) -> None:
+    """Values and gradient, which is a sum of whole numbers."""
+    weight, x = torch.randint(-3, 4, x.shape).to(x), x.detach().requires_grad_()
+    results = []
+    for backend in ("eager", "cpu"):
+        y = rank_filter(x, ranks, window_size, backend=backend)
+        results.append((y, torch.autograd.grad(y, x, weight)[0]))
+    assert all(map(same, *results))
 
 
 def check(operator: Operator, x: Tensor, *arguments: Any, **options: Any) -> None:
@@ -381,7 +392,7 @@ def test_backends_on_offer() -> None:
 def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     x = values(2, 64, 64, torch.float32)
     expected = group_sort(x)
-    monkeypatch.setattr(cpu, "_KERNELS", None)
+    monkeypatch.setattr(cpu_common, "_KERNELS", None)
     assert same(group_sort(x), expected)
     with pytest.raises(InputError, match="backend"):
         circular_shift(x, [0] * 64, backend="cpu")
@@ -410,6 +421,7 @@ def test_instruction_sets(
     if native.instruction_level() < level:
         pytest.skip("this processor cannot run it")
     names = ("sort", "pairs", "shift", "scatter", "largest", "memory", "threads")
+    names += ("rank_filter", "rank_filter_back")
     library = tmp_path / "kernels.so"
     flags = ("-std=c++17", "-O3", "-fno-math-errno", "-Wno-psabi", "-pthread", "-fPIC", "-shared")
     subprocess.run(
@@ -419,7 +431,7 @@ def test_instruction_sets(
         check=True,
         timeout=300,
     )
-    monkeypatch.setattr(cpu, "_KERNELS", CDLL(str(library)))
+    monkeypatch.setattr(cpu_common, "_KERNELS", CDLL(str(library)))
     for dtype, length in itertools.product(DTYPES, (1, 7, 16, 64, 300, 600)):
         x, mask = values(2, length, 40, dtype), mask_of(1, length)
         groups = math.ceil(length / 2) if length % 2 == 0 else 1
@@ -428,6 +440,7 @@ def test_instruction_sets(
             check(group_sort, x, count, **options)
         check(channel_permute, x, torch.arange(40) * 5, groups, key_padding_mask=mask)
         check(circular_shift, x, torch.arange(40) * 5)
+        check_filter(x, torch.arange(40) % 5, 5)
         check(max_exchange, x)
 
 

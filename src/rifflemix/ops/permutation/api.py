@@ -7,10 +7,16 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from rifflemix.checks import check_bool
+from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import check_choice
 from rifflemix.ops.permutation import unchecked
-from rifflemix.ops.permutation.arguments import ORDERS, check_steps, check_values, sort_spec
+from rifflemix.ops.permutation.arguments import (
+    ORDERS,
+    check_range,
+    check_steps,
+    check_values,
+    sort_spec,
+)
 from rifflemix.ops.permutation.spec import Permuted
 
 
@@ -268,6 +274,66 @@ def max_exchange(
     check_values(x, key_padding_mask)
     check_bool("return_indices", return_indices)
     return _result(unchecked.max_exchange(x, key_padding_mask, return_indices, backend))
+
+
+def causal_shift(x: Tensor, steps: Tensor | Sequence[int], *, backend: str = "auto") -> Tensor:
+    """Delay every channel: out[b, n, c] = x[b, n - steps[c], c], zero where n < steps[c].
+
+    Padding that stands after the valid tokens reaches none of them; other padding has to be moved
+    there first.
+
+    Args:
+        x: (B, N, C) tokens.
+        steps: (C,) integers of at least 0.
+        backend: "auto", "reference", "eager" or "cpu".
+
+    Returns:
+        (B, N, C).
+
+    Raises:
+        InputError: wrong shape or dtype, or a negative step.
+
+    Source: docs/causal-permutations.md; CSP (Yuan and Xu), equation (3), without its wrap.
+    """
+    check_values(x, None)
+    steps = check_steps(steps, x)
+    check_range("steps", steps, 0, None)
+    # A token before the first is zero however far before, and a graph that is traced has no values.
+    longest = x.shape[1]
+    return unchecked.causal_shift(x, steps.clamp(max=longest), longest, backend)
+
+
+def rank_filter(
+    x: Tensor, ranks: Tensor | Sequence[int], window_size: int, *, backend: str = "auto"
+) -> Tensor:
+    """Each token's channels become order statistics of the last `window_size` tokens.
+
+    out[b, n, c] = the value with rank ranks[c], 0 for the smallest, among x[b, n-G+1..n, c], where
+    tokens before the first are zero. Of equal values the earlier token comes first (-0.0 equals
+    0.0), NaN after every number. The gradient goes to the token that was taken.
+
+    Padding that stands after the valid tokens reaches none of them; other padding has to be moved
+    there first.
+
+    Args:
+        x: (B, N, C) tokens.
+        ranks: (C,) integers from 0 to G - 1.
+        window_size: tokens G in a window, the own one included. Kernels take up to 256.
+        backend: "auto", "reference", "eager" or "cpu".
+
+    Returns:
+        (B, N, C).
+
+    Raises:
+        InputError: wrong shape or dtype, or a rank that no window has.
+
+    Source: docs/causal-permutations.md; known as the rank filter, whose median is the best known.
+    """
+    check_values(x, None)
+    window_size = check_integer("window_size", window_size, 1)
+    ranks = check_steps(ranks, x, "ranks")
+    check_range("ranks", ranks, 0, window_size - 1)
+    return unchecked.rank_filter(x, ranks, window_size, backend)
 
 
 def _result(permuted: Permuted) -> Tensor | tuple[Tensor, Tensor]:

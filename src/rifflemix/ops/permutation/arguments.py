@@ -13,6 +13,7 @@ from rifflemix.checks import (
     check_padding_mask,
     check_tokens,
 )
+from rifflemix.compat import values_can_be_read
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.permutation.eager import KEY_DTYPES
 from rifflemix.ops.permutation.spec import SortSpec
@@ -37,20 +38,32 @@ def check_groups(x: Tensor, num_groups: int, heads: int = 1) -> tuple[int, int]:
     return groups, check_divides("heads", heads, x.shape[2], "the number of channels C")
 
 
-def check_steps(steps: Tensor | Sequence[int], x: Tensor) -> Tensor:
+def check_steps(steps: Tensor | Sequence[int], x: Tensor, name: str = "steps") -> Tensor:
     """The steps on x's device; they are settings, so their own device does not matter."""
     if torch.compiler.is_compiling() and hasattr(steps, "__array__"):
         steps = torch.as_tensor(steps)  # a traced graph has NumPy's arrays as tensors
     if not isinstance(steps, Tensor):
-        integers = check_integers("steps", steps)
+        integers = check_integers(name, steps)
         steps = torch.tensor(integers, dtype=torch.int64, device=x.device)
     if steps.dtype not in _INTEGERS:
-        raise bad_argument("steps", "integers", steps.dtype)
+        raise bad_argument(name, "integers", steps.dtype)
     if tuple(steps.shape) != (x.shape[2],):
-        raise bad_argument("steps", f"shape (C,) = ({x.shape[2]},)", tuple(steps.shape))
+        raise bad_argument(name, f"shape (C,) = ({x.shape[2]},)", tuple(steps.shape))
     if steps.is_meta and not x.is_meta:
-        raise bad_argument("steps", "integers with values", "a tensor on the meta device")
+        raise bad_argument(name, "integers with values", "a tensor on the meta device")
     return steps.to(x.device, torch.int64)
+
+
+def check_range(name: str, integers: Tensor, low: int, high: int | None) -> None:
+    """Raise unless all are in the range; a graph that is traced cannot tell."""
+    if integers.is_meta or not values_can_be_read():
+        return
+    smallest, largest = map(int, integers.aminmax())
+    if smallest < low or (high is not None and largest > high):
+        expected = (
+            f"integers of at least {low}" if high is None else f"integers from {low} to {high}"
+        )
+        raise bad_argument(name, expected, smallest if smallest < low else largest)
 
 
 def sort_spec(

@@ -2,30 +2,24 @@
 
 The kernels are in ops/native. What the gradient needs is kept small: the index of each position in
 16 bits where N allows it, one byte for a pair of tokens. A gradient of a gradient is left to eager
-formulas.
+formulas. The rank filter is in `cpu_ranks`.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.compat import has_plain_autograd, statically_known_true
+from rifflemix.compat import is_known, statically_known_true, take_first
 from rifflemix.errors import bad_argument
-from rifflemix.ops.native import (
-    HUGE,
-    checked,
-    in_huge_pages,
-    instruction_level,
-    library,
-    require_library,
-)
+from rifflemix.ops.native import instruction_level
 from rifflemix.ops.operands import on_one_device
 from rifflemix.ops.permutation import eager
+from rifflemix.ops.permutation.cpu_common import FORMATS, new, run, supports
+from rifflemix.ops.permutation.cpu_ranks import filters, rank_filter
 from rifflemix.ops.permutation.operands import (
     check_index,
     check_index_dtype,
@@ -37,17 +31,25 @@ from rifflemix.ops.permutation.operands import (
 )
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
-_KERNELS = library()
+__all__ = [
+    "SORTS_LONG_KEYS",
+    "WORTH_A_CALL",
+    "causal_shift",
+    "channel_permute",
+    "circular_shift",
+    "filters",
+    "group_sort",
+    "max_exchange",
+    "needs_sort",
+    "rank_filter",
+    "sorts",
+    "supports",
+]
+
 _BAD_INDEX = -2  # kBadIndex of native/kernels.h
 # Keys of 64 bits, of float32 or of more tokens than 15 bits count, are sorted from AVX2 on.
 SORTS_LONG_KEYS = instruction_level() >= 3
 _MOST_SHORT_KEYS = 1 << 15  # tokens of a group, as in sort.cpp
-# Bytes of an element, bits of infinity and of the quiet NaN.
-_FORMATS = {
-    torch.float32: (4, 0x7F800000, 0x7FC00000),
-    torch.bfloat16: (2, 0x7F80, 0x7FC0),
-    torch.float16: (2, 0x7C00, 0x7E00),
-}
 WORTH_A_CALL = 1 << 12  # values; with fewer torch's operators finish before a kernel is called
 
 
@@ -63,19 +65,17 @@ def sorts(x: Tensor, num_groups: int) -> bool:
     return x.dtype != torch.float32 and x.shape[1] // num_groups <= _MOST_SHORT_KEYS
 
 
-def supports(x: Tensor) -> bool:
-    """Whether the kernels can run on x here."""
-    return (
-        _KERNELS is not None
-        and x.device.type == "cpu"
-        and x.dtype in _FORMATS
-        and has_plain_autograd()
-    )
-
-
 def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """Roll channel c by steps[c] within the valid tokens of each sample."""
     return _shift(x, steps, mask), eager.shift_index(x, steps, mask) if with_index else None
+
+
+def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
+    """Roll round a circle closed by zeros: `longest` of them, but no more than tokens."""
+    length = x.shape[1]
+    zeros = min(longest, length) if is_known(length) else longest
+    rolled = _shift(F.pad(x, (0, 0, 0, zeros)), steps.clamp(max=zeros), None)
+    return take_first(rolled, length, 1)
 
 
 def group_sort(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool) -> Permuted:
@@ -116,89 +116,6 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     return y, eager.swap_index(x, first, largest) if with_index else None
 
 
-class _Problem(ctypes.Structure):
-    """`Problem` of native/permutation.h, field by field."""
-
-    _fields_ = [
-        ("x", ctypes.c_void_p),
-        ("batch_stride", ctypes.c_int64),
-        ("row_stride", ctypes.c_int64),
-        ("y", ctypes.c_void_p),
-        ("index", ctypes.c_void_p),
-        ("index_bytes", ctypes.c_int64),
-        ("swaps", ctypes.c_void_p),
-        ("mask", ctypes.c_void_p),
-        ("descending", ctypes.c_void_p),
-        ("steps", ctypes.c_void_p),
-        ("batch", ctypes.c_int64),
-        ("length", ctypes.c_int64),
-        ("channels", ctypes.c_int64),
-        ("group_size", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("element_bytes", ctypes.c_int64),
-        ("infinity", ctypes.c_int64),
-        ("nan", ctypes.c_int64),
-        ("scratch", ctypes.c_void_p),
-        ("threads", ctypes.c_int64),
-    ]
-
-
-@functools.cache
-def _function(kernels: ctypes.CDLL | None, name: str) -> Any:
-    function = getattr(require_library(kernels), f"rifflemix_{name}")
-    function.restype = ctypes.c_int64
-    return function
-
-
-def _run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors: Any) -> int:
-    """Call a kernel; `tensors` are the fields that point to one, None where there is none.
-
-    Returns what it returns, 0 where all is well.
-
-    Raises:
-        MemoryError: no memory for the call; nothing else is touched by it.
-    """
-    x = x if x.stride(2) == 1 else x.contiguous()
-    given = {}
-    for name, value in tensors.items():
-        if value is not None:
-            given[name] = value.contiguous()
-    batch, length, channels = x.shape
-    element_bytes, infinity, nan = _FORMATS[x.dtype]
-    index = given.get("index")
-    problem = _Problem(
-        x=x.data_ptr(),
-        batch_stride=x.stride(0),
-        row_stride=x.stride(1),
-        index_bytes=0 if index is None or index.numel() == 0 else index.element_size(),
-        batch=batch,
-        length=length,
-        channels=channels,
-        group_size=group_size,
-        heads=heads,
-        element_bytes=element_bytes,
-        infinity=infinity,
-        nan=nan,
-        threads=torch.get_num_threads(),
-    )
-    for name, value in given.items():
-        setattr(problem, name, value.data_ptr())
-    call = _function(_KERNELS, kernel)
-    size = call(ctypes.byref(problem))
-    if size < 0:
-        checked(size)
-    scratch = torch.empty(max(1, size), dtype=torch.uint8)
-    problem.scratch = scratch.data_ptr()
-    result: int = call(ctypes.byref(problem))
-    return result if result >= 0 else checked(result)
-
-
-def _new(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-    shape = x.shape if shape is None else shape
-    new = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
-    return new if new.nbytes < HUGE else in_huge_pages(new)
-
-
 # Sort of groups, and the scatter that is its gradient.
 
 
@@ -213,14 +130,14 @@ def _sort_groups(
     index_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:
     """Values and index, empty without an index dtype; `leaders`: heads with a reference, or 0."""
-    check_sort(x, _FORMATS, num_groups, leaders, descending, mask, steps)
+    check_sort(x, FORMATS, num_groups, leaders, descending, mask, steps)
     check_index_dtype(index_dtype, x.shape[1])
     if steps is not None:
-        x, before = _new(x), x
-        _run("shift", before, y=x, mask=mask, steps=steps)
-    y = _new(x)
-    index = _new(x, None if index_dtype else (0,), index_dtype or torch.int64)
-    _run(
+        x, before = new(x), x
+        run("shift", before, y=x, mask=mask, steps=steps)
+    y = new(x)
+    index = new(x, None if index_dtype else (0,), index_dtype or torch.int64)
+    run(
         "group_sort",
         x,
         x.shape[1] // num_groups,
@@ -274,11 +191,11 @@ def _scatter(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) 
 
     Of an index that stays within groups but is no permutation, some values are undefined.
     """
-    check_sort(grad, _FORMATS, num_groups, 0, None, mask, None)
+    check_sort(grad, FORMATS, num_groups, 0, None, mask, None)
     check_index(index, grad)
-    out = _new(grad)
+    out = new(grad)
     group_size = grad.shape[1] // num_groups
-    found = _run("scatter", grad, group_size, y=out, index=index, mask=mask)
+    found = run("scatter", grad, group_size, y=out, index=index, mask=mask)
     if found == _BAD_INDEX:
         raise bad_argument(
             "index", f"positions within each group of {group_size} tokens", "one outside"
@@ -317,14 +234,14 @@ def _sort_pairs(
     keep: bool,
 ) -> tuple[Tensor, Tensor]:
     """Values, and the (B, N/2, C) pairs that were exchanged; empty unless `keep`."""
-    check_sort(x, _FORMATS, 1, leaders, descending, mask, steps)
+    check_sort(x, FORMATS, 1, leaders, descending, mask, steps)
     batch, length, channels = x.shape
     if length % 2:
         check_pairs(x)
-    y = _new(x)
+    y = new(x)
     kept = (batch, length // 2, channels)
-    swaps = _new(x, kept, torch.bool) if keep else x.new_empty((0,), dtype=torch.bool)
-    _run(
+    swaps = new(x, kept, torch.bool) if keep else x.new_empty((0,), dtype=torch.bool)
+    run(
         "sort_pairs" if steps is None else "shift_sort_pairs",
         x,
         heads=leaders,
@@ -375,11 +292,11 @@ def _exchange_pairs(
     grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None
 ) -> Tensor:
     """Exchange pairs as noted, padding made zero, then shift where there are steps."""
-    check_tokens("grad", grad, _FORMATS, mask, steps)
+    check_tokens("grad", grad, FORMATS, mask, steps)
     check_swaps(swaps, grad)
-    out = _new(grad)
+    out = new(grad)
     kernel = "exchange_pairs" if steps is None else "exchange_pairs_shift"
-    _run(kernel, grad, y=out, swaps=swaps, mask=mask, steps=steps)
+    run(kernel, grad, y=out, swaps=swaps, mask=mask, steps=steps)
     return out
 
 
@@ -408,9 +325,9 @@ _exchange_pairs.register_autograd(_differentiate_exchange, setup_context=_save_e
 
 @torch.library.custom_op("rifflemix::circular_shift", mutates_args=(), device_types="cpu")
 def _shift(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
-    check_tokens("x", x, _FORMATS, mask, steps)
-    y = _new(x)
-    _run("shift", x, y=y, steps=steps, mask=mask)
+    check_tokens("x", x, FORMATS, mask, steps)
+    y = new(x)
+    run("shift", x, y=y, steps=steps, mask=mask)
     return y
 
 
@@ -434,9 +351,9 @@ _shift.register_autograd(_differentiate_shift, setup_context=_save_steps)
 
 @torch.library.custom_op("rifflemix::first_largest", mutates_args=(), device_types="cpu")
 def _first_largest(x: Tensor, mask: Tensor | None) -> Tensor:
-    check_tokens("x", x, _FORMATS, mask, None)
+    check_tokens("x", x, FORMATS, mask, None)
     index = torch.empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64)
-    _run("first_largest", x, index=index, mask=mask)
+    run("first_largest", x, index=index, mask=mask)
     return index
 
 
@@ -452,10 +369,10 @@ def _(x: Tensor, mask: Tensor | None) -> Tensor:
 @torch.library.custom_op("rifflemix::swap_positions", mutates_args=(), device_types="cpu")
 def _swap_positions(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
     """Swap two positions, (B, 1, C) each, in one copy; padding becomes zero."""
-    check_tokens("x", x, _FORMATS, mask, None)
+    check_tokens("x", x, FORMATS, mask, None)
     check_positions("first", first, x)
     check_positions("second", second, x)
-    y = _new(x).copy_(x)
+    y = new(x).copy_(x)
     y.scatter_(1, second, x.gather(1, first)).scatter_(1, first, x.gather(1, second))
     return y if mask is None else y.masked_fill_(mask.unsqueeze(-1), 0.0)
 

@@ -6,6 +6,7 @@ Functions return (y, index), and None for the index unless `with_index`: it can 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.compat import as_operand, leaves_package, stable_order, statically_known_true
@@ -45,6 +46,40 @@ def channel_permute(
     index = shift_index(x, steps, mask)
     y, sorting = group_sort(take(x, index, mask), spec, mask, with_index)
     return y, None if sorting is None else index.gather(1, sorting)
+
+
+def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
+    """Move channel c by steps[c] tokens, at most `longest`, towards the end, zeros in front."""
+    index = torch.arange(x.shape[1], device=x.device)[:, None] + (longest - steps)
+    return F.pad(x, (0, 0, longest, 0)).gather(1, index.expand(x.shape))
+
+
+def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
+    """Of the last tokens of each channel the one with its rank."""
+    length = x.shape[1]
+    inside = torch.arange(window_size, device=x.device)
+    index = (torch.arange(length, device=x.device)[:, None] + inside).flatten()
+    windows = F.pad(x.detach(), (0, 0, window_size - 1, 0)).index_select(1, index)
+    place = _place_of_rank(windows, ranks, (length, window_size)).squeeze(2)
+    return take_back(x, window_size - 1 - place)
+
+
+def token_of_rank(window: Tensor, ranks: Tensor) -> Tensor:
+    """(B, C): of each channel of a window (B, G, C), oldest first, the token with its rank."""
+    place = _place_of_rank(window.detach(), ranks, (1, window.shape[1])).squeeze(1)
+    return window.gather(1, place).squeeze(1)
+
+
+def _place_of_rank(windows: Tensor, ranks: Tensor, groups: tuple[int, int]) -> Tensor:
+    """(B, K, 1, C): where in each group of (B, K G, C) the token of each channel's rank stands."""
+    order = _group_order(windows, None, None, groups)
+    return order.gather(2, ranks.expand_as(order[:, :, :1]))
+
+
+def take_back(x: Tensor, back: Tensor) -> Tensor:
+    """Each position's token (B, N, C) from so many positions back, zero before the first."""
+    index = torch.arange(x.shape[1], device=x.device)[:, None] - back
+    return x.gather(1, index.clamp(min=0)).masked_fill(index < 0, 0.0)
 
 
 def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
@@ -113,11 +148,7 @@ def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
     the last ranks in the same order, padding maps to itself.
     """
     groups = (spec.num_groups, x.shape[1] // spec.num_groups)
-    if leaves_package():
-        order = _order_by_value(x.detach(), spec.descending, mask, groups)
-    else:
-        keys = torch.unflatten(sort_key(x, spec.descending, mask), 1, groups)
-        order = keys.sort(dim=2, stable=True).indices
+    order = _group_order(x, spec.descending, mask, groups)
     if spec.by_reference:
         per_head = torch.unflatten(order, 3, (spec.heads, -1))
         ranks = invert(per_head[..., 0], dim=2).unsqueeze(-1).expand_as(per_head)
@@ -127,6 +158,16 @@ def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
         order = order.gather(2, ranks.unsqueeze(-1).expand_as(order))
     starts = torch.arange(groups[0], device=x.device) * groups[1]
     return (order + starts[:, None, None]).flatten(1, 2)
+
+
+def _group_order(
+    x: Tensor, descending: Tensor | None, mask: Tensor | None, groups: tuple[int, int]
+) -> Tensor:
+    """(B, K, G, C): where in its group each group's r-th token in order stands."""
+    if leaves_package():
+        return _order_by_value(x.detach(), descending, mask, groups)
+    keys = torch.unflatten(sort_key(x, descending, mask), 1, groups)
+    return keys.sort(dim=2, stable=True).indices
 
 
 # Other runtimes read no bits of a float as an integer, and may compare NaN as they like. What

@@ -80,6 +80,30 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     return _take(x, index, mask, with_index)
 
 
+def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
+    """u[n] = v[n - J], zero where n < J, for J of at most `longest`."""
+    v = torch.cat((x.new_zeros(x.shape[0], longest, x.shape[2]), x), 1)
+    u = torch.empty_like(x)
+    for channel, step in enumerate(steps.tolist()):
+        for position in range(x.shape[1]):
+            u[:, position, channel] = v[:, longest + position - step, channel]
+    return u
+
+
+def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
+    """y[n] = the r-th smallest of v[n-G+1..n], where a token before the first is zero."""
+    y = torch.zeros_like(x)
+    for sample in range(x.shape[0]):
+        for channel, rank in enumerate(ranks.tolist()):
+            values = [0.0] * (window_size - 1) + x[sample, :, channel].tolist()
+            for position in range(x.shape[1]):
+                order = _argsort(values[position : position + window_size])
+                taken = position - window_size + 1 + order[rank]
+                if taken >= 0:
+                    y[sample, position, channel] = x[sample, taken, channel]
+    return y
+
+
 def _shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
     index = _identity(x)
     for sample, valid in enumerate(_valid_positions(x, mask)):

@@ -78,6 +78,24 @@ def max_exchange(
     return permuted
 
 
+def causal_shift(x: Tensor, steps: Tensor, longest: int, backend: str = "auto") -> Tensor:
+    """`rifflemix.ops.causal_shift` for steps (C,) int64 on x's device, of at most `longest`."""
+    y: Tensor = _FAMILY.pick(backend, _with_cpu(x)).causal_shift(x, steps, longest)
+    return y
+
+
+def rank_filter(x: Tensor, ranks: Tensor, window_size: int, backend: str = "auto") -> Tensor:
+    """`rifflemix.ops.rank_filter` for ranks (C,) int64 on x's device."""
+    names = _with_cpu(x) if cpu.filters(window_size) else PLAIN
+    y: Tensor = _FAMILY.pick(backend, names).rank_filter(x, ranks, window_size)
+    return y
+
+
+def token_of_rank(window: Tensor, ranks: Tensor) -> Tensor:
+    """(B, C): the last output of `rank_filter` on a window (B, G, C) that it covers."""
+    return eager.token_of_rank(window, ranks)
+
+
 def _sorters(x: Tensor, spec: SortSpec, with_index: bool) -> tuple[str, ...]:
     needs_sort = cpu.needs_sort(x, spec.num_groups, with_index)
     names = PLAIN if needs_sort and not cpu.sorts(x, spec.num_groups) else _with_cpu(x)

@@ -1,0 +1,65 @@
+"""Causal permutation mixing: each channel takes one rank of a window that slides over the tokens.
+
+docs/causal-permutations.md has the definition, and what was tried beside it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rifflemix.mixers.padding import last_tokens
+from rifflemix.ops.permutation import unchecked
+
+
+class RankWindows(nn.Module):
+    """Channel c takes, J_c tokens back, the value with rank c mod G of the last G tokens.
+
+    Tokens before the first are zero. There are no parameters.
+
+    Args:
+        steps: (C,) int64, how far back the window of each channel ends.
+        window_size: tokens G in a window.
+    """
+
+    steps: Tensor
+    ranks: Tensor
+    sources: Tensor
+
+    def __init__(self, steps: Tensor, window_size: int) -> None:
+        super().__init__()
+        self.longest, self.window_size = int(steps.max()), window_size
+        self.depth = self.longest + window_size - 1
+        """Tokens before the own one that matter."""
+        ages = torch.arange(window_size, device=steps.device).flip(0).unsqueeze(1)
+        settings = {
+            "steps": steps,
+            "ranks": torch.arange(len(steps), device=steps.device) % window_size,
+            # (G, C): where a window's tokens are among the last ones, the own one included.
+            "sources": self.depth - steps - ages,
+        }
+        for name, setting in settings.items():
+            self.register_buffer(name, setting.to(torch.get_default_device()), persistent=False)
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Values (B, N, C), of which padding stands last, to the same shape."""
+        if self.longest > 0:
+            v = unchecked.causal_shift(v, self.steps, self.longest)
+        if self.window_size > 1:
+            v = unchecked.rank_filter(v, self.ranks, self.window_size)
+        return v
+
+    def step(self, v_t: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """One more token of values (B, C) after the last ones (B, depth, C): its output, and them.
+
+        A state is not changed: a ring would have to be copied as well as one that moves on.
+        """
+        seen = torch.cat((past, v_t.unsqueeze(1)), 1)
+        window = seen.gather(1, self.sources.expand(len(seen), -1, -1))
+        return unchecked.token_of_rank(window, self.ranks), seen[:, 1:]
+
+    def remember(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The last ones (B, depth, C) of values (B, N, C) whose padding stands last."""
+        last, _ = last_tokens(v, key_padding_mask, self.depth)
+        return F.pad(last, (0, 0, self.depth - last.shape[1], 0))

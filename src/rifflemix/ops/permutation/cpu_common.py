@@ -1,0 +1,120 @@
+"""What the kernels of this family share: how they are called, and which tokens they take."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.compat import has_plain_autograd
+from rifflemix.ops.native import HUGE, checked, in_huge_pages, library, require_library
+
+_KERNELS = library()
+# Bytes of an element, bits of infinity and of the quiet NaN.
+FORMATS = {
+    torch.float32: (4, 0x7F800000, 0x7FC00000),
+    torch.bfloat16: (2, 0x7F80, 0x7FC0),
+    torch.float16: (2, 0x7C00, 0x7E00),
+}
+
+
+def supports(x: Tensor) -> bool:
+    """Whether the kernels can run on x here."""
+    return (
+        _KERNELS is not None
+        and x.device.type == "cpu"
+        and x.dtype in FORMATS
+        and has_plain_autograd()
+    )
+
+
+def has_kernel(name: str) -> bool:
+    """Whether the library has this kernel: a development checkout may hold one built before."""
+    return hasattr(_KERNELS, f"rifflemix_{name}")
+
+
+class _Problem(ctypes.Structure):
+    """`Problem` of native/permutation.h, field by field."""
+
+    _fields_ = [
+        ("x", ctypes.c_void_p),
+        ("batch_stride", ctypes.c_int64),
+        ("row_stride", ctypes.c_int64),
+        ("y", ctypes.c_void_p),
+        ("index", ctypes.c_void_p),
+        ("index_bytes", ctypes.c_int64),
+        ("swaps", ctypes.c_void_p),
+        ("mask", ctypes.c_void_p),
+        ("descending", ctypes.c_void_p),
+        ("steps", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("length", ctypes.c_int64),
+        ("channels", ctypes.c_int64),
+        ("group_size", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("element_bytes", ctypes.c_int64),
+        ("infinity", ctypes.c_int64),
+        ("nan", ctypes.c_int64),
+        ("scratch", ctypes.c_void_p),
+        ("threads", ctypes.c_int64),
+    ]
+
+
+@functools.cache
+def _function(kernels: ctypes.CDLL | None, name: str) -> Any:
+    function = getattr(require_library(kernels), f"rifflemix_{name}")
+    function.restype = ctypes.c_int64
+    return function
+
+
+def run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors: Any) -> int:
+    """Call a kernel; `tensors` are the fields that point to one, None where there is none.
+
+    Returns what it returns, 0 where all is well.
+
+    Raises:
+        MemoryError: no memory for the call; nothing else is touched by it.
+    """
+    x = x if x.stride(2) == 1 else x.contiguous()
+    given = {}
+    for name, value in tensors.items():
+        if value is not None:
+            given[name] = value.contiguous()
+    batch, length, channels = x.shape
+    element_bytes, infinity, nan = FORMATS[x.dtype]
+    index = given.get("index")
+    problem = _Problem(
+        x=x.data_ptr(),
+        batch_stride=x.stride(0),
+        row_stride=x.stride(1),
+        index_bytes=0 if index is None or index.numel() == 0 else index.element_size(),
+        batch=batch,
+        length=length,
+        channels=channels,
+        group_size=group_size,
+        heads=heads,
+        element_bytes=element_bytes,
+        infinity=infinity,
+        nan=nan,
+        threads=torch.get_num_threads(),
+    )
+    for name, value in given.items():
+        setattr(problem, name, value.data_ptr())
+    call = _function(_KERNELS, kernel)
+    size = call(ctypes.byref(problem))
+    if size < 0:
+        checked(size)
+    scratch = torch.empty(max(1, size), dtype=torch.uint8)
+    problem.scratch = scratch.data_ptr()
+    result: int = call(ctypes.byref(problem))
+    return result if result >= 0 else checked(result)
+
+
+def new(x: Tensor, shape: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+    """An output that a kernel is about to fill, like `x` where nothing else is said."""
+    shape = x.shape if shape is None else shape
+    made = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
+    return made if made.nbytes < HUGE else in_huge_pages(made)
