@@ -192,7 +192,7 @@ class CSP(PermutedValues):
     def _permute_any_length(self, v: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
         """`permute` for a length that is a symbol in a traced graph."""
         length = v.shape[1]
-        tokens = as_operand(length, v.device)
+        tokens = cast(Tensor, as_operand(length, v.device))  # a symbol is a tensor there
         if self.num_groups is None:
             groups, size = blocks_and_size(self.group_size, length)
             steps = self._shift_steps(length, tokens, tokens.clamp(max=self.group_size), v.device)
