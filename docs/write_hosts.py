@@ -6,6 +6,7 @@ python docs/write_hosts.py [PROPERTY ...]    (only these columns anew, the other
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,7 @@ from matrix import PROPERTIES, TRACED, Host, all_hosts, applies  # noqa: E402
 import rifflemix as rm  # noqa: E402
 from rifflemix.files import write_bytes  # noqa: E402
 
+COLOUR = re.compile(r"\x1b\[\d+m")  # of a terminal, in messages of torch's exporter
 LIBRARIES = ("torch", "timm", "transformers", "onnxruntime")
 
 
@@ -35,7 +37,7 @@ def cell(host: Host, name: str, failures: list[str]) -> str:
             PROPERTIES[name](host, mixer)
             passed += 1
         except Exception as error:  # whatever a host or a compiler raises is a finding
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = COLOUR.sub("", str(error).strip() or type(error).__name__).splitlines()[0]
             failures.append(f"- {host.name}, {mixer}, {name}: {reason}")
             print(failures[-1], file=sys.stderr)
     return f"{passed}/{len(asked)}" if asked else ""
