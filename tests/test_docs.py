@@ -27,9 +27,17 @@ FILE_SUFFIXES = {"csv", "gz", "html", "json", "md", "png", "py", "safetensors", 
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 
+# Their snippets train for seconds.
+TRAINING = {"comparing.md", "your-data.md"}
+
+
 def python_blocks() -> list[object]:
     return [
-        pytest.param(textwrap.dedent(code), id=f"{page.name}-{number}")
+        pytest.param(
+            textwrap.dedent(code),
+            id=f"{page.name}-{number}",
+            marks=[pytest.mark.slow] if page.name in TRAINING else [],
+        )
         for page in PAGES
         for number, (_, code) in enumerate(FENCE.findall(page.read_text(encoding="utf-8")), 1)
     ]

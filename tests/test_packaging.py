@@ -125,7 +125,7 @@ LIBSTDCXX_TOO = GLIBC_ONLY + " 0x0080: Version: 1  File: libstdc++.so.6  Cnt: 1\
         pytest.param(GLIBC_ONLY.format(5), "", "py3-none-manylinux_2_27_", marks=slow),
         pytest.param(LIBSTDCXX_TOO.format(34), "", "py3-none-linux_", marks=slow),
         pytest.param("nothing", "", "py3-none-linux_", marks=slow),
-        ("nothing", "sys.exit('no such thing')", "py3-none-any"),
+        pytest.param("nothing", "sys.exit('no such thing')", "py3-none-any", marks=slow),
     ],
     ids=["glibc", "an older glibc", "more than glibc", "unknown", "no library"],
 )

@@ -363,6 +363,7 @@ def test_every_command_has_the_option(cli: Any, plugin: Path) -> None:
     assert "which is not there" in err
 
 
+@pytest.mark.slow
 def test_a_comparison_with_a_file_holds_its_sha256(cli: Any, plugin: Path, tmp_path: Path) -> None:
     run = (
         *("compare", "--task", "halves", "--mixers", "turn,softmax", "--max-steps", 2),

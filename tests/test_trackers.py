@@ -134,6 +134,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     return rifflemix.cli.main()
 
 
+@pytest.mark.slow
 def test_every_run_of_a_comparison_has_curves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorders: list[Recorder]
 ) -> None:

@@ -66,6 +66,7 @@ def png_width(path: Path) -> int:
     return int.from_bytes(path.read_bytes()[16:20], "big")
 
 
+@pytest.mark.slow
 def test_one_kind_of_a_run(call: Any, runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "looks"
     code, printed, _ = call("analyze", "spectrum", runs / "train", "--out", out, "--samples", 5)

@@ -123,6 +123,7 @@ def test_ops_come_from_their_own_shapes(cli: Cli, monkeypatch: pytest.MonkeyPatc
     assert shapes == {(1, 8, 4, 2), (2, 9, 4, 2)}
 
 
+@pytest.mark.slow
 def test_a_folder_gets_a_new_file_every_time(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "results"
     for _ in range(2):

@@ -162,6 +162,7 @@ def test_classes_are_compared_in_silence_and_leave_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_task_by_name_gives_what_the_command_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

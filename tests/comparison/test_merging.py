@@ -38,6 +38,7 @@ def by_run(results: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(measured(results), key=lambda run: (run["seed"], run["mixer"]))
 
 
+@pytest.mark.slow
 def test_mixers_and_seeds_make_the_comparison_of_all(folders: Path, tmp_path: Path) -> None:
     whole = rm.Comparison.load(folders / "both").results
     parts = [folders / name for name in ("softmax0", "tssa0", "softmax1", "tssa1")]

@@ -82,7 +82,7 @@ def test_one_exported_program_serves_all_lengths(form: Form, masked: bool) -> No
         pytest.param(
             {"block_size": 2, "layer_index": 4, "num_layers": 5}, id="many_strides", marks=slow
         ),
-        pytest.param({"block_size": 3, "reverse": True}, id="reverse"),
+        pytest.param({"block_size": 3, "reverse": True}, id="reverse", marks=slow),
         pytest.param({"token_order": "random"}, id="random_order", marks=slow),
     ],
 )

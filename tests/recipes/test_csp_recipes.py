@@ -49,8 +49,8 @@ def test_one_shift_for_each_head() -> None:
 
 def test_pairs_keep_the_stride_of_two() -> None:
     mixer = built("csp/table3-cifar10-csp").blocks[0].mixer
-    assert mixer._groups(64) == (32, 2)
-    assert len(set(mixer._shift_steps(64, 2, torch.device("cpu")).tolist())) == 32
+    assert mixer.group_size == 2
+    assert len(set(mixer._shift_steps(64, 64, 2, torch.device("cpu")).tolist())) == 32
 
 
 def test_mega_shifts_every_channel_of_an_image_otherwise() -> None:

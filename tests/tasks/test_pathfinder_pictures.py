@@ -259,6 +259,7 @@ def test_no_simple_statistic_gives_it_away_in_larger_images() -> None:
     check_statistics(drawn(scene, 2400), scene)
 
 
+@pytest.mark.slow
 def test_a_linear_classifier_of_pixels_stays_at_chance(many: Pictures, scene: Scene) -> None:
     pixels = images_of(many, scene).reshape(len(many.labels), -1).astype(np.float64) / 255
     pixels -= pixels.mean(axis=0)

@@ -228,7 +228,10 @@ def test_evaluation_does_not_move_the_noise(tmp_path: Path) -> None:
     assert losses[1] == losses[None]
 
 
-@pytest.mark.parametrize("accumulation", [2, 4, 8])
+@pytest.mark.parametrize(
+    "accumulation",
+    [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)],
+)
 def test_accumulation_computes_the_same(tmp_path: Path, accumulation: int) -> None:
     quiet = {"dropout": 0.0, "noise": 0.0}
     losses = []

@@ -98,7 +98,15 @@ SETTINGS_TABLE: dict[str, dict[str, Any]] = {
 }
 
 
-SLOW = {"coupled-adam", "sgd", "odd-cadences", "bf16", "epoch-in-a-batch", "every-step"}
+SLOW = {
+    "coupled-adam",
+    "sgd",
+    "odd-cadences",
+    "bf16",
+    "epoch-in-a-batch",
+    "every-step",
+    "adafactor",
+}
 
 
 @pytest.mark.parametrize(

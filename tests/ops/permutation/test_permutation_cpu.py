@@ -336,7 +336,8 @@ old_warning = pytest.mark.filterwarnings(
 
 
 @old_warning
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(dynamic: bool) -> None:
     torch._dynamo.reset()
     run = torch.compile(Everything("auto"), fullgraph=True, backend="aot_eager", dynamic=dynamic)
