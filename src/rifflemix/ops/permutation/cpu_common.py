@@ -31,11 +31,6 @@ def supports(x: Tensor) -> bool:
     )
 
 
-def has_kernel(name: str) -> bool:
-    """Whether the library has this kernel: a development checkout may hold one built before."""
-    return hasattr(_KERNELS, f"rifflemix_{name}")
-
-
 class _Problem(ctypes.Structure):
     """`Problem` of native/permutation.h, field by field."""
 
