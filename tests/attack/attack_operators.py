@@ -100,6 +100,15 @@ def max_exchange(draw: random.Random) -> Call:
     return _permutation(draw, ops.max_exchange, x, options)
 
 
+def causal_shift(draw: random.Random) -> Call:
+    x, _, _ = _permuted(draw)
+    reach = draw.choice((1, x.shape[1], 3 * x.shape[1], 2**62))
+    steps = [draw.randint(0, reach) for _ in range(x.shape[2])]
+    return _permutation(
+        draw, ops.causal_shift, x, {"steps": draw.choice((steps, torch.tensor(steps)))}
+    )
+
+
 def dropout(draw: random.Random) -> Call:
     shape = tuple(draw.randint(1, 5) for _ in range(draw.randint(0, 3)))
     shape = (*shape, size(draw, 5000))
@@ -191,6 +200,18 @@ def causal_token_statistics(draw: random.Random) -> Call:
     return Call(ops.causal_token_statistics, tensors, settings, layouts, is_few)
 
 
+def rank_filter(draw: random.Random) -> Call:
+    """Windows up to what kernels take and past it; a gradient adds up what windows took."""
+    batch, length, channels = draw.randint(1, 2), size(draw, 130), size(draw, 40)
+    x = numbers(draw, (batch, length, channels), any_dtype(draw))
+    most = max(2, min(300, 60_000 // x.numel()))
+    window = draw.choice((2, draw.randint(1, min(most, 9)), draw.randint(1, most)))
+    ranks = [draw.randrange(window) for _ in range(channels)]
+    settings = {"ranks": draw.choice((ranks, torch.tensor(ranks))), "window_size": window}
+    is_few = x.numel() <= _LITERAL
+    return Call(ops.rank_filter, (x,), settings, (layout(draw),), is_literal=is_few)
+
+
 def _memberships(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, dtype=accumulation_dtype(dtype)).softmax(1)
 
@@ -263,6 +284,7 @@ def relaxed_group_sort(draw: random.Random) -> Call:
 EXACT: dict[str, Callable[[random.Random], Call]] = {
     "butterfly_merge": butterfly_merge,
     "butterfly_split": butterfly_split,
+    "causal_shift": causal_shift,
     "channel_permute": channel_permute,
     "circular_shift": circular_shift,
     "dropout": dropout,
@@ -279,6 +301,7 @@ CLOSE: dict[str, Callable[[random.Random], Call]] = {
     "dropout_attention": dropout_attention,
     "gumbel_sinkhorn": gumbel_sinkhorn,
     "pool_blocks": pool_blocks,
+    "rank_filter": rank_filter,
     "relaxed_group_sort": relaxed_group_sort,
     "sinkhorn": sinkhorn,
     "sinkhorn_attention": sinkhorn_attention,
