@@ -39,7 +39,7 @@ def missing_tokens(size: int, length: int) -> int:
         return -length % size
     if not is_known(size):  # the one block of all tokens
         return 0
-    return _blocks_of_any_length(size, length) * size - length
+    return (length + 2 * size - 1) // size * size - length
 
 
 def _blocks_of_any_length(size: int, length: int) -> int:
