@@ -187,7 +187,7 @@ def test_causal_layers_are_causal() -> None:
         layers.PROJECTIONS,
         *(name for name in list_mixers() if mixer_card(name).causal),
     ]
-    assert "csp" not in names
+    assert "butterfly" not in names
     assert set(statuses(result).values()) == {("measured", "")}
     assert result["settings"]["causal"] is True
     shape = Shape(1, 8, 8, 2)
