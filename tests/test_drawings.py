@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 import rifflemix as rm
+from document_scripts import load_script
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -19,13 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("write_drawings", DOCS / "write_drawings.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look themselves up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/write_drawings.py")
 
 
 def test_the_drawings_are_up_to_date(writer: ModuleType) -> None:

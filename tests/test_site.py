@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -12,19 +11,15 @@ from types import ModuleType
 
 import pytest
 
+from document_scripts import load_script
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 LOADED = re.compile(r"""(?:src|href)=["']?(https?://[^"' >]+)[^>]*""")
 
 
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
-    path = REPOSITORY / "docs" / "write_mixers.py"
-    spec = importlib.util.spec_from_file_location("write_mixers", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/write_mixers.py")
 
 
 def test_the_pages_of_the_mixers_are_up_to_date(writer: ModuleType) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -15,18 +14,14 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
+from document_scripts import load_script
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("write_try", DOCS / "write_try.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/write_try.py")
 
 
 def test_the_page_is_up_to_date_and_whole(writer: ModuleType) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from document_scripts import load_script
 from rifflemix.analysis import KINDS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -21,13 +20,7 @@ def writer() -> ModuleType:
     """docs/write_claims.py, which imports the list beside it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(DOCS))
-        spec = importlib.util.spec_from_file_location("write_claims", DOCS / "write_claims.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-        return module
+        return load_script("docs/write_claims.py")
 
 
 def test_the_page_is_what_the_files_say(writer: ModuleType) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import re
 import statistics
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from document_scripts import load_script
 from rifflemix.bench.read import read_result
 from rifflemix.bench.rows import FORMAT, LAYER, PEER
 from rifflemix.comparison.table import comparison_rows, nothing_learned
@@ -21,18 +20,7 @@ from rifflemix.errors import InputError
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "benchmarks" / "results"
 
-
-def load_writer() -> ModuleType:
-    path = REPOSITORY / "benchmarks" / "write_pages.py"
-    spec = importlib.util.spec_from_file_location("write_pages", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-WRITER = load_writer()
+WRITER = load_script("benchmarks/write_pages.py")
 PAGES: dict[str, Path] = {page.name: page for page in WRITER.PAGES}
 
 

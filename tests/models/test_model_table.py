@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
+from document_scripts import load_script
 from rifflemix.models.catalogue import count_parameters, difference_to
 
 
@@ -37,11 +35,6 @@ def test_counting_takes_no_memory_and_agrees() -> None:
 
 @pytest.mark.parametrize("name", ["mixers", pytest.param("models", marks=pytest.mark.slow)])
 def test_the_page_is_what_the_registry_says(name: str) -> None:
-    path = Path(__file__).resolve().parents[2] / "docs" / "write_tables.py"
-    spec = importlib.util.spec_from_file_location("write_tables", path)
-    assert spec is not None
-    assert spec.loader is not None
-    writer = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(writer)
+    writer = load_script("docs/write_tables.py")
     page = (writer.FOLDER / f"{name}.md").read_text(encoding="utf-8")
     assert writer.filled(name, page) == page, "run: python docs/write_tables.py"

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from document_scripts import load_script
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def writer() -> ModuleType:
-    path = REPOSITORY / "docs" / "write_pathfinder.py"
-    spec = importlib.util.spec_from_file_location("write_pathfinder", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs/write_pathfinder.py")
 
 
 def test_the_page_is_up_to_date(writer: ModuleType) -> None:
