@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rifflemix.ops import token_statistics
+from rifflemix.ops import causal_token_statistics, token_statistics
 
 BACKENDS = ("reference", "eager")
 
@@ -279,3 +279,16 @@ def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
     arguments = {"w": W, "temperature": ONES, **change}
     with pytest.raises(ValueError, match=message):
         token_statistics(**arguments)
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+@pytest.mark.parametrize("backend", ["reference", "eager", "auto"])
+def test_padding_is_zero_beside_a_token_that_is_no_number(operator: Any, backend: str) -> None:
+    w = torch.randn(2, 2, 5, 3)
+    mask = torch.tensor([[False, False, True, False, True]]).expand(2, -1)
+    w[0, :, 1, 0] = torch.nan
+    y = operator(w, torch.ones(2), key_padding_mask=mask, backend=backend)
+    y = y[0] if isinstance(y, tuple) else y
+    assert y[0, :, :2].isnan().any()
+    assert torch.equal(y[:, :, mask[0]], torch.zeros(2, 2, 2, 3))
+    assert y[1].isfinite().all()

@@ -40,7 +40,7 @@ def token_statistics(
     weights = membership.unsqueeze(-1)
     count = weights.sum(-2, keepdim=True) + COUNT_OFFSET
     moment = (weights * squares).sum(-2, keepdim=True) / count
-    return _gated(tokens, weights, moment).to(w.dtype), membership
+    return _gated(tokens, weights, moment, key_padding_mask).to(w.dtype), membership
 
 
 def causal_token_statistics(
@@ -97,7 +97,7 @@ def causal_from_sums(
     if member_count_before is not None:
         member_count = member_count + member_count_before.unsqueeze(-1)
     moment = member_energy / (member_count.unsqueeze(-1) + COUNT_OFFSET)
-    y = _gated(tokens, weights, moment).to(w.dtype)
+    y = _gated(tokens, weights, moment, key_padding_mask).to(w.dtype)
     return (
         y,
         membership,
@@ -150,7 +150,12 @@ def _membership(scores: Tensor, temperature: Tensor, key_padding_mask: Tensor | 
     return membership.masked_fill(key_padding_mask.unsqueeze(1), 0.0)
 
 
-def _gated(tokens: Tensor, weights: Tensor, moment: Tensor) -> Tensor:
+def _gated(
+    tokens: Tensor, weights: Tensor, moment: Tensor, key_padding_mask: Tensor | None
+) -> Tensor:
     """The descent direction; `moment` is (B, H, 1 or N, D)."""
-    gate = 1.0 / (1.0 + moment)
-    return (-weights * tokens) * gate
+    y = (-weights * tokens) * (1.0 / (1.0 + moment))
+    if key_padding_mask is None:
+        return y
+    # Zero already, but where a valid token is no number: then so is the gate.
+    return y.masked_fill(key_padding_mask[:, None, :, None], 0.0)
