@@ -175,7 +175,7 @@ def token_statistics(draw: random.Random) -> Call:
         "key_padding_mask": padded,
         "return_membership": draw.random() < 0.5,
     }
-    layouts = (layout(draw), plain)
+    layouts = (layout(draw, padded), plain)
     return Call(ops.token_statistics, (w, temperature), settings, layouts, is_few)
 
 
@@ -196,7 +196,7 @@ def causal_token_statistics(draw: random.Random) -> Call:
     tensors: tuple[Tensor, ...] = (w, temperature)
     if draw.random() < 0.5:
         tensors = (*tensors, torch.randn(heads, length + 4).to(temperature.dtype) * 0.3)
-    layouts = (layout(draw), *(plain,) * (len(tensors) - 1))
+    layouts = (layout(draw, padded), *(plain,) * (len(tensors) - 1))
     return Call(ops.causal_token_statistics, tensors, settings, layouts, is_few)
 
 
@@ -278,7 +278,8 @@ def relaxed_group_sort(draw: random.Random) -> Call:
         "key_padding_mask": padded,
         "return_plan": draw.random() < 0.5,
     }
-    return Call(ops.relaxed_group_sort, (poisoned(draw, x, padded),), settings, (layout(draw),))
+    layouts = (layout(draw, padded),)
+    return Call(ops.relaxed_group_sort, (poisoned(draw, x, padded),), settings, layouts)
 
 
 EXACT: dict[str, Callable[[random.Random], Call]] = {

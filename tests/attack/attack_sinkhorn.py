@@ -84,7 +84,7 @@ def pool_blocks(draw: random.Random) -> Call:
     padded = mask(draw, batch, blocks * width)
     x = numbers(draw, (batch, blocks * width, size(draw, 9)), any_dtype(draw))
     settings = {"block_size": width, "causal": draw.random() < 0.5, "key_padding_mask": padded}
-    return Call(ops.pool_blocks, (poisoned(draw, x, padded),), settings, (layout(draw),))
+    return Call(ops.pool_blocks, (poisoned(draw, x, padded),), settings, (layout(draw, padded),))
 
 
 def block_scores(draw: random.Random) -> Call:
@@ -100,7 +100,8 @@ def block_scores(draw: random.Random) -> Call:
         "shared": not causal and draw.random() < 0.3,
         "key_padding_mask": padded,
     }
-    return Call(ops.block_scores, (q, k), settings, (layout(draw), layout(draw)))
+    layouts = (layout(draw, padded), layout(draw, padded))
+    return Call(ops.block_scores, (q, k), settings, layouts)
 
 
 def sort_blocks(draw: random.Random) -> Call:

@@ -105,8 +105,11 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def layout(draw: random.Random) -> Layout:
-    return draw.choice(list(LAYOUTS.values()))
+def layout(draw: random.Random, padded: Tensor | None = None) -> Layout:
+    """A place in memory; beside padding none that repeats tokens, since what stands there is no
+    number that a valid token may have."""
+    repeats = () if padded is None else ("one row for all", "one sample for all")
+    return LAYOUTS[draw.choice([name for name in LAYOUTS if name not in repeats])]
 
 
 def mask(draw: random.Random, batch: int, length: int) -> Tensor | None:

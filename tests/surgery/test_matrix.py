@@ -36,7 +36,7 @@ def cases() -> Iterator[object]:
                     continue
                 marks = [pytest.mark.slow] if name in SLOW or not host.quick else []
                 if name == "ONNX" and mixer == "csp" and host.causal:
-                    marks.append(pytest.mark.xfail(reason=NO_STABLE_SORT))
+                    marks.append(pytest.mark.xfail(reason=NO_STABLE_SORT, strict=True))
                 yield pytest.param(host, mixer, name, id=f"{host.name}-{mixer}-{name}", marks=marks)
 
 

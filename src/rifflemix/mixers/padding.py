@@ -39,6 +39,7 @@ def missing_tokens(size: int, length: int) -> int:
         return -length % size
     if not is_known(size):  # the one block of all tokens
         return 0
+    # The same number without its maximum, which a compiler could not divide by the blocks again.
     return (length + 2 * size - 1) // size * size - length
 
 
