@@ -9,6 +9,7 @@ so are those to the ground floor, which every room may use.
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ def _is_for_types_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
+@functools.cache
 def imports() -> dict[str, set[str]]:
     """Room -> the rooms that it imports, but for types; the ground floor is left out."""
     found: dict[str, set[str]] = defaultdict(set)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from scipy import stats
+import scipy
 
 from rifflemix.comparison.paired import (
     holm,
@@ -16,25 +16,25 @@ from rifflemix.comparison.paired import (
 @pytest.mark.parametrize("freedom", [1, 1.5, 2, 3, 7.3, 50, 1e3, 1e6])
 def test_students_distribution(freedom: float) -> None:
     for t in (0.0, 0.1, 1.0, -2.0, 4.0, 12.7, 100.0, 1e5):
-        expected = 2 * stats.t.sf(abs(t), freedom)
+        expected = 2 * scipy.stats.t.sf(abs(t), freedom)
         assert student_tails(t, freedom) == pytest.approx(expected, rel=1e-8, abs=1e-300)
     for level in (0.05, 0.5, 1e-6):
-        expected = stats.t.isf(level / 2, freedom)
+        expected = scipy.stats.t.isf(level / 2, freedom)
         assert student_quantile(level, freedom) == pytest.approx(expected, rel=1e-7)
 
 
 def test_without_error_over_seeds_it_is_the_normal_distribution() -> None:
-    assert student_tails(1.3, math.inf) == pytest.approx(2 * stats.norm.sf(1.3))
+    assert student_tails(1.3, math.inf) == pytest.approx(2 * scipy.stats.norm.sf(1.3))
     found = paired_difference({0: 0.9, 1: 0.8}, {0: 0.85, 1: 0.75}, sampling_error=0.04)
     assert found is not None
-    assert found.probability == pytest.approx(2 * stats.norm.sf(0.05 / 0.04))
-    assert found.high - found.mean == pytest.approx(stats.norm.isf(0.025) * 0.04)
+    assert found.probability == pytest.approx(2 * scipy.stats.norm.sf(0.05 / 0.04))
+    assert found.high - found.mean == pytest.approx(scipy.stats.norm.isf(0.025) * 0.04)
 
 
 def test_paired_t_test() -> None:
     ours, theirs = [0.91, 0.80, 0.95, 0.7], [0.88, 0.79, 0.90, 0.71]
     found = paired_difference(dict(enumerate(ours)), dict(enumerate(theirs)))
-    expected = stats.ttest_rel(ours, theirs)
+    expected = scipy.stats.ttest_rel(ours, theirs)
     interval = expected.confidence_interval(0.95)
     assert found is not None
     assert found.probability == pytest.approx(expected.pvalue)
@@ -56,10 +56,10 @@ def test_two_errors_add_up() -> None:
     both = paired_difference(ours, theirs, sampling_error=0.02)
     assert alone is not None
     assert both is not None
-    over_seeds = stats.sem([0.05, 0.08, 0.03])
+    over_seeds = scipy.stats.sem([0.05, 0.08, 0.03])
     error = math.hypot(over_seeds, 0.02)
     freedom = 2 * error**4 / over_seeds**4
-    assert both.probability == pytest.approx(2 * stats.t.sf(both.mean / error, freedom))
+    assert both.probability == pytest.approx(2 * scipy.stats.t.sf(both.mean / error, freedom))
 
 
 @pytest.mark.parametrize(("theirs", "probability"), [(0.5, 1.0), (0.4, 0.0)])

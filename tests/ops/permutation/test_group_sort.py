@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from permutation_cases import MASK_TENSORS, check_permutation, tied, tokens
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from rifflemix.errors import InputError
@@ -145,7 +145,7 @@ def test_reference_order_is_the_optimal_transport(size: int, groups: int, seed: 
         inside = slice(group * size, (group + 1) * size)
         for channel in range(4):
             gain = torch.outer(x[0, inside, 0], x[0, inside, channel]).numpy()
-            rows, sources = linear_sum_assignment(gain, maximize=True)
+            rows, sources = scipy.optimize.linear_sum_assignment(gain, maximize=True)
             assert rows.tolist() == list(range(size))
             assert index[0, inside, channel].tolist() == (sources + group * size).tolist()
 

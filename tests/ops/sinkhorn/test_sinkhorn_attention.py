@@ -259,3 +259,19 @@ def test_keys_must_have_the_shape_of_queries_unless_shared() -> None:
             q[:, :, :5], k, v, sort_of_seed(3, False), 4, sortcut=2, backend=backend
         )
         torch.testing.assert_close(part, y[:, :, :5])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_row_of_zeros_is_a_block_of_zeros_or_hidden(padded: bool) -> None:
+    q, k, v = heads_of(6)
+    sort = sort_of(3).index_fill(2, torch.tensor([1]), 0.0)
+    mask = torch.zeros(BATCH, 6, dtype=torch.bool) if padded else None
+    y, expected = (
+        sinkhorn_attention(q, k, v, sort, 2, key_padding_mask=mask, backend=backend)
+        for backend in ("eager", "reference")
+    )
+    torch.testing.assert_close(y, expected)
+    rest = (q[:, :, 2:4] @ k[:, :, 2:4].mT / WIDTH**0.5).exp()
+    zeros = 0 if padded else 2  # each counts as exp(0) and brings no value
+    alone = rest @ v[:, :, 2:4] / (rest.sum(-1, keepdim=True) + zeros)
+    torch.testing.assert_close(y[:, :, 2:4], alone)

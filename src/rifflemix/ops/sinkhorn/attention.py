@@ -114,6 +114,8 @@ def sinkhorn_attention(
             the sorted blocks of query block u (r = 1 for Sinkhorn, k for top-k). With `null_kv`
             the first columns, those in excess of n, weigh null blocks. With `causal=True` every
             row of block u must be zero at sources v >= u; `sinkhorn` and `top_k_blocks` see to it.
+            A row of zeros is hidden where `causal` or a mask is given; elsewhere it is literally
+            a block of zeros.
         block_size: tokens b in a block, a divisor of N.
         combine: "concat", "sum_logits" or "sum_out".
         sortcut: m > 0: all queries share the first m rows of `sort` and have no local term.

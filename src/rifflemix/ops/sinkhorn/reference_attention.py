@@ -91,6 +91,8 @@ def sinkhorn_attention(
 ) -> Tensor:
     """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; `dropout_p` is 0 here."""
     length, b = k.shape[2], block_size
+    # A row of zeros is a block that is not there where one can come about, else a block of zeros.
+    empty_is_hidden = causal or key_padding_mask is not None
     padded = key_padding_mask
     if padded is None:
         padded = torch.zeros(k.shape[0], length, dtype=torch.bool, device=k.device)
@@ -108,7 +110,7 @@ def sinkhorn_attention(
         wrapped = position >= length - rotation
         distant: list[tuple[Tensor, Tensor] | None] = [
             None
-            if unseen[s, h, row, j] or (rotation and wrapped)
+            if (empty_is_hidden and unseen[s, h, row, j]) or (rotation and wrapped)
             else (sorted_k[s, h, row, j], sorted_v[s, h, row, j])
             for row in rows
             for j in range(b)
