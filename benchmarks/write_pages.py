@@ -10,11 +10,10 @@ and type in benchmarks/results; with `16384/scaling` in place of `scaling`, in
 benchmarks/results/16384. All rows are in CSV files beside the result, which this writes too; with
 `files` in place of `results` the page has the links to them alone.
 
-    <!-- comparison: compare-digits-all-2026-11-20.json, compare-digits.png -->
+    <!-- comparison: compare-digits-tuned-2026-11-22.json -->
     <!-- /comparison -->
 
-The command, the table and the notes of a `rifflemix compare`, and its plot, if a file for it is
-named; it lies beside the page.
+The command, the table and the notes of a `rifflemix compare`.
 
     <!-- demo -->
     <!-- /demo -->
@@ -69,7 +68,6 @@ from rifflemix.reproduction.page import report_files
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/start.md", "docs/performance.md",
-                                       "docs/trained.md", "docs/compare-digits.md",
                                        "docs/comparing.md"))  # fmt: skip
 REPORT = ROOT / "docs" / "reproduced" / "report.md"
 DEMO_PLOT = "docs/demo.png"
@@ -86,7 +84,7 @@ _FILES = re.compile(
     r"(<!-- files: ([\w/-]+), (\w+), (\w+) -->\n).*?(<!-- /files -->)", flags=re.DOTALL
 )
 _COMPARISON = re.compile(
-    r"(<!-- comparison: ([\w.-]+)(?:, ([\w./-]+))? -->\n).*?(<!-- /comparison -->)", flags=re.DOTALL
+    r"(<!-- comparison: ([\w.-]+) -->\n).*?(<!-- /comparison -->)", flags=re.DOTALL
 )
 _DEMO = re.compile(r"(<!-- demo -->\n).*?(<!-- /demo -->)", flags=re.DOTALL)
 _BRIEF = re.compile(r"(<!-- demo, in brief -->\n).*?(<!-- /demo -->)", flags=re.DOTALL)
@@ -105,8 +103,8 @@ def filled(page: Path, text: str, results: Path = RESULTS) -> str:
         return f"{start}{_files(page, results, name, device, dtype)}{end}"
 
     def comparison(match: re.Match[str]) -> str:
-        start, name, plot, end = match.groups()
-        return f"{start}\n{_comparison(page, results / name, plot)}\n{end}"
+        start, name, end = match.groups()
+        return f"{start}\n{_comparison(page, results / name)}\n{end}"
 
     def demo(match: re.Match[str]) -> str:
         return f"{match[1]}\n{_demo(page, results / 'demo')}\n{match[2]}"
@@ -139,10 +137,6 @@ def plots() -> dict[Path, bytes]:
         drawn[path.with_suffix(".png")] = scaling_plot(read_result(path))
     if path := newest(RESULTS, "scaling", "cpu", "float32"):
         drawn[ROOT / CURVES] = scaling_plot(_without_floor(of_ours(read_result(path))))
-    for page in PAGES:
-        for _, name, plot, _ in _COMPARISON.findall(page.read_text(encoding="utf-8")):
-            if plot:
-                drawn[page.parent / plot] = comparison_plot(_read(RESULTS / name))
     if demos := by_time((RESULTS / "demo").glob("*.json")):
         drawn[ROOT / DEMO_PLOT] = comparison_plot(_read(demos[-1]))
     return drawn
@@ -284,12 +278,11 @@ def all_tables() -> dict[Path, str]:
     return tables
 
 
-def _comparison(page: Path, path: Path, plot: str | None) -> str:
+def _comparison(page: Path, path: Path) -> str:
     result = _read(path)
-    image = f"\n![accuracy against speed, disk area is memory]({plot})\n" if plot else ""
     return (
         f"```\n{result['command']}\n```\n\n{markdown_body(result, comparison_notes(result))}"
-        f"{markdown_tuning(result)}{image}\nFrom {_cited(page, path)}.\n"
+        f"{markdown_tuning(result)}\nFrom {_cited(page, path)}.\n"
     )
 
 

@@ -87,8 +87,8 @@ def _measured(page: Path, names: Iterable[str]) -> str:
         "",
         *table_lines(headers, rows, range(4)),
         "",
-        f"Crossover with softmax attention: forward at N = {_crossover(result, name, 'forward')}, "
-        f"training at N = {_crossover(result, name, 'forward_backward')}.",
+        f"Crossover with softmax attention: forward at N = {crossover(result, name, 'forward')}, "
+        f"training at N = {crossover(result, name, 'forward_backward')}.",
         f"From {_cited(page, path)}.",
     ]
     return "\n".join([*lines, *_in_demo(page, name)]) + "\n"
@@ -123,7 +123,7 @@ def _choose(page: Path, _: Iterable[str]) -> str:
                 f"`{name}`",
                 _yes(entries[name]["causal"]),
                 _yes(entries[name]["streaming"]),
-                _crossover(result, name, "forward_backward"),
+                crossover(result, name, "forward_backward"),
                 *(ratio.partition(" (")[2].rstrip(")") for ratio in ratios),
                 accuracy,
             ]
@@ -142,20 +142,20 @@ def _choose(page: Path, _: Iterable[str]) -> str:
 
 @functools.cache
 def newest_scaling() -> tuple[Path, dict[str, Any]]:
-    path = _pages_writer().newest(RESULTS, "scaling", "cpu", "float32")
+    path = pages_writer().newest(RESULTS, "scaling", "cpu", "float32")
     return path, read_result(path)
 
 
 @functools.cache
 def _demo() -> tuple[Path, Mapping[str, Row]]:
     folder = RESULTS / "demo"
-    path = _pages_writer().by_time(folder.glob("*.json"))[-1]
+    path = pages_writer().by_time(folder.glob("*.json"))[-1]
     result = json.loads(path.read_text(encoding="utf-8"))
     return path, {row.name: row for row in comparison_rows(result)}
 
 
 @functools.cache
-def _pages_writer() -> ModuleType:
+def pages_writer() -> ModuleType:
     """benchmarks/write_pages.py, which knows which results are the newest."""
     path = FOLDER.parent / "benchmarks" / "write_pages.py"
     spec = importlib.util.spec_from_file_location("write_pages", path)
@@ -187,7 +187,7 @@ def _ratios(passes: Mapping[str, Any], softmax: Mapping[str, Any] | None) -> lis
     return cells
 
 
-def _crossover(result: Mapping[str, Any], name: str, kind: str) -> str:
+def crossover(result: Mapping[str, Any], name: str, kind: str) -> str:
     """From which N on a layer is faster than softmax attention."""
     for entry in result["growth"]:
         if (entry["kind"], entry["name"], entry["pass"]) == ("layer", name, kind):

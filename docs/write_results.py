@@ -1,0 +1,387 @@
+"""Write docs/results.md, its pictures and its tables; no number there is typed.
+
+The page takes what is there: benchmarks/results, docs/claims. After any of them changed:
+
+    python docs/write_results.py
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import write_claims
+import write_mixers
+from results_pictures import Curve, Mark, Row, curves, dots, verdicts
+
+from rifflemix.comparison.differences import differences_from_softmax
+from rifflemix.comparison.table import comparison_rows
+from rifflemix.recipes import get_recipe, list_recipes
+from rifflemix.report.units import format_percent, metric_value
+
+FOLDER = Path(__file__).resolve().parent
+PAGE, FILES = FOLDER / "results.md", FOLDER / "results"
+RESULTS = FOLDER.parent / "benchmarks" / "results"
+_by_time = write_mixers.pages_writer().by_time
+INTRODUCTION = """# Results
+
+A question, a picture, a sentence, and behind links the table, the file that a command wrote, and
+the command. `python docs/write_results.py` writes this page; no number on it is typed. Times and
+memory at length: [performance](performance.md). Every file names its machine, of two CPU cores.
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question of the page.
+
+    Attributes:
+        question: the heading.
+        says: the answer in words.
+        name: of the files of picture and table.
+        picture: SVG, or the path of a picture that another script draws.
+        table: lines of the CSV file.
+        sources: the result files.
+        commands: what made them.
+    """
+
+    question: str
+    says: str
+    name: str
+    picture: str
+    table: list[dict[str, Any]]
+    sources: Sequence[Path]
+    commands: Sequence[str]
+
+
+def answers() -> list[Answer]:
+    """All of the page, in its order."""
+    return [accuracy(), one_task(), speed(), memory(), distillation(), printed(), claims(),
+            estimates()]  # fmt: skip
+
+
+def accuracy() -> Answer:
+    """Every mixer against softmax attention, where several seeds were compared."""
+    sources = [path for path in comparisons() if path != largest()]
+    drawn: list[Row] = []
+    table: list[dict[str, Any]] = []
+    verdict: Counter[str] = Counter()
+    for path in sources:
+        results = read(path)
+        rows = comparison_rows(results)
+        shown = {of.row.name: of for of in differences_from_softmax(rows)}
+        if shown:
+            drawn.append(Row(f"{_task(results)}, {len(results['seeds'])} seeds"))
+        for row in rows:
+            line = _scores(path, row)
+            if row.name in shown:
+                of = shown[row.name]
+                low, mean, high = (
+                    metric_value(row.metric, value)
+                    for value in (of.difference.low, of.difference.mean, of.difference.high)
+                )
+                word = "less" if of.is_loss else "more" if of.is_shown else "not told apart"
+                verdict[word] += 1
+                kind = "main" if of.is_shown else "other"
+                words = f"{mean:+.2f} ({low:+.1f} to {high:+.1f})"
+                drawn.append(Row(row.title, (Mark(mean, kind, low, high),), words))
+                line |= {"difference": mean, "low": low, "high": high, "p": of.probability}
+            table.append(line)
+    count = sum(verdict.values())
+    says = (
+        f"Of {count} comparisons with softmax attention under the same budget, {verdict['more']} "
+        f"show a more accurate mixer, {verdict['less']} a less accurate one, and "
+        f"{verdict['not told apart']} no difference beyond noise. Points of test accuracy above "
+        "softmax attention, with 95 % intervals paired over seeds; a full disk is a difference "
+        "that Holm's correction within its comparison leaves. One seed alone is in the table only."
+    )
+    picture = dots("Test accuracy minus softmax attention's, points", drawn, rule=0.0)
+    return Answer("Is it as accurate as softmax attention?", says, "accuracy", picture, table,
+                  sources, [read(path)["command"] for path in sources])  # fmt: skip
+
+
+def one_task() -> Answer:
+    """The comparison of most mixers."""
+    path = largest()
+    results = read(path)
+    rows = [row for row in comparison_rows(results) if row.test is not None]
+    size = results["task"]["sizes"]["test"]
+    drawn, table = [], []
+    for row in rows:
+        assert row.test is not None
+        error = 1.96 * math.sqrt(row.test.mean * (1 - row.test.mean) / size)
+        mean, low, high = (100 * v for v in (row.test.mean, row.test.mean - error,
+                                             min(row.test.mean + error, 1.0)))  # fmt: skip
+        drawn.append(Row(row.title, (Mark(mean, "main", low, high),), f"{mean:.1f}"))
+        table.append(_scores(path, row))
+    identity = next(row.test for row in rows if row.name == "identity")
+    assert identity is not None
+    above = sum(row.test.mean > identity.mean for row in rows if row.test is not None)
+    says = (
+        f"On {_task(results)}, {above} of {len(rows)} mixers are above no mixing at all, which "
+        f"reaches {identity} % (dashed): positions and the mean over tokens do most of the "
+        "work there, so this says little about long inputs. One seed, not tuned; bars are the "
+        f"error of {size} test samples alone."
+    )
+    picture = dots("Test accuracy, %", drawn, rule=100 * identity.mean)
+    return Answer("What does every mixer reach on one task?", says, "every-mixer", picture, table,
+                  [path], [results["command"]])  # fmt: skip
+
+
+def speed() -> Answer:
+    """Time over the number of tokens, which benchmarks/write_pages.py draws."""
+    path, result = write_mixers.newest_scaling()
+    table = [
+        {
+            "mixer": name,
+            "tokens": tokens,
+            **{f"{kind}_ms": 1e3 * passes[kind]["p50"] for kind in passes},
+            **{f"{kind}_x_softmax": passes[kind]["ratios"].get("softmax", "") for kind in passes},
+        }
+        for name in write_mixers.HEADLINE
+        for tokens, passes in write_mixers.passes_by_tokens(result, name).items()
+    ]
+    words = [
+        f"{name} from N = {write_mixers.crossover(result, name, 'forward_backward')}"
+        for name in write_mixers.HEADLINE
+        if name != "softmax"
+    ]
+    says = (
+        f"A layer of {result['settings']['dim']} channels trains faster than softmax attention: "
+        f"{', '.join(words)}. Milliseconds, forward and backward, both scales logarithmic."
+    )
+    return Answer("From which length on is it faster?", says, "speed", "performance.png", table,
+                  [path], [result["command"]])  # fmt: skip
+
+
+def memory() -> Answer:
+    """What a layer keeps in training, in multiples of softmax attention."""
+    path, result = write_mixers.newest_scaling()
+    base = write_mixers.passes_by_tokens(result, "softmax")
+    drawn, table = [], []
+    for name in write_mixers.HEADLINE:
+        points = []
+        for tokens, passes in write_mixers.passes_by_tokens(result, name).items():
+            held = passes["forward_backward"]["peak_memory_bytes"]
+            line = {"mixer": name, "tokens": tokens, "training_memory_bytes": held}
+            if tokens in base:
+                ratio = held / base[tokens]["forward_backward"]["peak_memory_bytes"]
+                points.append((float(tokens), ratio))
+                line["x_softmax"] = ratio
+            table.append(line)
+        drawn.append(Curve(name, tuple(points)))
+    last = {curve.name: curve.points[-1][1] for curve in drawn if curve.name != "softmax"}
+    less = [name for name, ratio in last.items() if ratio < 1]
+    more = [name for name, ratio in last.items() if ratio >= 1]
+    says = (
+        f"At {max(base):,} tokens {_listed(less)} hold less than softmax attention, "
+        f"{_listed(more) or 'none'} more. torch's fused attention keeps no N x N map, so memory "
+        "is no reason to leave it unless weights are dropped out or looked at. Peak of a forward "
+        "and backward pass, in multiples of softmax attention's."
+    )
+    picture = curves("Training memory of a layer over N, x softmax attention's", drawn, rule=1.0)
+    return Answer("How much memory does training hold?", says, "memory", picture, table, [path],
+                  [result["command"]])  # fmt: skip
+
+
+def distillation() -> Answer:
+    """A trained model whose attention is swapped, before and after distillation."""
+    path = _by_time(RESULTS.glob("distil-*.json"))[-1]
+    result = read(path)
+    half, whole = result["more_steps"], 2 * result["more_steps"]
+    stages = {
+        "original": "before the swap",
+        "swapped": "after it",
+        "distilled": f"{half} steps of distillation",
+        "distilled, fine-tuned": f"then {half} of fine-tuning",
+        "fine-tuned": f"or {whole} of fine-tuning alone",
+    }
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in result["rows"]:
+        groups.setdefault(row["mixer"], []).append(row)
+    drawn, means = [], {}
+    for mixer, rows in groups.items():
+        drawn.append(Row(f"softmax to {mixer}, {len(rows)} seeds"))
+        for stage, title in stages.items():
+            values = [row[stage] for row in rows]
+            means[mixer, stage] = mean = math.fsum(values) / len(values)
+            kind = "main" if stage == "original" else "other"
+            words = f"{mean:.1f} ({min(values):.1f} to {max(values):.1f})"
+            drawn.append(Row(title, (Mark(mean, kind, min(values), max(values)),), words))
+    said = [
+        f"{mixer} {means[mixer, 'distilled, fine-tuned']:.1f} with distillation and "
+        f"{means[mixer, 'fine-tuned']:.1f} without"
+        for mixer in groups
+    ]
+    says = (
+        f"{whole} steps of training after the swap give, in percent of test accuracy on the "
+        f"digits: {'; '.join(said)}. Bars go from the lowest to the highest seed."
+    )
+    return Answer("Can a trained model change its mixer?", says, "distillation",
+                  dots("Test accuracy, %", drawn), list(result["rows"]), [path],
+                  ["python benchmarks/distil.py --out benchmarks/results"])  # fmt: skip
+
+
+def printed() -> Answer:
+    """Rows of the papers' tables that were run."""
+    sources = sorted((RESULTS / "reproduce").glob("*.json"))
+    found = [read(path) for path in sources]
+    drawn, table = [], []
+    for result in found:
+        recipe = result["recipe"]
+        share = result["steps"] / result["steps_planned"]
+        reduced = f", {format_percent(share)} % of steps" if result["is_reduced"] else ""
+        words = f"{result['ours']:.1f} of {result['printed']:.1f}{reduced}"
+        marks = (Mark(result["printed"], "main"), Mark(result["ours"], "other"))
+        drawn.append(Row(recipe["name"].partition("/")[2], marks, words))
+        kept = ("printed", "ours", "unit", "steps", "steps_planned", "is_reduced", "seed")
+        table.append({"recipe": recipe["name"], **{key: result[key] for key in kept}})
+    numbers = sum(get_recipe(name).printed is not None for name in list_recipes())
+    full = sum(not result["is_reduced"] for result in found)
+    says = (
+        f"Of {numbers} printed numbers that have a recipe, {len(found)} were begun and "
+        f"{full} run in full. A reduced run reproduces nothing: it shows that the model learns. "
+        "Disks are printed, rings are ours. [The whole table](reproduced/report.md)."
+    )
+    return Answer("Do the papers' numbers come out?", says, "printed",
+                  dots("Printed and ours, %", drawn), table, sources,
+                  [result["command"] for result in found])  # fmt: skip
+
+
+def claims() -> Answer:
+    """The verdicts of docs/claims.md."""
+    judged = [
+        (number, claim, claim.judge(write_claims.stored(claim)["data"])[0])
+        for number, claim in enumerate(write_claims.CLAIMS, start=1)
+    ]
+    kinds = (write_claims.HOLDS, write_claims.FAILS, write_claims.PART)
+    papers: dict[str, list[tuple[int, str]]] = {}
+    for number, claim, verdict in judged:
+        papers.setdefault(claim.paper, []).append((number, verdict))
+    counts = Counter(verdict for _, _, verdict in judged)
+    says = (
+        f"Of {len(judged)} claims "
+        + ", ".join(f"{counts[kind]} {_plural(kind)}" for kind in kinds)
+        + ", on models trained here for minutes. A number is that of [the claim](claims.md)."
+    )
+    table = [
+        {"claim": number, "paper": claim.paper, "says": claim.says, "verdict": verdict}
+        for number, claim, verdict in judged
+    ]
+    return Answer("Are the papers' claims right?", says, "claims",
+                  verdicts("Claims of five papers", papers, kinds), table,
+                  [FOLDER / "claims.md"], ["python docs/write_claims.py"])  # fmt: skip
+
+
+def estimates() -> Answer:
+    """What `list recipes --cost` says of a step, beside a step that was made."""
+    path = _by_time(RESULTS.glob("step-estimates-*.json"))[-1]
+    rows = read(path)["rows"]
+    within = sum(1 / 1.5 <= row["ratio"] <= 1.5 for row in rows)
+    drawn = [Row(r["name"], (Mark(r["ratio"]),), f"{r['ratio']:.2f}") for r in rows]
+    says = (
+        f"`rifflemix list recipes --cost` is within a factor of 1.5 of the time that was measured "
+        f"in {within} of {len(rows)} rows. Measured over estimated seconds of a step."
+    )
+    return Answer("Does the estimated cost of a row hold?", says, "estimates",
+                  dots("Measured over estimated", drawn, rule=1.0), list(rows), [path],
+                  ["python benchmarks/step_estimates.py"])  # fmt: skip
+
+
+@functools.cache
+def comparisons() -> list[Path]:
+    """Results of `rifflemix compare`, the demo's newest among them, the oldest first."""
+    demo = _by_time((RESULTS / "demo").glob("*.json"))[-1]
+    return _by_time([*RESULTS.glob("compare-*.json"), demo])
+
+
+def largest() -> Path:
+    """The comparison of most mixers."""
+    return max(comparisons(), key=lambda path: len(read(path)["mixers"]))
+
+
+@functools.cache
+def read(path: Path) -> dict[str, Any]:
+    """A result file."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _task(results: Mapping[str, Any]) -> str:
+    tuned = ", tuned" if "tuning" in results else ""
+    return f"{results['task']['title']}, N = {results['task']['max_length']}{tuned}"
+
+
+def _scores(path: Path, row: Any) -> dict[str, Any]:
+    line = {"result": path.stem, "mixer": row.name, "title": row.title, "metric": row.metric}
+    for split in ("test", "validation"):
+        score = getattr(row, split)
+        line |= {split: score.mean, f"{split}_std": "" if score.std is None else score.std}
+    return line | {
+        "seeds": row.test.n,
+        "steps_per_second": row.steps_per_second,
+        "peak_memory_bytes": row.peak_memory_bytes,
+        "parameters": row.parameters,
+    }
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def _plural(verdict: str) -> str:
+    return verdict.replace("holds", "hold").replace("does", "do")
+
+
+def files() -> dict[Path, str]:
+    """Every file that this script writes."""
+    found = answers()
+    texts = {PAGE: INTRODUCTION + "".join(map(_section, found))}
+    for answer in found:
+        texts[FILES / f"{answer.name}.csv"] = _csv(answer.table)
+        if answer.picture.startswith("<svg"):
+            texts[FILES / f"{answer.name}.svg"] = answer.picture
+    return texts
+
+
+def _section(answer: Answer) -> str:
+    drawn = answer.picture.startswith("<svg")
+    picture = f"results/{answer.name}.svg" if drawn else answer.picture
+    sources = ", ".join(f"[{path.name}]({_link(path)})" for path in answer.sources)
+    commands = "\n".join(dict.fromkeys(answer.commands))
+    return (
+        f"\n## {answer.question}\n\n{answer.says}\n\n![{answer.question}]({picture})\n\n"
+        f"Table: [{answer.name}.csv](results/{answer.name}.csv). From {sources}:\n\n"
+        f"```\n{commands}\n```\n"
+    )
+
+
+def _link(path: Path) -> str:
+    return os.path.relpath(path, FOLDER).replace(os.sep, "/")
+
+
+def _csv(lines: Iterable[Mapping[str, Any]]) -> str:
+    """Numbers in six digits: nothing here was measured better."""
+    lines = list(lines)
+    text = io.StringIO()
+    headers = dict.fromkeys(key for line in lines for key in line)
+    writer = csv.DictWriter(text, headers, lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in line.items()})
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    FILES.mkdir(exist_ok=True)
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")

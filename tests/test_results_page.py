@@ -1,0 +1,122 @@
+"""docs/results.md: written from the files that are there, and its tables are what these say."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from document_scripts import REPOSITORY, load_script
+
+RESULTS = REPOSITORY / "benchmarks" / "results"
+
+
+@pytest.fixture(scope="module")
+def writer() -> ModuleType:
+    """docs/write_results.py, which imports the scripts beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY / "docs"))
+        return load_script("docs/write_results.py")
+
+
+@pytest.fixture(scope="module")
+def files(writer: ModuleType) -> dict[Path, str]:
+    found: dict[Path, str] = writer.files()
+    return found
+
+
+def test_the_page_its_pictures_and_tables_are_up_to_date(
+    writer: ModuleType, files: dict[Path, str]
+) -> None:
+    there = [writer.PAGE, *writer.FILES.iterdir()]
+    assert sorted(there) == sorted(files), "run: python docs/write_results.py"
+    for path, text in files.items():
+        assert path.read_text(encoding="utf-8") == text, "run: python docs/write_results.py"
+
+
+def lines_of(writer: ModuleType, name: str) -> list[dict[str, str]]:
+    with (writer.FILES / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def comparison(name: str) -> dict[str, Any]:
+    (path,) = RESULTS.rglob(f"{name}.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_tables_hold_the_means_of_the_runs_and_their_differences_from_softmax(
+    writer: ModuleType,
+) -> None:
+    """Read without the code that writes them."""
+    lines = [*lines_of(writer, "accuracy"), *lines_of(writer, "every-mixer")]
+    kept = {p.stem for p in [*RESULTS.glob("compare-*.json"), *(RESULTS / "demo").glob("*.json")]}
+    assert {line["result"] for line in lines} == kept
+    for line in lines:
+        results = comparison(line["result"])
+        runs: dict[str, dict[int, Any]] = defaultdict(dict)
+        for run in results["runs"]:
+            runs[run["mixer"]][run["seed"]] = run
+        own, base = runs[line["mixer"]], runs["softmax"]
+        for split in ("test", "validation"):
+            mean = statistics.fmean(run[split][line["metric"]] for run in own.values())
+            assert float(line[split]) == pytest.approx(mean, rel=1e-5)
+        if line.get("difference"):
+            ahead = [own[s]["test"]["accuracy"] - base[s]["test"]["accuracy"] for s in base]
+            assert float(line["difference"]) == pytest.approx(100 * statistics.fmean(ahead), 1e-4)
+            assert float(line["low"]) < float(line["difference"]) < float(line["high"])
+    compared = sum(bool(line.get("difference")) for line in lines)
+    many = [results for name in kept if len((results := comparison(name))["seeds"]) > 1]
+    assert compared == sum(len(results["mixers"]) - 1 for results in many)
+
+
+def test_memory_is_that_of_the_scaling(writer: ModuleType) -> None:
+    """And softmax attention is its own unit."""
+    path, _ = writer.write_mixers.newest_scaling()
+    rows = {
+        (row["name"], row["shape"]["tokens"]): row["passes"]
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+        if row["kind"] == "layer"
+    }
+    for line in lines_of(writer, "memory"):
+        key = line["mixer"], int(line["tokens"])
+        held = rows[key]["forward_backward"]["peak_memory_bytes"]
+        assert int(line["training_memory_bytes"]) == held
+        if line["x_softmax"]:
+            base = rows["softmax", key[1]]["forward_backward"]["peak_memory_bytes"]
+            assert float(line["x_softmax"]) == pytest.approx(held / base, rel=1e-5)
+
+
+def test_every_question_has_a_picture_with_words_and_a_dark_form(files: dict[Path, str]) -> None:
+    drawn = [text for path, text in files.items() if path.suffix == ".svg"]
+    assert len(drawn) >= 6
+    for text in drawn:
+        assert len(ElementTree.fromstring(text).get("aria-label") or "") > 60
+        assert "prefers-color-scheme: dark" in text
+    (page,) = (text for path, text in files.items() if path.name == "results.md")
+    assert page.count("\n## ") == page.count("![") == page.count("\nTable: ")
+
+
+def test_labels_of_curves_keep_apart() -> None:
+    pictures = load_script("docs/results_pictures.py")
+    wanted = {"a": 10.0, "b": 11.0, "c": 12.0, "d": 80.0}
+    placed = pictures._apart(wanted)
+    heights = sorted(placed.values())
+    assert min(b - a for a, b in pairwise(heights)) > 14.9
+    assert placed["d"] == pytest.approx(80.0)
+    assert placed["a"] < placed["b"] < placed["c"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.7), (-11.6, 28.9), (38.0, 85.0), (0.87, 1.16)])
+def test_ticks_are_few_and_enclose_the_values(low: float, high: float) -> None:
+    ticks = load_script("docs/results_pictures.py")._ticks(low, high)
+    assert ticks[0] <= low < high <= ticks[-1]
+    assert 3 <= len(ticks) <= 10
