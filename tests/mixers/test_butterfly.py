@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import rifflemix as rm
-from rifflemix.mixers.butterfly import Butterfly, default_block_size
+from rifflemix.mixers.butterfly import Butterfly
+from rifflemix.mixers.strided import default_block_size
 
 
 def build(*, layer_index: int = 0, num_layers: int = 6, **options) -> Butterfly:
@@ -67,16 +68,27 @@ def test_equals_dense_attention_within_the_groups(data: st.DataObject) -> None:
     reverse = data.draw(st.booleans())
     order = data.draw(st.sampled_from(["natural", "random"]))
     layer = data.draw(st.integers(0, 5))
+    layout = data.draw(st.sampled_from(["max_length", "length"]))
     mixer = build(
-        layer_index=layer, block_size=block, reverse=reverse, token_order=order, max_length=40
+        layer_index=layer,
+        block_size=block,
+        layout=layout,
+        reverse=reverse,
+        token_order=order,
+        max_length=40,
     )
     x = torch.randn(2, length, 8, dtype=torch.float64)
     bits = st.lists(st.booleans(), min_size=2 * length, max_size=2 * length)
     mask = torch.tensor(data.draw(bits)).view(2, length)
     strides = mixer.strides(length)
-    size = min(block or default_block_size(40), length)
-    groups = same_group(length, size, strides[layer % len(strides)])
-    if order == "random":
+    size = block or default_block_size(40)
+    size = size if layout == "max_length" else min(size, length)
+    places = 40 if layout == "max_length" else length
+    groups = same_group(places, size, strides[layer % len(strides)])
+    if layout == "max_length":
+        position = torch.arange(length) if order == "natural" else mixer.token_rank[:length]
+        groups = groups[position][:, position]
+    elif order == "random":
         position = mixer.token_rank[:length].argsort().argsort()
         groups = groups[position][:, position]
     expected = dense(mixer, x, groups & ~mask[:, None, :]).masked_fill(mask.unsqueeze(-1), 0.0)
@@ -161,9 +173,9 @@ def test_default_block(length: int, block: int) -> None:
         (4096, 4096, [1, 64]),
         (1024, 1024, [1, 32]),
         (64, 64, [1, 8]),
-        (64, 20, [1, 3]),
-        (64, 8, [1]),
-        (64, 1, [1]),
+        (64, 20, [1, 8]),
+        (64, 8, [1, 8]),
+        (64, 1, [1, 8]),
         (None, 64, [1, 8]),
         (None, 20, [1, 3]),
         (None, 1, [1]),
@@ -172,6 +184,48 @@ def test_default_block(length: int, block: int) -> None:
 def test_strides_of_a_stack(max_length: int | None, length: int, strides: list[int]) -> None:
     assert build(max_length=max_length).strides(length) == strides
     assert build(max_length=max_length, reverse=True).strides(length) == strides[::-1]
+
+
+def test_strides_of_the_length_at_hand_can_be_asked_for() -> None:
+    mixer = build(max_length=64, layout="length")
+    assert [mixer.strides(n) for n in (64, 20, 8, 1)] == [[1, 8], [1, 3], [1], [1]]
+
+
+def connected(length: int, block: int, strides: list[int]) -> bool:
+    met = torch.eye(length)
+    for stride in strides:
+        met = (same_group(length, block, stride).float() @ met).clamp(max=1.0)
+    return bool(met.all())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("block", [None, 2, 3, 4, 6])
+def test_two_passes_through_max_lengths_strides_cut_no_shorter_sequence_off(
+    block: int | None, reverse: bool
+) -> None:
+    """And one pass the longest: 6, 10 and 24 have searched strides, which 3 tokens never pass."""
+    for most in (1, 6, 10, 13, 24):
+        mixer = build(block_size=block, reverse=reverse, max_length=most)
+        size, strides = min(mixer.block_size, most), mixer.strides(most)
+        assert connected(most, size, strides)
+        for length in range(1, most):
+            assert mixer.strides(length) == strides
+            assert connected(length, size, 2 * strides), f"{length} of {most}, {strides}"
+
+
+@pytest.mark.parametrize("order", ["natural", "random"])
+@pytest.mark.parametrize("layer_index", [0, 1])
+def test_600_tokens_are_the_same_alone_and_beside_900(layer_index: int, order: str) -> None:
+    options = {"max_length": 1024, "layer_index": layer_index, "token_order": order}
+    x = torch.randn(2, 900, 8, dtype=torch.float64)
+    mask = torch.arange(900) >= torch.tensor([[600], [900]])
+    for layout, same in (("max_length", True), ("length", False)):
+        mixer = build(**options, layout=layout)
+        alone, together = mixer(x[:1, :600]), mixer(x, key_padding_mask=mask)[:1, :600]
+        if same:
+            torch.testing.assert_close(together, alone, atol=1e-10, rtol=1e-10)
+        elif layer_index:
+            assert (together - alone).abs().max() > 1e-2
 
 
 def test_lengths_over_the_square_of_the_block_take_more_layers() -> None:
@@ -231,6 +285,8 @@ def test_dropout_acts_in_training_only() -> None:
         ({"block_size": -4}, "block_size"),
         ({"token_order": "shuffled"}, "token_order: expected one of natural, random"),
         ({"token_order": "random"}, "max_length: expected"),
+        ({"layout": "batch"}, "layout: expected one of max_length, length"),
+        ({"layout": "max_length"}, 'max_length: expected the most tokens, for layout="max_length"'),
     ],
 )
 def test_bad_options(options: dict, named: str) -> None:

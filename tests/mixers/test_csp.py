@@ -140,6 +140,41 @@ def test_reference_channels_stay_unshifted() -> None:
     assert torch.equal(explicit[..., 0], x[..., 0].roll(5, dims=1))
 
 
+@pytest.mark.parametrize("name", [name for name in BUILDS if name != "one group"])
+def test_a_sample_is_the_same_alone_and_beside_a_longer_one(name: str) -> None:
+    x = torch.randn(2, 47, 16, dtype=torch.float64)
+    mask = torch.arange(47) >= torch.tensor([[30], [47]])
+    mixer = build(**BUILDS[name], max_length=50)
+    assert torch.equal(mixer(x, key_padding_mask=mask)[:1, :30], mixer(x[:1, :30]))
+    if name in ("default", "three groups", "groups of five", "released powers"):
+        by_length = build(**BUILDS[name], max_length=50, layout="length")
+        together = by_length(x, key_padding_mask=mask)[:1, :30]
+        assert not torch.equal(together, by_length(x[:1, :30]))
+
+
+@pytest.mark.parametrize("options", BUILDS.values(), ids=BUILDS)
+def test_layouts_agree_at_max_length(options: dict[str, Any]) -> None:
+    x = torch.randn(2, 17, 16, dtype=torch.float64)
+    expected = build(**options)(x)
+    assert torch.equal(build(**options, max_length=17)(x), expected)
+    assert torch.equal(build(**options, max_length=40, layout="length")(x), expected)
+
+
+def test_groups_are_parts_of_max_length() -> None:
+    mixer = build(num_groups=4, shift="none", max_length=24)
+    for length in (3, 6, 18):  # groups of 6
+        x = torch.randn(2, length, 16, dtype=torch.float64)
+        assert torch.equal(mixer(x), group_sort(x, max(1, length // 6)))
+    with pytest.raises(
+        InputError, match=r"max_length / num_groups: expected a divisor.*= 9, got 6"
+    ):
+        mixer(torch.randn(2, 9, 16, dtype=torch.float64))
+    with pytest.raises(
+        InputError, match="num_groups: expected a divisor of max_length = 25, got 4"
+    ):
+        build(num_groups=4, max_length=25)(torch.randn(2, 9, 16, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("shift", ["none", [0, *range(2, 17)]], ids=["none", "list"])
 @pytest.mark.parametrize("extra", [1, 2, 7])
 def test_trailing_padding_does_not_matter_without_a_schedule(shift: Any, extra: int) -> None:

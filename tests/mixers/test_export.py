@@ -94,7 +94,7 @@ def test_one_exported_program_serves_all_lengths(form: Form, masked: bool) -> No
         pytest.param({"token_order": "random"}, id="random_order", marks=slow),
     ],
 )
-def test_butterfly_looks_up_its_stride(options: dict[str, Any]) -> None:
+def test_butterfly_has_one_stride_for_all_lengths(options: dict[str, Any]) -> None:
     mixer = rm.create_mixer("butterfly", DIM, num_heads=4, max_length=MAX_LENGTH, **options).eval()
     program = exported(mixer, masked=True).module()
     for length in range(1, MAX_LENGTH + 1):
@@ -110,6 +110,7 @@ def test_butterfly_looks_up_its_stride(options: dict[str, Any]) -> None:
     [
         ({"group_size": 5, "pad": True, "shift": "code_linear"}, 1),
         ({"num_groups": 3, "pad": True, "shift": "code_linear"}, 1),
+        ({"num_groups": 3, "pad": True, "shift": "code_linear", "layout": "length"}, 1),
         ({"num_groups": 4, "pad": True, "order": "ascending"}, 3),
         ({"num_groups": 1, "shift": "none"}, 1),
         ({"order": "ascending"}, 3),  # an odd and an even range are proved in different ways
@@ -131,7 +132,9 @@ def test_groups_of_csp_are_filled_for_any_length(options: dict[str, Any], fewest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"num_groups": 4}, {"group_size": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"num_groups": 4, "layout": "length"}, {"group_size": 4}], ids=str
+)
 def test_groups_that_must_be_full_take_multiples(options: dict[str, Any]) -> None:
     mixer = rm.create_mixer("csp", DIM, max_length=MAX_LENGTH, **options).eval()
     x, _ = batch(2, 24)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rifflemix as rm
-from rifflemix.mixers.butterfly import mix_groups
+from rifflemix.mixers.strided import mix_groups
 from rifflemix.nn.butterfly import (
     BlockLinear,
     BlockMLP,

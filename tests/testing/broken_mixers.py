@@ -234,7 +234,18 @@ class GivesPaddingGradients(Mean):
         return (y + (seen - seen.detach())).masked_fill(padded, 0.0)
 
 
-@breaks("amount_of_padding_changes_nothing")
+@breaks("longer_neighbours_change_nothing")
+class LooksAtTheLongest(BothWays):
+    """It depends on the valid tokens of the longest sample, of however much padding."""
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        if key_padding_mask is None:
+            return y * (1 + 1e-6 * x.shape[1])
+        return y * (1 + 1e-6 * (~key_padding_mask).sum(1).max())
+
+
+@breaks("amount_of_padding_changes_nothing", "longer_neighbours_change_nothing")
 class IgnoresTheMask(BothWays):
     """The mean is over all positions; padded ones add nothing and count."""
 

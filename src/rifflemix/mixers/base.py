@@ -40,7 +40,8 @@ class MixerCard:
         padding: honours `key_padding_mask`.
         streaming: has `init_state` and `step` (when built with `causal=True`).
         permutation_equivariant: permuting the tokens permutes the outputs.
-        layout_over_length: empty, or why outputs may depend on the padded length N itself.
+        layout_over_length: empty, or why outputs may depend on the padded length N itself even
+            where `max_length` is given.
         needs_max_length: cannot be built without `max_length`.
         thread_sums: empty, or which of torch's sums split by the number of CPU threads, so that
             last bits of outputs or gradients depend on it.

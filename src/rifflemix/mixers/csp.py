@@ -13,7 +13,7 @@ from rifflemix.checks import check_bool, check_divides, check_integer, check_int
 from rifflemix.compat import as_operand, is_known, statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.padding import blocks_and_size
+from rifflemix.mixers.padding import blocks_and_size, layout_length
 from rifflemix.mixers.rank_windows import RankWindows
 from rifflemix.mixers.value_maps import PermutedValues, value_and_output_maps
 from rifflemix.ops.permutation import SHIFT_KINDS, SortSpec, shift_steps, unchecked
@@ -22,6 +22,8 @@ from rifflemix.ops.permutation.spec import Permuted
 
 ORDERS = ("reference", "ascending")
 _REACH = 32
+_TOKENS = "the number of tokens N"
+_PAD_HINT = "use pad=True to let the last group be shorter"
 
 
 class CSP(PermutedValues):
@@ -49,6 +51,9 @@ class CSP(PermutedValues):
         pad: let the last group be shorter where the groups do not fill N; False raises instead.
             Unset, it is True with the default groups and False where groups were asked for. Not
             with `causal=True`.
+        layout: what `num_groups` and the schedules of `shift` divide: "max_length", the default
+            where there is one, so that a sample gives the same among longer ones as alone; or
+            "length", the tokens at hand, padding included. Not with `causal=True`.
         reach: with `causal=True`, the tokens that a kind of shift spreads the channels over, in
             place of N. Unset, it is 32, or `max_length` where that is less.
         heads: contiguous heads the permuted channels are split into.
@@ -78,10 +83,6 @@ class CSP(PermutedValues):
         cost_exponent=1.0,
         causal=True,
         streaming=True,
-        layout_over_length=(
-            "groups and shift schedules are laid out over N, padding included; only trailing "
-            'padding with group_size and shift="none" or a list, or with causal=True, never matters'
-        ),
     )
 
     steps: Tensor | None
@@ -95,6 +96,7 @@ class CSP(PermutedValues):
         shift: str | Sequence[int] | Tensor | None = None,
         order: str | None = None,
         pad: bool | None = None,
+        layout: str | None = None,
         reach: int | None = None,
         heads: int = 1,
         inner_dim: int | None = None,
@@ -118,6 +120,7 @@ class CSP(PermutedValues):
         self.num_groups, self.group_size = _check_groups(num_groups, group_size)
         default = num_groups is None and group_size is None
         self.pad = default if pad is None else check_bool("pad", pad)
+        self.layout_length = layout_length(layout, self.max_length)
         if shift is None:
             shift = "power" if self.causal else "linear"
         self.shift = _check_shift(shift, self.inner_dim)
@@ -125,7 +128,7 @@ class CSP(PermutedValues):
         self.register_buffer("steps", None if self.causal else explicit, persistent=False)
         self.windows = None
         if self.causal:
-            self._refuse(num_groups=num_groups, order=order, pad=pad)
+            self._refuse(num_groups=num_groups, order=order, pad=pad, layout=layout)
             self.windows = RankWindows(self._causal_steps(reach), self.group_size)
         elif reach is not None:
             raise bad_argument("reach", "None without causal=True", reach)
@@ -168,17 +171,27 @@ class CSP(PermutedValues):
             self._check_groups_fill(length)
         if not is_known(length):
             return self._permute_any_length(v, mask, with_index)
-        if self.num_groups is None:
-            size = min(self.group_size, length)
-            groups = -(-length // size)
-        else:
-            groups, size = self.num_groups, -(-length // self.num_groups)
-        steps = self._shift_steps(length, length, size, v.device)
+        groups, size = self._groups(length)
+        laid_out = self.layout_length or length
+        steps = self._shift_steps(laid_out, laid_out, self._group_size(laid_out), v.device)
         if groups * size == length:
             return self._permute_groups(v, steps, groups, mask, with_index)
         v, mask = _padded(v, mask, groups * size - length)
         y, index = self._permute_groups(v, steps, groups, mask, with_index)
         return y[:, :length], None if index is None else index[:, :length]
+
+    def _groups(self, length: int) -> tuple[int, int]:
+        """Groups, and the tokens of each, that hold so many tokens."""
+        if self.num_groups is not None and self.layout_length is None:
+            return self.num_groups, self._group_size(length)
+        size = min(self._group_size(self.layout_length or length), length)
+        return -(-length // size), size
+
+    def _group_size(self, laid_out: int) -> int:
+        """Tokens of a group in the layout of so many."""
+        if self.num_groups is None:
+            return min(self.group_size, laid_out)
+        return -(-laid_out // self.num_groups)
 
     def _permute_groups(
         self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool
@@ -193,7 +206,13 @@ class CSP(PermutedValues):
         """`permute` for a length that is a symbol in a traced graph."""
         length = v.shape[1]
         tokens = cast(Tensor, as_operand(length, v.device))  # a symbol is a tensor there
-        if self.num_groups is None:
+        if self.layout_length is not None:
+            most = self.layout_length
+            size = self._group_size(most)
+            steps = self._shift_steps(most, most, size, v.device)
+            is_one = self.num_groups == 1
+            groups, size = (1, length) if is_one else blocks_and_size(size, length)
+        elif self.num_groups is None:
             groups, size = blocks_and_size(self.group_size, length)
             steps = self._shift_steps(length, tokens, tokens.clamp(max=self.group_size), v.device)
         elif self.num_groups == 1:
@@ -235,11 +254,16 @@ class CSP(PermutedValues):
         return y.index_select(1, place), None if index is None else token[index[:, place]]
 
     def _check_groups_fill(self, length: int) -> None:
-        name, number = "num_groups", self.num_groups
-        if number is None:
-            name, number = "group_size", self.group_size
-        hint = "use pad=True to let the last group be shorter"
-        check_divides(name, number, length, "the number of tokens N", hint)
+        most = self.layout_length
+        if self.num_groups is None:
+            check_divides("group_size", self.group_size, length, _TOKENS, _PAD_HINT)
+        elif most is None:
+            check_divides("num_groups", self.num_groups, length, _TOKENS, _PAD_HINT)
+        else:
+            check_divides("num_groups", self.num_groups, most, "max_length", _PAD_HINT)
+            size = self._group_size(most)
+            if size < most and not statically_known_true(length < size):
+                check_divides("max_length / num_groups", size, length, _TOKENS, _PAD_HINT)
 
     def _shift_steps(
         self, length: int, modulus: int | Tensor, size: int | Tensor, device: torch.device

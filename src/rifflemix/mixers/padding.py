@@ -8,7 +8,34 @@ import torch
 from torch import Tensor
 
 from rifflemix.compat import is_known, stable_order, statically_known_true
-from rifflemix.errors import bad_argument
+from rifflemix.errors import bad_argument, check_choice
+
+LAYOUTS = ("max_length", "length")
+
+
+def layout_length(layout: str | None, max_length: int | None) -> int | None:
+    """The number of positions that a structure over positions is laid out over.
+
+    Args:
+        layout: "max_length", so that a sample's result does not depend on how long the others of
+            its batch are; "length", over as many positions as come in, padding included; unset,
+            the first where there is a `max_length`.
+        max_length: of the mixer.
+
+    Returns:
+        `max_length`, or None for the number of tokens at hand.
+
+    Raises:
+        InputError: another layout, or "max_length" without one.
+    """
+    if layout is None:
+        return max_length
+    check_choice("layout", layout, LAYOUTS)
+    if layout == "length":
+        return None
+    if max_length is None:
+        raise bad_argument("max_length", 'the most tokens, for layout="max_length"', None)
+    return max_length
 
 
 def block_of(size: int, length: int) -> int:

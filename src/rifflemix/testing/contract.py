@@ -95,6 +95,7 @@ PROPERTIES = (
     Property(independence.padded_outputs_are_zero, _masks),
     Property(independence.padded_places_reach_nothing, _masks),
     Property(independence.amount_of_padding_changes_nothing, _masks_of_any_length),
+    Property(independence.longer_neighbours_change_nothing, _masks_of_any_length),
     Property(independence.padding_is_refused, _refuses_masks),
     Property(independence.outputs_ignore_later_tokens, _causal),
     Property(independence.causal_is_refused, _never_causal),

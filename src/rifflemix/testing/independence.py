@@ -90,6 +90,19 @@ def amount_of_padding_changes_nothing(form: Form) -> None:
         require_close(y, mixer(x), what, atol=1e-10, rtol=1e-8)
 
 
+def longer_neighbours_change_nothing(form: Form) -> None:
+    """A sample gives the same alone as among samples of other lengths, shorter and longer."""
+    mixer = form.build()
+    lengths = torch.tensor([19, 37, 5, 64, 1])
+    x = tokens(len(lengths), int(lengths.max()))
+    mask = torch.arange(x.shape[1]) >= lengths.unsqueeze(1)
+    together = mixer(x, key_padding_mask=mask)
+    for row, length in enumerate(lengths.tolist()):
+        alone = mixer(x[row : row + 1, :length])[0]
+        what = f"{length} tokens among {x.shape[1]}"
+        require_close(together[row, :length], alone, what, atol=1e-10, rtol=1e-8)
+
+
 def padding_is_refused(form: Form) -> None:
     """A mixer whose card says padding=False takes no mask."""
     mixer, mask = form.build(), torch.zeros(2, 5, dtype=torch.bool)

@@ -35,7 +35,7 @@ from rifflemix.ops.dropout.unchecked import dropout_attention
 
 ATTENTION_FNS = ("softmax", "laplace")
 MIXINGS = ("attention", "csp")
-CSP_OPTIONS = ("num_groups", "group_size", "shift", "order", "pad", "heads")
+CSP_OPTIONS = ("num_groups", "group_size", "shift", "order", "pad", "layout", "heads")
 
 
 class RelativeBias(nn.Module):
@@ -89,7 +89,7 @@ class MegaLayer(TokenMixer):
         hidden_dropout: probability of dropping an entry of v; not with mixing="csp", as released.
         layer_dropout: the same for the moving average and for the new value.
         csp_options: options of `CSP` for mixing="csp": num_groups, group_size, shift, order, pad,
-            heads. What its card says of padding then holds here.
+            layout, heads.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
@@ -159,6 +159,7 @@ class MegaLayer(TokenMixer):
             self.hidden_dim,
             value_proj=False,
             out_proj=False,
+            max_length=self.max_length,
             layer_index=self.layer_index,
             num_layers=self.num_layers,
             **options,

@@ -25,8 +25,8 @@ from rifflemix.mixers._attention.window import (
     with_neighbours,
 )
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.butterfly import default_block_size
 from rifflemix.mixers.padding import block_of
+from rifflemix.mixers.strided import default_block_size
 from rifflemix.ops.dropout.unchecked import dropout as drop
 
 PATTERNS = ("fixed", "strided")

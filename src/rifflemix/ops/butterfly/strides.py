@@ -57,7 +57,9 @@ def butterfly_strides(length: int, block: int) -> list[int]:
     return _completed(strides, mixed, length, block)
 
 
-def butterfly_layout(num_tokens: int, block: int) -> tuple[int, list[int]]:
+def butterfly_layout(
+    num_tokens: int, block: int, *, serve_fewer: bool = False
+) -> tuple[int, list[int]]:
     """The length to pad to, and strides that bring every token to every other.
 
     Where `block` divides the tokens nothing is padded and the strides are those of
@@ -68,6 +70,9 @@ def butterfly_layout(num_tokens: int, block: int) -> tuple[int, list[int]]:
     Args:
         num_tokens: N, at least 1.
         block: a, tokens per group, at least 2 unless N is 1; N itself where it is larger.
+        serve_fewer: the layout is for every number of tokens up to N. Fewer than N may need a
+            second pass through the strides. Where the strides of N itself had to be searched,
+            which some smaller number can never pass, those of a padded length take their place.
 
     Returns:
         Padded length, a multiple of the group size min(a, N), and the strides in order.
@@ -76,7 +81,10 @@ def butterfly_layout(num_tokens: int, block: int) -> tuple[int, list[int]]:
         InputError: a number out of range.
     """
     block = min(block, num_tokens)
-    if num_tokens % block == 0:
+    # Runs at least as long as the last stride serve fewer tokens too: by strides 1, a, ... a token
+    # reaches the first one of its run, by the last stride one of the first run, and the second
+    # pass goes from there through the first run, and by the last stride everywhere.
+    if num_tokens % block == 0 and not (serve_fewer and _is_searched(num_tokens, block)):
         return num_tokens, butterfly_strides(num_tokens, block)
     span = block
     while span * block < num_tokens:
@@ -92,6 +100,14 @@ def butterfly_layout(num_tokens: int, block: int) -> tuple[int, list[int]]:
     is_power = strides[-1] == strides[-2] * block
     way_back = strides[:-1] if is_power or len(strides) == 2 else strides
     return length, strides + way_back
+
+
+def _is_searched(length: int, block: int) -> bool:
+    """Whether the powers of the block and one last stride do not serve a length."""
+    run = block
+    while run < length // block and length % (run * block) == 0:
+        run *= block
+    return run < length // block
 
 
 def _check_lengths(length: int, block: int) -> tuple[int, int]:

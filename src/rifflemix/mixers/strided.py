@@ -1,0 +1,149 @@
+"""Mixing within the strided groups of a butterfly, whatever mixes the tokens of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.checks import check_integer
+from rifflemix.compat import as_constant, constant_for_compiler, is_known, take_first
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.padding import layout_length, missing_tokens
+from rifflemix.ops.butterfly import butterfly_layout, unchecked
+
+
+class StridedGroups(TokenMixer):
+    """Mixes the tokens of every group by themselves; a subclass says how, in `mix_group`.
+
+    The tokens of a group lie one stride apart; `layer_index` picks the stride, so that a stack of
+    as many layers as `strides(N)` has entries lets every token reach every other. Lengths that
+    the block does not divide are padded inside; the padding is masked, and strides are added
+    where it would cut tokens off.
+
+    Args:
+        dim: channels C; see `TokenMixer` for the shared arguments.
+        block_size: a, tokens per group, at least 2. Default: the power of two at or above sqrt(S)
+            where S is `max_length` if given, else the number of tokens at hand. Shorter inputs
+            than a block are one group.
+        layout: what the strides are chosen for. "max_length", the default where there is one: a
+            sample gives the same among longer ones as alone; fewer than `max_length` tokens may
+            need a second pass through the strides to reach each other. "length": the tokens at
+            hand, padding included, as the strides of one length were published.
+        reverse: go through the strides from the largest to 1.
+        shared: the other arguments of `TokenMixer`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        block_size: int | None = None,
+        layout: str | None = None,
+        reverse: bool = False,
+        **shared: Any,
+    ) -> None:
+        super().__init__(dim, **shared)
+        if block_size is not None:
+            block_size = check_integer("block_size", block_size, 2)
+        elif self.max_length is not None:
+            block_size = default_block_size(self.max_length)
+        self.block_size = block_size
+        self.layout_length = layout_length(layout, self.max_length)
+        self.reverse = reverse
+
+    def mix_group(self, groups: Tensor, *, key_padding_mask: Tensor | None) -> Tensor:
+        """Mix (groups, tokens of a group, C), with a mask that may hide all of a group."""
+        raise NotImplementedError
+
+    def strides(self, length: int) -> list[int]:
+        """Strides that layers 0, 1, ... use on `length` tokens, before they repeat."""
+        laid_out, is_fixed = self.layout_length or length, self.layout_length is not None
+        strides = _constant_strides(laid_out, self._block(laid_out), is_fixed)
+        return strides[::-1] if self.reverse else strides
+
+    def _block(self, length: int) -> int:
+        """Tokens per group."""
+        return min(self.block_size or default_block_size(length), length)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Mix within the groups of this layer's stride."""
+        length = x.shape[1]
+        if self.layout_length is None:
+            length = as_constant(length)  # a traced graph holds for this length alone
+        strides = self.strides(length)
+        block = self._block(self.layout_length or length)
+        stride = strides[self.layer_index % len(strides)]
+        block, stride, missing = fitted_groups(block, stride, length)
+        if not (is_known(missing) and missing == 0):
+            if key_padding_mask is None:
+                key_padding_mask = x.new_zeros(x.shape[:2], dtype=torch.bool)
+            x = F.pad(x, (0, 0, 0, missing))
+            key_padding_mask = F.pad(key_padding_mask, (0, missing), value=True)
+        return take_first(mix_groups(self.mix_group, x, block, stride, key_padding_mask), length, 1)
+
+    def extra_repr(self) -> str:
+        """The settings, for print(model)."""
+        return f"{super().extra_repr()}, block_size={self.block_size}, layer={self.layer_index}"
+
+
+@constant_for_compiler
+def _constant_strides(length: int, block: int, serve_fewer: bool) -> list[int]:
+    """Of `butterfly_layout`, where a compiler must not trace into its search."""
+    return butterfly_layout(length, block, serve_fewer=serve_fewer)[1]
+
+
+def fitted_groups(block: int, stride: int, length: int) -> tuple[int, int, int]:
+    """Groups that hold all tokens: tokens per group, stride, and the padding that fills them.
+
+    Fewer tokens than one span of block * stride leave the ends of all groups to padding, and some
+    groups without a token: neither is made. A length that is a symbol of a traced graph fills
+    whole spans.
+    """
+    if not is_known(length) or length >= block * stride:
+        return block, stride, missing_tokens(block * stride, length)
+    stride = min(stride, length)
+    block = -(-length // stride)
+    return block, stride, block * stride - length
+
+
+def default_block_size(length: int) -> int:
+    """2^ceil(log2(sqrt(length))): 8, 16, 32 for 64, 256, 1024; in integers, without rounding."""
+    return 1 << ((length - 1).bit_length() + 1) // 2
+
+
+def mix_groups(
+    layer: Callable[..., Tensor],
+    x: Tensor,
+    block: int,
+    stride: int,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor:
+    """Run a layer on every butterfly group of tokens as on a short sequence.
+
+    Args:
+        layer: called as layer(x, key_padding_mask=...) with (B * N/block, block, C) tokens and a
+            mask of shape (B * N/block, block), which may hide all tokens of a group, or None.
+        x: (B, N, C) tokens; block * stride divides N.
+        block: tokens per group.
+        stride: distance between the tokens of a group.
+        key_padding_mask: (B, N) bool, True = padding; goes through the same permutation.
+
+    Returns:
+        (B, N, C) in the order of x, zero at padded positions.
+
+    Source: Dimension Mixer, Algorithm 1.
+    """
+    batch, mask = x.shape[0], None
+    if key_padding_mask is not None:
+        x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+        mask = unchecked.butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
+    groups = unchecked.butterfly_split(x, block, stride)
+    y = layer(groups.flatten(0, 1), key_padding_mask=mask)
+    merged = unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
+    if key_padding_mask is None:
+        return merged
+    return merged.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
