@@ -171,21 +171,17 @@ class CSP(PermutedValues):
             self._check_groups_fill(length)
         if not is_known(length):
             return self._permute_any_length(v, mask, with_index)
-        groups, size = self._groups(length)
-        laid_out = self.layout_length or length
-        steps = self._shift_steps(laid_out, laid_out, self._group_size(laid_out), v.device)
+        laid_out, count = self.layout_length or length, self.num_groups
+        # Not by a function: a small forward is mostly Python, and each call of it is felt.
+        size = min(self.group_size, laid_out) if count is None else -(-laid_out // count)
+        steps = self._shift_steps(laid_out, laid_out, size, v.device)
+        size = min(size, length)
+        groups = -(-length // size)
         if groups * size == length:
             return self._permute_groups(v, steps, groups, mask, with_index)
         v, mask = _padded(v, mask, groups * size - length)
         y, index = self._permute_groups(v, steps, groups, mask, with_index)
         return y[:, :length], None if index is None else index[:, :length]
-
-    def _groups(self, length: int) -> tuple[int, int]:
-        """Groups, and the tokens of each, that hold so many tokens."""
-        if self.num_groups is not None and self.layout_length is None:
-            return self.num_groups, self._group_size(length)
-        size = min(self._group_size(self.layout_length or length), length)
-        return -(-length // size), size
 
     def _group_size(self, laid_out: int) -> int:
         """Tokens of a group in the layout of so many."""

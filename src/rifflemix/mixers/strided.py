@@ -13,7 +13,7 @@ from rifflemix.checks import check_integer
 from rifflemix.compat import as_constant, constant_for_compiler, is_known, take_first
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.padding import layout_length, missing_tokens
-from rifflemix.ops.butterfly import butterfly_layout, unchecked
+from rifflemix.ops.butterfly import butterfly_layout, butterfly_split, unchecked
 
 
 class StridedGroups(TokenMixer):
@@ -56,7 +56,7 @@ class StridedGroups(TokenMixer):
         self.reverse = reverse
 
     def mix_group(self, groups: Tensor, *, key_padding_mask: Tensor | None) -> Tensor:
-        """Mix (groups, tokens of a group, C), with a mask that may hide all of a group."""
+        """Mix (groups, tokens of a group, C), with a mask that hides no whole group."""
         raise NotImplementedError
 
     def strides(self, length: int) -> list[int]:
@@ -126,8 +126,8 @@ def mix_groups(
 
     Args:
         layer: called as layer(x, key_padding_mask=...) with (B * N/block, block, C) tokens and a
-            mask of shape (B * N/block, block), which may hide all tokens of a group, or None.
-        x: (B, N, C) tokens; block * stride divides N.
+            mask of shape (B * N/block, block) or None; it never masks all tokens of a group.
+        x: (B, N, C) tokens.
         block: tokens per group.
         stride: distance between the tokens of a group.
         key_padding_mask: (B, N) bool, True = padding; goes through the same permutation.
@@ -135,13 +135,20 @@ def mix_groups(
     Returns:
         (B, N, C) in the order of x, zero at padded positions.
 
+    Raises:
+        InputError: block * stride does not divide N.
+
     Source: Dimension Mixer, Algorithm 1.
     """
     batch, mask = x.shape[0], None
+    split = butterfly_split if is_known(x.shape[1]) else unchecked.butterfly_split
     if key_padding_mask is not None:
         x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+    groups = split(x, block, stride)
+    if key_padding_mask is not None:
         mask = unchecked.butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
-    groups = unchecked.butterfly_split(x, block, stride)
+        # Softmax over no token is NaN: a group of padding goes in as zeros, and is zeroed again.
+        mask = mask & ~mask.all(dim=1, keepdim=True)
     y = layer(groups.flatten(0, 1), key_padding_mask=mask)
     merged = unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
     if key_padding_mask is None:
