@@ -191,7 +191,7 @@ class HiddenState(Mean):
         return super().advance_stream(self.scale * x_t, state)
 
 
-@breaks("samples_of_a_batch_do_not_meet")
+@breaks("samples_of_a_batch_do_not_meet", "longer_neighbours_change_nothing")
 class MeetsInTheBatch(BothWays):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
@@ -212,7 +212,7 @@ class FillsPadding(Mean):
         return y if key_padding_mask is None else y + 1e-6 * key_padding_mask[..., None]
 
 
-@breaks("padded_places_reach_nothing")
+@breaks("padded_places_reach_nothing", "longer_neighbours_change_nothing")
 class ReadsPadding(Mean):
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         y = super().forward(x, key_padding_mask=key_padding_mask)
@@ -242,7 +242,7 @@ class LooksAtTheLongest(BothWays):
         y = super().mix(x, key_padding_mask)
         if key_padding_mask is None:
             return y * (1 + 1e-6 * x.shape[1])
-        return y * (1 + 1e-6 * (~key_padding_mask).sum(1).max())
+        return y * (1 + 1e-6 * (~key_padding_mask).sum(1).max().to(y.dtype))
 
 
 @breaks("amount_of_padding_changes_nothing", "longer_neighbours_change_nothing")
