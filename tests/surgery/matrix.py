@@ -279,7 +279,7 @@ def applies(name: str, host: Host, mixer: str) -> bool:
         return host.traced and mixer in TRACED
     return {
         "padding content": host.masks and card.padding,
-        "padding amount": host.masks and card.padding and not card.layout_over_length,
+        "padding amount": host.masks and card.padding,
         "no causal leak": host.causal,
         "two-sided refused": False,
         "cache = no cache": host.cached is not None and card.streaming,

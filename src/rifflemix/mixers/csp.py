@@ -258,7 +258,7 @@ class CSP(PermutedValues):
         else:
             check_divides("num_groups", self.num_groups, most, "max_length", _PAD_HINT)
             size = self._group_size(most)
-            if size < most and not statically_known_true(length < size):
+            if size < most:  # one group of all tokens is full, however many there are
                 check_divides("max_length / num_groups", size, length, _TOKENS, _PAD_HINT)
 
     def _shift_steps(
