@@ -59,7 +59,7 @@ from rifflemix.comparison.table import (
 )
 from rifflemix.comparison.tuning import markdown_tuning
 from rifflemix.mixers import list_mixers
-from rifflemix.mixers.registry import mixer_class
+from rifflemix.mixers.named import mixer_class
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_duration
 from rifflemix.reproduction import load_results

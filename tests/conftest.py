@@ -50,7 +50,7 @@ def _seeded() -> None:
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is gone after it."""
-    from rifflemix.mixers import registry as mixers
+    from rifflemix.mixers import named as mixers
     from rifflemix.models import presets
     from rifflemix.plugins import loading
     from rifflemix.tasks import registry as tasks

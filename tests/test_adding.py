@@ -23,7 +23,7 @@ import torch
 import rifflemix as rm
 import rifflemix.cli
 import rifflemix.comparison.page
-import rifflemix.mixers.registry
+import rifflemix.mixers.named
 import rifflemix.models.presets
 import rifflemix.recipes.registry
 import rifflemix.report.page
@@ -99,7 +99,7 @@ def compared(cli: Cli, out: Path, **options: object) -> dict[str, Any]:
 @pytest.fixture
 def mean(load: Load, monkeypatch: pytest.MonkeyPatch) -> Any:
     mixer = load("Add a mixer").Mean
-    mixers = rifflemix.mixers.registry._MIXERS
+    mixers = rifflemix.mixers.named._MIXERS
     monkeypatch.setitem(mixers, mixer.card.name, mixer)
     return mixer
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import rifflemix as rm
 import rifflemix.cli
-import rifflemix.mixers.registry as mixers
+import rifflemix.mixers.named as mixers
 import rifflemix.models.presets as presets
 import rifflemix.tasks.registry as tasks
 from rifflemix.errors import InputWarning

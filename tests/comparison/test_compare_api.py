@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import rifflemix as rm
 import rifflemix.cli
-from rifflemix.mixers.registry import mixer_class
+from rifflemix.mixers.named import mixer_class
 
 pytestmark = pytest.mark.usefixtures("registries")
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import InputError
 from rifflemix.mixers.csp import CSP
-from rifflemix.mixers.registry import create_mixer
+from rifflemix.mixers.named import create_mixer
 from rifflemix.ops import channel_permute, circular_shift, group_sort, shift_steps
 
 BUILDS: dict[str, dict[str, Any]] = {

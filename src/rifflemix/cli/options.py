@@ -89,7 +89,7 @@ def parse_mixer_options(
     pairs: Iterable[str] | None, mixers: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """MIXER.KEY=VALUE texts as the mixers' defaults type them; `mixers`: label -> name."""
-    from rifflemix.mixers.registry import mixer_options
+    from rifflemix.mixers.named import mixer_options
 
     chosen = list(mixers)
     by_mixer: dict[str, list[str]] = {}

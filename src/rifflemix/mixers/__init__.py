@@ -3,7 +3,8 @@
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.cross.sinkhorn import SinkhornCrossAttention
 from rifflemix.mixers.cross.softmax import SoftmaxCrossAttention
-from rifflemix.mixers.registry import (
+from rifflemix.mixers.named import (
+    add_mixers,
     create_mixer,
     list_mixers,
     mixer_card,
@@ -12,6 +13,9 @@ from rifflemix.mixers.registry import (
     register_mixer,
     usable_mixers,
 )
+from rifflemix.mixers.registry import MIXERS
+
+add_mixers(MIXERS)
 
 __all__ = [
     "MixerCard",

@@ -8,7 +8,7 @@ from typing import Any
 from rifflemix.checks import shown
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import TokenMixer, create_mixer
-from rifflemix.mixers.registry import mixer_options
+from rifflemix.mixers.named import mixer_options
 
 
 def block_mixer(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rifflemix.mixers.registry import mixer_options
+from rifflemix.mixers.named import mixer_options
 from rifflemix.train import TrainConfig
 
 TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, require_packages, unknown_name
 from rifflemix.files import check_same_settings, claimed_folder, write_bytes, write_json
-from rifflemix.mixers.registry import mixer_options
+from rifflemix.mixers.named import mixer_options
 from rifflemix.models import model_settings
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.run import ReproducePlan, plan_reproduction, train_plan

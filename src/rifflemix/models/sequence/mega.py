@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
-from rifflemix.mixers.registry import mixer_class
+from rifflemix.mixers.named import mixer_class
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import check_choice
-from rifflemix.mixers.registry import list_mixers, mixer_card
+from rifflemix.mixers.named import list_mixers, mixer_card
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.vision.images import ImageModel, Size

@@ -1,0 +1,190 @@
+"""Mixers by name: their cards and options, and building one.
+
+The package puts the list of `rifflemix.mixers.registry` in here, and other people what they
+register, so that a mixer made of others can build them without a module that knows all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from rifflemix.checks import check_bool
+from rifflemix.errors import bad_argument, nearest_names, unknown_name
+from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.plugins import Outside, check_new_name
+
+_Class = TypeVar("_Class", bound=type[TokenMixer])
+
+_MIXERS: dict[str, type[TokenMixer]] = {}
+
+
+def add_mixers(mixers: Iterable[type[TokenMixer]]) -> None:
+    """Make mixers known by their cards' names."""
+    _MIXERS.update({mixer.card.name: mixer for mixer in mixers})
+
+
+def register_mixer(cls: _Class) -> _Class:
+    """Make a mixer of your own known by its card's name; a decorator.
+
+    Every list, comparison, benchmark and model with `mixer=` then takes it like the others.
+
+    Args:
+        cls: a subclass of `TokenMixer` with a `card`. `rifflemix.testing.check_mixer` checks the
+            rest of what mixers promise.
+
+    Returns:
+        The class itself.
+
+    Raises:
+        InputError: no such class, a card that is not whole, or a name that is taken.
+    """
+    _check_class(cls)
+    check_new_name("mixer", cls.card.name, cls, _MIXERS)
+    _MIXERS[cls.card.name] = cls
+    _OUTSIDE.registered()
+    return cls
+
+
+_OUTSIDE = Outside("mixer", lambda: _MIXERS, register_mixer)
+
+
+def list_mixers() -> list[str]:
+    """Names of all mixers in the order of the tables; other packages are not imported."""
+    return _OUTSIDE.names()
+
+
+def usable_mixers() -> list[str]:
+    """As `list_mixers`, without those whose packages cannot be imported, but warn."""
+    return _OUTSIDE.usable()
+
+
+def mixer_class(name: str) -> type[TokenMixer]:
+    """The class behind a registry name; an unknown name suggests the nearest."""
+    _OUTSIDE.look_up(name)
+    if not isinstance(name, str) or name not in _MIXERS:
+        raise unknown_name("mixer", name, list_mixers())
+    return _MIXERS[name]
+
+
+def mixer_card(name: str) -> MixerCard:
+    """The card of a registered mixer."""
+    return mixer_class(name).card
+
+
+def create_mixer(
+    name: str,
+    dim: int,
+    *,
+    num_heads: int = 1,
+    max_length: int | None = None,
+    layer_index: int = 0,
+    num_layers: int = 1,
+    causal: bool = False,
+    dropout: float = 0.0,
+    **options: Any,
+) -> TokenMixer:
+    """Build a mixer by name.
+
+    Args:
+        name: one of `list_mixers()`.
+        dim: channels C.
+        num_heads: heads H, a divisor of `dim`.
+        max_length: most tokens the layer will see.
+        layer_index: 0-based position of the layer in its stack.
+        num_layers: layers in the stack.
+        causal: output n depends on tokens 0..n only.
+        dropout: probability in [0, 1).
+        options: the mixer's own options (see its class).
+
+    Raises:
+        InputError: unknown name or option, or a value out of range.
+    """
+    cls = mixer_class(name)
+    _check_options(cls, options)
+    return cls(
+        dim,
+        num_heads=num_heads,
+        max_length=max_length,
+        layer_index=layer_index,
+        num_layers=num_layers,
+        causal=causal,
+        dropout=dropout,
+        **options,
+    )
+
+
+def mixer_options(name: str) -> dict[str, Any]:
+    """Names and defaults of a mixer's own options."""
+    return _own_options(mixer_class(name))
+
+
+def _own_options(cls: type[TokenMixer]) -> dict[str, Any]:
+    """Of the class and of those between it and `TokenMixer`, whose options it passes on."""
+    shared = _shared_arguments()
+    options: dict[str, Any] = {}
+    for base in cls.__mro__[: cls.__mro__.index(TokenMixer)]:
+        if "__init__" in vars(base):
+            for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items():
+                if name not in shared and parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                    options.setdefault(name, parameter.default)
+    return {name: value for name, value in options.items() if name not in cls.fixed_options}
+
+
+def _shared_arguments() -> list[str]:
+    """Arguments that every mixer takes, and `self`."""
+    return list(inspect.signature(TokenMixer.__init__).parameters)
+
+
+def _check_options(cls: type[TokenMixer], options: dict[str, Any]) -> None:
+    known = _own_options(cls)
+    for name, value in options.items():
+        if name not in known:
+            near = nearest_names(name, [*_shared_arguments(), *known])
+            raise bad_argument(
+                f"options of {cls.card.name}",
+                ", ".join(known) if known else "no options",
+                repr(name),
+                f"did you mean {near[0]}?" if near else "",
+            )
+        if isinstance(known[name], bool):
+            check_bool(name, value)
+
+
+def _check_class(cls: Any) -> None:
+    """Raise unless a class can be a mixer and its card is whole."""
+    if not isinstance(cls, type) or not issubclass(cls, TokenMixer):
+        got = cls.__name__ if isinstance(cls, type) else f"a {type(cls).__name__}"
+        raise bad_argument("mixer", "a subclass of TokenMixer", got)
+    name, card = cls.__name__, getattr(cls, "card", None)
+    if not isinstance(card, MixerCard):
+        raise bad_argument(f"card of {name}", "a MixerCard", repr(card))
+    for entry, kind in inspect.get_annotations(MixerCard, eval_str=True).items():
+        value = getattr(card, entry)
+        is_number = isinstance(value, int) and kind is float and not isinstance(value, bool)
+        if not (type(value) is kind or is_number):
+            raise bad_argument(f"card of {name}, {entry}", f"a {kind.__name__}", repr(value))
+    for entry in ("title", "paper", "equations", "complexity"):
+        if not getattr(card, entry):
+            raise bad_argument(f"card of {name}, {entry}", "a text", "an empty one")
+    if not 0 < card.cost_exponent < math.inf:
+        raise bad_argument(f"card of {name}, cost_exponent", "a number above 0", card.cost_exponent)
+    if card.streaming and not card.causal:
+        raise bad_argument(f"card of {name}, streaming", "False where causal is False", True)
+    if cls.mix is TokenMixer.mix and cls.forward is TokenMixer.forward:
+        raise bad_argument(f"mixer {name}", "a method mix(x, key_padding_mask)", "none")
+    try:
+        inspect.signature(cls).bind(8, **_SHARED)
+    except TypeError as error:
+        raise bad_argument(
+            f"{name}.__init__", f"dim and {', '.join(_SHARED)}", error, "pass **shared on to super"
+        ) from None
+
+
+_SHARED = {
+    name: parameter.default
+    for name, parameter in inspect.signature(TokenMixer.__init__).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+}
