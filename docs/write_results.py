@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,10 @@ import write_mixers
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
 
 from rifflemix.comparison.differences import differences_from_softmax
+from rifflemix.comparison.suites import SuiteTask, get_suite
 from rifflemix.comparison.table import comparison_rows
 from rifflemix.recipes import get_recipe, list_recipes
-from rifflemix.report.units import format_percent, metric_value
+from rifflemix.report.units import format_duration, format_percent, metric_value
 
 FOLDER = Path(__file__).resolve().parent
 PAGE, FILES = FOLDER / "results.md", FOLDER / "results"
@@ -65,8 +67,8 @@ class Answer:
 
 def answers() -> list[Answer]:
     """All of the page, in its order."""
-    return [accuracy(), one_task(), speed(), memory(), distillation(), printed(), claims(),
-            estimates()]  # fmt: skip
+    return [accuracy(), one_task(), small_tasks(), speed(), memory(), distillation(), printed(),
+            claims(), estimates()]  # fmt: skip
 
 
 def accuracy() -> Answer:
@@ -135,6 +137,47 @@ def one_task() -> Answer:
     picture = dots("Test accuracy, %", drawn, rule=100 * identity.mean)
     return Answer("What does every mixer reach on one task?", says, "every-mixer", picture, table,
                   [path], [results["command"]])  # fmt: skip
+
+
+def small_tasks() -> Answer:
+    """What softmax attention reaches on the tasks of the suite, and how soon."""
+    drawn, table, sources, missing = [], [], [], []
+    for name, task in get_suite("lra-small").tasks.items():
+        path = next((path for path in reversed(comparisons()) if _is_of(read(path), task)), None)
+        if path is None:
+            missing.append(name)
+            continue
+        results = read(path)
+        row = next(row for row in comparison_rows(results) if row.name == "softmax")
+        runs = [run for run in results["runs"] if run["mixer"] == "softmax"]
+        seconds = statistics.median(run["wall_seconds"] for run in runs)
+        assert row.test is not None
+        assert row.chance is not None
+        marks = (Mark(100 * row.test.mean, "main"), Mark(100 * row.chance, "other"))
+        words = f"{row.test} in {format_duration(seconds)}"
+        drawn.append(Row(f"{name}, N = {results['task']['max_length']}", marks, words))
+        line = {"task": name, **_scores(path, row), "chance": row.chance, "seconds": seconds}
+        table.append(line | {"threads": results["config"]["threads"]})
+        sources.append(path)
+    says = (
+        "Test accuracy of softmax attention on one thread, at the sizes of [the suite](suites.md), "
+        "and the time of a run while other work shared the machine; rings are the commonest answer."
+    )
+    if missing:
+        says += f" Not measured yet: {', '.join(missing)}."
+    return Answer("Does softmax attention learn the small tasks in minutes?", says, "small-tasks",
+                  dots("Test accuracy, %", drawn), table, sources,
+                  [read(path)["command"] for path in sources])  # fmt: skip
+
+
+def _is_of(results: Mapping[str, Any], task: SuiteTask) -> bool:
+    """Whether a comparison is that of a suite's task, at its size and budget."""
+    options, train = results["task"]["options"], results["config"]["train"]
+    return (
+        results["config"]["task"] == task.task
+        and all(options.get(name) == value for name, value in task.options.items())
+        and all(train[name] == value for name, value in task.settings.items())
+    )
 
 
 def speed() -> Answer:

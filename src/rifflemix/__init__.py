@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rifflemix import analysis, mixers, models, ops, tasks, testing, train
     from rifflemix.bench.swap import measure_swap
-    from rifflemix.comparison import Comparison, compare
+    from rifflemix.comparison import Comparison, SuiteComparison, compare, compare_suite
     from rifflemix.errors import InputError
     from rifflemix.mixers import (
         MixerCard,
@@ -41,12 +41,14 @@ __all__ = [
     "Comparison",
     "InputError",
     "MixerCard",
+    "SuiteComparison",
     "SurgeryReport",
     "Task",
     "TokenMixer",
     "__version__",
     "analysis",
     "compare",
+    "compare_suite",
     "create_mixer",
     "create_model",
     "distil",
@@ -76,10 +78,12 @@ _HOMES = {
     "Comparison": "comparison",
     "InputError": "errors",
     "MixerCard": "mixers",
+    "SuiteComparison": "comparison",
     "SurgeryReport": "surgery",
     "Task": "tasks",
     "TokenMixer": "mixers",
     "compare": "comparison",
+    "compare_suite": "comparison",
     "create_mixer": "mixers",
     "create_model": "models",
     "distil": "surgery",

@@ -74,3 +74,19 @@ def test_holm() -> None:
     assert holm([]) == []
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, 0.9]) == [1.0, 1.0]
+
+
+def test_seeds_that_agree_but_for_rounding_show_a_difference() -> None:
+    """The variance over seeds is then rounding alone, and the degrees of freedom overflow."""
+    ours, theirs = {0: 0.90, 1: 0.91, 2: 0.92}, {0: 0.80, 1: 0.81, 2: 0.82}
+    found = paired_difference(ours, theirs, sampling_error=0.01)
+    assert found is not None
+    assert found.probability == pytest.approx(math.erfc(10 / math.sqrt(2)))
+    assert found.low == pytest.approx(0.1 - 1.959964 * 0.01)
+
+
+@pytest.mark.parametrize("freedom", [9e6, 1.1e7, 1e9, 1e16, 1e60])
+def test_students_distribution_with_many_degrees_of_freedom(freedom: float) -> None:
+    for t in (0.5, 2.0, 5.0):
+        expected = 2 * scipy.stats.t.sf(t, freedom)
+        assert student_tails(t, freedom) == pytest.approx(expected, rel=2e-5)

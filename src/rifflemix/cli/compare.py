@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -14,14 +14,13 @@ from rich.text import Text
 
 from rifflemix.cli import options
 from rifflemix.cli.data import DataProgress
-from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
+from rifflemix.cli.interrupt import EXIT_INTERRUPTED
 from rifflemix.cli.output import print_json, progress_console, show
 from rifflemix.cli.settings import compare_config
-from rifflemix.errors import InputError
+from rifflemix.cli.shown import run_shown
+from rifflemix.cli.suite import compare_suite
+from rifflemix.errors import InputError, bad_argument
 from rifflemix.runs.options import Json, Option, Out, RunOptions, Task
-
-if TYPE_CHECKING:
-    from rifflemix.comparison import ComparePlan
 
 EPILOG = """Examples:
 
@@ -38,6 +37,10 @@ EPILOG = """Examples:
   rifflemix compare --config runs/tuned/config.toml --out runs/again
 
   rifflemix compare --task csv --data my.csv --input text --label y --out runs/mine
+
+  rifflemix compare --suite lra-small --data-dir data --out runs/small
+
+  rifflemix compare --suite lra-small-smoke --tasks listops --mixers tssa,softmax --out runs/smoke
 
 Ctrl-C stops after the current step; the same command continues from there.
 """
@@ -59,12 +62,20 @@ def compare(
         Path | None,
         Option("File with these choices; options on the command line win.", metavar="FILE.toml"),
     ] = None,
+    suite: Annotated[
+        str | None,
+        Option("Set of tasks in place of --task: lra-small, lra-small-smoke.", metavar="NAME"),
+    ] = None,
+    tasks: Annotated[
+        str | None, Option("Of the suite, with commas between; all if unset.", metavar="NAMES")
+    ] = None,
     run: RunOptions,
     json: Json = False,
 ) -> None:
     """Train every mixer on the same backbone, data, budget and seeds; write one fair table.
 
-    Writes results.json, table.md, plot.png and report.html to --out.
+    Writes results.json, table.md, plot.png and report.html to --out; of a suite, one folder a task
+    and one page over all.
     """
     from rifflemix.comparison import check_any_finished, plan_comparison
     from rifflemix.comparison.files import write_comparison_files
@@ -72,11 +83,16 @@ def compare(
     from rifflemix.runs.trackers import check_tracker
 
     check_tracker(run.tracker)
+    if suite is not None:
+        compare_suite(suite, tasks, out, mixers, seeds, run, {"task": task, "config": config}, json)
+        return
+    if tasks is not None:
+        raise bad_argument("--tasks", "a --suite that they are of", "none", "--task names one task")
     given = _choices(task, mixers, seeds, run.data_dir, config)
     chosen = compare_config(given.task, given.mixers, given.seeds, run, given.settings)
     with DataProgress(progress_console()) as progress:
         plan = plan_comparison(chosen, out, data_dir=given.data_dir, progress=progress)
-    results = _run(plan, run)
+    results, _ = run_shown(plan, run)
     if is_main_process():
         write_comparison_files(plan.out, results)
         _tell(plan.out, results, json)
@@ -155,25 +171,6 @@ def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
     else:
         reason = "predicts tokens from those before them; left out, since they look ahead"
     progress_console().print(f"task {task} {reason}: {left_out}", soft_wrap=True)
-
-
-def _run(plan: ComparePlan, options: RunOptions) -> dict[str, Any]:
-    from rifflemix.comparison import run_comparison, title_of
-    from rifflemix.report.live import live_progress
-    from rifflemix.runs.processes import is_main_process
-
-    titles = {name: title_of(plan.config, name) for name in plan.config.mixers}
-    live = live_progress(progress_console(), titles, plan.config.seeds)
-
-    with live, StopRequest(live.note) as stop:
-        say = live.update if is_main_process() else None
-        return run_comparison(
-            plan,
-            on_status=say,
-            should_stop=stop,
-            tracker=options.tracker,
-            keep_weights=options.keep_weights,
-        )
 
 
 def terminal_table(results: Mapping[str, Any]) -> Table:

@@ -8,24 +8,39 @@ from rifflemix.comparison.models import build_model, check_model, training_memor
 from rifflemix.comparison.plan import ComparePlan, plan_comparison
 from rifflemix.comparison.results import single_run, title_of
 from rifflemix.comparison.run import run_comparison, train_mixer
+from rifflemix.comparison.suite import (
+    SuiteComparison,
+    SuitePlan,
+    compare_suite,
+    plan_suite,
+    run_suite,
+)
+from rifflemix.comparison.suites import SUITES, get_suite
 from rifflemix.tasks import Budget
 
 __all__ = [
     "MOST_SEEDS",
+    "SUITES",
     "Budget",
     "CompareConfig",
     "ComparePlan",
     "Comparison",
+    "SuiteComparison",
+    "SuitePlan",
     "build_model",
     "check_any_finished",
     "check_model",
     "compare",
+    "compare_suite",
     "default_budget",
     "default_mixers",
     "default_model",
+    "get_suite",
     "plan_comparison",
+    "plan_suite",
     "resolve",
     "run_comparison",
+    "run_suite",
     "single_run",
     "title_of",
     "train_config",

@@ -223,13 +223,23 @@ def check_any_finished(results: Mapping[str, Any]) -> None:
 
 
 def _compared(
+    plan: ComparePlan, on_status: OnStatus | None, *, keep: bool = True, **kept: Any
+) -> Comparison:
+    results = compare_plan(plan, on_status, **kept)
+    if keep and is_main_process():
+        write_comparison_files(plan.out, results)
+    check_any_finished(results)
+    return Comparison(results, plan.out if keep else None)
+
+
+def compare_plan(
     plan: ComparePlan,
     on_status: OnStatus | None,
     *,
     tracker: str | None = None,
     keep_weights: bool = False,
-    keep: bool = True,
-) -> Comparison:
+) -> dict[str, Any]:
+    """`run_comparison`, with a live table on a terminal where nobody else is told."""
     titles = {name: title_of(plan.config, name) for name in plan.config.mixers}
     live: Any = nullcontext()
     if on_status is None and is_main_process() and sys.stderr is not None and sys.stderr.isatty():
@@ -240,13 +250,7 @@ def _compared(
         live = live_progress(Console(stderr=True, highlight=False), titles, plan.config.seeds)
         on_status = live.update
     with live:
-        results = run_comparison(
-            plan, on_status=on_status, tracker=tracker, keep_weights=keep_weights
-        )
-    if keep and is_main_process():
-        write_comparison_files(plan.out, results)
-    check_any_finished(results)
-    return Comparison(results, plan.out if keep else None)
+        return run_comparison(plan, on_status=on_status, tracker=tracker, keep_weights=keep_weights)
 
 
 def _task(

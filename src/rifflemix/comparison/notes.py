@@ -33,6 +33,12 @@ def comparison_notes(results: Mapping[str, Any]) -> list[str]:
     return notes
 
 
+def brief_notes(results: Mapping[str, Any]) -> list[str]:
+    """What is special to one of several comparisons: task, budget, failures, where softmax wins."""
+    notes = [_task(results), _budget(results), *_mixed_places(results), *_failures(results)]
+    return [*notes, softmax_note(results)]
+
+
 def partial_note(results: Mapping[str, Any]) -> str:
     """The share of the plan that has been done."""
     done = f"{results['runs_done']} of {results['runs_planned']} runs"

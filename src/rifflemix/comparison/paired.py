@@ -11,6 +11,11 @@ LEVEL = 0.05
 """Differences with a smaller (corrected) probability count as shown."""
 
 
+# Beyond, the normal distribution is nearer to Student's than the continued fraction in rounded
+# numbers, in which freedom + t^2 becomes freedom.
+_NORMAL_FROM = 1e7
+
+
 @dataclass(frozen=True)
 class Difference:
     """One mixer's score minus another's.
@@ -79,7 +84,7 @@ def holm(probabilities: Sequence[float]) -> list[float]:
 
 def student_tails(t: float, freedom: float) -> float:
     """Probability of |T| >= |t| for Student's T with so many degrees of freedom."""
-    if math.isinf(freedom):
+    if freedom > _NORMAL_FROM:
         return math.erfc(abs(t) / math.sqrt(2))
     return _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 

@@ -1,0 +1,120 @@
+"""rifflemix compare --suite: a comparison for each task of a named list, and one page over all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from rifflemix.cli.data import DataProgress
+from rifflemix.cli.interrupt import EXIT_INTERRUPTED
+from rifflemix.cli.options import parse_mixers, parse_names, parse_seeds
+from rifflemix.cli.output import print_json, progress_console, show
+from rifflemix.cli.settings import compare_config
+from rifflemix.cli.shown import run_shown
+from rifflemix.errors import bad_argument
+from rifflemix.runs.options import RunOptions
+
+if TYPE_CHECKING:
+    from rifflemix.comparison import ComparePlan, SuitePlan
+
+_OWN = ("model", "task_option", "data", "input", "label")
+"""Options of `compare` that a suite sets for each of its tasks, or has no use for."""
+
+
+def compare_suite(
+    suite: str,
+    tasks: str | None,
+    out: Path,
+    mixers: str | None,
+    seeds: str | None,
+    run: RunOptions,
+    others: Mapping[str, Any],
+    json: bool,
+) -> None:
+    """Make all comparisons of a suite, or go on with them.
+
+    Args:
+        suite: its name.
+        tasks: as typed.
+        out: results folder.
+        mixers: as typed.
+        seeds: as typed.
+        run: further options, which win over the suite's settings.
+        others: options that do not go with a suite, by name, as given.
+        json: print JSON.
+
+    Raises:
+        InputError: an unknown name, an option that does not go with a suite, or as plan_suite.
+    """
+    from rifflemix.comparison import check_any_finished, get_suite, plan_suite, run_suite
+    from rifflemix.comparison.choices import chosen_seeds
+    from rifflemix.runs.processes import is_main_process
+
+    chosen = get_suite(suite)
+    _check_others({**others, **{name: getattr(run, name) for name in _OWN}}, suite)
+    labels = parse_mixers(",".join(chosen.mixers) if mixers is None else mixers)
+    numbers = chosen_seeds(chosen.seeds) if seeds is None else parse_seeds(seeds)
+    configs = {
+        name: compare_config(task.task, labels, numbers, run, chosen.settings(task))
+        for name, task in chosen.chosen(tasks and parse_names(tasks, "--tasks")).items()
+    }
+    with DataProgress(progress_console()) as progress:
+        plan = plan_suite(chosen, configs, out, data_dir=run.data_dir, progress=progress)
+    finished: dict[str, Any] = {}
+
+    stops: list[bool] = []
+
+    def run_one(one: ComparePlan) -> dict[str, Any]:
+        place = f"{list(plan.plans).index(one.out.name) + 1} of {len(plan.plans)}"
+        progress_console().print(f"{one.out.name}, task {place}", markup=False, soft_wrap=True)
+        finished[one.out.name], is_stopped = run_shown(one, run)
+        stops.append(is_stopped)
+        return finished[one.out.name]
+
+    summary = run_suite(plan, run_one, should_stop=lambda: any(stops))
+    if is_main_process():
+        _tell(plan, summary, finished, json)
+    for results in finished.values():
+        check_any_finished(results)
+    if summary["status"] != "complete":
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _check_others(given: Mapping[str, Any], suite: str) -> None:
+    for name, value in given.items():
+        if value:
+            option = f"--{name.replace('_', '-')}"
+            raise bad_argument(option, f"none beside --suite {suite}", str(value))
+
+
+def _tell(
+    plan: SuitePlan, summary: Mapping[str, Any], finished: Mapping[str, Any], as_json: bool
+) -> None:
+    from rifflemix.comparison.suite_report import parts
+
+    if as_json:
+        print_json(dict(summary))
+    else:
+        for part in parts(finished)[:2]:
+            table = Table(box=SIMPLE_HEAD, title=Text(part.heading))
+            for header in part.headers:
+                table.add_column(header, overflow="fold")
+            for row in part.rows:
+                table.add_row(*(Text(c.text, style="bold" if c.best else "") for c in row))
+            show(table)
+        for sentence in summary["answers"]:
+            show(sentence)
+        show(f"Written to {plan.out}: results.json, table.md, report.html, a folder for each task")
+    if summary["status"] != "complete":
+        done = sum(task["status"] == "complete" for task in summary["tasks"].values())
+        progress_console().print(
+            f"Partial results: {done} of {len(plan.plans)} tasks are done; run the same command "
+            "to continue.",
+            soft_wrap=True,
+        )
