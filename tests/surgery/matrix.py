@@ -240,16 +240,24 @@ def distributed(host: Host, mixer: str) -> None:
     plain = copy.deepcopy(model)
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    # Held until DDP's reducer is gone: one with the last reference to the group waits for the
+    # group's threads while it holds Python's lock, which one of them may be waiting for.
+    world = torch.distributed.group.WORLD
     try:
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        for seed in (2, 3):  # what had no gradient in the first step is an error in the second
-            for part in (plain, wrapped):
-                part.zero_grad()
-                part(tokens(seed)).square().sum().backward()
-            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-                torch.testing.assert_close(ours.grad, theirs.grad)
+        _steps_side_by_side(model, plain)
     finally:
         torch.distributed.destroy_process_group()
+        del world
+
+
+def _steps_side_by_side(model: Program, plain: Program) -> None:
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    for seed in (2, 3):  # what had no gradient in the first step is an error in the second
+        for part in (plain, wrapped):
+            part.zero_grad()
+            part(tokens(seed)).square().sum().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 PROPERTIES: dict[str, Callable[[Host, str], None]] = {
