@@ -1,4 +1,4 @@
-"""Write the tables of docs/mixers.md and docs/models.md from the registries.
+"""Write the tables of docs/mixers.md, models.md and export.md from the registries.
 
 No number or name there is typed. After adding or changing a mixer or a model:
 
@@ -11,11 +11,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from rifflemix.mixers.catalogue import mixers_markdown
+from rifflemix.mixers.catalogue import exports_markdown, mixers_markdown
 from rifflemix.models.catalogue import models_markdown
 
 FOLDER = Path(__file__).resolve().parent
-TABLES: dict[str, Callable[[], str]] = {"mixers": mixers_markdown, "models": models_markdown}
+TABLES: dict[str, Callable[[], str]] = {
+    "mixers": mixers_markdown,
+    "models": models_markdown,
+    "export": exports_markdown,
+}
 
 
 def filled(name: str, page: str) -> str:

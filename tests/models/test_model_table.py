@@ -33,7 +33,9 @@ def test_counting_takes_no_memory_and_agrees() -> None:
     assert count_parameters("encoder", **small) == create_model("encoder", **small).num_parameters()
 
 
-@pytest.mark.parametrize("name", ["mixers", pytest.param("models", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["mixers", "export", pytest.param("models", marks=pytest.mark.slow)]
+)
 def test_the_page_is_what_the_registry_says(name: str) -> None:
     writer = load_script("docs/write_tables.py")
     page = (writer.FOLDER / f"{name}.md").read_text(encoding="utf-8")

@@ -394,11 +394,40 @@ class RoundsTooMuch(Mean):
         return y if x.dtype == torch.float64 else y.to(torch.bfloat16).to(y.dtype)
 
 
-@breaks("exports")
-class ExportsAnother(Mean):
+@breaks("exports", "runs_as_onnx")
+class ExportsAnother(BothWays):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
         return 1.001 * y if torch.compiler.is_exporting() else y
+
+
+@breaks("exports")
+class HoldsForItsLength(BothWays):
+    """An exported program goes on as for the length that it was made from."""
+
+    card = replace(BothWays.card, no_onnx="the test is of torch.export")
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        if torch.compiler.is_exporting():
+            return super().mix(x, key_padding_mask) * (24 / x.shape[1])
+        return super().mix(x, key_padding_mask)
+
+
+@breaks("exports")
+class SaysItHoldsForOneLength(BothWays):
+    card = replace(BothWays.card, one_length="it does not")
+
+
+@breaks("runs_as_onnx")
+class UsesWhatOnnxHasNot(BothWays):
+    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        nothing = torch.erfinv(torch.zeros_like(x[..., :1]))
+        return super().values(x + nothing, key_padding_mask)
+
+
+@breaks("runs_as_onnx")
+class SaysItIsNotForOnnx(BothWays):
+    card = replace(BothWays.card, no_onnx="it is")
 
 
 @breaks("compiles_to_one_graph")

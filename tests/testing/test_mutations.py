@@ -26,13 +26,18 @@ def failing(cls: type[TokenMixer], names: set[str]) -> set[str]:
 
 
 ALL = {prop.name for prop in PROPERTIES}
+ONNX = "runs_as_onnx"  # takes seconds a mixer
+CLASSES = [
+    pytest.param(cls, marks=[pytest.mark.slow] if ONNX in names else [], id=cls.__name__)
+    for cls, names in BROKEN.items()
+]
 
 
 def test_every_property_has_a_mixer_that_breaks_it() -> None:
     assert set().union(*BROKEN.values()) == ALL
 
 
-@pytest.mark.parametrize("cls", BROKEN, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", CLASSES)
 def test_a_broken_mixer_fails_what_it_breaks(cls: type[TokenMixer]) -> None:
     assert failing(cls, BROKEN[cls]) == BROKEN[cls]
 
@@ -40,7 +45,8 @@ def test_a_broken_mixer_fails_what_it_breaks(cls: type[TokenMixer]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", MUTANTS)
 def test_and_nothing_else(cls: type[TokenMixer]) -> None:
-    assert failing(cls, ALL) == BROKEN.get(cls, set())
+    names = ALL if ONNX in BROKEN.get(cls, {ONNX}) else ALL - {ONNX}
+    assert failing(cls, names) == BROKEN.get(cls, set())
 
 
 @pytest.mark.parametrize("cls", [c for c in BROKEN if BROKEN[c] == {"causal_is_refused"}])

@@ -45,6 +45,8 @@ class MixerCard:
         needs_max_length: cannot be built without `max_length`.
         thread_sums: empty, or which of torch's sums split by the number of CPU threads, so that
             last bits of outputs or gradients depend on it.
+        one_length: empty, or why a program of torch.export holds for one number of tokens.
+        no_onnx: empty, or why such a program does not run in other runtimes as ONNX.
     """
 
     name: str
@@ -60,6 +62,8 @@ class MixerCard:
     layout_over_length: str = ""
     needs_max_length: bool = False
     thread_sums: str = ""
+    one_length: str = ""
+    no_onnx: str = ""
 
 
 class TokenMixer(nn.Module):

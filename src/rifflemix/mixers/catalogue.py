@@ -18,8 +18,8 @@ def mixer_entries() -> list[dict[str, Any]]:
 def mixers_markdown() -> str:
     """The table as Markdown."""
     lines = [
-        "| name | what it is | paper | cost | causal | streaming | parameters |",
-        "| --- | --- | --- | --- | --- | --- | ---: |",
+        "| name | what it is | paper | cost | causal | streaming | export | ONNX | parameters |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | ---: |",
     ]
     for entry in mixer_entries():
         cells = (
@@ -29,9 +29,22 @@ def mixers_markdown() -> str:
             entry["complexity"],
             "yes" if entry["causal"] else "",
             "yes" if entry["streaming"] else "",
+            "one length" if entry["one_length"] else "yes",
+            "" if entry["no_onnx"] else "yes",
             f"{entry['parameters']:,}",
         )
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def exports_markdown() -> str:
+    """As Markdown: what is not exported like the others, and why."""
+    lines = ["| mixer | | why |", "| --- | --- | --- |"]
+    for name in usable_mixers():
+        card = mixer_card(name)
+        for what, why in (("one length", card.one_length), ("no ONNX", card.no_onnx)):
+            if why:
+                lines.append(f"| `{name}` | {what} | {why} |")
     return "\n".join(lines) + "\n"
 
 

@@ -110,16 +110,19 @@ PROPERTIES = (
     Property(numerics.gradients_equal_numerical_ones),
     Property(numerics.low_precision_follows_float64),
     Property(graphs.exports),
+    Property(graphs.runs_as_onnx),
     Property(graphs.compiles_to_one_graph),
 )
 """In the order in which they are checked: what explains the others comes first."""
 
 
-def check_mixer(cls: type[TokenMixer]) -> None:
+def check_mixer(cls: type[TokenMixer], *, onnx: bool = False) -> None:
     """Check a mixer class against the contract of all mixers, in every form its card offers.
 
     Args:
         cls: a subclass of `TokenMixer` with a `card`; it need not be registered.
+        onnx: also run it in onnxruntime, which takes seconds and needs onnx, onnxscript and
+            onnxruntime.
 
     Raises:
         AssertionError: "mixer: property: what was found", for the first property that fails.
@@ -131,5 +134,5 @@ def check_mixer(cls: type[TokenMixer]) -> None:
         raise bad_argument("cls", "a subclass of TokenMixer with a MixerCard as `card`", repr(cls))
     for form in forms_of(cls):
         for prop in PROPERTIES:
-            if prop.applies(form):
+            if prop.applies(form) and (onnx or prop.holds is not graphs.runs_as_onnx):
                 prop.check(form)

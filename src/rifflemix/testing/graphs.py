@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-import torch
+import importlib
+import warnings
+from collections.abc import Callable
+from typing import Any
 
-from rifflemix.testing.forms import DIM, Form, require_close
+import torch
+from torch import Tensor
+
+from rifflemix.mixers.base import TokenMixer
+from rifflemix.testing.forms import DIM, MAX_LENGTH, Form, require, require_close
+
+SIZE = (3, 24)
+"""Sequences and tokens that a program is made from."""
+OTHER_SIZES = ((2, 17), (1, 1), (5, 33), (2, MAX_LENGTH))
 
 
 def compiles_to_one_graph(form: Form, *, backend: str = "aot_eager") -> None:
@@ -32,12 +43,114 @@ def compiles_to_one_graph(form: Form, *, backend: str = "aot_eager") -> None:
 
 
 def exports(form: Form) -> None:
-    """torch.export gives a program with eager's values."""
+    """One program of torch.export serves every number of tokens, or the card says why not.
+
+    What the card says is tried too; then a program of one length has to do.
+    """
     mixer = form.build(dtype=torch.float32)
-    x = torch.randn(2, 24, DIM)
-    mask = torch.zeros(2, 24, dtype=torch.bool)
-    mask[1, 20:] = True
-    keywords = {"key_padding_mask": form.masks(mask)[-1]}
-    program = torch.export.export(mixer, (x,), keywords, strict=False)
-    y = program.module()(x, **keywords)
-    require_close(y, mixer(x, **keywords), "exported", atol=1e-5, rtol=1e-5)
+    why, found = form.card.one_length, _failure(lambda: _require_any_length(form, mixer))
+    if why:
+        require(found is not None, f"the card says {why!r}, but one program serves every length")
+        _require_same(form, mixer, _program(form, mixer, any_length=False).module(), SIZE)
+    elif found is not None:
+        raise AssertionError(
+            f"not for every length, for which card.one_length has no reason: {found}"
+        )
+
+
+def runs_as_onnx(form: Form) -> None:
+    """The exported program gives eager's values in onnxruntime, or the card says why not."""
+    for package in ("onnxscript", "onnxruntime"):  # a missing one is no finding about the mixer
+        importlib.import_module(package)
+    mixer = form.build(dtype=torch.float32)
+    why, found = form.card.no_onnx, _failure(lambda: _require_onnx(form, mixer))
+    if why:
+        require(found is not None, f"the card says {why!r}, but onnxruntime gives eager's values")
+    elif found is not None:
+        raise AssertionError(f"not in onnxruntime, and card.no_onnx says not why: {found}")
+
+
+def _failure(check: Callable[[], None]) -> str | None:
+    """Why a check failed, with whatever error a compiler has for it; None where it holds."""
+    try:
+        check()
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # exporters wrap what happened in what they were doing
+            cause = cause.__cause__
+        return str(cause).strip() or type(cause).__name__
+    return None
+
+
+def _require_any_length(form: Form, mixer: TokenMixer) -> None:
+    program = _program(form, mixer, any_length=True).module()
+    for size in (SIZE, *OTHER_SIZES):
+        _require_same(form, mixer, program, size)
+
+
+def _require_onnx(form: Form, mixer: TokenMixer) -> None:
+    any_length = not form.card.one_length
+    run = _in_onnxruntime(form, mixer, any_length=any_length)
+    for size in (SIZE, *OTHER_SIZES) if any_length else (SIZE,):
+        _require_same(form, mixer, run, size)
+
+
+def _program(form: Form, mixer: TokenMixer, *, any_length: bool) -> torch.export.ExportedProgram:
+    """What torch.export makes of a mixer, with a mask where it takes one."""
+    x, keywords = _batch(form, SIZE)
+    shapes = _any_size("x", *keywords) if any_length else None
+    return torch.export.export(mixer, (x,), keywords, dynamic_shapes=shapes, strict=False)
+
+
+def _in_onnxruntime(form: Form, mixer: TokenMixer, *, any_length: bool) -> Callable[..., Tensor]:
+    """A function of tensors that runs a mixer as ONNX."""
+    runtime = importlib.import_module("onnxruntime")
+    x, keywords = _batch(form, SIZE)
+    shapes = _any_size("x", *keywords) if any_length else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of exporters about themselves
+        made: Any = torch.onnx.export(
+            mixer,
+            (x,),
+            kwargs=keywords,
+            dynamic_shapes=shapes,
+            dynamo=True,
+            optimize=False,
+            verbose=False,
+        )
+    session = runtime.InferenceSession(
+        made.model_proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    names = [given.name for given in session.get_inputs()]
+
+    def run(x: Tensor, **keywords: Tensor) -> Tensor:
+        arrays = (tensor.numpy() for tensor in (x, *keywords.values()))
+        return torch.from_numpy(session.run(None, dict(zip(names, arrays, strict=True)))[0])
+
+    return run
+
+
+def _any_size(*names: str) -> dict[str, Any]:
+    """Dynamic shapes of tensors: a symbol for the batch, and one for the tokens."""
+    axes = {0: torch.export.Dim("B", max=16), 1: torch.export.Dim("N", max=MAX_LENGTH)}
+    return dict.fromkeys(names, axes)
+
+
+def _require_same(
+    form: Form, mixer: TokenMixer, run: Callable[..., Tensor], size: tuple[int, int]
+) -> None:
+    x, keywords = _batch(form, size)
+    with torch.no_grad():
+        found, wanted = run(x, **keywords), mixer(x, **keywords)
+    require_close(found, wanted, f"{size[1]} tokens", atol=1e-4, rtol=1e-4)
+
+
+def _batch(form: Form, size: tuple[int, int]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Tokens, and the keyword of a mask that hides the last ones of the first sequence."""
+    batch, length = size
+    x = torch.randn(batch, length, DIM)
+    if not form.card.padding:
+        return x, {}
+    mask = torch.zeros(batch, length, dtype=torch.bool)
+    mask[0, length - length // 4 :] = True
+    return x, {"key_padding_mask": mask}

@@ -16,6 +16,7 @@ from rifflemix.checks import check_like, check_tokens
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.operands import on_one_device
 
+NO_ONNX = "its convolution is one operator of this package: ONNX transforms no complex numbers"
 FIRST_LAGS = {"present": 0, "next": 1}
 
 _NUMBERS_IN_CACHE = 2**18

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_bool, check_integer
 from rifflemix.mixers._convolution.complex_pair import ComplexPair
 from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
-from rifflemix.mixers._convolution.fft_convolution import fft_convolution, wide
+from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convolution, wide
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.baselines.s4 import both_directions
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
@@ -119,6 +119,7 @@ class ExpSmoothing(TokenMixer):
         cost_exponent=1.0,
         causal=True,
         streaming=True,
+        no_onnx=NO_ONNX,
     )
 
     def __init__(

@@ -42,6 +42,7 @@ class FNet(TokenMixer):
         equations="(3)",
         complexity="O(N C log(N C))",
         cost_exponent=1.0,
+        no_onnx="ONNX transforms no complex numbers",
     )
 
     def __init__(self, dim: int, *, norm: str = "backward", **shared: Any) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import check_positive
-from rifflemix.mixers._convolution.fft_convolution import fft_convolution, wide
+from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convolution, wide
 from rifflemix.mixers._convolution.kernel_network import KernelNetwork
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import mix_valid_tokens
@@ -56,6 +56,7 @@ class LongConv(TokenMixer):
         cost_exponent=1.0,
         causal=True,
         needs_max_length=True,
+        no_onnx=NO_ONNX,
     )
 
     def __init__(

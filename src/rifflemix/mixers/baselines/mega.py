@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from rifflemix.mixers._convolution.fft_convolution import NO_ONNX
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
 
@@ -43,6 +44,7 @@ class Mega(MegaLayer):
         streaming=True,
         needs_max_length=True,
         thread_sums="the gradient of the position bias",
+        no_onnx=NO_ONNX,
     )
 
     fixed_options = frozenset({"chunk_size"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from rifflemix.checks import check_integer
+from rifflemix.mixers._convolution.fft_convolution import NO_ONNX
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
 
@@ -48,6 +49,7 @@ class MegaChunk(MegaLayer):
         causal=True,
         streaming=True,
         thread_sums="gradients of the queries, keys and position bias, at some lengths",
+        no_onnx=NO_ONNX,
     )
 
     # CSP instead of attention goes over the whole sequence: chunks would have no effect.

@@ -13,7 +13,7 @@ from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import bad_argument
 from rifflemix.mixers._convolution.complex_pair import ComplexPair
 from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
-from rifflemix.mixers._convolution.fft_convolution import fft_convolution, wide
+from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convolution, wide
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 
@@ -54,6 +54,7 @@ class S4(TokenMixer):
         cost_exponent=1.0,
         causal=True,
         streaming=True,
+        no_onnx=NO_ONNX,
     )
 
     def __init__(

@@ -57,6 +57,7 @@ class S5(TokenMixer):
         cost_exponent=1.0,
         causal=True,
         streaming=True,
+        one_length="its scan halves the sequence until one token is left: a graph has these steps",
     )
 
     def __init__(

@@ -11,6 +11,7 @@ from rifflemix.checks import check_integer
 from rifflemix.mixers._attention.cache import attend_to_cache, new_cache, with_token
 from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
 from rifflemix.mixers._attention.window import window_attention
+from rifflemix.mixers._convolution.fft_convolution import NO_ONNX
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.baselines.s4 import S4
 from rifflemix.mixers.padding import last_tokens
@@ -52,6 +53,7 @@ class Spade(OrderedAttention):
         causal=True,
         streaming=True,
         thread_sums="the gradients of the LayerNorms",
+        no_onnx=NO_ONNX,
     )
     fixed_options: ClassVar[frozenset[str]] = frozenset({"keep_positions"})  # S4 moves padding
 

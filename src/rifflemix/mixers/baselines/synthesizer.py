@@ -58,6 +58,7 @@ class Synthesizer(TokenMixer):
         streaming=True,
         needs_max_length=True,
         thread_sums="gradients of products with the table of scores, at some lengths",
+        no_onnx="torch.onnx.export cannot join its heads: it lays out their product in another way",
     )
 
     def __init__(
