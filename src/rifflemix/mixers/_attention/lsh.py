@@ -114,7 +114,9 @@ def lsh_attention(
         seen = seen & found[0]
         scores.sub_(found[1].to(scores.dtype).log_())
     # In place: on long sequences, fresh memory for tensors of this size costs more than the sums.
-    scores.masked_fill_(~seen, -torch.inf).masked_fill_(own, _SELF_SCORE)
+    # Finite: onnxruntime's logsumexp takes 0 for the largest score where the first one is -inf.
+    unseen = torch.finfo(scores.dtype).min
+    scores.masked_fill_(~seen, unseen).masked_fill_(own, _SELF_SCORE)
     total = scores.logsumexp(-1, keepdim=True)
     weights = drop((scores - total).exp_(), dropout).to(v.dtype)
     y = (weights @ keys(chunks(v.unsqueeze(2)))).flatten(3, 4)
