@@ -172,12 +172,7 @@ def _some(listed: list[str]) -> str:
 
 def _abilities(entry: dict[str, Any]) -> str:
     able = [what for what in ("causal", "streaming") if entry[what]]
-    unable = {
-        "no padding": not entry["padding"],
-        "export at one length": entry["one_length"],
-        "no ONNX": entry["no_onnx"],
-    }
-    return ", ".join([*able, *(what for what, holds in unable.items() if holds)])
+    return ", ".join(able if entry["padding"] else [*able, "no padding"])
 
 
 def _cell(value: Any) -> str:

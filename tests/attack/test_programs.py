@@ -1,0 +1,22 @@
+"""Mixers drawn from all there are run as ONNX, or their card says why they do not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import rifflemix as rm
+from rifflemix.mixers import mixer_class
+from rifflemix.testing import forms_of
+from rifflemix.testing.graphs import runs_as_onnx
+
+FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
+
+
+def test_drawn_mixers_in_onnxruntime(attack: Any) -> None:
+    """The contract of the package's own tests tries the mixers of the first table only."""
+
+    def one(draw: random.Random) -> None:
+        runs_as_onnx(draw.choice(FORMS))
+
+    attack.each(1, one)
