@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Two processes with one thread each finish sooner than one process with two.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-lowest attack sanitize lock lint bench wheel site clean
+.PHONY: demo test test-all test-lowest attack sanitize lock lint bench wheel notebooks site clean
 
 # What torch 2.13 asks for beside NVIDIA's libraries, its own Triton among it.
 TORCH_NEEDS = filelock fsspec jinja2 networkx "setuptools>=77" sympy triton==3.7.1 typing-extensions
@@ -94,6 +94,10 @@ lint: $(VENV)/.ok
 
 bench: $(VENV)/.ok
 	$(VENV)/bin/rifflemix bench ops --out runs/bench
+
+# docs/notebooks/*.ipynb with what their cells put out; a few minutes.
+notebooks: $(VENV)/.ok
+	$(VENV)/bin/python docs/write_notebooks.py
 
 # The documents as pages, in site/: no server and no network is needed to read them.
 site: $(VENV)/.ok

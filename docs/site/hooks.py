@@ -2,7 +2,7 @@
 
 In a checkout `../benchmarks/results/a.json` leads from docs/ to a file beside it. The site takes
 every such file along, under its path in the repository, so that no link leaves the site. A link
-to a folder becomes plain words.
+to a folder becomes plain words, and one to a notebook leads to the page that shows it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from notebook_pages import page_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = "docs/"
@@ -26,9 +27,12 @@ def on_files(files: Files, config: Any) -> Files:
     """Pages from outside docs/, and all that pages link to there."""
     for path in ALONG:
         files.append(_along(config, path))
+    for notebook in sorted((REPOSITORY / DOCS).glob("notebooks/*.ipynb")):
+        place = _in_site(notebook.relative_to(REPOSITORY).as_posix())
+        files.append(File.generated(config, place, content=page_of(notebook)))
     for page in list(files.documentation_pages()):
         source = _in_repository(page.src_uri)
-        for target in _targets(source, (REPOSITORY / source).read_text(encoding="utf-8")):
+        for target in _targets(source, page.content_string):
             is_new = files.get_file_from_path(_in_site(target)) is None
             if is_new and (REPOSITORY / target).is_file():
                 files.append(_along(config, target))
@@ -62,7 +66,7 @@ def _in_repository(page: str) -> str:
 
 
 def _in_site(path: str) -> str:
-    return path.removeprefix(DOCS)
+    return re.sub(r"\.ipynb$", ".md", path.removeprefix(DOCS))
 
 
 def _along(config: Any, path: str) -> File:

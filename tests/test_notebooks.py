@@ -1,0 +1,117 @@
+"""The notebooks are what their sources say, hold what a run put out, and run from the top."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from document_scripts import load_script
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+FOLDER = REPOSITORY / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+# Where a file of a machine would be; `/` alone stands in O(N/K).
+MACHINE = re.compile(r"/(?:home|root|tmp|usr|opt|var|work|mnt|Users)/|[A-Z]:\\\\|site-packages")
+
+
+def text_of(lines: str | list[str]) -> str:
+    return lines if isinstance(lines, str) else "".join(lines)
+
+
+def cells(notebook: Path, kind: str) -> list[dict[str, Any]]:
+    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in found if cell["cell_type"] == kind]
+
+
+def pictures(notebook: Path) -> list[dict[str, Any]]:
+    outputs = [output for cell in cells(notebook, "code") for output in cell["outputs"]]
+    return [output for output in outputs if "image/png" in output.get("data", {})]
+
+
+def test_there_is_a_notebook_for_every_source() -> None:
+    names = {path.stem for path in FOLDER.glob("*.py")}
+    assert names == {path.stem for path in NOTEBOOKS}
+    assert names == {"sorting-as-attention", "faster-vit", "is-it-really-better"}
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_has_the_cells_of_its_source(notebook: Path) -> None:
+    pytest.importorskip("jupytext", reason="jupytext is not installed")
+    pytest.importorskip("nbclient", reason="nbclient is not installed")
+    writer = load_script("docs/write_notebooks.py")
+    written = writer.as_notebook(notebook.with_suffix(".py")).cells
+    kept = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    assert [(cell["cell_type"], text_of(cell["source"])) for cell in kept] == [
+        (cell.cell_type, cell.source) for cell in written
+    ], "run: make notebooks"
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_holds_one_run_from_the_top_without_a_warning(notebook: Path) -> None:
+    code = cells(notebook, "code")
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    for cell in code:
+        for output in cell["outputs"]:
+            assert output["output_type"] in {"stream", "display_data"}
+            assert output.get("name", "stdout") == "stdout"
+    assert not MACHINE.findall(notebook.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_every_picture_has_words(notebook: Path) -> None:
+    assert len(pictures(notebook)) >= 2
+    for picture in pictures(notebook):
+        words = picture["metadata"]["image/png"]["alt"]
+        assert len(words.split()) >= 10
+        assert "nan" not in words.lower().split()
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_links_of_a_notebook_lead_somewhere(notebook: Path) -> None:
+    links = {
+        link
+        for cell in cells(notebook, "markdown")
+        for link in LINK.findall(text_of(cell["source"]))
+    }
+    assert links
+    assert not [link for link in links if not (FOLDER / link).exists()]
+
+
+def test_a_page_of_the_site_shows_all_of_a_notebook() -> None:
+    pages = load_script("docs/site/notebook_pages.py")
+    for notebook in NOTEBOOKS:
+        page = pages.page_of(notebook)
+        assert page.startswith("# ")
+        assert f'<a href="{notebook.name}" download>' in page
+        assert page.count('<img alt="') == len(pictures(notebook))
+        assert page.count("```{.python}\n") == len(cells(notebook, "code"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
+    for package in ("jupytext", "nbclient", "ipykernel", "ipywidgets", "pandas", "timm"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    # Under this name the kernel would not listen to what C++ writes to stderr.
+    inherited = {name: x for name, x in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    done = subprocess.run(
+        [sys.executable, "docs/write_notebooks.py", notebook.stem, "--out", str(tmp_path)],
+        cwd=REPOSITORY,
+        # The kernel starts in another folder, where a relative path would lead nowhere.
+        env=inherited | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(pictures(tmp_path / notebook.name)) == len(pictures(notebook))
