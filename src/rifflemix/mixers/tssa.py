@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rifflemix.checks import check_integer
+from rifflemix.compat import stable_order
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.ops.statistics import StatisticsState, unchecked
@@ -29,12 +31,18 @@ class TSSA(TokenMixer):
             the ablation of the paper's Table 8, which only the form in both directions has.
         denominator_bias: give the causal form its learned bias per head and position, which
             needs `max_length`; it starts at 0. The form in both directions has none.
+        renormalize_every: when this many tokens have come, and after as many again, compute the
+            memberships of all tokens so far anew from the sums so far; "doubling": after 1, 2, 4,
+            ... tokens. 1 is equation (33), in O(N^2); unset, memberships stay as they were when
+            their tokens came, equation (34). For `causal=True` only; it cannot stream.
         shared: the other arguments of `TokenMixer`.
 
     Raises:
-        InputError: `causal=True` with a bias but no `max_length`, or with `normalize=False`.
+        InputError: `causal=True` with a bias but no `max_length`, or with `normalize=False`;
+            `renormalize_every` out of range, without `causal=True`, or in a stream.
 
-    Source: Wu et al. 2024, equations (10), (11), (31), (32); causal: (28), (29), (34).
+    Source: Wu et al. 2024, equations (10), (11), (31), (32); causal: (28), (29), (33),
+    (34).
     """
 
     card: ClassVar[MixerCard] = MixerCard(
@@ -42,7 +50,7 @@ class TSSA(TokenMixer):
         title="Token statistics (TSSA)",
         paper="Wu et al. 2024, Token Statistics Transformer: Linear-Time Attention via "
         "Variational Rate Reduction",
-        equations="(10), (11), (31), (32); causal (28), (29), (34)",
+        equations="(10), (11), (31), (32); causal (28), (29), (33), (34)",
         complexity="O(N C)",
         cost_exponent=1.0,
         causal=True,
@@ -58,16 +66,36 @@ class TSSA(TokenMixer):
         out_bias: bool = True,
         normalize: bool = True,
         denominator_bias: bool = True,
+        renormalize_every: int | str | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(dim, **shared)
         if self.causal and not normalize:
             raise bad_argument("normalize", "True, since causal=True defines no other form", False)
         self.normalize = normalize
+        self.renormalize_every = self._checked_renewal(renormalize_every)
         self.in_proj = nn.Linear(self.dim, self.dim, bias=bias)
         self.out_proj = nn.Linear(self.dim, self.dim, bias=out_bias)
         self.temperature = nn.Parameter(torch.ones(self.num_heads))
         self.denominator_bias = self._make_denominator_bias() if denominator_bias else None
+
+    def _checked_renewal(self, every: int | str | None) -> int | str | None:
+        if isinstance(every, str) and every != "doubling":
+            raise bad_argument("renormalize_every", "an integer or 'doubling'", repr(every))
+        if every is not None and not isinstance(every, str):
+            every = check_integer("renormalize_every", every, 1)
+        if every is not None and not self.causal:
+            raise bad_argument("renormalize_every", "None without causal=True", repr(every))
+        return every
+
+    def _check_streams(self) -> None:
+        super()._check_streams()
+        if self.renormalize_every is not None:
+            raise bad_argument(
+                "renormalize_every",
+                "None to stream tssa, whose state has sums and no tokens to compute anew",
+                repr(self.renormalize_every),
+            )
 
     def _make_denominator_bias(self) -> nn.Parameter | None:
         if not self.causal:
@@ -116,9 +144,32 @@ class TSSA(TokenMixer):
             return unchecked.token_statistics(
                 w, self.temperature, self.normalize, key_padding_mask, dropout_p
             )
+        if self.renormalize_every is not None:
+            return self._renormalized(w, self.renormalize_every, key_padding_mask, dropout_p)
         return unchecked.causal_token_statistics(
             w, self.temperature, self.denominator_bias, None, key_padding_mask, dropout_p
         )[:2]
+
+    def _renormalized(
+        self, w: Tensor, every: int | str, key_padding_mask: Tensor | None, dropout_p: float
+    ) -> tuple[Tensor, Tensor]:
+        """The same with memberships that are taken anew, wherever padding stands."""
+        temperature, bias = self.temperature, self.denominator_bias
+        if key_padding_mask is None:
+            return unchecked.renormalized_token_statistics(
+                w, temperature, bias, every, None, dropout_p
+            )
+        order = stable_order(key_padding_mask.to(torch.uint8), 1)
+        y, membership = unchecked.renormalized_token_statistics(
+            w.take_along_dim(order[:, None, :, None], 2),
+            temperature,
+            bias,
+            every,
+            key_padding_mask.gather(1, order),
+            dropout_p,
+        )
+        back = order.argsort(1).unsqueeze(1)
+        return y.take_along_dim(back.unsqueeze(-1), 2), membership.take_along_dim(back, 2)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The sums before the first token, of constant size: the fields of `StatisticsState`."""

@@ -56,6 +56,13 @@ class StatisticsState(NamedTuple):
         )
 
 
+def renewal_counts(every: int | str, length: int) -> list[int]:
+    """After how many tokens the causal memberships are taken anew: multiples, or powers of two."""
+    if isinstance(every, int):
+        return list(range(every, length + 1, every))
+    return [1 << power for power in range(length.bit_length())]
+
+
 def bias_per_token(
     bias: Tensor,
     length: int,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rifflemix.compat import as_constant
 from rifflemix.ops.precision import without_autocast
 from rifflemix.ops.statistics.common import (
     COUNT_OFFSET,
@@ -18,6 +19,7 @@ from rifflemix.ops.statistics.common import (
     accumulation_dtype,
     bias_per_token,
     end_position,
+    renewal_counts,
 )
 
 
@@ -106,6 +108,50 @@ def causal_from_sums(
         member_energy[:, :, -1].clone(),
         member_count[:, :, -1].clone(),
     )
+
+
+def renormalized_token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    denominator_bias: Tensor | None,
+    *,
+    every: int | str,
+    key_padding_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """See `unchecked.renormalized_token_statistics`; returns the output and the membership."""
+    tokens = _valid_tokens(w, key_padding_mask)
+    length = as_constant(w.shape[2])  # a traced graph holds for this length alone
+    squares = tokens.square()
+    energy = squares.cumsum(-2).clamp_min(ENERGY_FLOOR)
+    offset = squares.new_zeros(w.shape[1], length)
+    if denominator_bias is not None:
+        offset = w.shape[3] * denominator_bias[:, :length].to(squares.dtype)
+    membership = _membership((squares / energy).sum(-1) + offset, temperature, key_padding_mask)
+    weights = membership.unsqueeze(-1)
+    # Sums of memberships and of their energies go through all steps together, the count last.
+    summed = torch.cat((squares, torch.ones_like(squares[..., :1])), -1)
+    sums = (weights * summed).cumsum(-2)
+    counts = renewal_counts(every, length)
+    changes = [torch.zeros_like(sums[:, :, :1])]
+    # Renewals that look at less than twice as many tokens as each other go together.
+    rounds: dict[int, list[int]] = {}
+    for count in counts:
+        rounds.setdefault((count - 1).bit_length(), []).append(count)
+    for together in rounds.values():
+        seen, last = slice(together[-1]), torch.tensor(together, device=w.device) - 1
+        with without_autocast(w):
+            scores = energy[:, :, last].reciprocal() @ squares[:, :, seen].mT
+            logits = temperature.to(scores.dtype)[:, None, None] * (scores + offset[:, None, seen])
+            is_later = torch.arange(together[-1], device=w.device) > last.unsqueeze(1)
+            renewed = torch.softmax(logits, dim=1).masked_fill(is_later, 0.0)
+            if key_padding_mask is not None:
+                renewed = renewed.masked_fill(key_padding_mask[:, None, None, seen], 0.0)
+            changes.append(renewed @ summed[:, :, seen] - sums[:, :, last])
+    place = torch.arange(1, length + 1, device=w.device)
+    latest = torch.bucketize(place, torch.tensor(counts, device=w.device), right=True)
+    sums = sums + torch.cat(changes, 2)[:, :, latest]
+    moment = sums[..., :-1] / (sums[..., -1:] + COUNT_OFFSET)
+    return _gated(tokens, weights, moment, key_padding_mask).to(w.dtype), membership
 
 
 def variational_compression_rate(w: Tensor, membership: Tensor, scale: float) -> Tensor:

@@ -11,6 +11,7 @@ from rifflemix.ops.statistics.common import (
     NORM_FLOOR,
     StatisticsState,
     accumulation_dtype,
+    renewal_counts,
 )
 
 
@@ -76,6 +77,37 @@ def causal_token_statistics(
         ends.append(now)
     end = StatisticsState(*(torch.stack(fields) for fields in zip(*ends, strict=True)))
     return torch.stack(ys).to(w.dtype), torch.stack(pis), end
+
+
+def renormalized_token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    denominator_bias: Tensor | None,
+    *,
+    every: int | str,
+    key_padding_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """See `unchecked.renormalized_token_statistics`; returns the output and the membership."""
+    tokens, temperature = _accumulated(w), _accumulated(temperature)
+    y, membership = torch.zeros_like(tokens), torch.zeros_like(tokens[..., 0])
+    renewals = [0, *renewal_counts(every, w.shape[2])]
+    for b, valid in enumerate(_valid_positions(w, key_padding_mask)):
+        sample = tokens[b][:, valid]
+        for n, place in enumerate(valid.tolist()):
+            renewed = max(count for count in renewals if count <= n + 1)
+            pi = torch.stack(
+                [
+                    _prefix_membership(
+                        sample, i, max(renewed, i + 1), temperature, denominator_bias
+                    )
+                    for i in range(n + 1)
+                ],
+                dim=1,
+            )
+            moment = torch.stack([_moment(pi[h], sample[h, : n + 1]) for h in range(len(pi))])
+            y[b, :, place] = -(sample[:, n] * pi[:, n, None]) / (1.0 + moment)
+            membership[b, :, place] = pi[:, n]
+    return y.to(w.dtype), membership
 
 
 def variational_compression_rate(w: Tensor, membership: Tensor, scale: float) -> Tensor:
@@ -149,6 +181,20 @@ def _causal_token(
     moment = member_energy / (member_count.unsqueeze(-1) + COUNT_OFFSET)
     y = -(token * pi.unsqueeze(-1)) * (1.0 / (1.0 + moment))
     return y, pi, StatisticsState(energy, member_energy, member_count, before.position + 1)
+
+
+def _prefix_membership(
+    sample: Tensor, token: int, count: int, temperature: Tensor, denominator_bias: Tensor | None
+) -> Tensor:
+    """(H,) membership of one token of (H, N, D), its features scaled over the first `count`."""
+    logits = []
+    for h in range(len(sample)):
+        energy = torch.clamp((sample[h, :count] ** 2).sum(0), min=ENERGY_FLOOR)
+        ratio = sample[h, token] ** 2 / energy
+        if denominator_bias is not None:
+            ratio = ratio + denominator_bias[h, token]
+        logits.append(temperature[h] * ratio.sum())
+    return torch.softmax(torch.stack(logits), dim=0)
 
 
 def _accumulated(x: Tensor) -> Tensor:

@@ -66,6 +66,40 @@ def causal_token_statistics(
     return dropout(y, dropout_p), membership, state
 
 
+def renormalized_token_statistics(
+    w: Tensor,
+    temperature: Tensor,
+    denominator_bias: Tensor | None,
+    every: int | str,
+    key_padding_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """`causal_token_statistics` whose memberships are taken anew from time to time.
+
+    When `every` tokens have come, and after as many again ("doubling": 1, 2, 4, ... tokens), the
+    memberships of all tokens so far are computed from the energy so far; the sums go on from
+    there. In between they are as they were. With 1 that is equation (33), with at least N (34).
+
+    Args:
+        w: (B, H, N, D) projected tokens, of which padding stands last.
+        temperature: (H,).
+        denominator_bias: (H, at least N) or None; a token keeps its own.
+        every: at least 1, or "doubling".
+        key_padding_mask: (B, N) bool, True = padding.
+        dropout_p: as in `causal_token_statistics`.
+        backend: "auto", "reference" or "eager".
+
+    Returns:
+        y (B, H, N, D), and (B, H, N) each token's membership when it came. Time is
+        O(N^2 D / every), and O(N D) for "doubling"; memory O(N^2 / every) for each head, O(N D).
+    """
+    y, membership = _FAMILY.pick(backend).renormalized_token_statistics(
+        w, temperature, denominator_bias, every=every, key_padding_mask=key_padding_mask
+    )
+    return dropout(y, dropout_p), membership
+
+
 def variational_compression_rate(
     w: Tensor, membership: Tensor, scale: float = 1.0, backend: str = "auto"
 ) -> Tensor:
