@@ -142,7 +142,7 @@ def test_the_gallery_of_a_comparison_goes_on(call: Any, runs: Path, tmp_path: Pa
     assert set(json.loads(printed)["findings"]) == set(kinds)
     changed = {p.stem for p in out.glob("*.png") if p.stat().st_mtime_ns != before[p]}
     assert changed == {"spectrum"}
-    assert "expected a model with mixer sinkhorn, got none" in page
+    assert "csp, tssa: expected mixer sinkhorn in both directions" in page
     # Another target's gallery is not taken for this one's.
     code, _, errors = call("analyze", "all", runs / "train", "--out", out)
     assert (code, "holds another run" in errors) == (2, True)

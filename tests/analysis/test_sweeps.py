@@ -79,7 +79,7 @@ def test_a_sweep_of_a_causal_model_has_the_curve_alone(swept: Path) -> None:
     assert finding.data["models"] == {}
     assert len(finding.rows) == 4
     assert len(finding.figure.axes) == 2
-    with pytest.raises(InputError, match="expected a model with mixer sinkhorn, got none"):
+    with pytest.raises(InputError, match="expected mixer sinkhorn in both directions"):
         sinkhorn([replace(subject, trial=None) for subject in subjects])
 
 

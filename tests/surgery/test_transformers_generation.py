@@ -182,3 +182,14 @@ def test_rows_are_repeated_and_selected() -> None:
             token, attention_mask=mask, position_ids=position, past_key_values=again
         ).logits
     torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize("mixer", ["softmax", "tssa"])
+def test_analyses_see_the_layers_that_fill_a_cache(mixer: str) -> None:
+    model, inputs = swap("gpt2", mixer), prompts()
+    (calls,) = rm.analysis.trace(model, [inputs])
+    (uncached,) = rm.analysis.trace(model, [{**inputs, "use_cache": False}])
+    assert [call.name for call in calls] == [call.name for call in uncached]
+    for call, expected in zip(calls, uncached, strict=True):
+        assert torch.equal(call.key_padding_mask, inputs["attention_mask"] == 0)
+        torch.testing.assert_close(call.y, expected.y, rtol=1e-4, atol=1e-5)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from rifflemix.analysis.drawing import chosen_layers, new_figure, picture
-from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
+from rifflemix.analysis.finding import Finding, Subject, Tick, of_those_that_have, progress, silent
 from rifflemix.analysis.images import as_grid, check_images, image_of
 from rifflemix.analysis.maps import matrix_of
 from rifflemix.analysis.measures import entropy
@@ -92,17 +92,8 @@ def cls_attention(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
 
     Source: Wu et al. 2024 (ToST), Figures 5 and 10.
     """
-    found: dict[str, list[LayerAttention]] = {}
-    drawn: dict[str, Subject] = {}
-    for subject in subjects:
-        try:
-            found[subject.label] = class_attention(subject, tick)
-            drawn[subject.label] = subject
-        except InputError:
-            if len(subjects) == 1:
-                raise
-    if not found:
-        raise InputError("expected images and a model whose class token attends, got none")
+    found = of_those_that_have(subjects, lambda subject: class_attention(subject, tick))
+    drawn = {subject.label: subject for subject in subjects if subject.label in found}
     return Finding(
         kind="cls-attention",
         title="Attention of the class token",

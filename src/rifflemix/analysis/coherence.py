@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.analysis.drawing import chosen_layers, panels, picture
-from rifflemix.analysis.finding import Finding, Subject, Tick, silent
+from rifflemix.analysis.finding import Finding, Subject, Tick, of_those_that_have, silent
 from rifflemix.analysis.trace import find_layers
 from rifflemix.errors import InputError
 from rifflemix.mixers.tssa import TSSA
@@ -82,6 +82,24 @@ def coherence_of(name: str, weight: Tensor, heads: int) -> LayerCoherence:
     )
 
 
+def layer_coherences(subject: Subject, tick: Tick = silent) -> list[LayerCoherence]:
+    """The bases of every layer of token statistics.
+
+    Raises:
+        InputError: the model has no such layer.
+    """
+    tick(subject.label, 0, 1)
+    layers = [
+        coherence_of(name, layer.in_proj.weight, layer.num_heads)
+        for name, layer in find_layers(subject.model).items()
+        if isinstance(layer, TSSA)
+    ]
+    if not layers:
+        raise InputError(f"{subject.label}: expected a model with mixer tssa, got none")
+    tick(subject.label, 1, 1)
+    return layers
+
+
 def _mean(values: Tensor) -> float:
     return float(values.mean()) if values.numel() else 0.0
 
@@ -91,19 +109,7 @@ def coherence(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
 
     Source: Wu et al. 2024 (ToST), Figure 11.
     """
-    found: dict[str, list[LayerCoherence]] = {}
-    for subject in subjects:
-        tick(subject.label, 0, 1)
-        layers = [
-            coherence_of(name, layer.in_proj.weight, layer.num_heads)
-            for name, layer in find_layers(subject.model).items()
-            if isinstance(layer, TSSA)
-        ]
-        if layers:
-            found[subject.label] = layers
-        tick(subject.label, 1, 1)
-    if not found:
-        raise InputError("expected a model with mixer tssa, got none")
+    found = of_those_that_have(subjects, lambda subject: layer_coherences(subject, tick))
     return Finding(
         kind="coherence",
         title="Coherence of the heads' subspaces",
@@ -174,7 +180,7 @@ def _figure(found: dict[str, list[LayerCoherence]]) -> Figure:
         for label, layers in found.items()
         for number in chosen_layers(len(layers), _LAYERS)
     ]
-    figure, axes = panels(len(drawn), height=2.9)
+    figure, axes = panels(len(drawn), height=3.3 if len(drawn) > 1 else 6.0)
     shown = None
     for place, (label, layer) in zip(axes, drawn, strict=True):
         shown = picture(
@@ -187,6 +193,6 @@ def _figure(found: dict[str, list[LayerCoherence]]) -> Figure:
         place.set_xlabel("direction", fontsize=9)
         place.set_ylabel("direction", fontsize=9)
     if shown is not None:
-        bar = figure.colorbar(shown, ax=axes, shrink=0.8)
+        bar = figure.colorbar(shown, ax=axes, location="bottom", shrink=0.4, aspect=40)
         bar.set_label("|cosine|", fontsize=9)
     return figure

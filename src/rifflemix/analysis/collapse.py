@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
@@ -254,10 +255,12 @@ def _figure(found: Mapping[str, Collapse]) -> Figure:
         tidy(below[column], x="depth, layers")
         above[column].set_ylim(-0.05, 1.15)
         below[column].set_yscale("log")
-    low = min(place.get_ylim()[0] for place in below)
-    high = max(place.get_ylim()[1] for place in below)
+    low = min(place.dataLim.ymin for place in below)
+    high = max(place.dataLim.ymax for place in below)
     for place in below:
-        place.set_ylim(low, high)
+        place.set_ylim(0.85 * low, 1.2 * high)
+    for place in (*above, *below):
+        place.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5, min_n_ticks=1))
     above[0].set_ylabel("rank residual\n(share of the size)", fontsize=10)
     below[0].set_ylabel("effective rank\n(dimensions)", fontsize=10)
     if bounded:
@@ -275,6 +278,7 @@ def _bounds(axes: Axes, found: Mapping[str, Collapse]) -> None:
             style = line_style(number)
             axes.semilogy(depths, of.bounded_residual, label=label, **style)
             axes.semilogy(depths, of.bound, **(style | {"linestyle": "--", "marker": ""}))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     tidy(
         axes,
         title="theorem 1 on the permutations alone: residual (solid) and bound (dashed)",

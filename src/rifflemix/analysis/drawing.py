@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rifflemix.analysis.finding import as_array
 
@@ -81,6 +82,18 @@ def line_style(number: int) -> dict[str, Any]:
         "markersize": 4,
         "linewidth": 1.6,
     }
+
+
+def layer_ticks(axes: Axes, count: int) -> None:
+    """Whole numbers below, for layers 1 to `count`, with room beside one alone."""
+    axes.set_xlim(0.5, count + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
+
+
+def from_zero(axes: Axes) -> None:
+    """Values from 0 up, with room for the markers at both ends."""
+    high = axes.dataLim.ymax if axes.dataLim.ymax > 0 else 1.0
+    axes.set_ylim(-0.03 * high, 1.07 * high)
 
 
 def legend(axes: Axes) -> None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from rifflemix.errors import InputError, RunFailed
 from rifflemix.tasks import Task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 Tick = Callable[[str, int, int], None]
 """Called with what is being looked at, how much is done, and of how much."""
 
@@ -102,6 +104,27 @@ def progress(subject: Subject, items: Iterable[Any], tick: Tick) -> Iterable[Any
     for done, item in enumerate(items, start=1):
         yield item
         tick(subject.label, done, total)
+
+
+def of_those_that_have(subjects: Sequence[Subject], look: Callable[[Subject], T]) -> dict[str, T]:
+    """What is found in each subject, by its label; without those that have nothing to look into.
+
+    Raises:
+        InputError: none has; of every subject it says why.
+    """
+    found: dict[str, T] = {}
+    reasons: dict[str, list[str]] = {}
+    for subject in subjects:
+        try:
+            found[subject.label] = look(subject)
+        except RunFailed:
+            raise
+        except InputError as error:
+            reason = str(error).removeprefix(f"{subject.label}: ")
+            reasons.setdefault(reason, []).append(subject.label)
+    if not found:
+        raise InputError("; ".join(f"{', '.join(of)}: {why}" for why, of in reasons.items()))
+    return found
 
 
 def as_array(values: Any) -> NDArray[np.float64]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from rifflemix.analysis.cls_attention import cls_attention
@@ -45,6 +47,10 @@ KINDS: Mapping[str, Kind] = {
 FORMAT = "rifflemix.analysis/1"
 
 
+def _silent(kind: str, text: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
 def analyze(
     kind: str,
     target: Any,
@@ -69,16 +75,32 @@ def analyze(
         InputError: an unknown kind, a target that is none, or one without such layers.
     """
     check_choice("kind", kind, KINDS)
-    return KINDS[kind](_subjects(target, batches, view), tick)
+    return _find(kind, _subjects(target, batches, view), tick)
+
+
+def _find(kind: str, subjects: Sequence[Subject], tick: Tick) -> Finding:
+    no_numbers = InputError(
+        f"{kind}: expected finite numbers, got others; are the weights and inputs finite?"
+    )
+    try:
+        finding = KINDS[kind](subjects, tick)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # of NaN
+        raise no_numbers from error
+    try:
+        json.dumps(finding.data, allow_nan=False)
+    except ValueError as error:
+        raise no_numbers from error
+    return finding
 
 
 def analyze_into(
-    out: Path,
+    out: str | Path,
     kinds: Sequence[str],
-    target: str,
-    view: View,
+    target: Any,
+    view: View | None = None,
     *,
-    tick: Callable[[str, str, int, int], None],
+    batches: Sequence[Any] | None = None,
+    tick: Callable[[str, str, int, int], None] = _silent,
 ) -> tuple[list[Path], dict[str, str]]:
     """Write the files of one analysis, or of every one that a target has, and their page.
 
@@ -88,8 +110,9 @@ def analyze_into(
     Args:
         out: new, empty, or of an earlier start on the same target.
         kinds: names of analyses.
-        target: a run's folder or the name of a preset.
-        view: what to look at it with.
+        target: a run's folder, the name of a preset, or a module of your own.
+        view: what to look at the first two with.
+        batches: of your own module, as `trace` takes them.
         tick: called with the kind and its progress.
 
     Returns:
@@ -101,9 +124,11 @@ def analyze_into(
     """
     for kind in kinds:
         check_choice("kind", kind, KINDS)
+    out, view = Path(out), view or View()
     check_folder(out)
-    subjects = find_subjects(target, view)
-    settings = _settings(target, view, subjects)
+    subjects = _subjects(target, batches, view)
+    name = Path(target).name if isinstance(target, str | Path) else subjects[0].label
+    settings = _settings(name, view, subjects)
     check_same_settings(out, settings)  # before the work, and before anything is kept
     written: list[Path] = []
     left_out: dict[str, str] = {}
@@ -112,7 +137,7 @@ def analyze_into(
         if several and (out / f"{kind}.json").is_file():
             continue
         try:
-            finding = KINDS[kind](subjects, _named(tick, kind))
+            finding = _find(kind, subjects, _named(tick, kind))
         except InputError as error:
             if not several:
                 raise
@@ -120,11 +145,11 @@ def analyze_into(
             continue
         with claimed_folder(out, settings):
             written += write_finding(out, finding, subjects)
-            written.append(write_page(out, tuple(KINDS), Path(target).name, left_out))
+            written.append(write_page(out, tuple(KINDS), name, left_out))
     if written and left_out:  # what was left out since the page was written
-        write_page(out, tuple(KINDS), Path(target).name, left_out)
+        write_page(out, tuple(KINDS), name, left_out)
     if len(left_out) == len(kinds):
-        raise bad_argument("target", "a model that can be looked into", f"{target}: {left_out}")
+        raise bad_argument("target", "a model that can be looked into", f"{name}: {left_out}")
     return list(dict.fromkeys(written)), left_out
 
 
@@ -132,10 +157,10 @@ def _named(tick: Callable[[str, str, int, int], None], kind: str) -> Tick:
     return lambda text, done, total: tick(kind, text, done, total)
 
 
-def _settings(target: str, view: View, subjects: Sequence[Subject]) -> dict[str, Any]:
+def _settings(name: str, view: View, subjects: Sequence[Subject]) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "target": Path(target).name,
+        "target": name,
         "samples": view.samples,
         "batch_size": view.batch_size,
         "seed": view.seed,
@@ -150,7 +175,7 @@ def _subjects(target: Any, batches: Sequence[Any] | None, view: View | None) -> 
     if isinstance(target, Subject):
         return [target]
     if isinstance(target, nn.Module):
-        return [own_subject(target, batches or ())]
+        return [own_subject(target, () if batches is None else batches)]
     if batches is not None:
         raise bad_argument("batches", "None beside a run or a preset", "batches")
     return find_subjects(target, view)

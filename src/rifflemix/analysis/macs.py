@@ -191,10 +191,15 @@ def _millions(card: ModelCard | None) -> float | None:
     return float(number) if unit else float(number) / 1e6
 
 
+def _in_words(macs: int) -> str:
+    """12,345,678 -> "12.35 M"; under a million all digits."""
+    return f"{macs / 1e6:.2f} M" if macs >= 1e6 else f"{macs:,}"
+
+
 def _sentence(label: str, whole: Cost, card: ModelCard | None, shape: tuple[int, ...]) -> str:
     size = " x ".join(map(str, shape)) or "one number"
     sentence = (
-        f"{label}: {whole.macs / 1e6:.2f} M multiply-accumulates for a sample of {size}, "
+        f"{label}: {_in_words(whole.macs)} multiply-accumulates for a sample of {size}, "
         f"{whole.parameters:,} parameters"
     )
     if card is not None and card.printed_macs:
@@ -204,15 +209,26 @@ def _sentence(label: str, whole: Cost, card: ModelCard | None, shape: tuple[int,
 
 
 def _figure(found: dict[str, tuple[list[Cost], Cost]]) -> Figure:
-    most = max(len(costs) for costs, _ in found.values())
-    figure, axes = panels(len(found), height=0.9 + 0.24 * most, most=3)
-    for place, (label, (costs, whole)) in zip(axes, found.items(), strict=True):
+    """A panel for each model, all on one scale; parts that take and hold nothing are left out."""
+    drawn = {
+        label: ([cost for cost in costs if cost.macs or cost.parameters], whole)
+        for label, (costs, whole) in found.items()
+    }
+    names = {tuple(cost.name for cost in costs) for costs, _ in drawn.values()}
+    most = max(map(len, names))
+    figure, axes = panels(
+        len(drawn), height=0.9 + 0.24 * most, most=4 if len(names) == 1 else 3, sharex=True
+    )
+    for position, (place, (label, (costs, whole))) in enumerate(
+        zip(axes, drawn.items(), strict=True)
+    ):
         values = [cost.macs / 1e6 for cost in costs]
         floor = 0.01 * whole.macs / 1e6
         colours = [COLOURS[0] if value > floor else GREY for value in values]
         place.barh(range(len(costs)), values, color=colours)
-        place.set_yticks(range(len(costs)), [cost.name for cost in costs], fontsize=9)
-        place.invert_yaxis()
-        tidy(place, title=f"{label}: {whole.macs / 1e6:.2f} M", x="MACs, millions")
-        place.tick_params(labelsize=8)
+        is_named = len(names) > 1 or position % 4 == 0
+        place.set_yticks(range(len(costs)), [cost.name if is_named else "" for cost in costs])
+        place.set_ylim(most - 0.4, -0.6)
+        tidy(place, title=f"{label}: {_in_words(whole.macs)}", x="MACs, millions")
+        place.tick_params(labelsize=8, labelbottom=True)
     return figure

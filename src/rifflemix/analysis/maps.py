@@ -18,6 +18,11 @@ from rifflemix.mixers.sliceformer import Sliceformer
 _Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]
 
 
+def takes_ranks(mixer: nn.Module) -> bool:
+    """Whether a mixer is CSP or Sliceformer in the causal form, whose windows permute nothing."""
+    return isinstance(mixer, CSP | Sliceformer) and mixer.causal
+
+
 def permutation_of(call: Call) -> Tensor | None:
     """Where each output comes from, in a layer that permutes its values channel by channel.
 
@@ -29,7 +34,7 @@ def permutation_of(call: Call) -> Tensor | None:
         identity at padded positions. None for all other mixers.
     """
     mixer = call.module
-    if not isinstance(mixer, CSP | Sliceformer) or mixer.causal:  # windows permute nothing
+    if not isinstance(mixer, CSP | Sliceformer) or takes_ranks(mixer):
         return None
     x = _without_padding(call)
     with undisturbed(mixer):

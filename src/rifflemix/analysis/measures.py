@@ -54,10 +54,17 @@ def rank_residual(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         if not len(tokens):
             rows.append(wide.new_zeros(1))
             continue
-        centre = tokens.quantile(0.5, dim=0, keepdim=True)
+        centre = _median(tokens)
         size = one_infinity_norm(tokens.unsqueeze(0))
         rows.append(one_infinity_norm((tokens - centre).unsqueeze(0)) / size.clamp_min(_TINY))
     return torch.cat(rows)
+
+
+def _median(tokens: Tensor) -> Tensor:
+    """(1, C) of (N, C); `quantile` takes 16 million numbers at most."""
+    ordered, count = tokens.sort(dim=0).values, len(tokens)
+    median: Tensor = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    return median.unsqueeze(0)
 
 
 def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:

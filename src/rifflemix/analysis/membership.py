@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rifflemix.analysis.drawing import COLOURS, chosen_layers, new_figure, picture
-from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
+from rifflemix.analysis.drawing import COLOURS, GREY, chosen_layers, new_figure, picture
+from rifflemix.analysis.finding import Finding, Subject, Tick, of_those_that_have, progress, silent
 from rifflemix.analysis.images import as_grid, has_images, image_of, text_of
 from rifflemix.analysis.measures import entropy
 from rifflemix.analysis.trace import Call, trace, undisturbed
 from rifflemix.errors import InputError, RunFailed
 from rifflemix.mixers.tssa import TSSA
 
-_SAMPLES, _LAYERS, _CHARACTERS = 2, 3, 160
+_SAMPLES, _LAYERS = 2, 3
+_CHARACTERS, _ACROSS = 160, 40
 _ROUNDING = 1e-4
 
 
@@ -93,19 +97,8 @@ def membership(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
 
     Source: Wu et al. 2024 (ToST), Figures 4b and 9.
     """
-    found: dict[str, list[LayerMembership]] = {}
-    drawn: Subject | None = None
-    for subject in subjects:
-        try:
-            found[subject.label] = layer_memberships(subject, tick)
-            drawn = drawn or subject
-        except RunFailed:
-            raise
-        except InputError:
-            if len(subjects) == 1:
-                raise
-    if drawn is None:
-        raise InputError("expected a model with mixer tssa, got none")
+    found = of_those_that_have(subjects, lambda subject: layer_memberships(subject, tick))
+    drawn = next(subject for subject in subjects if subject.label in found)
     is_image = has_images(drawn)
     if not is_image and text_of(drawn, 0, 1) is None:
         raise InputError(
@@ -129,11 +122,14 @@ def membership(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
         ),
         rows=tuple(_row(label, layer) for label, of in found.items() for layer in of),
         caption=(
-            "The probability with which each token belongs to each head's group, dark the least "
-            "and bright the most that the picture holds"
-            + (", over the image, whose patches are the tokens. " if is_image else ". ")
-            + f"Every token's {heads} probabilities sum to 1 (checked)."
-            + ("" if is_image else " Each character has the colour of its likeliest head.")
+            (
+                "The probability with which each token belongs to each head's group, dark the "
+                "least and bright the most that the picture holds, over the image, whose patches "
+                "are the tokens."
+                if is_image
+                else "Each token of the first sample on the colour of its likeliest head."
+            )
+            + f" Every token's {heads} probabilities sum to 1 (checked)."
         ),
         data={
             "models": {
@@ -208,32 +204,65 @@ def _images(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
 
 def _texts(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
     """Lines of characters, each on the colour of its likeliest head."""
-    chosen = chosen_layers(len(layers), _LAYERS)
-    figure = new_figure(1.9 * len(chosen) + 0.3)
-    grid = figure.subplots(len(chosen), 1, squeeze=False)
+    chosen = [layers[number] for number in chosen_layers(len(layers), _LAYERS)]
     characters = text_of(subject, 0, _CHARACTERS) or []
-    across = 40
-    for number, axes in zip(chosen, grid[:, 0], strict=True):
-        likeliest = layers[number].first[0, :, : len(characters)].argmax(0).tolist()
-        for place, (character, head) in enumerate(zip(characters, likeliest, strict=True)):
-            row, column = divmod(place, across)
+    likeliest = [_likeliest(layer.first[0, :, : len(characters)]) for layer in chosen]
+    heads = layers[0].first.shape[1]
+    colours = _colours_of(heads, [h for row in likeliest for h in row if h is not None])
+    lines = -(-len(characters) // _ACROSS)
+    figure = new_figure((0.3 * lines + 0.4) * len(chosen) + 0.5)
+    grid = figure.subplots(len(chosen), 1, squeeze=False)
+    for layer, heads_of, axes in zip(chosen, likeliest, grid[:, 0], strict=True):
+        for place, (character, head) in enumerate(zip(characters, heads_of, strict=True)):
+            if head is None:
+                continue
+            row, column = divmod(place, _ACROSS)
+            box = {"boxstyle": "square,pad=0.25", "facecolor": colours[head], "edgecolor": "none"}
             axes.text(
                 column,
                 -row,
-                character if len(character) < 4 else character[:3],
+                character[:3],
                 ha="center",
                 va="center",
                 fontsize=9 if len(character) == 1 else 6,
                 family="monospace",
-                color="white",
-                bbox={
-                    "boxstyle": "square,pad=0.25",
-                    "facecolor": COLOURS[head % len(COLOURS)],
-                    "edgecolor": "none",
-                },
+                color=_ink(colours[head]),
+                bbox=box,
             )
-        axes.set_xlim(-1, across)
-        axes.set_ylim(-(len(characters) // across) - 0.6, 0.8)
-        axes.set_title(f"layer {number + 1}: colour is the likeliest head", loc="left", fontsize=10)
+        axes.set_xlim(-1, _ACROSS)
+        axes.set_ylim(-lines + 0.4, 0.6)
+        axes.set_title(f"layer {layers.index(layer) + 1}", loc="left", fontsize=10)
         axes.axis("off")
+    key = {f"head {n + 1}": colour for n, colour in enumerate(colours) if colour != GREY}
+    if GREY in colours:
+        key["other heads"] = GREY
+    figure.legend(
+        [Patch(color=colour) for colour in key.values()],
+        list(key),
+        loc="outside lower center",
+        ncols=8,
+        frameon=False,
+        fontsize=9,
+    )
     return figure
+
+
+def _likeliest(membership: Tensor) -> list[int | None]:
+    """The likeliest of (H, N) heads for each token; None for padding, which belongs to none."""
+    is_there = membership.sum(0) > 0
+    pairs = zip(membership.argmax(0).tolist(), is_there.tolist(), strict=True)
+    return [head if there else None for head, there in pairs]
+
+
+def _colours_of(heads: int, likeliest: Sequence[int]) -> list[str]:
+    """A colour for each head; where there are more heads than colours, the rarer are grey."""
+    if heads <= len(COLOURS):
+        return list(COLOURS[:heads])
+    common = [head for head, _ in Counter(likeliest).most_common(len(COLOURS))]
+    return [COLOURS[common.index(h)] if h in common else GREY for h in range(heads)]
+
+
+def _ink(colour: str) -> str:
+    """White or black: what is seen better on a colour, by its luminance."""
+    red, green, blue, _ = to_rgba(colour)
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"

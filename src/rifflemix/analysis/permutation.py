@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.analysis.drawing import COLOURS, chosen_layers, new_figure, picture, tidy
-from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
-from rifflemix.analysis.maps import permutation_of
+from rifflemix.analysis.finding import Finding, Subject, Tick, of_those_that_have, progress, silent
+from rifflemix.analysis.maps import permutation_of, takes_ranks
 from rifflemix.analysis.measures import displacement, distinct_permutations
 from rifflemix.analysis.trace import Call, trace, undisturbed
 from rifflemix.errors import InputError
 
 _SHOWN_LAYERS = 3
+_WINDOWS = (
+    "their causal form, where a value may go to several tokens or to none; pattern, spectrum and "
+    "collapse take it"
+)
 
 
 @dataclass
@@ -55,8 +59,10 @@ def layer_permutations(subject: Subject, tick: Tick = silent) -> list[LayerPermu
         InputError: no layer of the model permutes tokens.
     """
     found: dict[str, LayerPermutations] = {}
+    windows = False
     for calls in progress(subject, trace(subject.model, subject.batches), tick):
         for call in calls:
+            windows = windows or takes_ranks(call.module)
             index = permutation_of(call)
             if index is None:
                 continue
@@ -66,7 +72,8 @@ def layer_permutations(subject: Subject, tick: Tick = silent) -> list[LayerPermu
         if not found:
             break
     if not found:
-        raise InputError(f"{subject.label}: expected a model with CSP or Sliceformer, got none")
+        got = _WINDOWS if windows else "none"
+        raise InputError(f"{subject.label}: expected a model with CSP or Sliceformer, got {got}")
     return list(found.values())
 
 
@@ -121,15 +128,7 @@ def permutation(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
 
     Source: CSP, equations (3) to (5); Sliceformer, sections 3 and 4.
     """
-    found: dict[str, list[LayerPermutations]] = {}
-    for subject in subjects:
-        try:
-            found[subject.label] = layer_permutations(subject, tick)
-        except InputError:
-            if len(subjects) == 1:
-                raise
-    if not found:
-        raise InputError("expected a model with CSP or Sliceformer, got none")
+    found = of_those_that_have(subjects, lambda subject: layer_permutations(subject, tick))
     return Finding(
         kind="permutation",
         title="Permutations of the tokens",

@@ -11,8 +11,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from rifflemix.analysis.drawing import COLOURS, legend, new_figure, tidy
-from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
+from rifflemix.analysis.drawing import COLOURS, from_zero, layer_ticks, legend, new_figure, tidy
+from rifflemix.analysis.finding import Finding, Subject, Tick, of_those_that_have, progress, silent
 from rifflemix.analysis.trace import Call, trace, undisturbed
 from rifflemix.errors import InputError
 from rifflemix.mixers.tssa import TSSA
@@ -122,15 +122,7 @@ def rate(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
 
     Source: Wu et al. 2024 (ToST), equations (1), (4) and Figure 4a.
     """
-    found: dict[str, list[LayerRates]] = {}
-    for subject in subjects:
-        try:
-            found[subject.label] = layer_rates(subject, tick)
-        except InputError:
-            if len(subjects) == 1:
-                raise
-    if not found:
-        raise InputError("expected a model with mixer tssa, got none")
+    found = of_those_that_have(subjects, lambda subject: layer_rates(subject, tick))
     return Finding(
         kind="rate",
         title="Coding rates by layer",
@@ -213,7 +205,7 @@ def _figure(found: dict[str, list[LayerRates]]) -> Figure:
                     label=f"{label}, {name}",
                 )
         tidy(axes, title=title, x="layer", y="rate, nats")
-        axes.set_ylim(bottom=0.0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        from_zero(axes)
+        layer_ticks(axes, max(map(len, found.values())))
         legend(axes)
     return figure

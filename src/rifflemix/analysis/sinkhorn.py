@@ -15,8 +15,24 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rifflemix.analysis.drawing import COLOURS, GREY, chosen_layers, new_figure, picture, tidy
-from rifflemix.analysis.finding import Finding, Subject, Tick, Trial, progress, silent
+from rifflemix.analysis.drawing import (
+    COLOURS,
+    GREY,
+    chosen_layers,
+    from_zero,
+    new_figure,
+    picture,
+    tidy,
+)
+from rifflemix.analysis.finding import (
+    Finding,
+    Subject,
+    Tick,
+    Trial,
+    of_those_that_have,
+    progress,
+    silent,
+)
 from rifflemix.analysis.measures import entropy
 from rifflemix.analysis.sinkhorn_quality import (
     draw_quality,
@@ -133,14 +149,11 @@ def sinkhorn(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
     """
     trials = trials_of(subjects)
     found: dict[str, Sorting] = {}
-    for subject in subjects:
-        try:
-            found[subject.label] = sorting_of(subject, tick)
-        except InputError:
-            if len(subjects) == 1:
-                raise
-    if not found and not trials:
-        raise InputError("expected a model with mixer sinkhorn, got none")
+    try:
+        found = of_those_that_have(subjects, lambda subject: sorting_of(subject, tick))
+    except InputError:
+        if not trials:
+            raise
     return Finding(
         kind="sinkhorn",
         title="Sorting matrices",
@@ -249,7 +262,9 @@ def _draw_curves(left: Axes, right: Axes, found: dict[str, Sorting], shown: Sequ
         right.axvline(of.temperature, color=colour, linestyle=":", linewidth=1)
     tidy(left, title="balance (dotted: as trained)", x="iterations", y="mean |sum - 1|")
     tidy(right, title="softness (dotted: as trained)", x="temperature", y="share of most entropy")
-    left.set_ylim(bottom=0.0)
+    left.set_xticks([count for count in ITERATIONS if count])
+    right.set_xticks(TEMPERATURES, [f"{value:g}" for value in TEMPERATURES])
+    from_zero(left)
     right.set_ylim(0.0, 1.05)
     if len(shown) > 1:
         handles, names = right.get_legend_handles_labels()

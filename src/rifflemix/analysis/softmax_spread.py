@@ -12,8 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from rifflemix.analysis.drawing import GREY, legend, line_style, new_figure, tidy
-from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
+from rifflemix.analysis.drawing import (
+    GREY,
+    from_zero,
+    layer_ticks,
+    legend,
+    line_style,
+    new_figure,
+    tidy,
+)
+from rifflemix.analysis.finding import Finding, Subject, Tick, of_those_that_have, progress, silent
 from rifflemix.analysis.maps import matrix_of
 from rifflemix.analysis.runs import over_training
 from rifflemix.analysis.trace import Call, trace, undisturbed
@@ -57,30 +65,34 @@ class Moment:
 def spread_of(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     """(B,) the standard deviation of the entries of a row over valid tokens, mean over rows, heads.
 
+    Samples without a valid token are left out, here and in `sums_of`.
+
     Args:
         weights: (B, H, N, N).
         mask: (B, N) bool, True = padding.
     """
-    return torch.stack([_valid(w, mask, b).std(-1, correction=0).mean() for b, w in _each(weights)])
+    return _stack([w.std(-1, correction=0).mean() for w in _each(weights, mask)])
 
 
 def sums_of(weights: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Twice (B,): the mean distance from 1 of the sums of rows, and of columns."""
-    valid = [_valid(w, mask, b) for b, w in _each(weights)]
-    rows = torch.stack([(w.sum(-1) - 1.0).abs().mean() for w in valid])
-    columns = torch.stack([(w.sum(-2) - 1.0).abs().mean() for w in valid])
+    valid = _each(weights, mask)
+    rows = _stack([(w.sum(-1) - 1.0).abs().mean() for w in valid])
+    columns = _stack([(w.sum(-2) - 1.0).abs().mean() for w in valid])
     return rows, columns
 
 
-def _each(weights: Tensor) -> list[tuple[int, Tensor]]:
-    return list(enumerate(weights.double()))
+def _stack(values: list[Tensor]) -> Tensor:
+    return torch.stack(values) if values else torch.zeros(0, dtype=torch.float64)
 
 
-def _valid(weights: Tensor, mask: Tensor | None, sample: int) -> Tensor:
+def _each(weights: Tensor, mask: Tensor | None) -> list[Tensor]:
+    """(H, n, n) of the n valid tokens of each sample that has some."""
     if mask is None:
-        return weights
-    there = ~mask[sample]
-    return weights[:, there][:, :, there]
+        return list(weights.double())
+    there = [~padding for padding in mask]
+    samples = zip(weights.double(), there, strict=True)
+    return [w[:, valid][:, :, valid] for w, valid in samples if valid.any()]
 
 
 def softmax_of_noise(lengths: Sequence[int]) -> list[float]:
@@ -181,19 +193,12 @@ def softmax_spread(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
 
     Source: Sliceformer (Yuan and Xu), Figure 2; Sander et al. 2022 for the sums.
     """
-    found: dict[str, list[LayerSpread]] = {}
-    training: dict[str, list[Moment]] = {}
-    for subject in subjects:
-        try:
-            found[subject.label] = layer_spreads(subject, tick)
-        except InputError:
-            if len(subjects) == 1:
-                raise
-            continue
-        if subject.moments:
-            training[subject.label] = moments_of(subject, tick)
-    if not found:
-        raise InputError("expected mixers with attention weights, got none")
+    found = of_those_that_have(subjects, lambda subject: layer_spreads(subject, tick))
+    training = {
+        subject.label: moments_of(subject, tick)
+        for subject in subjects
+        if subject.label in found and subject.moments
+    }
     longest = max(
         n for layers in found.values() for layer in layers for n in layer.spread or {4: []}
     )
@@ -312,8 +317,8 @@ def _figure(
         right.plot(at, [np.mean(layer.rows) for layer in layers], **style | _HOLLOW)
     tidy(left, title="weights within a row", x="tokens N", y="standard deviation")
     tidy(right, title="sums of columns (rows hollow)", x="layer", y="mean distance from 1")
-    right.set_ylim(bottom=-0.02)
-    right.xaxis.set_major_locator(MaxNLocator(integer=True))
+    from_zero(right)
+    layer_ticks(right, max(map(len, found.values())))
     legend(left)
     legend(right)
     if training:
@@ -335,6 +340,6 @@ def _draw_training(axes: Axes, training: dict[str, list[Moment]], labels: Sequen
         x="optimiser steps",
         y="mean distance from 1",
     )
-    axes.set_ylim(bottom=-0.02)
+    from_zero(axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(axes)

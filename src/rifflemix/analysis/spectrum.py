@@ -177,7 +177,7 @@ def _figure(found: dict[str, list[LayerSpectrum]]) -> Figure:
         for number, layer in enumerate(layers):
             ends = number in (0, len(layers) - 1)
             colour = (COLOURS[0] if number == 0 else COLOURS[1]) if ends else GREY
-            name = {0: "first layer", len(layers) - 1: "last layer"}.get(number)
+            name = {len(layers) - 1: "last layer", 0: "first layer"}.get(number)
             index = np.arange(1, len(layer.outputs) + 1)
             place.semilogy(
                 index,

@@ -49,7 +49,13 @@ def own_subject(
     """A subject from a module of the caller's own and batches as `trace` takes them."""
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
-    if not len(batches):
+    if not isinstance(batches, Sequence) or isinstance(batches, str):
+        raise bad_argument(
+            "batches",
+            "a list of batches, which analyses go through more than once",
+            type(batches).__name__,
+        )
+    if not batches:
         raise bad_argument("batches", "at least one", "none")
     return Subject(label or type(model).__name__, model, batches, task)
 
@@ -66,10 +72,12 @@ def _of_preset(name: str, view: View) -> list[Subject]:
     if view.mixers and "mixer" not in known:
         raise InputError(f"model {name} has no setting mixer; leave --mixers out")
     sequence = {"max_length": view.tokens, "in_channels": 16, "num_classes": 10}
-    if not known.get("vocab_size"):
-        own = {k: v for k, v in sequence.items() if known.get(k, 0) is None} | own
+    if own.get("vocab_size"):
+        del sequence["in_channels"]  # ids take the place of vectors
     if model_card(name).inputs.startswith("tokens or"):
-        own = {"max_length": view.tokens, "in_channels": 16, "num_classes": 10} | own
+        own = sequence | own
+    elif not known.get("vocab_size"):
+        own = {k: v for k, v in sequence.items() if known.get(k, 0) is None} | own
     subjects = []
     for mixer in view.mixers or (None,):
         settings = own if mixer is None else {**own, "mixer": mixer}
@@ -116,7 +124,7 @@ def _random_batches(model: Model, name: str, view: View) -> list[Any]:
         elif settings.get("in_channels"):
             shape = (count, length, int(settings["in_channels"]))
             batches.append(torch.randn(shape, generator=draws))
-        elif inputs == "tokens" and settings.get("vocab_size"):
+        elif inputs.startswith("tokens") and settings.get("vocab_size"):
             shape = (count, length)
             batches.append(torch.randint(int(settings["vocab_size"]), shape, generator=draws))
         else:

@@ -148,18 +148,39 @@ def _hooked(layers: Mapping[str, nn.Module], calls: list[Call], *, cross: bool) 
 
         return note
 
+    notes = {name: hook_of(name) for name in layers}
     hooks = [
-        layer.register_forward_hook(hook_of(name), with_kwargs=True)
-        for name, layer in layers.items()
+        layer.register_forward_hook(notes[name], with_kwargs=True) for name, layer in layers.items()
     ]
+    streams = {name: layer for name, layer in layers.items() if isinstance(layer, TokenMixer)}
     fast = torch.backends.mha.get_fastpath_enabled()  # it does without calls of the inner layers
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            for name, layer in streams.items():
+                stack.enter_context(_prefill_noted(layer, notes[name]))
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def _prefill_noted(layer: TokenMixer, note: Any) -> Iterator[None]:
+    """Inside, a prompt is a call too: language models with a cache call no `forward`."""
+    prefill = layer.prefill
+
+    def noted(x: Tensor, **options: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        y, state = prefill(x, **options)
+        note(layer, (x,), options, y)
+        return y, state
+
+    layer.__dict__["prefill"] = noted
+    try:
+        yield
+    finally:
+        del layer.__dict__["prefill"]
 
 
 def _call_of(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Call:
