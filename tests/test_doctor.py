@@ -117,7 +117,7 @@ def test_extras_are_those_of_the_package() -> None:
     ours = {
         extra: tuple(re.split(r"[^\w-]", r)[0] for r in requirements if "rifflemix[" not in r)
         for extra, requirements in extras.items()
-        if extra not in ("docs", "peers", "test", "train")
+        if extra not in ("docs", "notebooks", "peers", "test", "train")
     }
     assert extras["train"] == ["rifflemix[compare]"]
     assert ours == doctor.EXTRAS
