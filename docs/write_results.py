@@ -159,9 +159,11 @@ def small_tasks() -> Answer:
         line = {"task": name, **_scores(path, row), "chance": row.chance, "seconds": seconds}
         table.append(line | {"threads": results["config"]["threads"]})
         sources.append(path)
+    said = [f"{row.name.partition(',')[0]} {row.words}" for row in drawn]
     says = (
-        "Test accuracy of softmax attention on one thread, at the sizes of [the suite](suites.md), "
-        "and the time of a run while other work shared the machine; rings are the commonest answer."
+        f"Test accuracy in percent: {'; '.join(said)}. That is softmax attention on one thread, at "
+        "the sizes of [the suite](suites.md), with a single learning rate, while other work shared "
+        "the two cores; rings are the commonest answer."
     )
     if missing:
         says += f" Not measured yet: {', '.join(missing)}."
