@@ -98,10 +98,10 @@ def test_a_suite_stops_between_tasks_and_goes_on(
 def test_what_is_wrong_is_one_line(
     cli: Cli, tmp_path: Path, arguments: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
-    out = tmp_path / "out"
-    outcome = cli("compare", *arguments.split(), "--out", str(out))
+    out, empty = tmp_path / "out", tmp_path / "data"
+    empty.mkdir()  # with a folder given, nothing is looked for in a network
+    outcome = cli("compare", *arguments.split(), "--data-dir", str(empty), "--out", str(out))
     assert (outcome.code, outcome.out) == (2, ""), outcome
     assert outcome.err.startswith("error: ")
     assert outcome.err.count("\n") == 1

@@ -190,6 +190,14 @@ def test_the_small_suite_has_the_headline_and_the_best_baselines_by_validation()
     assert smoke.tasks.keys() <= get_suite("lra-small").tasks.keys()
 
 
+def test_the_page_of_the_suites_has_their_sizes() -> None:
+    page = (REPOSITORY / "docs/suites.md").read_text(encoding="utf-8")
+    for name, task in get_suite("lra-small").tasks.items():
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
+        assert line.endswith("| {max_steps:,} steps of {batch_size} |".format(**task.settings))
+        assert all(f"{value:,}" in line for value in task.options.values()), line
+
+
 # A suite that is small enough to be run here.
 
 TINY = Suite(
@@ -312,7 +320,6 @@ def test_missing_data_is_one_sentence_before_anything_is_trained(
 ) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(SUITES, "tiny", NEEDY)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "data").mkdir()
     out = tmp_path / "out"
     with pytest.raises(InputError) as raised:
