@@ -57,6 +57,7 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: P
     for notebook in (REPOSITORY / "docs" / "notebooks").glob("*.ipynb"):
         assert f"notebooks/{notebook.stem}.html" in pages
         assert (tmp_path / "site" / "notebooks" / notebook.name).is_file()  # to be had
+    assert "<math" in pages["mixers/csp.html"]
     for name, text in pages.items():
         tags = [match[0] for match in LOADED.finditer(text)]
         assert not [tag for tag in tags if tag.startswith("src")], name

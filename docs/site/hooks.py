@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 from notebook_pages import page_of
 
@@ -20,6 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = "docs/"
 ALONG = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+_EQUATION = re.compile(r"```math\n(.*)```", re.DOTALL)
 _FENCE = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
 
 
@@ -52,7 +54,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"{mark}[{words}]({posixpath.relpath(_in_site(target), here or '.')}{anchor})"
 
     parts = _FENCE.split(markdown)
-    return "".join(part if i % 2 else _LINK.sub(led, part) for i, part in enumerate(parts))
+    return "".join(_drawn(part) if i % 2 else _LINK.sub(led, part) for i, part in enumerate(parts))
+
+
+def _drawn(fence: str) -> str:
+    """An equation as MathML, which browsers draw without a script; other fences as they are."""
+    equation = _EQUATION.fullmatch(fence)
+    if equation is None:
+        return fence
+    return f'<div class="equation">{convert(equation[1], display="block")}</div>'
 
 
 def _targets(source: str, text: str) -> Iterator[str]:
