@@ -25,8 +25,6 @@ from matrix import (
 
 import rifflemix as rm
 
-NO_STABLE_SORT = "causal csp sorts, and ONNX takes a stable sort from a module, not from a program"
-
 
 def cases() -> Iterator[object]:
     for host in all_hosts():
@@ -35,8 +33,6 @@ def cases() -> Iterator[object]:
                 if not applies(name, host, mixer):
                     continue
                 marks = [pytest.mark.slow] if name in SLOW or not host.quick else []
-                if name == "ONNX" and mixer == "csp" and host.causal:
-                    marks.append(pytest.mark.xfail(reason=NO_STABLE_SORT, strict=True))
                 yield pytest.param(host, mixer, name, id=f"{host.name}-{mixer}-{name}", marks=marks)
 
 
