@@ -217,7 +217,7 @@ TINY = Suite(
             {"max_steps": 2, "batch_size": 8},
         ),
     },
-    ("softmax", "identity"),
+    ("identity",),
     seeds=1,
     lr=(1e-3,),
 )
@@ -342,7 +342,7 @@ def test_missing_data_is_one_sentence_before_anything_is_trained(
         ({"task_options": {}}, "task_options: expected none beside a suite"),
         ({"max_step": 2}, "did you mean max_steps"),
         ({"mixers": ["cps"]}, "unknown mixer 'cps'; did you mean csp"),
-        ({"dim": 9}, "tiny, coarse: mixer softmax: .*num_heads"),
+        ({"dim": 9, "mixers": ["softmax"]}, "tiny, coarse: mixer softmax: .*num_heads"),
         ({"seeds": 0}, "seeds: expected a number of seeds"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -73,9 +73,10 @@ def compare_suite(
     def run_one(one: ComparePlan) -> dict[str, Any]:
         place = f"{list(plan.plans).index(one.out.name) + 1} of {len(plan.plans)}"
         progress_console().print(f"{one.out.name}, task {place}", markup=False, soft_wrap=True)
-        finished[one.out.name], is_stopped = run_shown(one, run)
+        results, is_stopped = run_shown(one, run)
+        finished[one.out.name] = results
         stops.append(is_stopped)
-        return finished[one.out.name]
+        return results
 
     summary = run_suite(plan, run_one, should_stop=lambda: any(stops))
     if is_main_process():
