@@ -59,22 +59,33 @@ class TorchAttention(nn.Module):
         y: Tensor = self._call(x, key_padding_mask, need_weights=False)[0]
         return y
 
-    def weights(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, H, N, M) of queries (B, N, C), zero in rows of padding."""
+    def weights(
+        self, x: Tensor, key_padding_mask: Tensor | None = None, *, first: int | None = None
+    ) -> Tensor:
+        """(B, H, N, M) of queries (B, N, C), zero in rows of padding; of the `first` N alone."""
         found: Tensor = self._call(
-            x, key_padding_mask, need_weights=True, average_attn_weights=False
+            x, key_padding_mask, first=first, need_weights=True, average_attn_weights=False
         )[1]
         if self.memory is None and key_padding_mask is not None:
-            found = found.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+            found = found.masked_fill(key_padding_mask[:, None, :first, None], 0.0)
         return found
 
-    def _call(self, x: Tensor, key_padding_mask: Tensor | None, **options: Any) -> Any:
+    def _call(
+        self,
+        x: Tensor,
+        key_padding_mask: Tensor | None,
+        *,
+        first: int | None = None,
+        **options: Any,
+    ) -> Any:
         memory = x if self.memory is None else self.memory
         value = memory if self.value is None else self.value
         mask = self.attn_mask
         if mask is not None and self.memory is None:  # of fewer tokens than the model's
             mask = mask[..., : x.shape[1], : x.shape[1]]
-        inputs = [x, memory, value]
+        if mask is not None:
+            mask = mask[..., :first, :]
+        inputs = [x[:, :first], memory, value]
         if not self.attention.batch_first:
             inputs = [part.transpose(0, 1) for part in inputs]
         y, weights = self.attention(

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
 from rifflemix.analysis.drawing import chosen_layers, new_figure, picture
 from rifflemix.analysis.finding import Finding, Subject, Tick, of_those_that_have, progress, silent
 from rifflemix.analysis.images import as_grid, check_images, image_of
 from rifflemix.analysis.maps import matrix_of
 from rifflemix.analysis.measures import entropy
-from rifflemix.analysis.trace import Call, trace, undisturbed
+from rifflemix.analysis.trace import MIXERS, Call, trace, undisturbed
 from rifflemix.errors import InputError
-from rifflemix.mixers import TokenMixer
 from rifflemix.models.vision.class_attention import ClassAttention
 from rifflemix.nn.class_token import ClassToken
 
@@ -50,9 +49,9 @@ def class_attention(subject: Subject, tick: Tick = silent) -> list[LayerAttentio
     check_images(subject, "attention of the class token")
     modules = list(subject.model.modules())
     gathers = any(isinstance(module, ClassAttention) for module in modules)
-    if not gathers and not any(isinstance(module, ClassToken) for module in modules):
+    if not gathers and not any(map(_has_class_token, modules)):
         raise InputError(f"{subject.label}: expected a model with a class token, got none")
-    kind = ClassAttention if gathers else TokenMixer
+    kind = ClassAttention if gathers else MIXERS
     found: dict[str, LayerAttention] = {}
     for calls in progress(subject, trace(subject.model, subject.batches, of=kind), tick):
         for call in calls:
@@ -68,13 +67,20 @@ def class_attention(subject: Subject, tick: Tick = silent) -> list[LayerAttentio
     return list(found.values())
 
 
+def _has_class_token(module: nn.Module) -> bool:
+    """Whether it puts a class token in front: ours, or one by the name that others use."""
+    return isinstance(module, ClassToken) or isinstance(
+        getattr(module, "cls_token", None), nn.Parameter
+    )
+
+
 def _weights(call: Call) -> Tensor | None:
     """(B, H, N) weights of the first token on all; None for a mixer without weights."""
     if isinstance(call.module, ClassAttention):
         with undisturbed(call.module):
             weights: Tensor = call.module.weights(call.x)
         return weights
-    matrix = matrix_of(call)
+    matrix = matrix_of(call, first=1)
     return None if matrix is None else matrix[:, :, 0]
 
 

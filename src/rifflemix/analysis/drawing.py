@@ -17,14 +17,14 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#bdbdbd"
 MAP = "cividis"  # made for readers with and without colour blindness
-_DPI = 120
+DPI = 120
 _WIDTH = 10.0  # inches
 
 
 def new_figure(height: float) -> Figure:
     """A figure of 1200 pixels and `height` inches, with fonts that stay legible."""
     with matplotlib.style.context("default"):
-        return Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
+        return Figure(figsize=(_WIDTH, height), dpi=DPI, layout="constrained")
 
 
 def panels(

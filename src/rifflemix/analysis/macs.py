@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,8 @@ class _OnBatch(nn.Module):
 def costs_of(subject: Subject) -> tuple[list[Cost], Cost]:
     """The costs of a model's parts, for the first sample, and of the whole.
 
-    Parts are the model's children, and of lists of layers each layer. What the model does
-    between them is the last part, "the rest".
+    Parts are the model's children, and each layer of lists of layers, however deep these are. What
+    the model does between them is the last part, "the rest".
     """
     batch = _first_sample(subject.batches[0])
     calls: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
@@ -100,9 +100,21 @@ def costs_of(subject: Subject) -> tuple[list[Cost], Cost]:
 def _parts(model: nn.Module) -> dict[str, nn.Module]:
     parts: dict[str, nn.Module] = {}
     for name, child in model.named_children():
-        inner = child.named_children() if isinstance(child, nn.ModuleList) else [("", child)]
-        parts |= {f"{name}.{n}" if n else name: part for n, part in inner}
+        inner: Mapping[str, nn.Module] = {"": child}
+        if _is_list(child):
+            inner = dict(child.named_children())
+        elif any(map(_is_list, child.modules())):  # an encoder that holds the layers
+            inner = _parts(child)
+        parts |= {f"{name}.{n}" if n else name: part for n, part in inner.items()}
     return parts
+
+
+def _is_list(module: nn.Module) -> bool:
+    """Whether a module only holds layers: a list, or blocks of one class in a sequence."""
+    if isinstance(module, nn.Sequential):
+        blocks = list(module)
+        return len({type(b) for b in blocks}) == 1 and any(True for _ in blocks[0].children())
+    return isinstance(module, nn.ModuleList)
 
 
 def _parameters(module: nn.Module) -> int:

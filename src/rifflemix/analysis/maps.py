@@ -44,7 +44,7 @@ def permutation_of(call: Call) -> Tensor | None:
     return index
 
 
-def matrix_of(call: Call) -> Tensor | None:
+def matrix_of(call: Call, *, first: int | None = None) -> Tensor | None:
     """The matrix that a layer multiplies its values with, head by head.
 
     It is measured, not computed anew: unit vectors take the place of the values, N / D passes of
@@ -54,6 +54,7 @@ def matrix_of(call: Call) -> Tensor | None:
 
     Args:
         call: what `trace` saw.
+        first: hold the rows of the first so many outputs alone; None for all.
 
     Returns:
         (B, H, N, N), rows are outputs, zero at padded positions; (B, H, N, M) of attention to a
@@ -62,9 +63,9 @@ def matrix_of(call: Call) -> Tensor | None:
     """
     if isinstance(call.module, TorchAttention):
         with undisturbed(call.module):
-            return call.module.weights(call.x, call.key_padding_mask)
+            return call.module.weights(call.x, call.key_padding_mask, first=first)
     if isinstance(call.module, CrossAttention):
-        return _cross_matrix(call)
+        return _cross_matrix(call)[:, :, :first]
     host = _attention_in(call.module)
     if host is None:
         return None
@@ -89,8 +90,8 @@ def matrix_of(call: Call) -> Tensor | None:
         return None
     width = plain.shape[-1]
     columns = []
-    for first in range(0, length, width):
-        units = torch.arange(first, first + width, device=x.device)
+    for start in range(0, length, width):
+        units = torch.arange(start, start + width, device=x.device)
         unit = (rows.unsqueeze(-1) == units).to(x.dtype)
 
         def put(module: nn.Module, args: Any, output: Tensor, unit: Tensor = unit) -> Tensor:
@@ -99,9 +100,9 @@ def matrix_of(call: Call) -> Tensor | None:
             replaced: Tensor = parts.flatten(-4)
             return replaced
 
-        columns.append(as_heads(_unprojected(mixer, host, x, mask, put)))
+        columns.append(as_heads(_unprojected(mixer, host, x, mask, put))[:, :, :first].clone())
     matrix = torch.cat(columns, -1)[..., :length]
-    return matrix if _explains(matrix, seen[0], rows, plain) else None
+    return matrix if _explains(matrix, seen[0], rows, plain[:, :, :first]) else None
 
 
 def _cross_matrix(call: Call) -> Tensor:
@@ -129,8 +130,8 @@ def _cross_matrix(call: Call) -> Tensor:
 
     width = run(numbers[None, :, None].expand_as(memory), note).shape[-1]
     columns = []
-    for first in range(0, memory.shape[1], width):
-        units = torch.arange(first, first + width, device=memory.device)
+    for start in range(0, memory.shape[1], width):
+        units = torch.arange(start, start + width, device=memory.device)
         unit = (rows[0].unsqueeze(-1) == units).to(memory.dtype)
 
         def put(module: nn.Module, args: Any, output: Tensor, unit: Tensor = unit) -> Tensor:
@@ -143,7 +144,7 @@ def _cross_matrix(call: Call) -> Tensor:
 
 def _explains(matrix: Tensor, values: Tensor, rows: Tensor, plain: Tensor) -> bool:
     """Whether matrix times values is what the layer put out."""
-    batch, _, length, _ = matrix.shape
+    batch, _, _, length = matrix.shape
     flat = values.reshape(batch, -1, *values.shape[-2:])
     where = rows.reshape(batch, -1)
     by_token = flat.new_zeros(batch, length + 1, *flat.shape[-2:])

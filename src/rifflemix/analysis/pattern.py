@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rifflemix.analysis.drawing import COLOURS, new_figure, picture
+from rifflemix.analysis.drawing import COLOURS, DPI, new_figure, picture
 from rifflemix.analysis.finding import Finding, Subject, Tick, silent
 from rifflemix.analysis.trace import Call, trace, undisturbed
 from rifflemix.errors import bad_argument
 
 LAYERS = 3
 MOST_TOKENS = 1024
-_AT_ONCE = 64  # output tokens whose gradients are taken side by side
+_PAIRS_AT_ONCE = 2**22  # of tokens, over the outputs whose gradients are taken side by side
 
 
 def reach_of(call: Call, sample: int = 0) -> NDArray[np.bool_]:
@@ -45,8 +45,9 @@ def reach_of(call: Call, sample: int = 0) -> NDArray[np.bool_]:
     draws = torch.Generator().manual_seed(0)
     weights = torch.randn(x.shape[-1], generator=draws, dtype=torch.float64).to(x)
     rows = []
-    for first in range(0, length, _AT_ONCE):
-        outputs = torch.arange(first, min(first + _AT_ONCE, length), device=x.device)
+    at_once = max(_PAIRS_AT_ONCE // length**2, 1)
+    for first in range(0, length, at_once):
+        outputs = torch.arange(first, min(first + at_once, length), device=x.device)
         rows.append(_gradients(call.module, x, mask, outputs, weights))
     reach = torch.cat(rows).cpu().numpy()
     valid = slice(None) if mask is None else np.flatnonzero(~mask.cpu().numpy())
@@ -152,8 +153,9 @@ def _figure(found: dict[str, list[NDArray[np.bool_]]]) -> Figure:
         for number, pattern_of in enumerate(reached):
             place = grid[band * deep + number, column]
             place.set_visible(True)
-            image = np.ones((*pattern_of.shape, 3))
-            image[pattern_of] = _rgb(COLOURS[0])
+            shown = _coarser(pattern_of, round(size * DPI))
+            image = np.ones((*shown.shape, 3))
+            image[shown] = _rgb(COLOURS[0])
             share = f"{100 * pattern_of.mean():.0f} %"
             title = f"{label}\n{share}" if number == 0 else share
             picture(place, image, title=title)
@@ -163,6 +165,15 @@ def _figure(found: dict[str, list[NDArray[np.bool_]]]) -> Figure:
             if number == len(reached) - 1:
                 place.set_xlabel("input token", fontsize=9)
     return figure
+
+
+def _coarser(reached: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
+    """At most so many rows and columns; one pair connected among several shows."""
+    every = -(-len(reached) // most)
+    starts = np.arange(0, len(reached), every)
+    over_rows = np.logical_or.reduceat(reached, starts, axis=0)
+    coarser: NDArray[np.bool_] = np.logical_or.reduceat(over_rows, starts, axis=1)
+    return coarser
 
 
 def _rgb(colour: str) -> tuple[float, ...]:

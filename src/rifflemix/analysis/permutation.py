@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,6 +21,7 @@ from rifflemix.analysis.trace import Call, trace, undisturbed
 from rifflemix.errors import InputError
 
 _SHOWN_LAYERS = 3
+_PIXELS = 256  # of a map, and bars of a histogram: of more tokens several share one
 _WINDOWS = (
     "their causal form, where a value may go to several tokens or to none; pattern, spectrum and "
     "collapse take it"
@@ -228,8 +230,10 @@ def _figure(found: dict[str, list[LayerPermutations]]) -> Figure:
     grid = figure.subplots(len(drawn), 3, squeeze=False, width_ratios=(1, 1.4, 1.6))
     for (label, layer), (left, middle, right) in zip(drawn, grid, strict=True):
         length = layer.index.shape[0]
-        counts = np.zeros((length, length))
-        np.add.at(counts, (np.arange(length)[:, None], layer.index), 1)
+        bins = min(length, _PIXELS)
+        bin_of = np.arange(length) * bins // length
+        counts = np.zeros((bins, bins))
+        np.add.at(counts, (bin_of[:, None], bin_of[layer.index]), 1)
         picture(left, np.sqrt(counts), title=f"{label}, {layer.name}")
         left.set_xlabel("from token", fontsize=9)
         left.set_ylabel("to token", fontsize=9)
@@ -240,9 +244,18 @@ def _figure(found: dict[str, list[LayerPermutations]]) -> Figure:
         )
         middle.set_xlabel("channel", fontsize=9)
         middle.set_ylabel("token", fontsize=9)
-        moves = sorted(layer.moves)
-        total = sum(layer.moves.values())
-        shares = [100 * layer.moves[move] / total for move in moves]
-        right.bar(moves, shares, width=1.0, color=COLOURS[0])
-        tidy(right, title="displacements", x="tokens forward", y="share of values, %")
+        _draw_moves(right, layer.moves)
     return figure
+
+
+def _draw_moves(axes: Axes, moves: Counter[int]) -> None:
+    """The share of values that moved so far."""
+    width = -(-(max(moves) - min(moves) + 1) // _PIXELS)
+    binned: Counter[int] = Counter()
+    for move, count in moves.items():
+        binned[move // width] += count
+    places = [(place + 0.5) * width - 0.5 for place in binned]
+    shares = [100 * count / sum(moves.values()) for count in binned.values()]
+    axes.bar(places, shares, width=width, color=COLOURS[0])
+    each = "" if width == 1 else f"\nin {width} tokens"
+    tidy(axes, title="displacements", x="tokens forward", y=f"share of values, %{each}")
