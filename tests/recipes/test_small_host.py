@@ -240,8 +240,9 @@ def test_a_sample_does_not_feel_its_neighbours(mixer: str, task: str) -> None:
 
 
 def test_padded_to_the_longest_of_the_batch_it_does() -> None:
-    """What the test above looks for is there where `padding` is another."""
-    model = build("listops", "butterfly", max_length=256, padding="batch")
+    """What the test above looks for is there where `padding` and the groups' layout are others."""
+    changes: dict[str, Any] = {"padding": "batch", "mixer_options": {"layout": "length"}}
+    model = build("listops", "butterfly", max_length=256, **changes)
     together = ids_of("listops", 200)
     with torch.no_grad():
         alone = model(together[1:2, :100])

@@ -151,9 +151,8 @@ def test_csp_takes_the_position_of_attention(options: dict[str, Any] | None) -> 
     assert not names & {"gamma", "beta", "rel_pos_bias.rel_pos_bias"}
     assert mixer.mx_proj.out_features == 2 * DIM + 2 * DIM
     x = tokens(12)
-    plain = CSP(
-        2 * DIM, value_proj=False, out_proj=False, layer_index=1, num_layers=3, **(options or {})
-    ).double()
+    place: dict[str, Any] = {"max_length": mixer.max_length, "layer_index": 1, "num_layers": 3}
+    plain = CSP(2 * DIM, value_proj=False, out_proj=False, **place, **(options or {})).double()
     h = plain(F.silu(mixer.v_proj(x)))
     u, r, hx = mixer.mx_proj(mixer.move(x)).split([DIM, 2 * DIM, DIM], -1)
     new = F.silu(hx + mixer.h_proj(h * F.silu(r)))
