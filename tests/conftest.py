@@ -42,6 +42,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         print(f"\n{report.nodeid} took {report.duration:.0f} s", file=sys.__stderr__, flush=True)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _set_aside() -> None:
+    """So does what tests have imported since: each training ends with a search for garbage."""
+    if len(gc.get_objects()) > 50_000:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
