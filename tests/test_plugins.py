@@ -341,6 +341,18 @@ def test_what_is_no_python_file_is_refused(tmp_path: Path, plugin: Path) -> None
             load_plugin(path)
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("~nosuchuser/mine.py", "a path whose ~ stands for a user's folder, got ~nosuchuser"),
+        (5, "a path, got 5"),
+    ],
+)
+def test_what_is_no_path_is_refused(path: Any, words: str) -> None:
+    with pytest.raises(rm.InputError, match=f"plugin: expected {words}"):
+        load_plugin(path)
+
+
 def test_two_files_of_one_name_are_refused(tmp_path: Path, plugin: Path) -> None:
     load_plugin(plugin)
     (tmp_path / "more").mkdir()

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.files import user_path
 
 _VARIABLE = "RIFFLEMIX_PLUGINS"
 _PREFIX = "rifflemix.plugins.file_"
@@ -77,9 +78,7 @@ def note_registration() -> None:
 
 
 def _python_file(path: str | os.PathLike[str]) -> Path:
-    if not isinstance(path, str | os.PathLike):
-        raise bad_argument("plugin", "the path of a Python file", repr(path))
-    file = Path(path).expanduser().absolute()
+    file = user_path("plugin", path).absolute()
     if file.suffix != ".py" or not file.is_file() or os.pathsep in str(file):
         what = "" if file.exists() else ", which is not there"
         raise bad_argument("plugin", "a Python file, NAME.py", f"{path}{what}")
