@@ -19,7 +19,6 @@ from pathlib import Path
 from types import ModuleType
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import user_path
 
 _VARIABLE = "RIFFLEMIX_PLUGINS"
 _PREFIX = "rifflemix.plugins.file_"
@@ -78,6 +77,8 @@ def note_registration() -> None:
 
 
 def _python_file(path: str | os.PathLike[str]) -> Path:
+    from rifflemix.files import user_path  # needs torch, which `--help` does without
+
     file = user_path("plugin", path).absolute()
     if file.suffix != ".py" or not file.is_file() or os.pathsep in str(file):
         what = "" if file.exists() else ", which is not there"
