@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest_plugins = ["skip_gate"]
+pytest_plugins = ["skip_gate", "command_line"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).resolve().parent / "golden"

@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-import rifflemix.cli
+from command_line import Cli, Outcome
 from rifflemix.cli.interrupt import StopRequest
 from rifflemix.cli.options import parse_mixer_options, parse_mixers, parse_names, parse_value
 from rifflemix.comparison import CompareConfig, default_budget
@@ -27,30 +27,6 @@ TINY = (
     "--heads", "2", "--batch-size", "64",
 )  # fmt: skip
 FILES = {"config.json", "config.toml", "results.json", "table.md", "plot.png", "report.html"}
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Outcome]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run the command line in this process."""
-
-    def run(*arguments: str) -> Outcome:
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["rifflemix", *arguments])
-        for name in ("OMP_WAIT_POLICY", "KINETO_LOG_LEVEL"):
-            monkeypatch.setenv(name, os.environ.get(name, "99"))
-        code = rifflemix.cli.main()
-        return Outcome(code, *capfd.readouterr())
-
-    return run
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-import rifflemix.cli
+from command_line import Cli
 from rifflemix.cli import suite as command
 from rifflemix.comparison import SUITES
 from rifflemix.comparison.suites import Suite, SuiteTask
@@ -22,13 +19,6 @@ TINY = Suite(
 )
 
 
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Outcome]
 SMALL = ("--dim", "8", "--layers", "1", "--heads", "2", "--threads", "1")
 
 
@@ -37,21 +27,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SUITES, "tiny", TINY)
     monkeypatch.setattr("rifflemix.comparison.plot.comparison_plot", lambda results: b"")
     monkeypatch.setattr("rifflemix.comparison.run.training_memory", lambda *_: 1_000)
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run the command line in this process."""
-
-    def run(*arguments: str) -> Outcome:
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["rifflemix", *arguments])
-        for name in ("OMP_WAIT_POLICY", "KINETO_LOG_LEVEL"):
-            monkeypatch.setenv(name, os.environ.get(name, "99"))
-        code = rifflemix.cli.main()
-        return Outcome(code, *capfd.readouterr())
-
-    return run
 
 
 def test_a_suite_stops_between_tasks_and_goes_on(

@@ -5,27 +5,15 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable
 
 import pytest
 from rich.console import Console
 
 import rifflemix as rm
 import rifflemix.cli
+from command_line import Cli
 from rifflemix.cli import listing, output
 from rifflemix.recipes import list_recipes
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rifflemix", *arguments])
-        code = rifflemix.cli.main()
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_version(cli: Cli) -> None:

@@ -99,19 +99,6 @@ def plugin(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def cli(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["rifflemix", *map(str, arguments)])
-        code = rifflemix.cli.main()
-        return code, *capfd.readouterr()
-
-    return run
-
-
 # Decorators
 
 

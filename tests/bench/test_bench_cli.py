@@ -1,46 +1,19 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-import rifflemix.cli
+from command_line import Cli
 
 SCALING = (
     "bench", "scaling", "--tokens", "8,16", "--dim", "8", "--heads", "2", "--mixers", "tssa",
     "--repeats", "1",
 )  # fmt: skip
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Outcome]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run the command line in this process."""
-
-    def run(*arguments: str) -> Outcome:
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["rifflemix", *arguments])
-        for name in ("OMP_WAIT_POLICY", "KINETO_LOG_LEVEL"):
-            monkeypatch.setenv(name, os.environ.get(name, "99"))
-        code = rifflemix.cli.main()
-        return Outcome(code, *capfd.readouterr())
-
-    return run
 
 
 @pytest.mark.parametrize("command", ["ops", "layers", "models", "scaling", "published"])

@@ -8,40 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import rifflemix.cli
+from command_line import Cli, Outcome
 from rifflemix.recipes import Recipe, list_recipes
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Cli = Callable[..., Outcome]
-
-
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Run the command line in this process."""
-
-    def call(*arguments: object) -> Outcome:
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["rifflemix", *map(str, arguments)])
-        for name in ("OMP_WAIT_POLICY", "KINETO_LOG_LEVEL"):
-            monkeypatch.setenv(name, os.environ.get(name, "99"))
-        code = rifflemix.cli.main()
-        return Outcome(code, *capfd.readouterr())
-
-    return call
 
 
 def is_one_line_error(outcome: Outcome) -> bool:

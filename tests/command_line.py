@@ -1,0 +1,38 @@
+"""The command line in the process of the tests: a fixture for all of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+import rifflemix.cli
+
+
+class Outcome(NamedTuple):
+    """What a command left: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Outcome]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run the command line in this process."""
+
+    def run(*arguments: object) -> Outcome:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["rifflemix", *map(str, arguments)])
+        for name in ("OMP_WAIT_POLICY", "KINETO_LOG_LEVEL"):
+            monkeypatch.setenv(name, os.environ.get(name, "99"))
+        code = rifflemix.cli.main()
+        return Outcome(code, *capfd.readouterr())
+
+    return run
