@@ -6,9 +6,10 @@ Python's more would be felt, and torch's compiler knows them by what they are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -105,6 +106,19 @@ def constant_for_compiler(function: _F) -> _F:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+def outside_graphs(function: _F) -> _F:
+    """Have torch.compile leave a function, and all that it calls, as it is: its graph ends there.
+
+    It does what `torch.compiler.disable` does, and imports the compiler only while it is at work.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        return torch.compiler.disable(function)(*args) if _dynamo_traces() else function(*args)
+
+    return cast(_F, run)
 
 
 def attention_on_cpu() -> tuple[Any, Any]:
@@ -222,6 +236,7 @@ __all__ = [
     "is_known",
     "leaves_package",
     "memory_changes",
+    "outside_graphs",
     "runs_on_gpu",
     "shapes_only",
     "stable_order",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_padding_mask
 from rifflemix.errors import InputError
 from rifflemix.mixers import MixerCard, TokenMixer
+from rifflemix.mixers.packed import Segments
 
 
 class Mean(TokenMixer):
@@ -81,7 +82,11 @@ class NotStreaming(Mean):
     card = replace(Mean.card, streaming=False)
 
 
-SOUND = (Mean, BothWays, WithoutMasks, NotStreaming)
+class Packed(Mean):
+    card = replace(Mean.card, packed=True)
+
+
+SOUND = (Mean, BothWays, WithoutMasks, NotStreaming, Packed)
 BROKEN: dict[type[TokenMixer], set[str]] = {}
 """Each broken mixer and the properties it breaks: one, where one can be broken alone."""
 
@@ -114,10 +119,10 @@ class InfiniteWhenLong(Mean):
 
 @breaks("no_samples_are_mixed_to_none")
 class NeedsSamples(Mean):
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, *, key_padding_mask: Any = None, **packed: Any) -> Tensor:
         if x.dim() == 3 and x.shape[0] == 0:
             raise InputError("x: expected samples, got none")
-        return super().forward(x, key_padding_mask=key_padding_mask)
+        return super().forward(x, key_padding_mask=key_padding_mask, **packed)
 
 
 @breaks("shapes_are_known_without_memory")
@@ -207,15 +212,15 @@ class DislikesFullSamples(Mean):
 
 @breaks("padded_outputs_are_zero")
 class FillsPadding(Mean):
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        y = super().forward(x, key_padding_mask=key_padding_mask)
+    def forward(self, x: Tensor, *, key_padding_mask: Any = None, **packed: Any) -> Tensor:
+        y = super().forward(x, key_padding_mask=key_padding_mask, **packed)
         return y if key_padding_mask is None else y + 1e-6 * key_padding_mask[..., None]
 
 
 @breaks("padded_places_reach_nothing", "longer_neighbours_change_nothing")
 class ReadsPadding(Mean):
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        y = super().forward(x, key_padding_mask=key_padding_mask)
+    def forward(self, x: Tensor, *, key_padding_mask: Any = None, **packed: Any) -> Tensor:
+        y = super().forward(x, key_padding_mask=key_padding_mask, **packed)
         if key_padding_mask is None:
             return y
         padded = key_padding_mask[..., None]
@@ -225,8 +230,8 @@ class ReadsPadding(Mean):
 
 @breaks("padded_places_reach_nothing")
 class GivesPaddingGradients(Mean):
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        y = super().forward(x, key_padding_mask=key_padding_mask)
+    def forward(self, x: Tensor, *, key_padding_mask: Any = None, **packed: Any) -> Tensor:
+        y = super().forward(x, key_padding_mask=key_padding_mask, **packed)
         if key_padding_mask is None:
             return y
         padded = key_padding_mask[..., None]
@@ -258,6 +263,28 @@ class TakesMasksAnyway(WithoutMasks):
     def _check_input(self, x: Tensor, key_padding_mask: Tensor | None) -> None:
         super()._check_input(x, None)
         check_padding_mask(key_padding_mask, x)
+
+
+@breaks("packed_sequences_do_not_meet")
+class LooksOverTheBounds(Packed):
+    """A packed token also sees the one before it, which may be another sequence's."""
+
+    def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
+        y = super().mix_packed(x, segments)
+        return y + 1e-6 * y.roll(1, 1)
+
+
+@breaks("packed_sequences_do_not_meet")
+class SendsGradientsOverTheBounds(Packed):
+    def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
+        seen = 1e-6 * x.sum(1, keepdim=True)
+        return super().mix_packed(x, segments) + (seen - seen.detach())
+
+
+@breaks("packing_is_refused")
+class TakesARowForOneSequence(Mean):
+    def forward(self, x: Tensor, *, key_padding_mask: Any = None, **packed: Any) -> Tensor:
+        return super().forward(x, key_padding_mask=key_padding_mask)
 
 
 @breaks("outputs_ignore_later_tokens")

@@ -19,8 +19,15 @@ from rifflemix.checks import (
     check_probability,
     check_tokens,
 )
-from rifflemix.compat import statically_known_true
+from rifflemix.compat import outside_graphs, statically_known_true
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.mixers.packed import (
+    Segments,
+    check_packed,
+    not_in_a_stream,
+    packing_refused,
+    segments_of,
+)
 from rifflemix.mixers.padding import move_padding_back, move_padding_last
 
 
@@ -38,6 +45,7 @@ class MixerCard:
             O(N log N), 2.0 for O(N^2).
         causal: accepts `causal=True`.
         padding: honours `key_padding_mask`.
+        packed: takes `cu_seqlens`, several sequences in one row.
         streaming: has `init_state` and `step` (when built with `causal=True`).
         permutation_equivariant: permuting the tokens permutes the outputs.
         layout_over_length: empty, or why outputs may depend on the padded length N itself even
@@ -57,6 +65,7 @@ class MixerCard:
     cost_exponent: float
     causal: bool = False
     padding: bool = True
+    packed: bool = False
     streaming: bool = False
     permutation_equivariant: bool = False
     layout_over_length: str = ""
@@ -112,19 +121,31 @@ class TokenMixer(nn.Module):
         if max_length is None and self.card.needs_max_length:
             raise bad_argument("max_length", f"the most tokens {self.card.title} will see", None)
 
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """Mix tokens.
 
         Args:
             x: (B, N, C) tokens.
             key_padding_mask: (B, N) bool, True = padding, as in torch.nn.MultiheadAttention.
+            cu_seqlens: (S + 1,) int32 or int64, for S sequences one after the other in the one row
+                of x, without padding: 0, then where each of them ends, last N. Sequences may be
+                empty. On x's device, where reading it waits for a GPU, or on the CPU.
 
         Returns:
-            (B, N, C), zero at padded positions.
+            (B, N, C), zero at padded positions; with `cu_seqlens` what each sequence gives alone.
 
         Raises:
-            InputError: wrong shape, dtype or device, or N over `max_length`.
+            InputError: wrong shape, dtype or device, a sequence over `max_length`, both of mask
+                and `cu_seqlens`, or one of them where the card says that the mixer takes none.
         """
+        if cu_seqlens is not None:
+            return self._forward_packed(x, key_padding_mask, cu_seqlens)
         self._check_input(x, key_padding_mask)
         if statically_known_true(x.shape[0] == 0):
             # Reshapes and transforms of nothing fail here and there: mix one sample, keep none.
@@ -142,8 +163,31 @@ class TokenMixer(nn.Module):
         """
         raise NotImplementedError
 
+    @outside_graphs  # a graph would hold for these lengths alone
+    def _forward_packed(
+        self, x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor
+    ) -> Tensor:
+        if not self.card.packed:
+            raise packing_refused(self.card.title, cu_seqlens)
+        check_packed(x, key_padding_mask)
+        self._check_input(x, None, packed=True)
+        segments = segments_of(cu_seqlens, x, self.max_length)
+        return self.mix_packed(x, segments)
+
+    def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
+        """`mix` of each sequence of a packed row (1, N, C), for mixers whose card says `packed`.
+
+        Overridden where a part, such as a linear map, is cheaper on the whole row.
+        """
+        return segments.mix(lambda together: self.mix(together, None), x)
+
     def init_state(
-        self, batch_size: int, *, device: Any = None, dtype: Any = None
+        self,
+        batch_size: int,
+        *,
+        device: Any = None,
+        dtype: Any = None,
+        cu_seqlens: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The state before the first token.
 
@@ -154,10 +198,14 @@ class TokenMixer(nn.Module):
             batch_size: sequences B that will be streamed side by side.
             device: of the state; use the parameters' own.
             dtype: of the tokens that will come.
+            cu_seqlens: None, here and in `step` and `prefill`: a stream has a row for each
+                sequence.
 
         Raises:
             InputError: the mixer does not stream, or was built without `causal=True`.
         """
+        if cu_seqlens is not None:
+            raise not_in_a_stream(cu_seqlens)
         self._check_streams()
         rows = check_integer("batch_size", batch_size, 1)
         parameter = next(self.parameters(), None)
@@ -165,12 +213,15 @@ class TokenMixer(nn.Module):
         position = torch.zeros(rows, device=where, dtype=torch.int64)
         return {**self.start_stream(rows, device, dtype), "position": position}
 
-    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(
+        self, x_t: Tensor, state: dict[str, Tensor], *, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One more token of each sequence.
 
         Args:
             x_t: (B, C) tokens at the next position.
             state: what `init_state`, `prefill` or the last `step` returned; it is not changed.
+            cu_seqlens: None; see `init_state`.
 
         Returns:
             (B, C) outputs, equal to the parallel form's at this position, and the next state.
@@ -179,6 +230,8 @@ class TokenMixer(nn.Module):
             InputError: wrong shape or dtype, a state that is not this mixer's, a token past
                 `max_length`, or the mixer does not stream.
         """
+        if cu_seqlens is not None:
+            raise not_in_a_stream(cu_seqlens)
         self._check_streams()
         check_tokens("x_t", x_t, rank=2, layout="(B, C)")
         if x_t.shape[1] != self.dim:
@@ -192,7 +245,11 @@ class TokenMixer(nn.Module):
         return y, {**after, "position": state["position"] + 1}
 
     def prefill(
-        self, x: Tensor, *, key_padding_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """A whole prompt at once: the outputs of `forward`, and the state for the next `step`.
 
@@ -200,6 +257,7 @@ class TokenMixer(nn.Module):
             x: (B, N, C) the first tokens of each sequence.
             key_padding_mask: (B, N) bool, True = padding, any pattern. Padded tokens leave the
                 state as if they were not there; positions count the others.
+            cu_seqlens: None; see `init_state`.
 
         Returns:
             (B, N, C), zero at padded positions, and the state that `step` reaches from
@@ -208,6 +266,8 @@ class TokenMixer(nn.Module):
         Raises:
             InputError: as `forward` and `init_state`.
         """
+        if cu_seqlens is not None:
+            raise not_in_a_stream(cu_seqlens)
         self._check_streams()
         self._check_input(x, key_padding_mask)
         if x.shape[0] == 0:
@@ -276,13 +336,15 @@ class TokenMixer(nn.Module):
     def _foreign_state(self, got: str) -> InputError:
         return bad_argument("state", "what init_state or step returned", got)
 
-    def _check_input(self, x: Tensor, key_padding_mask: Tensor | None) -> None:
+    def _check_input(
+        self, x: Tensor, key_padding_mask: Tensor | None, *, packed: bool = False
+    ) -> None:
         check_tokens("x", x)
         if x.shape[2] != self.dim:
             raise bad_argument("x", f"{self.dim} channels in shape (B, N, C)", tuple(x.shape))
         if x.shape[1] < 1:
             raise bad_argument("x", "at least one token in shape (B, N, C)", tuple(x.shape))
-        if self.max_length is not None and x.shape[1] > self.max_length:
+        if self.max_length is not None and x.shape[1] > self.max_length and not packed:
             raise bad_argument(
                 "x",
                 f"at most max_length = {self.max_length} tokens",

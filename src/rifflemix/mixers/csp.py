@@ -83,6 +83,7 @@ class CSP(PermutedValues):
         cost_exponent=1.0,
         causal=True,
         streaming=True,
+        packed=True,
     )
 
     steps: Tensor | None

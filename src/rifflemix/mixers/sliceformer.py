@@ -61,6 +61,7 @@ class Sliceformer(PermutedValues):
         cost_exponent=1.0,
         causal=True,
         streaming=True,
+        packed=True,
     )
 
     descending: Tensor

@@ -11,6 +11,7 @@ from rifflemix.checks import check_integer
 from rifflemix.compat import stable_order
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.packed import Segments
 from rifflemix.ops.statistics import StatisticsState, unchecked
 from rifflemix.ops.statistics.arguments import check_state
 
@@ -55,6 +56,7 @@ class TSSA(TokenMixer):
         cost_exponent=1.0,
         causal=True,
         streaming=True,
+        packed=True,
         permutation_equivariant=True,
     )
 
@@ -115,6 +117,17 @@ class TSSA(TokenMixer):
         y, _ = self._statistics(w, key_padding_mask, self.dropout if self.training else 0.0)
         out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
         return out
+
+    def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
+        """`mix`, the maps on the whole row."""
+        dropout_p = self.dropout if self.training else 0.0
+
+        def statistics(bases: Tensor) -> Tensor:
+            w = bases.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            return self._statistics(w, None, dropout_p)[0].transpose(1, 2).flatten(2)
+
+        y: Tensor = self.out_proj(segments.mix(statistics, self.in_proj(x)))
+        return y
 
     def project(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) in the bases of the heads: (B, H, N, C / H), what the rate is of."""

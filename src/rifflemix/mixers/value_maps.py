@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.packed import Segments
 from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens
 from rifflemix.mixers.rank_windows import RankWindows
 from rifflemix.ops.permutation.spec import Permuted
@@ -41,6 +42,15 @@ class PermutedValues(TokenMixer):
         else:
             mixed = mix_valid_tokens(lambda ordered, _: windows(ordered), v, key_padding_mask)
         y: Tensor = self.proj(mixed)
+        return y
+
+    def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
+        """`mix`, the maps on the whole row."""
+
+        def permute(v: Tensor) -> Tensor:
+            return self.permute(v, None)[0] if self.windows is None else self.windows(v)
+
+        y: Tensor = self.proj(segments.mix(permute, self.value(x)))
         return y
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:

@@ -8,7 +8,16 @@ from typing import Any
 
 from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.testing import arguments, graphs, independence, numerics, shapes, states, streams
+from rifflemix.testing import (
+    arguments,
+    graphs,
+    independence,
+    numerics,
+    packing,
+    shapes,
+    states,
+    streams,
+)
 from rifflemix.testing.forms import Form, forms_of, seeded
 
 
@@ -58,6 +67,14 @@ def _masks_of_any_length(form: Form) -> bool:
     return form.card.padding and not form.card.layout_over_length
 
 
+def _packs(form: Form) -> bool:
+    return form.card.packed
+
+
+def _does_not_pack(form: Form) -> bool:
+    return not form.card.packed
+
+
 def _causal(form: Form) -> bool:
     return form.causal
 
@@ -97,6 +114,8 @@ PROPERTIES = (
     Property(independence.amount_of_padding_changes_nothing, _masks_of_any_length),
     Property(independence.longer_neighbours_change_nothing, _masks_of_any_length),
     Property(independence.padding_is_refused, _refuses_masks),
+    Property(packing.packed_sequences_do_not_meet, _packs),
+    Property(packing.packing_is_refused, _does_not_pack),
     Property(independence.outputs_ignore_later_tokens, _causal),
     Property(independence.causal_is_refused, _never_causal),
     Property(independence.card_tells_permutation_equivariance, _in_both_directions),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_divides, check_integer
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import TokenMixer
+from rifflemix.mixers.packed import Segments
 
 PADDED_QUERIES = ("zero", "mean")
 
@@ -56,8 +57,16 @@ class MultiHeadMixer(TokenMixer):
         self.qkv = nn.Linear(self.dim, 3 * inner, bias=bias)
         self.proj = nn.Linear(inner, self.dim, bias=out_bias)
 
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """See `TokenMixer.forward`; what stands at padded positions, `padded_queries` says."""
+        if cu_seqlens is not None:
+            return self._forward_packed(x, key_padding_mask, cu_seqlens)
         y = super().forward(x, key_padding_mask=key_padding_mask)
         if key_padding_mask is None or self.padded_queries == "zero":
             return y
@@ -68,6 +77,16 @@ class MultiHeadMixer(TokenMixer):
         """Project, attend in each head, project."""
         q, k, v = self.split(self.qkv(x))
         return self._join(self.attend(q, k, v, key_padding_mask))
+
+    def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
+        """`mix`, the maps on the whole row."""
+
+        def attend(qkv: Tensor) -> Tensor:
+            y = self.attend(*self.split(qkv), None)
+            return y.transpose(1, 2).flatten(2)
+
+        y: Tensor = self.proj(segments.mix(attend, self.qkv(x)))
+        return y
 
     def fill_stream(
         self, x: Tensor, key_padding_mask: Tensor | None

@@ -44,6 +44,7 @@ class LinearAttention(LinearAttentionMixer):
         cost_exponent=1.0,
         causal=True,
         streaming=True,
+        packed=True,
         permutation_equivariant=True,
     )
     epsilon = 1e-6

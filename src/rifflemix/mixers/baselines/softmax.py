@@ -35,6 +35,7 @@ class SoftmaxAttention(MultiHeadMixer):
         cost_exponent=2.0,
         causal=True,
         streaming=True,
+        packed=True,
         permutation_equivariant=True,
     )
 

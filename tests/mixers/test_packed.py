@@ -1,0 +1,225 @@
+"""Packed sequences: every variant equals each sequence alone; bad bounds are refused."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rifflemix as rm
+from rifflemix.mixers.packed import Segments, segments_of
+
+LENGTHS = (5, 1, 0, 12, 5, 24, 2, 1, 13, 0, 12)
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "tssa": [
+        {"normalize": False, "bias": False},
+        {"causal": True, "denominator_bias": False, "max_length": None},
+        *({"causal": True, "renormalize_every": every} for every in (1, 3, "doubling")),
+    ],
+    "csp": [
+        {"max_length": None},
+        {"layout": "length", "num_groups": 2, "pad": True},
+        {"num_groups": 3, "pad": True, "heads": 2},
+        {
+            "num_groups": 1,
+            "order": "ascending",
+            "shift": "power",
+            "layer_index": 1,
+            "num_layers": 2,
+        },
+        {"group_size": 4, "pad": True, "shift": "none"},
+        {"group_size": 1, "shift": "code_exp", "num_layers": 3, "layer_index": 2},
+        {"group_size": 8, "pad": True, "shift": list(range(-4, 12)), "inner_dim": 16},
+        {"order": "ascending", "value_proj": False, "out_proj": False},
+        {"causal": True, "group_size": 4, "reach": 7},
+        {"causal": True, "shift": [3] * 8, "heads": 4},
+    ],
+    "sliceformer": [
+        {"variant": "descending"},
+        {"variant": "interleave", "heads": 2, "layer_index": 1, "num_layers": 2},
+        {"variant": "max_exchange", "inner_dim": 12},
+        {"causal": True, "window_size": 5},
+    ],
+    "linear": [{"normalize": False}, {"causal": True, "max_length": None}],
+    "softmax": [{"inner_dim": 12, "bias": False}, {"causal": True}],
+}
+CASES = [(name, options) for name, variants in VARIANTS.items() for options in variants]
+
+
+def bounds(lengths: tuple[int, ...] = LENGTHS) -> Tensor:
+    return torch.tensor((0, *accumulate(lengths)))
+
+
+def build(name: str, dtype: torch.dtype = torch.float64, **options: Any) -> rm.TokenMixer:
+    torch.manual_seed(3)
+    mixer = rm.create_mixer(name, 8, **{"num_heads": 2, "max_length": 24, **options})
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return mixer.to(dtype).eval()
+
+
+def row(dtype: torch.dtype = torch.float64) -> Tensor:
+    """Every third token is rounded, so that there are ties."""
+    x = torch.randn(1, sum(LENGTHS), 8, dtype=dtype)
+    x[:, ::3] = x[:, ::3].round()
+    return x.requires_grad_()
+
+
+def alone(mixer: rm.TokenMixer, x: Tensor) -> Tensor:
+    """The truth: one sequence after the other."""
+    return torch.cat([mixer(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
+
+
+def with_gradients(mixer: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    weights = torch.linspace(-1, 1, y.numel()).view_as(y).to(y)
+    return y, *torch.autograd.grad((y * weights).sum(), [x, *mixer.parameters()])
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_every_variant_gives_what_each_sequence_gives_alone(
+    name: str, options: dict[str, Any]
+) -> None:
+    mixer, x = build(name, **options), row()
+    together = with_gradients(mixer, x, mixer(x, cu_seqlens=bounds()))
+    torch.testing.assert_close(
+        together, with_gradients(mixer, x, alone(mixer, x)), atol=1e-12, rtol=1e-10
+    )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_bfloat16_and_autocast(name: str) -> None:
+    x = row(torch.bfloat16)
+    mixer = build(name, torch.bfloat16)
+    torch.testing.assert_close(mixer(x, cu_seqlens=bounds()), alone(mixer, x))
+    wide = build(name, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = wide(x.float(), cu_seqlens=bounds()), alone(wide, x.float())
+    assert y.dtype == expected.dtype
+    torch.testing.assert_close(y, expected, atol=0.02, rtol=0.02)
+    y.float().sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+def test_dropout_is_drawn_for_each_sequence() -> None:
+    """In training too, sequences do not meet, and a seed gives the same."""
+    mixer = build("softmax", dropout=0.5).train()
+    x = row().detach()
+    runs = []
+    for other in (x, torch.cat((x[:, :23] + 1, x[:, 23:]), 1)):
+        torch.manual_seed(0)
+        runs.append(mixer(other, cu_seqlens=bounds()))
+    first, second = (run[:, 23:] for run in runs)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, mixer.eval()(x, cu_seqlens=bounds())[:, 23:])
+
+
+# With warnings as errors the compiler stops at its own look at a tensor's `grad`.
+@pytest.mark.filterwarnings("default:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("name", [pytest.param("csp", marks=pytest.mark.slow), "softmax"])
+def test_compiled_models_leave_packed_mixers_as_they_are(name: str) -> None:
+    """A graph would hold for these lengths alone: there is none for them, and no new one each."""
+    torch.compiler.reset()
+    mixer, graphs = build(name), []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(mixer, backend=backend)
+    for lengths in ((3, 4), (5, 5, 1), (24,)):
+        x = torch.randn(1, sum(lengths), 8, dtype=torch.float64, requires_grad=True)
+        y, expected = (f(x, cu_seqlens=bounds(lengths)) for f in (compiled, mixer))
+        torch.testing.assert_close(y, expected)
+    assert not graphs
+
+
+def test_a_row_may_lie_anywhere_in_memory() -> None:
+    mixer, x = build("tssa"), row().detach()
+    strided = x.mT.contiguous().mT
+    assert not strided.is_contiguous()
+    for at in (bounds(), bounds((sum(LENGTHS) // 5,) * 5)):
+        torch.testing.assert_close(mixer(strided, cu_seqlens=at), mixer(x, cu_seqlens=at))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_sequences_of_one_length_are_one_batch(dtype: torch.dtype) -> None:
+    """However many of them: the mixer is asked once for each length, longest row or not."""
+    seen = []
+
+    def note(together: Tensor) -> Tensor:
+        seen.append(tuple(together.shape))
+        return 2 * together[..., :3]
+
+    x = row()
+    segments = segments_of(bounds().to(dtype), x, 24)
+    assert segments == Segments(
+        list(LENGTHS), {5: [0, 4], 1: [1, 7], 12: [3, 10], 24: [5], 2: [6], 13: [8]}
+    )
+    assert torch.equal(segments.mix(note, x), 2 * x[..., :3])
+    assert seen == [(2, 5, 8), (2, 1, 8), (2, 12, 8), (1, 24, 8), (1, 2, 8), (1, 13, 8)]
+
+
+BAD_BOUNDS: dict[str, tuple[Any, str]] = {
+    "no tensor": ([0, 75], r"expected an int32 or int64 tensor of shape \(sequences \+ 1,\), got"),
+    "floats": (torch.tensor([0.0, 75.0]), "expected an int32 or int64 tensor .* torch.float32"),
+    "truths": (torch.tensor([False, True]), "expected an int32 or int64 tensor .* torch.bool"),
+    "two ranks": (torch.tensor([[0, 75]]), r"expected .* got shape \(1, 2\)"),
+    "a number": (torch.tensor(75), r"expected .* got shape \(\)"),
+    "no sequence": (torch.tensor([0]), r"expected .* got shape \(1,\)"),
+    "nested": (
+        torch.nested.nested_tensor([torch.tensor([0])], layout=torch.jagged),
+        "got a nested tensor",
+    ),
+    "starts late": (torch.tensor([1, 24, 75]), "expected 0 at its start, got 1"),
+    "ends early": (
+        torch.tensor([0, 24, 70]),
+        "the number of tokens 75 at its end, got 70",
+    ),
+    "ends late": (torch.tensor([0, 24, 76]), "the number of tokens 75 at its end, got 76"),
+    "decreases": (torch.tensor([0, 30, 24, 75]), "numbers that do not decrease, got 24 after 30"),
+    "too long": (torch.tensor([0, 24, 49, 75]), "at most max_length = 24 tokens .*, got 26; build"),
+    "elsewhere": (torch.tensor([0, 75], device="meta"), "expected the CPU, got meta"),
+}
+
+
+@pytest.mark.parametrize(("given", "sentence"), BAD_BOUNDS.values(), ids=BAD_BOUNDS)
+def test_bad_bounds_are_one_sentence(given: Any, sentence: str) -> None:
+    with pytest.raises(rm.InputError, match=rf"^cu_seqlens: .*{sentence}") as error:
+        build("tssa")(row(), cu_seqlens=given)
+    assert "\n" not in str(error.value)
+
+
+def test_what_does_not_go_together() -> None:
+    mixer, x, at = build("softmax", causal=True), row().detach(), bounds()
+    with pytest.raises(rm.InputError, match=r"^key_padding_mask: expected None beside cu_seqlens"):
+        mixer(x, key_padding_mask=torch.zeros(1, 75, dtype=torch.bool), cu_seqlens=at)
+    with pytest.raises(rm.InputError, match=r"^x: expected shape \(1, N, C\) beside cu_seqlens"):
+        mixer(x.view(3, 25, 8), cu_seqlens=at)
+    jagged = torch.nested.nested_tensor([x[0]], layout=torch.jagged)
+    with pytest.raises(rm.InputError, match=r"^x: .* got a nested tensor; .* x\.offsets\(\)$"):
+        mixer(jagged, cu_seqlens=at)
+    state = mixer.init_state(1)
+    streams = (
+        lambda: mixer.init_state(1, cu_seqlens=at),
+        lambda: mixer.step(x[:, 0], state, cu_seqlens=at),
+        lambda: mixer.prefill(x, cu_seqlens=at),
+    )
+    for stream in streams:
+        with pytest.raises(rm.InputError, match=r"^cu_seqlens: expected None in a stream, got a"):
+            stream()
+    with pytest.raises(rm.InputError, match=r"^cu_seqlens: expected None: Butterfly attention tak"):
+        rm.create_mixer("butterfly", 8)(x.float(), cu_seqlens=at)
+
+
+def test_shapes_without_memory() -> None:
+    """On the device meta the bounds stay on the CPU."""
+    mixer = build("csp").to("meta")
+    x = torch.empty(1, sum(LENGTHS), 8, dtype=torch.float64, device="meta")
+    assert mixer(x, cu_seqlens=bounds()).shape == x.shape
+    with pytest.raises(rm.InputError, match="expected numbers, which decide the shapes"):
+        mixer(x, cu_seqlens=bounds().to("meta"))
