@@ -17,6 +17,8 @@ from rifflemix.ops.permutation import (
     rank_filter,
     relaxed_group_sort,
     shift_steps,
+    soft_rank,
+    soft_sort,
 )
 from rifflemix.ops.sinkhorn import (
     block_attention,
@@ -64,6 +66,8 @@ __all__ = [
     "shift_steps",
     "sinkhorn",
     "sinkhorn_attention",
+    "soft_rank",
+    "soft_sort",
     "sort_blocks",
     "sorted_padding_mask",
     "token_statistics",

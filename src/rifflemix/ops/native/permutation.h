@@ -18,17 +18,20 @@ struct Problem {
   const void* x;
   int64_t batch_stride, row_stride;
   void* y;
-  void* index;                // of the token that each position takes; how far back, of a filter
-  int64_t index_bytes;        // 2, 4 or 8, of a filter 1; 0 without index
+  void* index;                // of the token that each position takes; how far back, of a filter;
+                              // 1 where a block starts, of a projection
+  int64_t index_bytes;        // 2, 4 or 8, of a filter or projection 1; 0 without index
   uint8_t* swaps;             // (batch, length / 2, channels): the pair is exchanged
   const uint8_t* mask;        // (batch, length), 1 = padding
   const uint8_t* descending;  // (channels)
   const int64_t* steps;       // (channels), of a shift; of a filter the ranks
   int64_t batch, length, channels, group_size;  // of a filter the window
-  int64_t heads;              // that have a reference channel; 0: every channel by its own values
+  int64_t heads;              // that have a reference channel; 0: every channel by its own values.
+                              // of a projection: 1 for ranks, 0 for values
   int64_t element_bytes, infinity, nan;
   void* scratch;
   int64_t threads;
+  double temperature;         // of a projection
 
   template <class Bits>
   Format<Bits> format() const {

@@ -42,8 +42,10 @@ __all__ = [
     "max_exchange",
     "needs_sort",
     "rank_filter",
+    "sort_with_index",
     "sorts",
     "supports",
+    "unsort",
 ]
 
 _BAD_INDEX = -2  # kBadIndex of native/kernels.h
@@ -103,9 +105,27 @@ def _permute(
     if with_index:
         index_dtype = torch.int64
     elif wants_grad:
-        index_dtype = torch.uint16 if statically_known_true(length <= 1 << 16) else torch.int32
+        index_dtype = _short_index(length)
     y, index = _sort_groups(x, num_groups, leaders, descending, mask, steps, index_dtype)
     return y, index if with_index else None
+
+
+def _short_index(length: int) -> torch.dtype:
+    """The smallest type that holds all positions."""
+    return torch.uint16 if statically_known_true(length <= 1 << 16) else torch.int32
+
+
+def sort_with_index(x: Tensor, num_groups: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Each channel of each group in ascending order, and the index, as short as it can be."""
+    dtype = _short_index(x.shape[1])
+    sorted_: tuple[Tensor, Tensor] = _sort_groups(x, num_groups, 0, None, mask, None, dtype)
+    return sorted_
+
+
+def unsort(y: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
+    """What stands in order (B, N, C) back where `sort_with_index` took it from."""
+    back: Tensor = _scatter(y, index, mask, num_groups)
+    return back
 
 
 def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:

@@ -55,6 +55,7 @@ class _Problem(ctypes.Structure):
         ("nan", ctypes.c_int64),
         ("scratch", ctypes.c_void_p),
         ("threads", ctypes.c_int64),
+        ("temperature", ctypes.c_double),
     ]
 
 
@@ -65,7 +66,14 @@ def _function(kernels: ctypes.CDLL | None, name: str) -> Any:
     return function
 
 
-def run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors: Any) -> int:
+def run(
+    kernel: str,
+    x: Tensor,
+    group_size: int = 1,
+    heads: int = 0,
+    temperature: float = 0.0,
+    **tensors: Any,
+) -> int:
     """Call a kernel; `tensors` are the fields that point to one, None where there is none.
 
     Returns what it returns, 0 where all is well.
@@ -95,6 +103,7 @@ def run(kernel: str, x: Tensor, group_size: int = 1, heads: int = 0, **tensors: 
         infinity=infinity,
         nan=nan,
         threads=torch.get_num_threads(),
+        temperature=temperature,
     )
     for name, value in given.items():
         setattr(problem, name, value.data_ptr())

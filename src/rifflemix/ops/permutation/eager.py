@@ -22,7 +22,7 @@ KEY_DTYPES = {
 
 def take(x: Tensor, index: Tensor, mask: Tensor | None) -> Tensor:
     """Gather x along the tokens, zero at padded positions."""
-    return _zero_padding(x.gather(1, index), mask)
+    return zero_padding(x.gather(1, index), mask)
 
 
 def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
@@ -72,7 +72,7 @@ def token_of_rank(window: Tensor, ranks: Tensor) -> Tensor:
 
 def _place_of_rank(windows: Tensor, ranks: Tensor, groups: tuple[int, int]) -> Tensor:
     """(B, K, 1, C): where in each group of (B, K G, C) the token of each channel's rank stands."""
-    order = _group_order(windows, None, None, groups)
+    order = group_order(windows, None, None, groups)
     return order.gather(2, ranks.expand_as(order[:, :, :1]))
 
 
@@ -86,7 +86,7 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """Swap the first valid token of each channel with the channel's largest."""
     largest = _largest_positions(x, mask)
     first = first_positions(largest, mask)
-    y = _zero_padding(_swap(x, first, largest), mask)
+    y = zero_padding(_swap(x, first, largest), mask)
     return y, swap_index(x, first, largest) if with_index else None
 
 
@@ -148,19 +148,19 @@ def _sort_index(x: Tensor, spec: SortSpec, mask: Tensor | None) -> Tensor:
     the last ranks in the same order, padding maps to itself.
     """
     groups = (spec.num_groups, x.shape[1] // spec.num_groups)
-    order = _group_order(x, spec.descending, mask, groups)
+    order = group_order(x, spec.descending, mask, groups)
     if spec.by_reference:
         per_head = torch.unflatten(order, 3, (spec.heads, -1))
         ranks = invert(per_head[..., 0], dim=2).unsqueeze(-1).expand_as(per_head)
         order = per_head.gather(2, ranks).flatten(3)
     elif mask is not None:
-        ranks = _valid_first(torch.unflatten(mask, 1, groups), dim=2)
+        ranks = valid_first(torch.unflatten(mask, 1, groups), dim=2)
         order = order.gather(2, ranks.unsqueeze(-1).expand_as(order))
     starts = torch.arange(groups[0], device=x.device) * groups[1]
     return (order + starts[:, None, None]).flatten(1, 2)
 
 
-def _group_order(
+def group_order(
     x: Tensor, descending: Tensor | None, mask: Tensor | None, groups: tuple[int, int]
 ) -> Tensor:
     """(B, K, G, C): where in its group each group's r-th token in order stands."""
@@ -221,7 +221,7 @@ def _sort_pairs(x: Tensor, spec: SortSpec, mask: Tensor | None, with_index: bool
 
 def exchange_pairs(x: Tensor, swap: Tensor, mask: Tensor | None) -> Tensor:
     """Exchange the tokens of the pairs where (B, N/2, C) `swap` says so."""
-    return _zero_padding(_exchange(torch.unflatten(x, 1, (-1, 2)), swap), mask)
+    return zero_padding(_exchange(torch.unflatten(x, 1, (-1, 2)), swap), mask)
 
 
 def _out_of_order(pairs: Tensor, descending: Tensor | None) -> Tensor:
@@ -246,14 +246,14 @@ def shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
     positions = torch.arange(length, device=x.device)
     if mask is None:
         return ((positions[:, None] - steps) % as_operand(length, x.device)).expand(x.shape)
-    ranks = _valid_first(mask, dim=1)
+    ranks = valid_first(mask, dim=1)
     position_of_rank = invert(ranks, dim=1).unsqueeze(-1).expand(x.shape)
     num_valid = (~mask).sum(dim=1).clamp(min=1)
     index = position_of_rank.gather(1, (ranks.unsqueeze(-1) - steps) % num_valid[:, None, None])
     return torch.where(mask.unsqueeze(-1), positions[:, None], index)
 
 
-def _valid_first(mask: Tensor, dim: int) -> Tensor:
+def valid_first(mask: Tensor, dim: int) -> Tensor:
     """The rank of each position when valid positions come first, each kind in its own order."""
     valid = ~mask
     among_padding = mask.cumsum(dim) + valid.sum(dim, keepdim=True)
@@ -267,5 +267,5 @@ def invert(permutation: Tensor, dim: int) -> Tensor:
     return torch.empty_like(permutation).scatter(dim, permutation, positions.expand_as(permutation))
 
 
-def _zero_padding(y: Tensor, mask: Tensor | None) -> Tensor:
+def zero_padding(y: Tensor, mask: Tensor | None) -> Tensor:
     return y if mask is None else y.masked_fill(mask.unsqueeze(-1), 0.0)

@@ -43,9 +43,10 @@ def check_sort(
     descending: Tensor | None,
     mask: Tensor | None,
     steps: Tensor | None,
+    name: str = "x",
 ) -> None:
     """Raise unless groups divide the tokens of `x`, and reference heads (0: none) its channels."""
-    _, length, channels = check_tokens("x", x, dtypes, mask, steps)
+    _, length, channels = check_tokens(name, x, dtypes, mask, steps)
     if num_groups < 1 or length % num_groups:
         check_count("num_groups", num_groups, length, "the number of tokens N")
     if leaders and (leaders < 1 or channels % leaders):

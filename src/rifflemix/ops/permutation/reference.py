@@ -6,7 +6,7 @@ Permutations return the values and the index (B, N, C) of the token that every p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal, localcontext
 
 import torch
@@ -179,6 +179,76 @@ def _optimal_potentials(leader: Tensor, channel: Tensor) -> tuple[Tensor, Tensor
             f[n] = f[before] + (leader[n] - leader[before]) * slope
         g[m] = leader[n] * channel[m] - f[n]
     return f, g
+
+
+def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
+    """Every group's projection of (0, 1, ..) / temperature onto the permutahedron of its values."""
+
+    def fit(values: Tensor, ranks: Tensor) -> Tensor:
+        return _project(ranks / temperature, values)
+
+    return _for_sorted(fit, x, num_groups, mask, by_rank=True)
+
+
+def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
+    """Every group's projection of its values / temperature onto the permutahedron of 0, 1, .."""
+
+    def fit(values: Tensor, ranks: Tensor) -> Tensor:
+        return _project(values / temperature, ranks)
+
+    return _for_sorted(fit, x, num_groups, mask, by_rank=False)
+
+
+def _project(z: Tensor, w: Tensor) -> Tensor:
+    """The point nearest to z in the convex hull of all orders of w, where both are ascending.
+
+    Blondel et al. 2020, proposition 3: z minus the nondecreasing fit to z - w, here by its formula
+    v[i] = max over j <= i of min over k >= i of the mean of j..k.
+    """
+    if not (z.isfinite().all() and w.isfinite().all()):
+        return z * float("nan")
+    difference = z - w
+    fit = []
+    for i in range(len(z)):
+        lowest = [
+            torch.stack([difference[j : k + 1].mean() for k in range(i, len(z))]).min()
+            for j in range(i + 1)
+        ]
+        fit.append(torch.stack(lowest).max())
+    return z - torch.stack(fit)
+
+
+def _for_sorted(
+    fit: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    num_groups: int,
+    mask: Tensor | None,
+    by_rank: bool,
+) -> Tensor:
+    """`fit` of every group's sorted values and their ranks, in float64.
+
+    `by_rank`: the valid positions take what comes of it in order; else each value keeps its place.
+    """
+    rows = []
+    size = x.shape[1] // num_groups
+    for sample, valid in enumerate(_valid_positions(x, mask)):
+        for channel in range(x.shape[2]):
+            row = torch.zeros_like(x[sample, :, channel], dtype=torch.float64)
+            for group in range(num_groups):
+                places = [position for position in valid if position // size == group]
+                if not places:
+                    continue
+                order = _argsort(x[sample, places, channel].tolist())
+                from_places = [places[at] for at in order]
+                values = x[sample, from_places, channel].double()
+                fitted = fit(values, torch.arange(len(places), dtype=torch.float64))
+                onto = places if by_rank else from_places
+                row = row.index_copy(0, torch.tensor(onto), fitted)
+            rows.append(row)
+    batch, length, channels = x.shape
+    if not rows:
+        return torch.zeros_like(x)
+    return torch.stack(rows).view(batch, channels, length).transpose(1, 2).to(x.dtype)
 
 
 def _ascending(value: float) -> tuple[bool, float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from rifflemix.compat import leaves_package, statically_known_true
 from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.native import note_slow_call
-from rifflemix.ops.permutation import cpu, eager, reference
+from rifflemix.ops.permutation import cpu, cpu_soft, eager, eager_soft, reference
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 from rifflemix.ops.permutation.triton_limits import with_triton
 from rifflemix.ops.triton_support import INTERPRETED
@@ -25,6 +25,7 @@ def _load_triton() -> Any:
 
 
 _FAMILY = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
+_SOFT = Family(reference, eager_soft, cpu=cpu_soft)
 
 
 def circular_shift(
@@ -91,6 +92,34 @@ def rank_filter(x: Tensor, ranks: Tensor, window_size: int, backend: str = "auto
     return y
 
 
+def soft_sort(
+    x: Tensor,
+    num_groups: int,
+    temperature: float,
+    mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """`rifflemix.ops.soft_sort`."""
+    y: Tensor = _SOFT.pick(backend, _soft(x, num_groups)).soft_sort(
+        x, num_groups, temperature, mask
+    )
+    return y
+
+
+def soft_rank(
+    x: Tensor,
+    num_groups: int,
+    temperature: float,
+    mask: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """`rifflemix.ops.soft_rank`."""
+    y: Tensor = _SOFT.pick(backend, _soft(x, num_groups)).soft_rank(
+        x, num_groups, temperature, mask
+    )
+    return y
+
+
 def token_of_rank(window: Tensor, ranks: Tensor) -> Tensor:
     """(B, C): the last output of `rank_filter` on a window (B, G, C) that it covers."""
     return eager.token_of_rank(window, ranks)
@@ -102,6 +131,14 @@ def _sorters(x: Tensor, spec: SortSpec, with_index: bool) -> tuple[str, ...]:
     if x.is_cuda or INTERPRETED:
         names = with_triton(names, x, x.shape[1] // spec.num_groups)
     return names
+
+
+def _soft(x: Tensor, num_groups: int) -> tuple[str, ...]:
+    """As `_with_cpu`; plain torch takes longer than a kernel even for few values."""
+    if not cpu.supports(x) or not cpu.sorts(x, num_groups):
+        note_slow_call(x)
+        return PLAIN
+    return ("cpu", *PLAIN) if leaves_package() else (*PLAIN, "cpu")
 
 
 def _with_cpu(x: Tensor) -> tuple[str, ...]:

@@ -1,0 +1,132 @@
+"""Soft sorts and ranks by compiled kernels on the CPU: a sort, then one pass along its tokens.
+
+The gradient needs the index of the sort and a byte for each value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.checks import check_positive
+from rifflemix.ops.operands import check_operand, on_one_device
+from rifflemix.ops.permutation.cpu import group_sort, sort_with_index, unsort
+from rifflemix.ops.permutation.cpu_common import FORMATS, new, run
+from rifflemix.ops.permutation.operands import check_sort
+from rifflemix.ops.permutation.spec import SortSpec
+
+
+def soft_sort(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
+    """Sorted values of each group, of which none rises by more than the temperature allows."""
+    ordered, _ = group_sort(x, SortSpec(num_groups, by_reference=False), mask, False)
+    return _fit(ordered, num_groups, temperature, mask, ranks=False)
+
+
+def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> Tensor:
+    """Ranks in each group, of which neighbours may differ by less than one."""
+    ordered, index = sort_with_index(x, num_groups, mask)
+    return unsort(_fit(ordered, num_groups, temperature, mask, ranks=True), index, mask, num_groups)
+
+
+def _fit(
+    x: Tensor, num_groups: int, temperature: float, mask: Tensor | None, ranks: bool
+) -> Tensor:
+    wants_grad = torch.is_grad_enabled() and x.requires_grad
+    y: Tensor = _project(x, num_groups, temperature, mask, ranks, wants_grad)[0]
+    return y
+
+
+@torch.library.custom_op("rifflemix::project", mutates_args=(), device_types="cpu")
+def _project(
+    x: Tensor, num_groups: int, temperature: float, mask: Tensor | None, ranks: bool, keep: bool
+) -> tuple[Tensor, Tensor]:
+    """The projection of groups in ascending order, and where blocks start, uint8 (B, N, C).
+
+    `ranks`: that of the values onto their ranks' permutahedron, else of the ranks onto the values'.
+    The second output is empty unless `keep`.
+    """
+    _check("x", x, num_groups, temperature, mask)
+    y = new(x)
+    starts = new(x, None if keep else (0,), torch.uint8)
+    size = x.shape[1] // num_groups
+    run("project", x, size, int(ranks), temperature, y=y, index=starts, mask=mask)
+    return y, starts
+
+
+@_project.register_fake
+@on_one_device
+def _(
+    x: Tensor, num_groups: int, temperature: float, mask: Tensor | None, ranks: bool, keep: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape if keep else (0,), dtype=torch.uint8)
+
+
+def _save_starts(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, ctx.num_groups, ctx.temperature, mask, ctx.ranks, _ = inputs
+    ctx.save_for_backward(output[1], mask)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate_project(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    if grad is None:  # what follows the values has no gradient
+        return (None,) * 6
+    starts, mask = ctx.saved_tensors
+    back = _project_back(grad, starts, ctx.num_groups, ctx.temperature, mask, ctx.ranks)
+    return back, None, None, None, None, None
+
+
+_project.register_autograd(_differentiate_project, setup_context=_save_starts)
+
+
+@torch.library.custom_op("rifflemix::project_back", mutates_args=(), device_types="cpu")
+def _project_back(
+    grad: Tensor,
+    starts: Tensor,
+    num_groups: int,
+    temperature: float,
+    mask: Tensor | None,
+    ranks: bool,
+) -> Tensor:
+    """The mean over each block; of ranks what exceeds it, over the temperature."""
+    _check("grad", grad, num_groups, temperature, mask)
+    check_operand("starts", starts, grad.shape, torch.uint8, grad.device)
+    out = new(grad)
+    size = grad.shape[1] // num_groups
+    run("project_back", grad, size, int(ranks), temperature, y=out, index=starts, mask=mask)
+    return out
+
+
+@_project_back.register_fake
+@on_one_device
+def _(
+    grad: Tensor,
+    starts: Tensor,
+    num_groups: int,
+    temperature: float,
+    mask: Tensor | None,
+    ranks: bool,
+) -> Tensor:
+    return grad.new_empty(grad.shape)
+
+
+def _keep_starts(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, starts, ctx.num_groups, ctx.temperature, mask, ctx.ranks = inputs
+    ctx.save_for_backward(starts, mask)
+
+
+def _differentiate_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    # A symmetric matrix: its own gradient.
+    starts, mask = ctx.saved_tensors
+    back = _project_back(grad, starts, ctx.num_groups, ctx.temperature, mask, ctx.ranks)
+    return back, None, None, None, None, None
+
+
+_project_back.register_autograd(_differentiate_back, setup_context=_keep_starts)
+
+
+def _check(name: str, x: Tensor, num_groups: int, temperature: float, mask: Tensor | None) -> None:
+    check_sort(x, FORMATS, num_groups, 0, None, mask, None, name)
+    check_positive("temperature", temperature)
