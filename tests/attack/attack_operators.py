@@ -282,6 +282,31 @@ def relaxed_group_sort(draw: random.Random) -> Call:
     return Call(ops.relaxed_group_sort, (poisoned(draw, x, padded),), settings, layouts)
 
 
+def _projected(draw: random.Random, function: Any) -> Call:
+    """At a temperature at which no two means are equal by chance: there is no gradient there."""
+    batch, groups, channels = draw.randint(1, 2), draw.randint(1, 4), size(draw, 40)
+    is_few = draw.random() < 0.5
+    width = draw.randint(1, 6) if is_few else size(draw, 130)
+    padded = mask(draw, batch, groups * width)
+    x = numbers(draw, (batch, groups * width, channels), any_dtype(draw))
+    settings = {
+        "num_groups": groups,
+        "temperature": draw.choice((0.01, 0.3, 3.0)) * draw.uniform(1, 2),
+        "key_padding_mask": padded,
+    }
+    layouts = (layout(draw, padded),)
+    tensors = (poisoned(draw, x, padded),)
+    return Call(function, tensors, settings, layouts, is_few and x.numel() <= _LITERAL)
+
+
+def soft_rank(draw: random.Random) -> Call:
+    return _projected(draw, ops.soft_rank)
+
+
+def soft_sort(draw: random.Random) -> Call:
+    return _projected(draw, ops.soft_sort)
+
+
 EXACT: dict[str, Callable[[random.Random], Call]] = {
     "butterfly_merge": butterfly_merge,
     "butterfly_split": butterfly_split,
@@ -306,6 +331,8 @@ CLOSE: dict[str, Callable[[random.Random], Call]] = {
     "relaxed_group_sort": relaxed_group_sort,
     "sinkhorn": sinkhorn,
     "sinkhorn_attention": sinkhorn_attention,
+    "soft_rank": soft_rank,
+    "soft_sort": soft_sort,
     "sort_blocks": sort_blocks,
     "token_statistics": token_statistics,
     "top_k_blocks": top_k_blocks,

@@ -37,6 +37,8 @@ CALLS: dict[str, Call] = {
     "channel_permute": lambda x, b: ops.channel_permute(x, STEPS, 4, backend=b),
     "max_exchange": lambda x, b: ops.max_exchange(x, backend=b),
     "relaxed_group_sort": lambda x, b: ops.relaxed_group_sort(x, 4, temperature=0.5, backend=b),
+    "soft_rank": lambda x, b: ops.soft_rank(x, 4, temperature=0.5, backend=b),
+    "soft_sort": lambda x, b: ops.soft_sort(x, 4, temperature=0.5, backend=b),
     "token_statistics": lambda x, b: ops.token_statistics(heads(x), TEMPERATURE, backend=b),
     "causal_token_statistics": lambda x, b: ops.causal_token_statistics(
         heads(x), TEMPERATURE, backend=b

@@ -84,6 +84,11 @@ def permuted(groups: int, shifted: bool) -> list[Tensor]:
     return gradients(ops.channel_permute(x, steps, groups, backend="cpu"), x)
 
 
+def fitted() -> list[Tensor]:
+    x = torch.randn(2, 512, 96, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    return gradients(ops.soft_rank(x, temperature=0.1, backend="cpu"), x)
+
+
 def exchanged() -> list[Tensor]:
     x = torch.randn(2, 512, 96, generator=torch.Generator().manual_seed(0)).requires_grad_()
     return gradients(ops.max_exchange(x, backend="cpu"), x)
@@ -107,6 +112,7 @@ CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "shift and sort": lambda: permuted(8, shifted=True),
     "pairs": lambda: permuted(256, shifted=True),
     "exchange": exchanged,
+    "soft ranks": fitted,
     "statistics": lambda: statistic(causal=False),
     "causal statistics": lambda: statistic(causal=True),
     "attention": attended,

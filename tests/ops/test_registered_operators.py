@@ -102,6 +102,22 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "back": torch.arange(B * N * C, dtype=torch.uint8).view(B, N, C) % 3,
         "window_size": 3,
     },
+    "project": lambda: {
+        "x": x(),
+        "num_groups": GROUPS,
+        "temperature": 0.5,
+        "mask": MASK,
+        "ranks": False,
+        "keep": True,
+    },
+    "project_back": lambda: {
+        "grad": x(),
+        "starts": (rand(B, N, C) > 1).to(torch.uint8),
+        "num_groups": GROUPS,
+        "temperature": 0.5,
+        "mask": MASK,
+        "ranks": True,
+    },
     "token_statistics": lambda: {
         "w": rand(B, H, 70, D),
         "temperature": rand(H),
@@ -235,6 +251,14 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
     },
     "rank_filter": {"no window": {"window_size": 0}, "too long": {"window_size": 257}},
     "rank_filter_back": {"no window": {"window_size": 0}, "too long": {"window_size": 257}},
+    "project": {
+        "num_groups": {"num_groups": 3},
+        "no groups": {"num_groups": 0},
+        "cold": {"temperature": 0.0},
+        "not a number": {"temperature": float("nan")},
+        "float64": {"x": x().double()},
+    },
+    "project_back": {"num_groups": {"num_groups": 3}, "endless": {"temperature": float("inf")}},
     "sort_pairs": {"leaders": {"leaders": 3}, "odd": {"x": rand(B, 7, C), "mask": None}},
     "exchange_pairs": {
         "odd": {"grad": rand(B, 7, C), "mask": None, "swaps": rand(B, 3, C) > 1},

@@ -223,6 +223,17 @@ def _rank_filter(window_size: int, shape: Shape, device: torch.device) -> Run:
     return lambda backend, leaves: ops.rank_filter(leaves[0], ranks, window_size, backend=backend)
 
 
+def _soft(name: str, shape: Shape, device: torch.device) -> Run:
+    """Where most runs are a few tokens long: neighbours are a thousandth of the range apart."""
+    operator, temperature = getattr(ops, name), {"soft_sort": 100.0, "soft_rank": 0.01}[name]
+
+    def call(backend: str, leaves: Sequence[Tensor]) -> Tensor:
+        y: Tensor = operator(leaves[0], temperature=temperature, backend=backend)
+        return y
+
+    return call
+
+
 def _token_statistics(shape: Shape, device: torch.device) -> Run:
     return lambda backend, leaves: ops.token_statistics(*leaves, backend=backend)
 
@@ -288,6 +299,8 @@ OPERATORS = (
     Operator("max_exchange", _tokens, _max_exchange),
     Operator("rank_filter, G=2", _tokens, partial(_rank_filter, 2)),
     Operator("rank_filter, G=8", _tokens, partial(_rank_filter, 8)),
+    Operator("soft_sort", _tokens, partial(_soft, "soft_sort")),
+    Operator("soft_rank", _tokens, partial(_soft, "soft_rank")),
     Operator("token_statistics", _statistics, _token_statistics),
     Operator("causal_token_statistics", _statistics, _causal_token_statistics),
     Operator("sinkhorn", _block_scores, _sinkhorn),

@@ -27,6 +27,7 @@ from rifflemix.ops import (
     native,
     rank_filter,
     shift_steps,
+    soft_rank,
 )
 from rifflemix.ops.permutation import cpu, cpu_common
 
@@ -70,6 +71,14 @@ def check_filter(x: Tensor, ranks: Tensor, window_size: int) -> None:
         y = rank_filter(x, ranks, window_size, backend=backend)
         results.append((y, torch.autograd.grad(y, x, weight)[0]))
     assert all(map(same, *results))
+
+
+def check_soft(x: Tensor, mask: Tensor | None) -> None:
+    """Soft ranks by kernels are those in float64, rounded."""
+    options: dict[str, Any] = {"temperature": 0.37, "key_padding_mask": mask}
+    found = soft_rank(x, backend="cpu", **options)
+    expected = soft_rank(x.double(), backend="eager", **options).to(x.dtype)
+    torch.testing.assert_close(found, expected, equal_nan=True)
 
 
 def check(operator: Operator, x: Tensor, *arguments: Any, **options: Any) -> None:
@@ -422,7 +431,7 @@ def test_instruction_sets(
     if native.instruction_level() < level:
         pytest.skip("this processor cannot run it")
     names = ("sort", "pairs", "shift", "scatter", "largest", "memory", "threads")
-    names += ("rank_filter", "rank_filter_back")
+    names += ("rank_filter", "rank_filter_back", "project")
     library = tmp_path / "kernels.so"
     flags = ("-std=c++17", "-O3", "-fno-math-errno", "-Wno-psabi", "-pthread", "-fPIC", "-shared")
     subprocess.run(
@@ -442,6 +451,7 @@ def test_instruction_sets(
         check(channel_permute, x, torch.arange(40) * 5, groups, key_padding_mask=mask)
         check(circular_shift, x, torch.arange(40) * 5)
         check_filter(x, torch.arange(40) % 5, 5)
+        check_soft(x, mask)
         check(max_exchange, x)
 
 

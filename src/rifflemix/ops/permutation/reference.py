@@ -202,18 +202,16 @@ def soft_rank(x: Tensor, num_groups: int, temperature: float, mask: Tensor | Non
 def _project(z: Tensor, w: Tensor) -> Tensor:
     """The point nearest to z in the convex hull of all orders of w, where both are ascending.
 
-    Blondel et al. 2020, proposition 3: z minus the nondecreasing fit to z - w, here by its formula
+    Blondel et al. 2020: z minus the nondecreasing least-squares fit v to z - w, here by its formula
     v[i] = max over j <= i of min over k >= i of the mean of j..k.
     """
     if not (z.isfinite().all() and w.isfinite().all()):
         return z * float("nan")
-    difference = z - w
+    difference, size = z - w, len(z)
+    mean = {(j, k): difference[j : k + 1].mean() for j in range(size) for k in range(j, size)}
     fit = []
-    for i in range(len(z)):
-        lowest = [
-            torch.stack([difference[j : k + 1].mean() for k in range(i, len(z))]).min()
-            for j in range(i + 1)
-        ]
+    for i in range(size):
+        lowest = [torch.stack([mean[j, k] for k in range(i, size)]).min() for j in range(i + 1)]
         fit.append(torch.stack(lowest).max())
     return z - torch.stack(fit)
 

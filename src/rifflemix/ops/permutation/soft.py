@@ -44,8 +44,8 @@ def soft_sort(
     Raises:
         InputError: wrong shape or dtype, a number that does not divide, or a bad temperature.
 
-    Source: Blondel, Teboul, Berthet and Djolonga 2020, "Fast Differentiable Sorting and Ranking",
-    equations (5) and (6) with quadratic regularisation, ascending.
+    Source: docs/learned-permutations.md; Blondel, Teboul, Berthet and Djolonga 2020, "Fast
+    Differentiable Sorting and Ranking", with quadratic regularisation, ascending.
     """
     groups, strength = _check(x, num_groups, temperature, key_padding_mask)
     return unchecked.soft_sort(x, groups, strength, key_padding_mask, backend)
@@ -81,8 +81,9 @@ def soft_rank(
     Raises:
         InputError: wrong shape or dtype, a number that does not divide, or a bad temperature.
 
-    Source: Blondel, Teboul, Berthet and Djolonga 2020, "Fast Differentiable Sorting and Ranking",
-    equations (5) and (6) with quadratic regularisation; there 1 is the rank of the largest.
+    Source: docs/learned-permutations.md; Blondel, Teboul, Berthet and Djolonga 2020, "Fast
+    Differentiable Sorting and Ranking", with quadratic regularisation; there 1 is the rank of the
+    largest.
     """
     groups, strength = _check(x, num_groups, temperature, key_padding_mask)
     return unchecked.soft_rank(x, groups, strength, key_padding_mask, backend)
