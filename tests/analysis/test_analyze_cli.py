@@ -88,6 +88,7 @@ def test_one_kind_of_a_run(call: Any, runs: Path, tmp_path: Path) -> None:
     assert "http" not in page.replace("http-equiv", "")
 
 
+@pytest.mark.slow
 def test_sums_over_training_are_those_of_the_weights_of_each_evaluation(runs: Path) -> None:
     """The best weights are in the end of the curve and in the model; the start's are not."""
     (subject,) = find_subjects(runs / "train", View(samples=4))

@@ -61,6 +61,7 @@ def test_a_copy_costs_one_copy(ops_result: dict[str, Any]) -> None:
     assert copy["passes"]["forward"]["peak_memory_bytes"] == 64 * 16 * 4
 
 
+@pytest.mark.slow
 def test_lengths_that_do_not_divide_are_left_out() -> None:
     found = statuses(ops.run((Shape(1, 25, 16, 2),), QUICK))
     left_out = {name for (name, _), (status, _) in found.items() if status == "left out"}

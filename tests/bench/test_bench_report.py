@@ -115,6 +115,7 @@ def test_plot_of_a_single_length_or_of_nothing() -> None:
     scaling_plot(empty)
 
 
+@pytest.mark.slow
 def test_plot_is_deterministic() -> None:
     result = fake_bench.scaling(LAYERS)
     assert scaling_plot(result) == scaling_plot(result)

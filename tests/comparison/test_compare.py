@@ -156,6 +156,7 @@ def test_results_are_kept_after_every_run(tmp_path: Path) -> None:
     assert seen == [1]
 
 
+@pytest.mark.slow
 def test_a_run_without_its_entry_is_found_again(
     tmp_path: Path, finished: tuple[Path, dict[str, Any]]
 ) -> None:

@@ -229,6 +229,7 @@ def cli(
     return run
 
 
+@pytest.mark.slow
 def test_the_command_reads_a_table_and_two_settings(tmp_path: Path, cli: Any) -> None:
     table = tmp_path / "tea.csv"
     rows = [f"leaf {i} {'green' * (i % 2)},{'yes' if i % 2 else 'no'}" for i in range(40)]

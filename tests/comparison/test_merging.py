@@ -61,6 +61,7 @@ def test_mixers_and_seeds_make_the_comparison_of_all(folders: Path, tmp_path: Pa
     assert rm.Comparison.load(tmp_path / "out").results == results
 
 
+@pytest.mark.slow
 def test_a_run_in_two_folders_counts_once(folders: Path, tmp_path: Path) -> None:
     merged = merge_comparisons([folders / "both", folders / "softmax1"], tmp_path / "out")
     assert by_run(dict(merged.results)) == by_run(rm.Comparison.load(folders / "both").results)

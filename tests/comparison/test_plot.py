@@ -25,6 +25,7 @@ def test_plot_draws_any_number_of_mixers(mixers: int) -> None:
     assert size_of(comparison_plot(comparison(mixers=mixers, seeds=2))) == (1350, 840)
 
 
+@pytest.mark.slow
 def test_plot_is_deterministic() -> None:
     assert comparison_plot(comparison()) == comparison_plot(comparison())
 

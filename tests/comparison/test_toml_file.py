@@ -85,6 +85,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     return rifflemix.cli.main()
 
 
+@pytest.mark.slow
 def test_a_file_chooses_and_options_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,6 +146,7 @@ def test_stopped_tuning_goes_on_bit_for_bit(
     assert without_clock(complete) == without_clock(tuned[1])
 
 
+@pytest.mark.slow
 def test_trials_without_their_entries_are_found_again(
     tuned: tuple[Path, dict[str, Any]],
 ) -> None:

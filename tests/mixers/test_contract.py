@@ -20,8 +20,8 @@ from rifflemix.testing.independence import require_padding_reaches_nothing
 from rifflemix.testing.numerics import gradients_equal_numerical_ones
 
 FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
-# Tracing takes seconds a form: one mixer of a kind here, all of them among the slow tests.
-TRACED = {"softmax", "csp", "tssa-causal"}
+# Tracing takes seconds a form: one mixer here, all of them among the slow tests.
+TRACED = {"csp"}
 TRACES = {"exports", "compiles_to_one_graph"}
 # So does writing ONNX: of the other mixers, attacks try drawn ones.
 ONNX = "runs_as_onnx"

@@ -89,6 +89,7 @@ def test_twice_the_samples_move_twice_as_much_in_as_many_operators() -> None:
     assert 1.8 * one.moved_bytes < two.moved_bytes < 2 * one.moved_bytes
 
 
+@pytest.mark.slow
 def test_padding_is_left_out_where_the_shape_of_a_result_depends_on_it() -> None:
     assert count_step(get_recipe("csp/table4-listops-s4")).flops > 0
 
@@ -98,6 +99,7 @@ def test_a_model_that_looks_at_its_weights_when_it_is_made_is_counted() -> None:
     assert count_step(get_recipe("tost/table2-cifar10-tost_tiny_16")).flops > 0
 
 
+@pytest.mark.slow
 def test_accumulated_batches_are_added() -> None:
     recipe = small(train=TrainConfig(batch_size=8, accumulation=2))
     halves, whole = count_step(recipe), count_step(small(train=TrainConfig(batch_size=8)))

@@ -38,6 +38,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     return out, start(out)
 
 
+@pytest.mark.slow
 def test_every_combination_is_run_with_its_settings(swept: tuple[Path, dict[str, Any]]) -> None:
     out, results = swept
     assert results["status"] == "complete"

@@ -32,7 +32,8 @@ def cases() -> Iterator[object]:
             for name in PROPERTIES:
                 if not applies(name, host, mixer):
                     continue
-                marks = [pytest.mark.slow] if name in SLOW or not host.quick else []
+                is_slow = name in SLOW or not host.quick or (name == "DDP" and mixer != "tssa")
+                marks = [pytest.mark.slow] if is_slow else []
                 yield pytest.param(host, mixer, name, id=f"{host.name}-{mixer}-{name}", marks=marks)
 
 

@@ -273,6 +273,7 @@ def test_a_linear_classifier_of_pixels_stays_at_chance(many: Pictures, scene: Sc
         assert abs(right - 0.5) < 4 * 0.5 / 800**0.5
 
 
+@pytest.mark.slow
 def test_contrast_is_the_brightness_of_dashes_not_of_discs(many: Pictures, scene: Scene) -> None:
     few = Pictures(*(part[:20] for part in many))
     bright = images_of(few, replace(scene, contrast=1.0)).astype(int)

@@ -55,6 +55,7 @@ def test_check_mixer_names_the_first_property_that_fails(cls: type[TokenMixer]) 
         check_mixer(cls)
 
 
+@pytest.mark.slow
 def test_check_mixer_passes_a_sound_one() -> None:
     check_mixer(Mean)
 
