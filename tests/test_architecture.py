@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"mixers", "nn", "ops"},
     "testing": {"mixers", "ops"},
     "surgery": _LAYERS,
+    "parallel": _LAYERS,
     "tasks": set(),
     "train": set(),
     "recipes": _LAYERS | _DATA,

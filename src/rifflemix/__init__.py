@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rifflemix import analysis, mixers, models, ops, tasks, testing, train
+    from rifflemix import analysis, mixers, models, ops, parallel, tasks, testing, train
     from rifflemix.bench.swap import measure_swap
     from rifflemix.comparison import Comparison, SuiteComparison, compare, compare_suite
     from rifflemix.errors import InputError
@@ -60,6 +60,7 @@ __all__ = [
     "mixers",
     "models",
     "ops",
+    "parallel",
     "register_adapter",
     "register_hf",
     "register_mixer",
@@ -73,7 +74,7 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = {"analysis", "mixers", "models", "ops", "tasks", "testing", "train"}
+_ROOMS = {"analysis", "mixers", "models", "ops", "parallel", "tasks", "testing", "train"}
 _HOMES = {
     "Comparison": "comparison",
     "InputError": "errors",

@@ -215,6 +215,61 @@ def memory_changes(record: profile) -> list[int]:
     return [change for _, change in sorted(changes, key=lambda pair: pair[0])]
 
 
+def has_differentiable_collectives() -> bool:
+    """Whether this torch knows the gradients of its functional collectives, all-reduce included."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed import _functional_collectives as collectives
+
+    return hasattr(collectives, "all_reduce_backward")
+
+
+# The waiting forms of torch's functional collectives: compilers trace them, and autograd knows them
+# (the gradient of a sum is the sum of the gradients, of an exchange the exchange back). Their
+# asynchronous tensors are of a class that no kernel of ours takes.
+
+
+def all_reduce(x: Tensor, group: Any) -> Tensor:
+    """The sum of `x` over the processes of a group."""
+    from torch.distributed import _functional_collectives as collectives
+
+    operator = torch.ops._c10d_functional.all_reduce
+    summed: Tensor = collectives.wait_tensor(operator(x.contiguous(), "sum", group.group_name))
+    return summed
+
+
+def all_gather(x: Tensor, group: Any) -> Tensor:
+    """(A, ...) of each process of a group, one after the other: (processes * A, ...)."""
+    from torch.distributed import _functional_collectives as collectives
+
+    operator = torch.ops._c10d_functional.all_gather_into_tensor
+    gathered: Tensor = collectives.wait_tensor(
+        operator(x.contiguous(), group.size(), group.group_name)
+    )
+    return gathered
+
+
+def all_to_all(x: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
+    """Rows of `x` to each process of a group, as many as `sent` says; all rows that came from each.
+
+    Args:
+        x: (sum of `sent`, ...).
+        received: rows that come from each process.
+        sent: rows that go to each.
+        group: the processes.
+
+    Returns:
+        (sum of `received`, ...).
+    """
+    from torch.distributed import _functional_collectives as collectives
+
+    operator = torch.ops._c10d_functional.all_to_all_single
+    arrived: Tensor = collectives.wait_tensor(
+        operator(x.contiguous(), received, sent, group.group_name)
+    )
+    return arrived
+
+
 def runs_on_gpu(event: Any) -> bool:
     """Whether an average of a profile, `record.key_averages()`, is of a GPU's kernel."""
     return bool(event.device_type == DeviceType.CUDA)
@@ -224,12 +279,16 @@ __all__ = [
     "BatchNorm",
     "OperatorWatch",
     "UnknownShape",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
     "as_constant",
     "as_operand",
     "attention_on_cpu",
     "constant_for_compiler",
     "fused_attention_inputs",
     "fused_attention_node",
+    "has_differentiable_collectives",
     "has_plain_autograd",
     "has_values",
     "in_function_transform",

@@ -179,9 +179,9 @@ class CSP(PermutedValues):
         size = min(size, length)
         groups = -(-length // size)
         if groups * size == length:
-            return self._permute_groups(v, steps, groups, mask, with_index)
+            return self.permute_groups(v, steps, groups, mask, with_index)
         v, mask = _padded(v, mask, groups * size - length)
-        y, index = self._permute_groups(v, steps, groups, mask, with_index)
+        y, index = self.permute_groups(v, steps, groups, mask, with_index)
         return y[:, :length], None if index is None else index[:, :length]
 
     def _group_size(self, laid_out: int) -> int:
@@ -190,10 +190,10 @@ class CSP(PermutedValues):
             return min(self.group_size, laid_out)
         return -(-laid_out // self.num_groups)
 
-    def _permute_groups(
+    def permute_groups(
         self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool
     ) -> Permuted:
-        """`permute` for groups that fill the sequence."""
+        """`permute` for groups that fill the sequence, and the steps of all channels."""
         spec = SortSpec(groups, self.order == "reference", self.heads)
         if steps is None:
             return unchecked.group_sort(v, spec, mask, with_index)
@@ -219,9 +219,9 @@ class CSP(PermutedValues):
             return self._permute_spread(v, tokens, mask, with_index)
         missing = groups * size - length
         if statically_known_true(missing == 0):
-            return self._permute_groups(v, steps, groups, mask, with_index)
+            return self.permute_groups(v, steps, groups, mask, with_index)
         v, mask = _padded(v, mask, missing)
-        y, index = self._permute_groups(v, steps, groups, mask, with_index)
+        y, index = self.permute_groups(v, steps, groups, mask, with_index)
         return take_first(y, length, 1), None if index is None else take_first(index, length, 1)
 
     def _permute_spread(
@@ -243,7 +243,7 @@ class CSP(PermutedValues):
         if mask is not None:
             padded = padded | mask.index_select(1, token)
         steps = self._shift_steps(length, tokens, here, v.device)
-        y, index = self._permute_groups(
+        y, index = self.permute_groups(
             v.index_select(1, token), steps, groups, padded.expand(v.shape[0], -1), with_index
         )
         position = torch.arange(length, device=v.device)

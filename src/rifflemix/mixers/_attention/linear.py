@@ -53,6 +53,10 @@ class LinearAttentionMixer(MultiHeadMixer):
         y = linear_attention(q, k, v.to(k.dtype), epsilon=self.epsilon, causal=self.causal)
         return y.to(v.dtype)
 
+    def weighted_sums(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Sum of (q_n k_s) v_s over all tokens s or, with causal=True, up to n: (B, H, N, D)."""
+        return linear_attention(q, k, v, epsilon=None, causal=self.causal)
+
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The sums before the first token, in float32 or float64; their size stays constant."""
         weight = self.qkv.weight

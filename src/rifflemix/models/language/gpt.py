@@ -164,11 +164,15 @@ class GPT(Model):
         """
         check_ids("tokens", tokens, "(B, N)", below=self.embed.num_embeddings)
         check_padding_mask(key_padding_mask, tokens)
-        positions = None if key_padding_mask is None else valid_positions(key_padding_mask)
+        positions = None if key_padding_mask is None else self.positions_of(key_padding_mask)
         x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor, positions))
         for block in self.blocks:
             x = self.run_block(block, x, key_padding_mask=key_padding_mask)
         return self._logits(x)
+
+    def positions_of(self, key_padding_mask: Tensor) -> Tensor:
+        """(B, N) int64, the position of every valid token among those of its sequence."""
+        return valid_positions(key_padding_mask)
 
     @property
     def streams(self) -> bool:

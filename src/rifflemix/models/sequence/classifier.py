@@ -107,11 +107,7 @@ class SequenceClassifier(Model):
         inputs, key_padding_mask = self._padded(inputs, key_padding_mask)
         x = self.embed(inputs)
         if self.cls is not None:
-            x = torch.cat((self.cls.to(x.dtype).expand(len(x), -1, -1), x), dim=1)
-            if key_padding_mask is not None:
-                first = key_padding_mask[:, :1]
-                own = torch.zeros_like(first) if self.cls_mask == "valid" else first
-                key_padding_mask = torch.cat((own, key_padding_mask), dim=1)
+            x, key_padding_mask = self.with_class_token(self.cls, x, key_padding_mask)
         if self.embedding_scale is not None:
             x = x * self.embedding_scale
         x = self.drop(self.embedding_norm(self.positions(x)))
@@ -120,6 +116,17 @@ class SequenceClassifier(Model):
             x = self.run_block(block, x, key_padding_mask=key_padding_mask)
         pooled: Tensor = self.pool(self.finish(x, key_padding_mask), key_padding_mask)
         return pooled
+
+    def with_class_token(
+        self, token: Tensor, x: Tensor, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The class token (1, 1, C) in front of (B, N, C), and in front of their mask."""
+        x = torch.cat((token.to(x.dtype).expand(len(x), -1, -1), x), dim=1)
+        if key_padding_mask is not None:
+            first = key_padding_mask[:, :1]
+            own = torch.zeros_like(first) if self.cls_mask == "valid" else first
+            key_padding_mask = torch.cat((own, key_padding_mask), dim=1)
+        return x, key_padding_mask
 
     def _check_inputs(self, inputs: Tensor) -> None:
         """Raise unless these are ids (B, N), or vectors (B, N, F) where such are embedded."""

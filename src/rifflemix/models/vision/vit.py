@@ -125,9 +125,12 @@ class ViT(ImageModel):
         x = self.drop(self.positions(self.cls_token(self.patch_embed(images))))
         for block in self.blocks:
             x = self.run_block(block, x)
-        pooled = x[:, 0] if self.pool == "cls" else x.mean(dim=1)
-        logits: Tensor = self.head(self.norm(pooled))
+        logits: Tensor = self.head(self.norm(self.pooled(x)))
         return logits
+
+    def pooled(self, x: Tensor) -> Tensor:
+        """(B, N, C) tokens -> (B, C), the vector that the head reads."""
+        return x[:, 0] if self.pool == "cls" else x.mean(dim=1)
 
 
 def _pool_kind(mixer: str, pool: str | Mapping[str, str]) -> str:

@@ -6,6 +6,8 @@ over thousands of squares must stay in float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -29,19 +31,24 @@ def token_statistics(
     *,
     normalize: bool,
     key_padding_mask: Tensor | None,
+    total: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> tuple[Tensor, Tensor]:
-    """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
+    """See `rifflemix.ops.token_statistics`; returns the output and the membership.
+
+    `total` makes sums over the tokens at hand those over all tokens, where there are more.
+    """
     tokens = _valid_tokens(w, key_padding_mask)
     squares = tokens.square()
     scores = squares
     if normalize:
         # The floor of the norm, squared. Dividing by the squared norm needs no root, whose
         # gradient at a column of zeros would be infinite.
-        scores = squares / squares.sum(-2, keepdim=True).clamp_min(NORM_FLOOR**2)
+        scores = squares / total(squares.sum(-2, keepdim=True)).clamp_min(NORM_FLOOR**2)
     membership = _membership(scores.sum(-1), temperature, key_padding_mask)
     weights = membership.unsqueeze(-1)
-    count = weights.sum(-2, keepdim=True) + COUNT_OFFSET
-    moment = (weights * squares).sum(-2, keepdim=True) / count
+    member_energy = (weights * squares).sum(-2, keepdim=True)
+    sums = total(torch.cat((member_energy, weights.sum(-2, keepdim=True)), -1))
+    moment = sums[..., :-1] / (sums[..., -1:] + COUNT_OFFSET)
     return _gated(tokens, weights, moment, key_padding_mask).to(w.dtype), membership
 
 

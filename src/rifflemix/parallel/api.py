@@ -1,0 +1,230 @@
+"""One sequence over several devices: a model that holds the tokens of its process only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from rifflemix.compat import BatchNorm, all_gather, all_reduce
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.mixers import TokenMixer
+from rifflemix.mixers.baselines.average import AveragePooling
+from rifflemix.mixers.baselines.identity import Identity
+from rifflemix.mixers.baselines.linear import LinearAttention
+from rifflemix.mixers.baselines.softmax import SoftmaxAttention
+from rifflemix.mixers.csp import CSP
+from rifflemix.mixers.sliceformer import Sliceformer
+from rifflemix.mixers.tssa import TSSA
+from rifflemix.models.base import Model
+from rifflemix.models.language.gpt import GPT
+from rifflemix.models.sequence.encoder import Encoder
+from rifflemix.models.vision.vit import ViT
+from rifflemix.nn.class_token import ClassToken
+from rifflemix.nn.drop_path import DropPath
+from rifflemix.nn.patches import PatchEmbedding
+from rifflemix.nn.pooling import Pooling
+from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
+from rifflemix.parallel import layers
+from rifflemix.parallel.mesh import sequence_group
+from rifflemix.parallel.models import ShardedEncoder, ShardedGPT, ShardedViT
+from rifflemix.parallel.permutations import ShardedCSP, ShardedSliceformer
+from rifflemix.parallel.sharded import ShardedMixer
+from rifflemix.parallel.shards import SequenceGroup
+from rifflemix.parallel.softmax import ShardedSoftmax
+from rifflemix.parallel.statistics import (
+    ShardedAverage,
+    ShardedIdentity,
+    ShardedLinear,
+    ShardedTSSA,
+)
+
+_MIXERS: Mapping[type[nn.Module], type[nn.Module]] = {
+    AveragePooling: ShardedAverage,
+    CSP: ShardedCSP,
+    Identity: ShardedIdentity,
+    LinearAttention: ShardedLinear,
+    Sliceformer: ShardedSliceformer,
+    SoftmaxAttention: ShardedSoftmax,
+    TSSA: ShardedTSSA,
+}
+_MODELS: Mapping[type[nn.Module], type[nn.Module]] = {
+    Encoder: ShardedEncoder,
+    GPT: ShardedGPT,
+    ViT: ShardedViT,
+}
+_LAYERS: Mapping[type[nn.Module], type[nn.Module]] = {
+    ClassToken: layers.ShardedClassToken,
+    DropPath: layers.ShardedDropPath,
+    PatchEmbedding: layers.ShardedPatchEmbedding,
+    Pooling: layers.ShardedPooling,
+    PositionEmbedding: layers.ShardedPositionEmbedding,
+    SinusoidalPositions: layers.ShardedSinusoidalPositions,
+}
+_M = TypeVar("_M", bound=nn.Module)
+_DESCRIBED, _DIMS = 3, 6  # tensors, and dimensions of each, that are compared between processes
+
+
+def shard_sequence(model: _M, mesh: DeviceMesh) -> _M:
+    """Split the tokens of a model's sequences over the processes of a mesh, in place.
+
+    From here on, every process calls the model with its own shard (`shard_tokens`) of the same
+    batch, also of `key_padding_mask`, and all call it, and `backward`, together. What comes out for
+    each token is of its own tokens; what is pooled is the same on all. A `ViT` takes whole images.
+
+    Weights and buffers become those of the first process. A gradient is the mean over the processes
+    of the mesh of what each calls its loss: that of one device, where they all compute the mean
+    loss of all tokens (`mean_over_tokens`) or each that of its own. Wrap the model in
+    DistributedDataParallel over another dimension of the mesh, after this.
+
+    Args:
+        model: an `Encoder`, `GPT` or `ViT`, a mixer, or modules of your own that work token by
+            token around mixers and layers of `rifflemix.nn`; its parameters and names stay.
+        mesh: of one dimension; each of its processes calls this.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: a mesh of more dimensions, or without this process; a model without mixers, with
+            mixers or settings that have no sharded form, or with batch normalisation; nothing is
+            changed then. From calls of the model: shards of different shapes.
+    """
+    if not isinstance(model, nn.Module):
+        raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
+    sequence = sequence_group(mesh)
+    changes = list(_changes(model))
+    extra = _class_tokens(changes)
+    sequence = SequenceGroup(sequence.group, sequence.rank, sequence.size, extra)
+    for module, sharded in changes:
+        module.__class__ = sharded
+        cast(Any, module).sequence = sequence
+    for tensor in (*model.parameters(), *model.buffers()):
+        torch.distributed.broadcast(tensor.detach(), group=sequence.group, group_src=0)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(partial(_mean_gradient, sequence))
+    model.register_forward_pre_hook(partial(_check_shapes, sequence), with_kwargs=True)
+    return model
+
+
+def _changes(model: nn.Module) -> Iterator[tuple[nn.Module, type[nn.Module]]]:
+    """Every module that gets another class, and that class."""
+    mixers = 0
+    for name, module in _outer_modules(model, ""):
+        where = f" in {name}" if name else ""
+        if isinstance(module, ShardedMixer | layers.ShardedLayer):
+            raise bad_argument("model", "one that is not sharded yet", "one that is")
+        if isinstance(module, BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            raise bad_argument(
+                "model",
+                "norms of single tokens",
+                f"{type(module).__name__}{where}",
+                "torch.nn.SyncBatchNorm.convert_sync_batchnorm gives the norm over all shards",
+            )
+        known = _known_forms(module)
+        sharded = known.get(type(module))
+        if sharded is None:
+            if known is _LAYERS:
+                continue
+            raise _no_sharded_form(module, known, where)
+        if known is not _LAYERS:
+            setting = cast(Any, sharded).cannot_shard(module)
+            if setting:
+                kind = _title(module)
+                raise bad_argument(
+                    "model", f"settings of {kind} that can be sharded", f"{setting}{where}"
+                )
+        mixers += known is _MIXERS
+        yield module, sharded
+    if not mixers:
+        raise bad_argument(
+            "model", "one that holds token mixers", f"{type(model).__name__} without any"
+        )
+
+
+def _outer_modules(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """All modules but those inside mixers, each once."""
+    seen: set[int] = set()
+    todo = [(name, module)]
+    while todo:
+        name, module = todo.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield name, module
+        if not isinstance(module, TokenMixer):
+            prefix = f"{name}." if name else ""
+            todo += [(prefix + inner, child) for inner, child in module.named_children()]
+
+
+def _known_forms(module: nn.Module) -> Mapping[type[nn.Module], type[nn.Module]]:
+    if isinstance(module, TokenMixer):
+        return _MIXERS
+    return _MODELS if isinstance(module, Model) else _LAYERS
+
+
+def _no_sharded_form(
+    module: nn.Module, known: Mapping[type[nn.Module], type[nn.Module]], where: str
+) -> InputError:
+    names = ", ".join(sorted(_name(cls) for cls in known))
+    kind = "mixers" if known is _MIXERS else "a model or modules of your own"
+    return bad_argument(
+        "model", f"{kind} with a sharded form ({names})", f"{_title(module)}{where}"
+    )
+
+
+def _name(cls: type[nn.Module]) -> str:
+    return cls.card.name if issubclass(cls, TokenMixer) else cls.__name__
+
+
+def _title(module: nn.Module) -> str:
+    return _name(type(module))
+
+
+def _class_tokens(changes: list[tuple[nn.Module, type[nn.Module]]]) -> int:
+    """How many class tokens stand in front of a sequence."""
+    count = 0
+    for module, sharded in changes:
+        if isinstance(module, Encoder):
+            count += cast(Any, sharded).class_tokens(module)
+        count += isinstance(module, ClassToken)
+    if count > 1:
+        raise bad_argument("model", "one class token at most", count)
+    return count
+
+
+def _mean_gradient(sequence: SequenceGroup, gradient: Tensor) -> Tensor:
+    return all_reduce(gradient / sequence.size, sequence.group)
+
+
+def _check_shapes(
+    sequence: SequenceGroup, module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Raise, on all processes, unless all have inputs of the same shapes.
+
+    A traced graph cannot ask.
+    """
+    tensors = [value for value in (*args, *options.values()) if isinstance(value, Tensor)]
+    if torch.compiler.is_compiling() or not tensors:
+        return
+    described = torch.zeros(_DESCRIBED, 1 + _DIMS, dtype=torch.int64)
+    for row, tensor in zip(described, tensors, strict=False):
+        row[0] = 1 + tensor.dim()
+        row[1 : 1 + min(tensor.dim(), _DIMS)] = torch.tensor(tensor.shape[:_DIMS])
+    everybody = all_gather(described.unsqueeze(0).to(tensors[0].device), sequence.group).tolist()
+    if any(other != everybody[0] for other in everybody):
+        shapes = [
+            " and ".join(str(tuple(row[1 : row[0]])) for row in rows if row[0])
+            for rows in everybody
+        ]
+        raise bad_argument(
+            "inputs",
+            "shards of the same shapes on all processes",
+            ", ".join(shapes),
+            "cut inputs and masks with rifflemix.parallel.shard_tokens",
+        )

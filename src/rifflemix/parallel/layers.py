@@ -1,0 +1,134 @@
+"""Layers around the mixers that do not work token by token: positions, class token, pooling."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.errors import bad_argument
+from rifflemix.nn.class_token import ClassToken
+from rifflemix.nn.drop_path import DropPath
+from rifflemix.nn.patches import PatchEmbedding
+from rifflemix.nn.pooling import Pooling
+from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
+from rifflemix.parallel.shards import SequenceGroup
+
+
+class ShardedLayer(nn.Module):
+    """A layer that gets this process's tokens, and knows who holds the others."""
+
+    sequence: SequenceGroup
+
+
+class _ShardedPositions(ShardedLayer):
+    table: Tensor
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Positions are those in the whole sequence; given ones are taken as they are."""
+        if positions is None:
+            shards = self.sequence.shards(x.shape[1])
+            if shards.length > len(self.table):
+                raise bad_argument(
+                    "inputs",
+                    f"at most max_length = {len(self.table)} tokens in all shards",
+                    shards.length,
+                    "build the model with a larger max_length",
+                )
+            positions = torch.arange(shards.here, device=x.device) + shards.offset
+        y: Tensor = super().forward(x, positions)  # type: ignore[misc]
+        return y
+
+
+class ShardedPositionEmbedding(_ShardedPositions, PositionEmbedding):
+    """Every process adds its own rows of the table."""
+
+
+class ShardedSinusoidalPositions(_ShardedPositions, SinusoidalPositions):
+    """Every process adds its own rows of the table."""
+
+
+class ShardedClassToken(ShardedLayer, ClassToken):
+    """The first process puts the token in front of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, n, C) -> (B, 1 + n, C) on the first process, (B, n, C) on the others."""
+        return with_class_token(self.token, x, self.sequence)
+
+
+def with_class_token(token: Tensor, x: Tensor, sequence: SequenceGroup) -> Tensor:
+    """The token (1, 1, C) in front of (B, n, C) on the first process; on the others none of it.
+
+    They all differentiate it: a gradient that one process has alone could not be averaged.
+    """
+    count = 1 if sequence.rank == 0 else 0
+    return torch.cat((token.to(x.dtype).expand(len(x), -1, -1)[:, :count], x), dim=1)
+
+
+class ShardedPooling(ShardedLayer, Pooling):
+    """One vector of the whole sequence, the same on every process."""
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """(B, n, C) and (B, n) bool, True = padding -> (B, C)."""
+        shards = self.sequence.shards(x.shape[1])
+        if self.kind == "cls":
+            return shards.from_first(x[:, 0])
+        if self.kind == "position_mean" or (self.kind == "mean" and key_padding_mask is None):
+            return shards.total(x.sum(dim=1)) / shards.length
+        valid = x.new_ones(x.shape[:2], dtype=torch.bool)
+        if key_padding_mask is not None:
+            valid = ~key_padding_mask
+        if self.kind == "max":
+            return self._maximum(x, valid)
+        total = shards.total(_sum_where(x, valid.unsqueeze(-1)))
+        if self.kind == "length_mean":
+            return total / self.max_length
+        return total / shards.total(valid.sum(1, keepdim=True).to(x.dtype)).clamp(min=1.0)
+
+    def _maximum(self, x: Tensor, valid: Tensor) -> Tensor:
+        """The largest valid values; their gradient goes to all tokens that have them alike."""
+        shards = self.sequence.shards(x.shape[1])
+        kept = x.detach().masked_fill(~valid.unsqueeze(-1), -math.inf)
+        largest = shards.gather_each(kept.amax(dim=1)).amax(0)
+        is_largest = (x == largest.unsqueeze(1)) & valid.unsqueeze(-1)
+        count = shards.total(is_largest.sum(1).to(x.dtype)).clamp(min=1.0)
+        y = shards.total(_sum_where(x, is_largest)) / count
+        return torch.where(largest.isnan(), largest, y)
+
+
+class ShardedPatchEmbedding(ShardedLayer, PatchEmbedding):
+    """Every process gets the whole image, and makes tokens of its own patches."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, height, width) -> (B, n, C), patches row by row."""
+        size = self.sequence.size
+        in_row = images.shape[3] // self.patch_width
+        patches = in_row * (images.shape[2] // self.patch_height)
+        if patches % size:
+            raise bad_argument(
+                "images",
+                f"a number of patches that the {size} processes of the mesh share out evenly",
+                patches,
+                "choose another patch_size or number of processes",
+            )
+        each = patches // size
+        start = self.sequence.rank * each
+        first_row, end_row = start // in_row, -(-(start + each) // in_row)
+        band = images[:, :, first_row * self.patch_height : end_row * self.patch_height]
+        return super().forward(band)[:, start - first_row * in_row :][:, :each]
+
+
+class ShardedDropPath(ShardedLayer, DropPath):
+    """A sample loses a branch on all processes or on none: the first one draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, ...)."""
+        if not self.training or self.p == 0.0:
+            return x
+        ones = x.new_ones((x.shape[0],) + (1,) * (x.dim() - 1))
+        return x * self.sequence.shards(x.shape[1]).from_first(super().forward(ones))
+
+
+def _sum_where(x: Tensor, where: Tensor) -> Tensor:
+    return x.masked_fill(~where, 0.0).sum(dim=1)

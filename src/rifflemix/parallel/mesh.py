@@ -1,0 +1,116 @@
+"""From a mesh of devices to the processes of a sequence, and from tensors to their shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from rifflemix.checks import check_integer, check_padding_mask, shown
+from rifflemix.compat import has_differentiable_collectives
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.parallel.shards import SequenceGroup
+
+
+def sequence_group(mesh: DeviceMesh) -> SequenceGroup:
+    """The processes of a mesh of one dimension, of which this must be one.
+
+    Raises:
+        InputError: anything else, or a torch whose collectives have no gradients.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        raise bad_argument("mesh", "a torch.distributed DeviceMesh", shown(mesh))
+    if mesh.ndim != 1:
+        names = mesh.mesh_dim_names
+        hint = (
+            f"choose one by its name, as mesh[{names[-1]!r}]"
+            if names
+            else "name them, and take one"
+        )
+        raise bad_argument("mesh", "one dimension, along the tokens", f"{mesh.ndim}", hint)
+    if mesh.get_coordinate() is None:
+        rank = torch.distributed.get_rank()
+        raise bad_argument("mesh", f"one that process {rank} is in", mesh.mesh.tolist())
+    if not has_differentiable_collectives():
+        raise InputError(
+            f"rifflemix.parallel needs collectives with gradients, which torch {torch.__version__} "
+            "does not have; use torch 2.13 or newer"
+        )
+    group: Any = mesh.get_group()
+    return SequenceGroup(group, torch.distributed.get_rank(group), group.size())
+
+
+def shard_tokens(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
+    """The own shard of a tensor that all processes of a mesh have whole.
+
+    Args:
+        x: ids (B, N), vectors, labels or a mask: the same on all processes.
+        mesh: of one dimension, as for `shard_sequence`.
+        dim: where the tokens are.
+
+    Returns:
+        Its tokens along `dim`, N over the processes; a view.
+
+    Raises:
+        InputError: a number of tokens that the processes do not divide, or another mesh.
+    """
+    sequence = sequence_group(mesh)
+    length = x.shape[_token_dim(x, dim)]
+    if length % sequence.size:
+        more = -length % sequence.size
+        raise bad_argument(
+            "x",
+            f"a number of tokens that the {sequence.size} processes of the mesh divide",
+            length,
+            f"add {more} of padding and mark them in key_padding_mask",
+        )
+    each = length // sequence.size
+    return x.narrow(dim, sequence.rank * each, each)
+
+
+def gather_tokens(x: Tensor, mesh: DeviceMesh, *, dim: int = 1) -> Tensor:
+    """Undo `shard_tokens`: the tokens of all processes, on each. It has a gradient.
+
+    Args:
+        x: (B, n, ...) this process's shard, of the same shape on all.
+        mesh: of one dimension, as for `shard_sequence`.
+        dim: where the tokens are.
+
+    Raises:
+        InputError: another mesh.
+    """
+    dim = _token_dim(x, dim)
+    return sequence_group(mesh).shards(x.shape[dim]).gather(x, dim)
+
+
+def mean_over_tokens(
+    values: Tensor, mesh: DeviceMesh, *, key_padding_mask: Tensor | None = None
+) -> Tensor:
+    """The mean of one number for each token, for instance a loss, over a sequence in shards.
+
+    Args:
+        values: (B, n) of this process's tokens.
+        mesh: of one dimension, as for `shard_sequence`.
+        key_padding_mask: (B, n) bool, True = padding, which does not count.
+
+    Returns:
+        A scalar, the same on all processes: the mean over all valid tokens of all sequences.
+
+    Raises:
+        InputError: another shape or mesh.
+    """
+    if not isinstance(values, Tensor) or values.dim() != 2:
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise bad_argument("values", "shape (B, n)", got)
+    check_padding_mask(key_padding_mask, values)
+    shards = sequence_group(mesh).shards(values.shape[1])
+    if key_padding_mask is None:
+        return shards.total(values.sum()) / (len(values) * shards.length)
+    total = shards.total(values.masked_fill(key_padding_mask, 0.0).sum())
+    return total / shards.total((~key_padding_mask).sum()).clamp(min=1)
+
+
+def _token_dim(x: Tensor, dim: int) -> int:
+    return check_integer("dim", dim, 0, x.dim() - 1)

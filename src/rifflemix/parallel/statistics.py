@@ -1,0 +1,148 @@
+"""Mixers whose tokens meet in sums over all of them: a sequence in shards adds up its sums."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rifflemix.mixers.baselines.average import AveragePooling
+from rifflemix.mixers.baselines.identity import Identity
+from rifflemix.mixers.baselines.linear import LinearAttention
+from rifflemix.mixers.tssa import TSSA
+from rifflemix.ops.dropout.unchecked import dropout
+from rifflemix.ops.precision import without_autocast
+from rifflemix.ops.statistics import StatisticsState, eager, unchecked
+from rifflemix.ops.statistics.common import accumulation_dtype
+from rifflemix.parallel.sharded import ShardedMixer
+from rifflemix.parallel.shards import Shards
+
+
+class ShardedIdentity(ShardedMixer, Identity):
+    """Tokens do not meet: nothing is sent."""
+
+
+class ShardedTSSA(ShardedMixer, TSSA):
+    """Token statistics: two sums of H (D + 1) numbers at most, of all processes or of earlier ones.
+
+    The form in both directions runs in plain torch. The causal form runs twice: for the sums of the
+    memberships, which later processes need, and for the outputs.
+    """
+
+    def cannot_shard(self) -> str:
+        """Memberships that are taken anew need the tokens of all processes before."""
+        every = self.renormalize_every
+        return "" if every is None else f"renormalize_every={every!r}"
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `TSSA.mix`."""
+        p = self.dropout if self.training else 0.0
+        y, _ = self._sharded_statistics(self.project(x), key_padding_mask, p)
+        out: Tensor = self.out_proj(y.transpose(1, 2).flatten(2))
+        return out
+
+    def membership(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """See `TSSA.membership`; of this process's tokens."""
+        self._check_input(x, key_padding_mask)
+        if key_padding_mask is not None:
+            x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+        return self._sharded_statistics(self.project(x), key_padding_mask, 0.0)[1]
+
+    def _sharded_statistics(
+        self, w: Tensor, mask: Tensor | None, dropout_p: float
+    ) -> tuple[Tensor, Tensor]:
+        shards = self.shards(w.shape[2])
+        if self.causal:
+            return self._causal_statistics(w, mask, dropout_p, shards)
+        y, membership = eager.token_statistics(
+            w,
+            self.temperature,
+            normalize=self.normalize,
+            key_padding_mask=mask,
+            total=shards.total,
+        )
+        if dropout_p:
+            # One gate for all tokens, wherever they are.
+            ones = w.new_ones((*w.shape[:2], 1, w.shape[3]), dtype=membership.dtype)
+            y = (y * shards.from_first(dropout(ones, dropout_p))).to(y.dtype)
+        return y, membership
+
+    def _causal_statistics(
+        self, w: Tensor, mask: Tensor | None, dropout_p: float, shards: Shards
+    ) -> tuple[Tensor, Tensor]:
+        squares = w.to(accumulation_dtype(w.dtype)).square()
+        if mask is not None:
+            squares = squares.masked_fill(mask[:, None, :, None], 0.0)
+        before = StatisticsState.zeros(
+            len(w), w.shape[1], w.shape[3], device=w.device, dtype=w.dtype
+        )._replace(
+            energy=shards.total_before(squares.sum(-2)), position=valid_before(w, mask, shards)
+        )
+
+        def run(before: StatisticsState, p: float) -> tuple[Tensor, Tensor, StatisticsState]:
+            return unchecked.causal_token_statistics(
+                w, self.temperature, self.denominator_bias, before, mask, p
+            )
+
+        _, _, after = run(before, 0.0)
+        sums = torch.cat((after.member_energy, after.member_count.unsqueeze(-1)), -1)
+        sums = shards.total_before(sums)
+        before = before._replace(member_energy=sums[..., :-1], member_count=sums[..., -1])
+        return run(before, dropout_p)[:2]
+
+
+class ShardedLinear(ShardedMixer, LinearAttention):
+    """Linear attention: one sum of H D (D + 1) numbers, of all processes or of earlier ones."""
+
+    def cannot_shard(self) -> str:
+        """The mean of all values, padded ones included, is not made for shards."""
+        mean = self.padded_queries == "mean"
+        return "padded_queries='mean'" if mean else ""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `MultiHeadMixer.attend`; sums and their norms go together, the norm last."""
+        shards = self.shards(q.shape[2])
+        q, k = self.features(q, k, key_padding_mask, None)
+        wide = torch.promote_types(v.dtype, torch.float32)
+        q, k, values = q.to(wide), k.to(wide), v.to(wide)
+        with without_autocast(v):
+            values = torch.cat((values, torch.ones_like(values[..., :1])), -1)
+            sums = k.mT @ values
+            if self.causal:
+                y = self.weighted_sums(q, k, values) + q @ shards.total_before(sums)
+            else:
+                y = q @ shards.total(sums)
+        if self.normalize:
+            y = y[..., :-1] / (y[..., -1:] + self.epsilon)
+        elif key_padding_mask is None:
+            y = y[..., :-1] / math.sqrt(shards.length)
+        else:
+            count = shards.total((~key_padding_mask).sum(1).to(wide)).clamp_min(1)
+            y = y[..., :-1] * count.rsqrt()[:, None, None, None]
+        return y.to(v.dtype)
+
+
+class ShardedAverage(ShardedMixer, AveragePooling):
+    """The average: one sum of C + 1 numbers, of all processes or of earlier ones."""
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `AveragePooling.mix`; the tokens and their number are added up together."""
+        shards = self.shards(x.shape[1])
+        tokens = x.to(accumulation_dtype(x.dtype))
+        counted = torch.ones_like(tokens[..., :1])
+        if key_padding_mask is not None:
+            counted = counted.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+        tokens = torch.cat((tokens, counted), -1)
+        if self.causal:
+            sums = tokens.cumsum(1) + shards.total_before(tokens.sum(1)).unsqueeze(1)
+        else:
+            sums = shards.total(tokens.sum(1, keepdim=True)).expand(tokens.shape)
+        return (sums[..., :-1] / sums[..., -1:].clamp(min=1)).to(x.dtype)
+
+
+def valid_before(x: Tensor, mask: Tensor | None, shards: Shards) -> Tensor:
+    """(B,) int64: how many valid tokens of each sequence the processes before this one hold."""
+    if mask is None:
+        return torch.full((len(x),), shards.offset, device=x.device)
+    return shards.total_before((~mask).sum(1))

@@ -1,0 +1,288 @@
+"""What the processes of a mesh must do together, as functions that each of them runs.
+
+They raise where a sequence in shards differs from the same on one device.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import rifflemix as rm
+from rifflemix.nn.block import Block
+from rifflemix.nn.feed_forward import FeedForward
+from rifflemix.parallel import gather_tokens, mean_over_tokens, shard_sequence, shard_tokens
+
+B, C, EACH = 2, 6, 3  # an odd number of tokens for each process
+
+
+@functools.cache
+def meshes() -> dict[int, DeviceMesh]:
+    """A mesh of all processes, and where there are four, one of two beside another of two."""
+    size = torch.distributed.get_world_size()
+    found = {size: init_device_mesh("cpu", (size,), mesh_dim_names=("sequence",))}
+    if size == 4:
+        found[2] = grid()["sequence"]
+    return found
+
+
+@functools.cache
+def grid() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
+
+
+def close(ours: Tensor | None, theirs: Tensor | None, what: str = "") -> None:
+    assert ours is not None, what
+    assert theirs is not None, what
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11, msg=lambda m: f"{what}: {m}")
+
+
+def padding(kind: str, length: int) -> Tensor | None:
+    """No mask, or any places: the whole second shard of the first sequence, too."""
+    if kind == "none":
+        return None
+    mask = torch.rand(B, length, generator=torch.Generator().manual_seed(5)) < 0.4
+    mask[0, EACH : 2 * EACH] = True
+    mask[1] = mask[1] & (torch.arange(length) > 0)
+    return mask
+
+
+def drawn(module: nn.Module) -> nn.Module:
+    """In float64, with parameters that are all large enough to matter."""
+    module = module.double().eval()
+    draws = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        parameter.data = 0.5 * torch.randn(
+            parameter.shape, generator=draws, dtype=torch.float64
+        ) + (parameter.dim() == 1)
+    return module
+
+
+def tokens(length: int, *, seed: int = 2, ties: bool = False, dim: int = C) -> Tensor:
+    draws = torch.Generator().manual_seed(seed)
+    x = torch.randn(B, length, dim, generator=draws, dtype=torch.float64)
+    return (2 * x).round() if ties else x
+
+
+def same_gradients(ours: nn.Module, alone: nn.Module, factor: int = 1) -> None:
+    theirs = dict(alone.named_parameters())
+    for name, parameter in ours.named_parameters():
+        if theirs[name].grad is None:
+            assert parameter.grad is None, name
+        else:
+            assert parameter.grad is not None, name
+            close(parameter.grad * factor, theirs[name].grad, name)
+
+
+def mixer_is_the_same(
+    size: int, name: str, options: dict[str, Any], kind: str, *, ties: bool = False
+) -> None:
+    """Outputs, and gradients of parameters and inputs, are those of one device."""
+    mesh, length = meshes()[size], size * EACH
+    settings = {"num_heads": 2, "max_length": length + 1, "layer_index": 1, "num_layers": 3}
+    dim = options.get("dim", C)
+    mixer = drawn(rm.create_mixer(name, **{"dim": dim, **settings, **options}))
+    alone, mask = copy.deepcopy(mixer), padding(kind, length)
+    x = tokens(length, ties=ties, dim=dim).requires_grad_()
+    weights = tokens(length, seed=3, dim=dim)
+    y = alone(x, key_padding_mask=mask)
+    (y * weights).sum().backward()
+
+    sharded = shard_sequence(mixer, mesh)
+    own = shard_tokens(x.detach(), mesh).clone().requires_grad_()
+    ours = sharded(own, key_padding_mask=None if mask is None else shard_tokens(mask, mesh))
+    close(ours, shard_tokens(y, mesh), "outputs")
+    (ours * shard_tokens(weights, mesh)).sum().backward()
+    close(own.grad, shard_tokens(x.grad, mesh), "gradient of the inputs")
+    same_gradients(sharded, alone, size)  # the loss here is a sum of shards, not their mean
+    assert sharded.state_dict().keys() == alone.state_dict().keys()
+
+
+def encoder_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
+    """Scores are those of one device on every process, and so are all gradients of their loss."""
+    mesh, length = meshes()[size], size * EACH
+    model = drawn(
+        rm.create_model(
+            "encoder", dim=C, num_heads=2, num_classes=3, max_length=length + 2, **settings
+        )
+    )
+    alone, mask = copy.deepcopy(model), padding(kind, length)
+    if settings.get("vocab_size"):
+        inputs = torch.randint(1, 9, (B, length), generator=torch.Generator().manual_seed(4))
+        inputs[0, 2] = 0
+    else:
+        inputs = tokens(length, dim=settings["in_channels"])
+    labels = torch.tensor([2, 0])
+    scores = alone(inputs, key_padding_mask=mask)
+    F.cross_entropy(scores, labels).backward()
+
+    shard_sequence(model, mesh)
+    shard = None if mask is None else shard_tokens(mask, mesh)
+    ours = model(shard_tokens(inputs, mesh), key_padding_mask=shard)
+    close(ours, scores, "scores")
+    F.cross_entropy(ours, labels).backward()
+    same_gradients(model, alone)
+
+
+def vit_is_the_same(size: int, settings: dict[str, Any]) -> None:
+    """Whole images come in; scores and gradients are those of one device."""
+    model = drawn(
+        rm.create_model(
+            "vit_mnist",
+            **{"dim": C, "num_heads": 2, "num_layers": 2, "head_dim": None, "image_size": (8, 12)},
+            patch_size=2,
+            **settings,
+        )
+    )
+    alone = copy.deepcopy(model)
+    images = torch.randn(
+        B, 1, 8, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(4)
+    )
+    labels = torch.tensor([2, 0])
+    scores = alone(images)
+    F.cross_entropy(scores, labels).backward()
+    shard_sequence(model, meshes()[size])
+    ours = model(images)
+    close(ours, scores, "scores")
+    F.cross_entropy(ours, labels).backward()
+    same_gradients(model, alone)
+
+
+def gpt_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
+    """Logits and the loss over all tokens, and gradients, are those of one device."""
+    mesh, length = meshes()[size], size * EACH
+    model = drawn(
+        rm.create_model("gpt", dim=C, num_heads=2, vocab_size=11, max_length=length + 2, **settings)
+    )
+    alone, mask = copy.deepcopy(model), padding(kind, length)
+    draws = torch.Generator().manual_seed(4)
+    ids = torch.randint(11, (B, length), generator=draws)
+    labels = torch.randint(11, (B, length), generator=draws)
+    logits = alone(ids, key_padding_mask=mask)
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    loss = losses.mean() if mask is None else losses[~mask].mean()
+    loss.backward()
+
+    shard_sequence(model, mesh)
+    shard = None if mask is None else shard_tokens(mask, mesh)
+    ours = model(shard_tokens(ids, mesh), key_padding_mask=shard)
+    theirs = shard_tokens(logits, mesh)
+    valid = torch.ones(B, EACH, dtype=torch.bool) if shard is None else ~shard
+    close(ours[valid], theirs[valid], "logits")
+    losses = F.cross_entropy(ours.transpose(1, 2), shard_tokens(labels, mesh), reduction="none")
+    mean = mean_over_tokens(losses, mesh, key_padding_mask=shard)
+    close(mean, loss, "loss")
+    mean.backward()
+    same_gradients(model, alone)
+
+
+def training_is_the_same(wrap: str, mixer: str) -> None:
+    """Two halves of a batch on one axis of a mesh, two halves of their sequences on the other."""
+    mesh, length = grid()["sequence"], 2 * EACH
+    model = drawn(
+        rm.create_model(
+            "encoder", mixer=mixer, vocab_size=9, dim=C, num_heads=2, num_layers=2, num_classes=3,
+            max_length=length, pool="cls",
+        )
+    )  # fmt: skip
+    alone = copy.deepcopy(model)
+    model.gradient_checkpointing = alone.gradient_checkpointing = wrap == "checkpointing"
+    model.train(), alone.train()
+    rows = slice(grid().get_local_rank("data") * B, None)
+    trained: nn.Module = shard_sequence(model, mesh)
+    world = torch.distributed.group.WORLD  # outlives the reducer of DDP
+    if wrap == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.blocks:
+            fully_shard(block, mesh=meshes()[4])
+        fully_shard(model, mesh=meshes()[4])
+    else:
+        group = world if wrap == "ddp over all" else grid()["data"].get_group()
+        trained = nn.parallel.DistributedDataParallel(model, process_group=group)
+    for step in range(2):  # what had no gradient in the first is an error of DDP in the second
+        draws = torch.Generator().manual_seed(step)
+        inputs = torch.randint(9, (2 * B, length), generator=draws)
+        labels = torch.randint(3, (2 * B,), generator=draws)
+        alone.zero_grad()
+        F.cross_entropy(alone(inputs), labels).backward()
+        trained.zero_grad()
+        shard = shard_tokens(inputs[rows][:B], mesh)
+        F.cross_entropy(trained(shard), labels[rows][:B]).backward()
+        if wrap == "fsdp":
+            theirs = dict(alone.named_parameters())
+            for name, parameter in model.named_parameters():
+                close(parameter.grad.full_tensor(), theirs[name].grad, name)
+        else:
+            same_gradients(model, alone)
+    del trained, world
+
+
+def draws_are_shared() -> None:
+    """What drops for a whole sequence, a gate or a branch, drops on all processes or on none."""
+    mesh = meshes()[torch.distributed.get_world_size()]
+    torch.manual_seed(torch.distributed.get_rank())
+    mixer = rm.create_mixer("tssa", C, dropout=0.5).train()
+    with torch.no_grad():
+        mixer.out_proj.weight.copy_(torch.eye(C))
+        mixer.out_proj.bias.zero_()
+    y = gather_tokens(shard_sequence(mixer, mesh)(torch.randn(B, EACH, C)), mesh)
+    dropped = y == 0
+    assert dropped.any()
+    assert not dropped.all()
+    assert torch.equal(dropped.all(1), dropped.any(1))
+
+    block = Block(rm.create_mixer("average", C), FeedForward(C, C), C, drop_path=0.5).train()
+    x = torch.randn(16, EACH, C)
+    kept = gather_tokens((shard_sequence(nn.Sequential(block), mesh)(x) == x).all(2), mesh)
+    assert kept.any()
+    assert not kept.all()
+    assert torch.equal(kept.all(1), kept.any(1))
+
+
+def weights_become_those_of_the_first() -> None:
+    mesh = meshes()[torch.distributed.get_world_size()]
+    torch.manual_seed(torch.distributed.get_rank())
+    mixer = shard_sequence(rm.create_mixer("tssa", C), mesh)
+    weights = gather_tokens(mixer.in_proj.weight.detach()[None], mesh, dim=0)
+    assert torch.equal(weights, weights[:1].expand_as(weights))
+
+
+def other_shapes_are_refused() -> None:
+    """On every process, in one sentence; and the processes go on together after it."""
+    mesh, rank = meshes()[torch.distributed.get_world_size()], torch.distributed.get_rank()
+    mixer = shard_sequence(rm.create_mixer("tssa", C), mesh)
+    x = torch.randn(B, EACH - (rank == 1), C)
+    with pytest.raises(
+        rm.InputError, match=r"same shapes on all processes, got \(2, 3, 6\), \(2, 2"
+    ):
+        mixer(x)
+    x = torch.randn(B, EACH, C)
+    mask = torch.zeros(B, EACH, dtype=torch.bool) if rank == 0 else None
+    with pytest.raises(rm.InputError, match=r"got \(2, 3, 6\) and \(2, 3\), \(2, 3, 6\)"):
+        mixer(x, key_padding_mask=mask)
+    mixer(x)
+
+
+def uneven_sequences_are_refused() -> None:
+    mesh = meshes()[torch.distributed.get_world_size()]
+    with pytest.raises(
+        rm.InputError, match=r"that the 4 processes of the mesh divide, got 10; add 2"
+    ):
+        shard_tokens(torch.zeros(1, 10), mesh)
+    with pytest.raises(rm.InputError, match="at most max_length = 11 tokens in all shards, got 12"):
+        shard_sequence(rm.create_mixer("csp", C, max_length=11), mesh)(torch.randn(1, EACH, C))
+    model = rm.create_model(
+        "encoder", mixer="identity", vocab_size=9, dim=C, num_heads=2, max_length=11
+    )
+    with pytest.raises(rm.InputError, match="at most max_length = 11 tokens in all shards, got 12"):
+        shard_sequence(model, mesh)(torch.zeros(1, EACH, dtype=torch.int64))
+    with pytest.raises(rm.InputError, match=r"mesh: expected one dimension.*mesh\['sequence'\]"):
+        shard_sequence(rm.create_mixer("tssa", C), grid())

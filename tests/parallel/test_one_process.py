@@ -1,0 +1,124 @@
+"""What is refused, in a group of one process; and that there everything is as without a group."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import rifflemix as rm
+from rifflemix.nn.class_token import ClassToken
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[DeviceMesh]:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    world = torch.distributed.group.WORLD  # held until all that uses it is gone
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("sequence",))
+    torch.distributed.destroy_process_group()
+    del world
+
+
+@pytest.mark.parametrize("mixer", ["tssa", "csp"])
+def test_one_process_is_as_none(mesh: DeviceMesh, mixer: str) -> None:
+    model = rm.create_model("encoder", mixer=mixer, vocab_size=5, dim=8, max_length=9, pool="cls")
+    ids, mask = torch.randint(5, (2, 7)), torch.rand(2, 7) < 0.3
+    expected = model(ids, key_padding_mask=mask)
+    sharded = rm.parallel.shard_sequence(copy.deepcopy(model), mesh)
+    assert isinstance(sharded, type(model))
+    torch.testing.assert_close(sharded(ids, key_padding_mask=mask), expected)
+    torch.testing.assert_close(copy.deepcopy(sharded)(ids, key_padding_mask=mask), expected)
+    assert sharded.state_dict().keys() == model.state_dict().keys()
+
+
+def _mixer(name: str, **options: Any) -> nn.Module:
+    return nn.Sequential(rm.create_mixer(name, 8, max_length=9, **options))
+
+
+SENTENCES = {
+    "no module": (
+        lambda: 3,
+        "model: expected a torch.nn.Module, got int",
+    ),
+    "no mixers": (
+        lambda: nn.Linear(2, 2),
+        "model: expected one that holds token mixers, got Linear without any",
+    ),
+    "another mixer": (
+        lambda: _mixer("fnet"),
+        "model: expected mixers with a sharded form "
+        "(average, csp, identity, linear, sliceformer, softmax, tssa), got fnet in 0",
+    ),
+    "another model": (
+        lambda: rm.create_model("tost_tiny_16", dim=8, num_layers=1, num_heads=2, num_classes=2),
+        "model: expected a model or modules of your own with a sharded form "
+        "(Encoder, GPT, ViT), got ToST",
+    ),
+    "a setting of a mixer": (
+        lambda: _mixer("tssa", causal=True, renormalize_every=2),
+        "model: expected settings of tssa that can be sharded, got renormalize_every=2 in 0",
+    ),
+    "padded queries": (
+        lambda: _mixer("softmax", padded_queries="mean"),
+        "model: expected settings of softmax that can be sharded, got padded_queries='mean' in 0",
+    ),
+    "a setting of a model": (
+        lambda: rm.create_model("encoder", vocab_size=5, padding="max_length"),
+        "model: expected settings of Encoder that can be sharded, got padding='max_length'",
+    ),
+    "batch normalisation": (
+        lambda: nn.Sequential(_mixer("tssa"), nn.BatchNorm1d(8)),
+        "model: expected norms of single tokens, got BatchNorm1d in 1; "
+        "torch.nn.SyncBatchNorm.convert_sync_batchnorm gives the norm over all shards",
+    ),
+    "two class tokens": (
+        lambda: nn.Sequential(ClassToken(8, std=1.0), ClassToken(8, std=1.0), _mixer("tssa")),
+        "model: expected one class token at most, got 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_models_that_are_refused_stay_as_they_are(mesh: DeviceMesh, name: str) -> None:
+    make, sentence = SENTENCES[name]
+    model: Any = make()
+    with pytest.raises(rm.InputError) as error:
+        rm.parallel.shard_sequence(model, mesh)
+    assert str(error.value) == sentence
+    if isinstance(model, nn.Module):
+        assert not any(type(module).__name__.startswith("Sharded") for module in model.modules())
+
+
+def test_meshes_that_are_refused(mesh: DeviceMesh) -> None:
+    mixer = rm.create_mixer("tssa", 8)
+    with pytest.raises(
+        rm.InputError, match=r"^mesh: expected a torch.distributed DeviceMesh, got 4$"
+    ):
+        rm.parallel.shard_sequence(mixer, 4)  # type: ignore[arg-type]
+    grid = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "sequence"))
+    with pytest.raises(rm.InputError) as error:
+        rm.parallel.shard_sequence(mixer, grid)
+    assert str(error.value) == (
+        "mesh: expected one dimension, along the tokens, got 2; "
+        "choose one by its name, as mesh['sequence']"
+    )
+
+
+def test_what_a_sharded_mixer_refuses(mesh: DeviceMesh) -> None:
+    mixer = rm.parallel.shard_sequence(rm.create_mixer("tssa", 8, causal=True, max_length=9), mesh)
+    with pytest.raises(
+        rm.InputError, match="expected one that is not sharded yet, got one that is"
+    ):
+        rm.parallel.shard_sequence(mixer, mesh)
+    with pytest.raises(rm.InputError, match="expected a model that is not sharded, to stream, got"):
+        mixer.init_state(1)
+    with pytest.raises(rm.InputError, match="cu_seqlens: expected None where sequences are split"):
+        mixer(torch.zeros(1, 4, 8), cu_seqlens=torch.tensor([0, 1, 4]))
+    with pytest.raises(rm.InputError, match=r"values: expected shape \(B, n\), got \(\)"):
+        rm.parallel.mean_over_tokens(torch.zeros(()), mesh)

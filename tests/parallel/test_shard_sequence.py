@@ -1,0 +1,55 @@
+"""A sequence in shards over two and four processes: everything is as on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cases
+import pytest
+from processes import Processes
+
+pytestmark = pytest.mark.slow
+
+MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "identity": ("identity", {}),
+    "average": ("average", {}),
+    "average, causal": ("average", {"causal": True}),
+    "tssa": ("tssa", {}),
+    "tssa, not normalised": ("tssa", {"normalize": False}),
+    "tssa, causal": ("tssa", {"causal": True}),
+    "linear": ("linear", {}),
+    "linear, not normalised": ("linear", {"normalize": False}),
+    "linear, causal": ("linear", {"causal": True}),
+    "softmax": ("softmax", {}),
+    "softmax, causal": ("softmax", {"causal": True}),
+    "sliceformer": ("sliceformer", {}),
+    "sliceformer, exchange": ("sliceformer", {"variant": "max_exchange"}),
+    "sliceformer, interleaved": ("sliceformer", {"variant": "interleave", "heads": 2}),
+    "sliceformer, causal": ("sliceformer", {"causal": True, "window_size": 5}),
+    "csp": ("csp", {}),
+    "csp, causal": ("csp", {"causal": True}),
+    "csp, causal, no shift": ("csp", {"causal": True, "shift": "none", "group_size": 3}),
+    "csp, one group": ("csp", {"num_groups": 1, "heads": 3}),
+    "csp, more processes than channels": ("csp", {"dim": 3, "num_heads": 1}),
+    "csp, ascending": ("csp", {"order": "ascending", "group_size": 4, "pad": True}),
+    "csp, list of shifts": ("csp", {"shift": [1, 2, 3, 0, 7, 5], "heads": 2}),
+}
+
+
+@pytest.mark.parametrize("kind", ["none", "any"])
+@pytest.mark.parametrize("name", MIXERS)
+def test_mixers(four: Processes, name: str, kind: str) -> None:
+    four.run(cases.mixer_is_the_same, 4, *MIXERS[name], kind)
+
+
+@pytest.mark.parametrize("name", ["tssa", "tssa, causal", "linear, causal", "csp", "csp, causal"])
+def test_mixers_on_two_processes(four: Processes, name: str) -> None:
+    four.run(cases.mixer_is_the_same, 2, *MIXERS[name], "any")
+
+
+@pytest.mark.parametrize("kind", ["none", "any"])
+@pytest.mark.parametrize("name", ["sliceformer", "csp, one group", "csp, causal, no shift"])
+def test_equal_values_keep_their_order(four: Processes, name: str, kind: str) -> None:
+    mixer, options = MIXERS[name]
+    plain = {"value_proj": False} if mixer == "csp" else {}
+    four.run(cases.mixer_is_the_same, 4, mixer, options | plain, kind, ties=True)

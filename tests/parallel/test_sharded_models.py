@@ -1,0 +1,74 @@
+"""Models whose sequences are in shards, and their training, on two and four processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cases
+import pytest
+from processes import Processes
+
+pytestmark = pytest.mark.slow
+
+VECTORS: dict[str, Any] = {
+    "in_channels": 5,
+    "num_layers": 2,
+    "pool": "cls",
+    "positions": "sinusoid",
+    "scale_embeddings": True,
+    "norm_embedding": True,
+}
+IDS: dict[str, Any] = {"vocab_size": 9, "num_layers": 2}
+TIED = {"mixer": "tssa", "pool": "cls", "padding_id": 0, "cls_mask": "first", "tie_layers": True}
+
+
+@pytest.mark.parametrize("kind", ["none", "any"])
+@pytest.mark.parametrize("pool", ["mean", "max", "cls", "length_mean", "position_mean"])
+def test_pooling(four: Processes, pool: str, kind: str) -> None:
+    settings = {"mixer": "tssa", "pool": pool, "norm": "post" if pool == "max" else "pre", **IDS}
+    four.run(cases.encoder_is_the_same, 4, kind, settings)
+
+
+@pytest.mark.parametrize("mixer", ["linear", "sliceformer", "softmax", "csp"])
+def test_a_class_token_before_vectors(four: Processes, mixer: str) -> None:
+    four.run(cases.encoder_is_the_same, 4, "any", {"mixer": mixer, **VECTORS})
+
+
+def test_a_class_token_that_may_be_padding(four: Processes) -> None:
+    four.run(cases.encoder_is_the_same, 2, "any", {**IDS, **TIED})
+
+
+@pytest.mark.parametrize("kind", ["none", "any"])
+@pytest.mark.parametrize("mixer", ["tssa", "linear", "csp", "softmax"])
+def test_language_models(four: Processes, mixer: str, kind: str) -> None:
+    positions = "sinusoid" if mixer == "linear" else "learned"
+    settings = {"mixer": mixer, "num_layers": 2, "layer_scale": 0.5, "positions": positions}
+    four.run(cases.gpt_is_the_same, 4, kind, settings)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "pool"), [("tssa", "cls"), ("sliceformer", "mean"), ("csp", "mean")]
+)
+def test_vision_transformers(four: Processes, mixer: str, pool: str) -> None:
+    four.run(cases.vit_is_the_same, 4, {"mixer": mixer, "pool": pool})
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "ddp over all", "fsdp", "checkpointing"])
+def test_training_on_the_other_axis(four: Processes, wrap: str) -> None:
+    four.run(cases.training_is_the_same, wrap, "csp" if wrap == "ddp" else "tssa")
+
+
+def test_what_drops_for_a_whole_sequence(four: Processes) -> None:
+    four.run(cases.draws_are_shared)
+
+
+def test_weights_of_the_first_process(four: Processes) -> None:
+    four.run(cases.weights_become_those_of_the_first)
+
+
+def test_shards_of_other_shapes(four: Processes) -> None:
+    four.run(cases.other_shapes_are_refused)
+
+
+def test_sequences_that_do_not_fit(four: Processes) -> None:
+    four.run(cases.uneven_sequences_are_refused)
