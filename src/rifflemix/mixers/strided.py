@@ -65,6 +65,12 @@ class StridedGroups(TokenMixer):
         strides = _constant_strides(laid_out, self._block(laid_out), is_fixed)
         return strides[::-1] if self.reverse else strides
 
+    def groups(self, length: int) -> tuple[int, int, int]:
+        """Of so many tokens in this layer: see `fitted_groups`."""
+        strides = self.strides(length)
+        stride = strides[self.layer_index % len(strides)]
+        return fitted_groups(self._block(self.layout_length or length), stride, length)
+
     def _block(self, length: int) -> int:
         """Tokens per group."""
         return min(self.block_size or default_block_size(length), length)
@@ -74,10 +80,7 @@ class StridedGroups(TokenMixer):
         length = x.shape[1]
         if self.layout_length is None:
             length = as_constant(length)  # a traced graph holds for this length alone
-        strides = self.strides(length)
-        block = self._block(self.layout_length or length)
-        stride = strides[self.layer_index % len(strides)]
-        block, stride, missing = fitted_groups(block, stride, length)
+        block, stride, missing = self.groups(length)
         if not (is_known(missing) and missing == 0):
             if key_padding_mask is None:
                 key_padding_mask = x.new_zeros(x.shape[:2], dtype=torch.bool)

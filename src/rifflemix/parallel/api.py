@@ -17,7 +17,9 @@ from rifflemix.mixers.baselines.average import AveragePooling
 from rifflemix.mixers.baselines.identity import Identity
 from rifflemix.mixers.baselines.linear import LinearAttention
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
+from rifflemix.mixers.butterfly import Butterfly
 from rifflemix.mixers.csp import CSP
+from rifflemix.mixers.grouped import Grouped
 from rifflemix.mixers.sliceformer import Sliceformer
 from rifflemix.mixers.tssa import TSSA
 from rifflemix.models.base import Model
@@ -42,10 +44,13 @@ from rifflemix.parallel.statistics import (
     ShardedLinear,
     ShardedTSSA,
 )
+from rifflemix.parallel.strided import ShardedButterfly, ShardedGrouped
 
 _MIXERS: Mapping[type[nn.Module], type[nn.Module]] = {
     AveragePooling: ShardedAverage,
+    Butterfly: ShardedButterfly,
     CSP: ShardedCSP,
+    Grouped: ShardedGrouped,
     Identity: ShardedIdentity,
     LinearAttention: ShardedLinear,
     Sliceformer: ShardedSliceformer,

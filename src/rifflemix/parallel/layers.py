@@ -22,31 +22,37 @@ class ShardedLayer(nn.Module):
     sequence: SequenceGroup
 
 
-class _ShardedPositions(ShardedLayer):
-    table: Tensor
+class ShardedPositionEmbedding(ShardedLayer, PositionEmbedding):
+    """Every process adds its own rows of the table."""
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Positions are those in the whole sequence; given ones are taken as they are."""
+        """See `PositionEmbedding.forward`; given positions are taken as they are."""
         if positions is None:
-            shards = self.sequence.shards(x.shape[1])
-            if shards.length > len(self.table):
-                raise bad_argument(
-                    "inputs",
-                    f"at most max_length = {len(self.table)} tokens in all shards",
-                    shards.length,
-                    "build the model with a larger max_length",
-                )
-            positions = torch.arange(shards.here, device=x.device) + shards.offset
-        y: Tensor = super().forward(x, positions)  # type: ignore[misc]
-        return y
+            positions = _own_positions(x, self.sequence, len(self.table))
+        return super().forward(x, positions)
 
 
-class ShardedPositionEmbedding(_ShardedPositions, PositionEmbedding):
+class ShardedSinusoidalPositions(ShardedLayer, SinusoidalPositions):
     """Every process adds its own rows of the table."""
 
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """See `SinusoidalPositions.forward`; given positions are taken as they are."""
+        if positions is None:
+            positions = _own_positions(x, self.sequence, len(self.table))
+        return super().forward(x, positions)
 
-class ShardedSinusoidalPositions(_ShardedPositions, SinusoidalPositions):
-    """Every process adds its own rows of the table."""
+
+def _own_positions(x: Tensor, sequence: SequenceGroup, max_length: int) -> Tensor:
+    """(n,) int64, where this process's tokens (B, n, C) are in the whole sequence."""
+    shards = sequence.shards(x.shape[1])
+    if shards.length > max_length:
+        raise bad_argument(
+            "inputs",
+            f"at most max_length = {max_length} tokens in all shards",
+            shards.length,
+            "build the model with a larger max_length",
+        )
+    return torch.arange(shards.here, device=x.device) + shards.offset
 
 
 class ShardedClassToken(ShardedLayer, ClassToken):

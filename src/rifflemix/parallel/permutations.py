@@ -31,7 +31,8 @@ class ShardedPermutation(ShardedMixer, PermutedValues):
         before = last_valid_before(v, key_padding_mask, windows.depth, self.shards(x.shape[1]))
 
         def filtered(ordered: Tensor, _: Tensor | None) -> Tensor:
-            return windows(torch.cat((before, ordered), 1))[:, windows.depth :]
+            reaching: Tensor = windows(torch.cat((before, ordered), 1))
+            return reaching[:, windows.depth :]
 
         y: Tensor = self.proj(mix_valid_tokens(filtered, v, key_padding_mask))
         return y
@@ -50,7 +51,7 @@ class ShardedSliceformer(ShardedPermutation, Sliceformer):
         else:
             descending = None
             if self.variant != "ascending":
-                share = shards.channel_shares(num_channels)[shards.rank]
+                share = shards.shares(num_channels)[shards.rank]
                 descending = self.descending[share.start : share.stop]
             spec = SortSpec(1, False, 1, descending)
             y, index = unchecked.group_sort(columns, spec, mask, with_index)
@@ -67,7 +68,7 @@ class ShardedCSP(ShardedPermutation, CSP):
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         """See `CSP.permute`; the index holds positions in the whole sequence."""
         shards = self.shards(v.shape[1])
-        shares = shards.channel_shares(v.shape[2])
+        shares = shards.shares(v.shape[2])
         columns = shards.to_channels(v, [self._with_reference(share) for share in shares])
         y, index = super().permute(columns, shards.gather_mask(mask), with_index=with_index)
         first = y.shape[2] - len(shares[shards.rank])
@@ -78,7 +79,7 @@ class ShardedCSP(ShardedPermutation, CSP):
         self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool
     ) -> Permuted:
         """See `CSP.permute_groups`; `v` has this process's channels, `steps` are of all."""
-        share = self.sequence.shards(1 + self.sequence.extra).channel_shares(self.inner_dim)[
+        share = self.sequence.shards(1 + self.sequence.extra).shares(self.inner_dim)[
             self.sequence.rank
         ]
         channels = torch.tensor(self._with_reference(share), dtype=torch.int64, device=v.device)
@@ -155,4 +156,5 @@ def last_valid_before(v: Tensor, mask: Tensor | None, count: int, shards: Shards
         row = len(v) * starts[holder] + within + place - starts[holder]
         wanted.append(row.masked_fill(ranks < 0, -1).flatten().cpu())
     rows = Shards(shards.group, shards.rank, tuple(len(v) * n for n in shards.lengths))
-    return rows.exchange(v.flatten(0, 1).unsqueeze(0), wanted)[0].unflatten(0, (len(v), count))
+    last = rows.exchange(v.flatten(0, 1).unsqueeze(0), wanted)
+    return last.view(len(v), count, v.shape[2])

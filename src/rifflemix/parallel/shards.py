@@ -110,9 +110,9 @@ class Shards:
         here = torch.tensor(self.rank == 0, device=x.device)
         return self.total(x.masked_fill(~here, 0.0))
 
-    def channel_shares(self, num_channels: int) -> list[range]:
-        """The channels that each process takes: as many as the others, or one more."""
-        each, more = divmod(num_channels, len(self.lengths))
+    def shares(self, count: int) -> list[range]:
+        """Which of `count` things each process takes: as many as the others, or one more."""
+        each, more = divmod(count, len(self.lengths))
         starts = [each * rank + min(rank, more) for rank in range(len(self.lengths) + 1)]
         return [range(start, stop) for start, stop in pairwise(starts)]
 
@@ -121,9 +121,9 @@ class Shards:
 
         Args:
             x: this process's tokens.
-            wanted: the channels for each process; unset, `channel_shares`.
+            wanted: the channels for each process; unset, `shares`.
         """
-        shares = self.channel_shares(x.shape[2])
+        shares = self.shares(x.shape[2])
         if wanted is not None and list(map(list, wanted)) != list(map(list, shares)):
             channels = [channel for share in wanted for channel in share]
             x = x.index_select(2, torch.tensor(channels, device=x.device))
@@ -131,8 +131,8 @@ class Shards:
         return self._transpose(x, widths, 2, list(self.lengths), 1)
 
     def to_tokens(self, y: Tensor, num_channels: int) -> Tensor:
-        """Undo `to_channels` by `channel_shares`: (B, N, c) -> (B, n, C)."""
-        widths = [len(share) for share in self.channel_shares(num_channels)]
+        """Undo `to_channels` by `shares`: (B, N, c) -> (B, n, C)."""
+        widths = [len(share) for share in self.shares(num_channels)]
         return self._transpose(y, list(self.lengths), 1, widths, 2)
 
     def _transpose(
@@ -160,7 +160,7 @@ class Shards:
             (B, tokens that this process wants, ...).
         """
         starts = torch.tensor([*self.starts(), self.length])
-        lists = [torch.as_tensor(positions) for positions in wanted]
+        lists = [torch.as_tensor(positions).contiguous() for positions in wanted]
         holders = [torch.bucketize(positions, starts, right=True) - 1 for positions in lists]
         mine = [
             positions[holder == self.rank] - self.offset
