@@ -26,6 +26,10 @@ COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "reproduce": lambda out: [
         "reproduce", "test/digits", "--threads", "1", "--device", "cpu", "--out", str(out)
     ],
+    "sweep": lambda out: [
+        "sweep", "test/digits", "--set", "num_heads=1,2", "--threads", "1", "--device", "cpu",
+        "--out", str(out)
+    ],
     # Into the cache folder, which `command` puts there.
     "data prepare": lambda out: ["data", "prepare", "pathfinder32", "--max-samples", "12"],
 }  # fmt: skip
