@@ -19,17 +19,18 @@ from safetensors.torch import save_file
 from rifflemix import files
 from rifflemix.errors import InputError
 from rifflemix.files import (
-    check_new_path,
     first_difference,
     locked,
     make_folder,
     read_json,
+    read_json_lines,
     read_tensors,
     remove_leftovers,
     user_path,
     write_json,
     write_tensors,
 )
+from rifflemix.runs.folder import check_new_path
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),
@@ -260,10 +261,26 @@ def test_names_that_no_file_can_have(path: str, tmp_path: Path) -> None:
         check_new_path(tmp_path / path)
 
 
-@pytest.mark.parametrize("path", ["~nosuchuser", "~nosuchuser/x", 5, None])
+@pytest.mark.parametrize("path", ["~nosuchuser", "~nosuchuser/x", 5, None, "", "a\0b", "x" * 300])
 def test_paths_that_stand_for_nothing(path: Any) -> None:
     with pytest.raises(InputError, match="place: expected a path"):
         user_path("place", path)
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    """Who opens one waits for a writer."""
+    path = tmp_path / "x"
+    os.mkfifo(path)
+    for read in (read_json, read_json_lines, read_tensors):
+        with pytest.raises(InputError, match="it is no regular file"):
+            read(path)
+
+
+def test_a_text_larger_than_any_of_ours(tmp_path: Path) -> None:
+    with (tmp_path / "x").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match="more than 268,435,456 bytes"):
+        read_json(tmp_path / "x")
 
 
 FORGED = {

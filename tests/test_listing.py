@@ -48,7 +48,8 @@ def test_mixers_at_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
     entries = {entry["name"]: entry for entry in json.loads(cli("list", "mixers", "--json")[1])}
     code, out, _ = cli("list", "mixers")
     assert code == 0
-    lines = [line.split() for line in out.splitlines() if line.split()]
+    table, limits = out.split("Exported for one length only: ")
+    lines = [line.split() for line in table.splitlines() if line.split()]
     assert max(map(len, out.splitlines())) <= 80
     assert len(lines) < 1.5 * len(entries)
     for name, entry in entries.items():
@@ -57,6 +58,11 @@ def test_mixers_at_80_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None
         assert ("causal" in " ".join(line[1:])) == entry["causal"]
         assert ("streaming" in line) == entry["streaming"]
     assert "Papers: in a terminal of 120 columns" in out
+    told = " ".join(limits.split()).split(" Not in ONNX: ")
+    for names, limit in zip(told, ("one_length", "no_onnx"), strict=True):
+        expected = [name for name, entry in entries.items() if entry[limit]]
+        assert expected
+        assert names.startswith(f"{', '.join(expected)}. Why: --json, {limit}.")
 
 
 def test_papers_where_there_is_room(cli: Cli) -> None:

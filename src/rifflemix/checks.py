@@ -150,7 +150,10 @@ def shown(value: Any) -> str:
     """`value` in an error: short, and a text in quotes."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    return reprlib.repr(value)
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no number of so many digits
+        return "a number of thousands of digits"
 
 
 def _as_integer(value: Any) -> int | None:

@@ -12,8 +12,12 @@ _LONGEST = 500  # characters of what came, in a sentence
 class InputError(ValueError):
     """A bad argument, file or setting: one sentence that says what, expected, got and what to do.
 
-    The command line prints it without a traceback and exits with code 2.
+    The command line prints it without a traceback and exits with code 2. It stays on one line,
+    whatever names of files or of others' columns it tells.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(" ".join(str(message).splitlines()))
 
 
 class RunFailed(InputError):
@@ -82,7 +86,10 @@ def _plain(name: object) -> str:
 
 def _in_a_line(value: object) -> str:
     """What came, which may be a tensor over many lines, as part of a sentence."""
-    text = " ".join(str(value).split())
+    try:
+        text = " ".join(str(value).split())
+    except ValueError:  # Python writes no number of so many digits
+        text = "a number of thousands of digits"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import secrets
+import stat
 import sys
 import types
 import typing
@@ -27,7 +29,7 @@ _SEAL = "sha256"
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
 _DEEPEST = 64  # of JSON: what we write nests less than ten deep
-_LONGEST_NAME = 100  # of the paths that a run makes below its folder
+_MOST_TEXT = 1 << 28
 _held: set[int] = set()  # descriptors of the locks of this process
 
 
@@ -92,23 +94,6 @@ def remove_leftovers(folder: Path) -> None:
             raise _cannot("delete", path, error) from error
 
 
-def check_new_path(path: Path) -> None:
-    """Raise OSError where the system could not hold a new file or folder of this name."""
-    nearest = Path(path.absolute().anchor)
-    for part in path.absolute().parts[1:]:
-        if _exists(nearest / part):
-            nearest /= part
-    _exists(path / ("x" * _LONGEST_NAME))
-
-
-def _exists(path: Path) -> bool:
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
 def user_path(name: str, path: str | os.PathLike[str]) -> Path:
     """A path with ~ and ~user replaced by the folders they stand for.
 
@@ -117,10 +102,20 @@ def user_path(name: str, path: str | os.PathLike[str]) -> Path:
     """
     if not isinstance(path, str | os.PathLike):
         raise bad_argument(name, "a path", repr(path))
+    text = os.fsdecode(path)
+    if not text or "\0" in text:
+        raise bad_argument(name, "a path", repr(text))
     try:
-        return Path(path).expanduser()
+        found = Path(path).expanduser()
+        found.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # perhaps it is to be made
     except RuntimeError:
         raise bad_argument(name, "a path whose ~ stands for a user's folder", str(path)) from None
+    except OSError as error:
+        got = f"{text[:100]} ({error.strerror})"
+        raise bad_argument(name, "a path that can be looked at", got) from None
+    return found
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -158,6 +153,25 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, text.encode())
 
 
+def check_regular(path: Path) -> None:
+    """Raise OSError where `path` is a pipe or a device, which would be waited for, or never end."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "it is no regular file")
+
+
+def read_text(path: Path) -> str:
+    """The UTF-8 text of a file of ours.
+
+    Raises:
+        OSError, ValueError: it cannot be read, is no such text, or larger than any of ours.
+    """
+    check_regular(path)
+    if path.stat().st_size > _MOST_TEXT:
+        raise ValueError(f"it has more than {_MOST_TEXT:,} bytes")
+    return path.read_text(encoding="utf-8")
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file.
 
@@ -165,7 +179,7 @@ def read_json(path: Path) -> Any:
         InputError: it cannot be read or is not JSON.
     """
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
+        return parse_json(read_text(path))
     except OSError as error:
         raise _cannot("read", path, error) from error
     except ValueError as error:
@@ -181,7 +195,7 @@ def read_json_lines(path: Path) -> list[Any]:
         InputError: it cannot be read, or a line is not JSON.
     """
     try:
-        return [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [parse_json(line) for line in read_text(path).splitlines()]
     except OSError as error:
         raise _cannot("read", path, error) from error
     except ValueError as error:
@@ -279,6 +293,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         InputError: the file is missing, truncated or changed, or not one of ours.
     """
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)

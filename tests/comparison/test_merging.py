@@ -15,6 +15,7 @@ import rifflemix as rm
 import rifflemix.cli
 from rifflemix.comparison.merging import merge_comparisons
 from rifflemix.comparison.notes import comparison_notes
+from rifflemix.files import sealed
 
 RATES = {"tuned": {"lr": (1e-3, 1e-2)}}
 
@@ -91,7 +92,8 @@ def changed(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]
     results = json.loads((folder / "results.json").read_text())
     change(results)
     target.mkdir()
-    (target / "results.json").write_text(json.dumps(results))
+    results["runs"] = [sealed(run) for run in results["runs"]]  # as one who ran it so left it
+    (target / "results.json").write_text(json.dumps(sealed(results)))
     return target
 
 

@@ -172,6 +172,20 @@ def test_choices_that_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "text", ["dim = 0x" + "f" * 5000, "[task_options]\nx = [1, 0x10000000000000000]"]
+)
+def test_numbers_that_toml_has_not(text: str, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(text)
+    with pytest.raises(rm.InputError, match="is not TOML: a whole number has more than 64 bits"):
+        read_config(tmp_path / "my.toml")
+
+
+def test_a_file_without_an_end() -> None:
+    with pytest.raises(rm.InputError, match="holds more than 1,048,576 bytes"):
+        read_config(Path("/dev/zero"))
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(rm.InputError, match=r"config: cannot read .*No such file"):
         read_config(tmp_path / "none.toml")

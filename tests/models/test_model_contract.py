@@ -141,7 +141,7 @@ def damage(folder: Path, file: str, content: Any) -> None:
         ("config.json", "[]", "expected the keys"),
         ("config.json", '{"format": "x", "name": "a", "settings": {}, "dtype": "y"}', "format"),
         ("model.safetensors", None, "model.safetensors is missing"),
-        ("model.safetensors", "short", "does not fit the model encoder"),
+        ("model.safetensors", "short", "model.safetensors is damaged"),
     ],
 )
 def test_damaged_folders_are_told_in_one_line(
@@ -152,6 +152,28 @@ def test_damaged_folders_are_told_in_one_line(
     with pytest.raises(rm.InputError) as caught:
         rm.models.from_pretrained(tmp_path)
     assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dim": 200_000}, "does not fit the model encoder: expected a model with"),
+        ({"dim": 10**15}, "no such model can be made here: Storage size"),
+        ({"vocab_size": 2**63}, "no such model can be made here"),
+        ({"max_length": 10**12}, "positions.table"),
+        ({"num_layers": 10**9}, "expected 1000000000 layers, got"),
+    ],
+)
+def test_sizes_of_a_configuration_take_no_memory(
+    settings: dict[str, int], words: str, tmp_path: Path
+) -> None:
+    build("encoder").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["settings"] |= settings
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(rm.InputError, match=words) as caught:
+        rm.models.from_pretrained(tmp_path)
     assert "\n" not in str(caught.value)
 
 

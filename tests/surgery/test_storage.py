@@ -154,6 +154,58 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
 }
 
 
+LAYER = "encoder.layers.0.self_attn"
+HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
+    "an option of the host": ({"options": {"num_heads": 2}}, "got 'num_heads'; the host sets it"),
+    "weights larger than memory": ({"mixer": "linformer", "max_length": 10**12}, "key_projection"),
+    "weights larger than numbers": ({"mixer": "synthesizer", "max_length": 10**12}, "can be made"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_description(case: str, tmp_path: Path) -> None:
+    rm.save_swapped(swapped(mixer="softmax", mixer_options={"bias": True}), tmp_path)
+    changes, says = HOSTILE[case]
+    content = json.loads((tmp_path / "swap.json").read_text())
+    content["layers"][LAYER] |= {"options": {}} | changes
+    (tmp_path / "swap.json").write_text(json.dumps(content))
+    model = Tagger()
+    before = [id(module) for module in model.modules()]
+    with pytest.raises(rm.InputError, match=says):
+        rm.load_swapped(tmp_path, model)
+    assert [id(module) for module in model.modules()] == before
+
+
+def test_hostile_weights(tmp_path: Path) -> None:
+    rm.save_swapped(swapped(), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = f"{LAYER}.mixer.temperature"
+    as_integers = {**weights, name: weights[name].long()}
+    without = {key: value for key, value in weights.items() if key != name}
+    for tensors, header, says in (
+        (as_integers, {}, "temperature of type I64"),
+        (without, {name: "head.weight"}, "temperature absent"),  # called an alias, but is none
+    ):
+        save_file(tensors, tmp_path / "model.safetensors", header)
+        with pytest.raises(rm.InputError, match=says):
+            rm.load_swapped(tmp_path, Tagger())
+
+
+def test_folders_and_models_that_are_none(tmp_path: Path) -> None:
+    nothing: Any = None
+    with pytest.raises(rm.InputError, match="folder: expected a path"):
+        rm.save_swapped(swapped(), "a\0b")
+    with pytest.raises(rm.InputError, match="Module, got NoneType"):
+        rm.save_swapped(nothing, tmp_path)
+    rm.save_swapped(swapped(), tmp_path)
+    with torch.device("meta"):
+        model = Tagger()
+    with pytest.raises(rm.InputError, match="expected allocated weights"):
+        rm.load_swapped(tmp_path, model)
+    with pytest.raises(rm.InputError, match="mixer_options: expected options of the mixer's own"):
+        rm.replace_attention(Tagger(), "tssa", mixer_options={"dim": 3})
+
+
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_is_one_sentence(case: str, tmp_path: Path) -> None:
     rm.save_swapped(swapped(), tmp_path)

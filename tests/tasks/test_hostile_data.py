@@ -34,6 +34,7 @@ from rifflemix.tasks.data_io.download import Remote
 from rifflemix.tasks.data_io.files import check_ids, load_arrays, store_arrays
 from rifflemix.tasks.data_io.scratch import scratch_folder
 from rifflemix.tasks.graphs.smiles import decode_molecules, read_csv
+from rifflemix.tasks.own import tables
 from rifflemix.tasks.pathfinder.files import read_gray_png
 
 # CSV.
@@ -90,6 +91,30 @@ def test_bombs(ending: str, tmp_path: Path) -> None:
     del zeros
     with little_memory(), pytest.raises(InputError, match="more than 1,000,000 bytes"):
         read_bytes(path, 1_000_000)
+
+
+@pytest.mark.parametrize("end", ["csv.gz", "jsonl.gz"])
+def test_bombs_of_lines(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table is read line by line, and a field that never ends is no longer than a line."""
+    path = tmp_path / f"x.{end}"
+    line = b'{"t": "a", "y": 1}\n' if end == "jsonl.gz" else b"a,1\n"
+    for module in (bounded, tables):
+        monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    path.write_bytes(gzip.compress(b"t,y\n" * (end == "csv.gz") + line * 10_000))
+    with pytest.raises(InputError, match="more than 1,000 bytes"):
+        load_task(end.split(".")[0], data=str(path), input="t", label="y")
+    if end == "csv.gz":
+        monkeypatch.setattr(bounded, "MOST_BYTES", 1 << 30)
+        monkeypatch.setattr(bounded, "_MOST_LINE", 1 << 20)
+        path.write_bytes(gzip.compress(b't,y\n"' + bytes(1 << 26), 1))
+        with little_memory(), pytest.raises(InputError, match="more than 1,048,576 bytes"):
+            load_task("csv", data=str(path), input="t", label="y")
+
+
+def test_a_pipe_is_no_data(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.gz")
+    with pytest.raises(InputError, match="no regular file"):
+        read_bytes(tmp_path / "x.gz")
 
 
 def test_lines_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,8 @@ WRONG_TABLES = {
     "no number": ("text,y\nx,1\n", {"input": ["text"]}, "column 'text', got 'x' in row 1"),
     "split": ("text,y,s\nx,1,tra\n", {"split": "s"}, "train, validation or test in column 's'"),
     "input": ("text,y\nx,1\n", {"input": ""}, "names of columns, got ''"),
+    "no input": ("text,y\nx,1\n", {"input": None}, "input: expected the name of a column, or a"),
+    "no group": ("text,y\nx,1\n", {"group": ""}, "names of columns, got ''"),
     "packed": (gzip.compress(b"text,y\n" + b"x,1\n" * 99)[:-20], {"end": ".csv.gz"}, "truncated"),
     "ending": ("text,y\n", {"end": ".txt"}, r"path: expected a file \.csv, \.tsv, \.jsonl"),
     "no JSON": ('{"text": "x", "y": 1}\n{"text"', {"end": ".jsonl"}, "damaged or truncated"),
@@ -219,6 +221,8 @@ def test_the_registry_reads_what_data_names(reviews: Path, tmp_path: Path) -> No
         load_task("jsonl", data=str(reviews), input="note", label="verdict")
     with pytest.raises(rm.InputError, match=r"label: expected the name of a column, .*--label"):
         load_task("csv", data=str(reviews), input="note")
+    with pytest.raises(rm.InputError, match=r"label: expected a name, got \['verdict'\]"):
+        load_task("csv", data=str(reviews), input="note", label=["verdict"])
     for name in ("csv", "jsonl", "npz", "folder"):
         assert not task_status(name).available
         assert task_card(name).options["kind"] == "auto"

@@ -250,8 +250,7 @@ class _File:
     """
 
     def __init__(self, out: Path | None) -> None:
-        from rifflemix.files import check_new_path
-        from rifflemix.runs.folder import check_folder
+        from rifflemix.runs.folder import check_folder, check_new_path
 
         self._out = out
         self._path: Path | None = None

@@ -69,6 +69,10 @@ def mixers(json: Json = False) -> None:
         headers.append("Paper")
         rows = [[*row, entry["paper"]] for row, entry in zip(rows, entries, strict=True)]
     show(plain_table(headers, rows))
+    for what, limit in (("Exported for one length only", "one_length"), ("Not in ONNX", "no_onnx")):
+        limited = [entry["name"] for entry in entries if entry[limit]]
+        if limited:
+            show(f"{what}: {', '.join(limited)}. Why: --json, {limit}.")
     if output_width() < _WIDE:
         show(f"Papers: in a terminal of {_WIDE} columns, or with --json.")
 

@@ -23,7 +23,7 @@ from rifflemix.comparison.page import html_fragment
 from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan, plan_comparison
 from rifflemix.comparison.results import title_of
 from rifflemix.comparison.run import run_comparison
-from rifflemix.comparison.stored import check_results
+from rifflemix.comparison.stored import check_results, check_seals
 from rifflemix.comparison.table import comparison_rows, markdown_body
 from rifflemix.errors import InputError, RunFailed, bad_argument, check_choice, require_packages
 from rifflemix.files import read_json, user_path
@@ -66,6 +66,7 @@ class Comparison:
             raise bad_argument("folder", "results of a comparison", f"those of {path}")
         try:
             check_results(results)
+            check_seals(results)
             comparison_rows(results)
             comparison_notes(results)
         except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.comparison.api import Comparison
-from rifflemix.comparison.files import write_comparison_files
+from rifflemix.comparison.files import comparison_files
 from rifflemix.comparison.plan import RESULTS_FILE
 from rifflemix.comparison.progress import Run
 from rifflemix.comparison.results import cost_of, scores_of, tried_of
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import claimed_folder, first_difference, sealed, write_json
+from rifflemix.files import claimed_folder, first_difference, sealed, write_bytes, write_json
 from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
 
@@ -44,14 +44,23 @@ def merge_comparisons(folders: Sequence[str | Path], out: str | Path) -> Compari
     if len({path.resolve() for path in paths}) < max(2, len(paths)):
         raise bad_argument("merge", "two or more different folders", ", ".join(map(str, paths)))
     parts = {path: Comparison.load(path).results for path in paths}
-    _check(parts)
     target = Path(out)
     check_folder(target)
-    results = _merged(parts, target)
+    try:
+        _check(parts)
+        results = _merged(parts, target)
+        files = comparison_files(results)
+    except InputError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        # Files without a checksum, of an earlier version or another hand.
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"merge: the results of a folder are damaged: {reason}") from error
     settings = {"format": FORMAT, "parts": [str(path) for path in paths]}
     with claimed_folder(target, settings):
         write_json(target / RESULTS_FILE, results)
-        write_comparison_files(target, results)
+        for name, content in files.items():
+            write_bytes(target / name, content)
     return Comparison(results, target)
 
 
@@ -100,7 +109,7 @@ def _merged(parts: Mapping[Path, Results], out: Path) -> dict[str, Any]:
     mixers = [_mixer(name, parts, runs, tuning) for name in config["mixers"]]
     trials = [*tuning.get("trials", ()), *tuning.get("failed_trials", ())]
     memory = [mixer["peak_memory_bytes"] for mixer in mixers if mixer["peak_memory_bytes"]]
-    return {
+    results = {
         **first,
         "command": environment()["command"],
         "config": config,
@@ -117,6 +126,7 @@ def _merged(parts: Mapping[Path, Results], out: Path) -> dict[str, Any]:
             {"folder": _relative(path, out), "command": of["command"]} for path, of in parts.items()
         ],
     }
+    return sealed(results)
 
 
 def _join(config: dict[str, Any], name: str, values: Sequence[Any]) -> None:

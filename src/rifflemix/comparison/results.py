@@ -12,6 +12,7 @@ from rifflemix.comparison.config import FORMAT, CompareConfig
 from rifflemix.comparison.models import training_memory
 from rifflemix.comparison.plan import ComparePlan
 from rifflemix.comparison.progress import Progress, Run
+from rifflemix.files import sealed
 from rifflemix.mixers import mixer_card
 from rifflemix.runs.environment import environment
 from rifflemix.runs.grid import Point
@@ -83,7 +84,7 @@ def assemble(
     runs, failed, memory = progress.runs, progress.failed, progress.peak_memory
     done, planned = len(runs) + len(failed), len(plan.runs)
     here = environment() if made_in is None else dict(made_in)
-    return {
+    results = {
         "format": FORMAT,
         "status": "complete" if done == planned else "partial",
         "runs_done": done,
@@ -101,6 +102,7 @@ def assemble(
         "failed_runs": list(failed),
         **({"tuning": _tuning(plan, progress)} if plan.config.tuned else {}),
     }
+    return sealed(results)
 
 
 def _tuning(plan: ComparePlan, progress: Progress) -> dict[str, Any]:

@@ -45,6 +45,13 @@ def check_results(results: Any) -> None:
         check_json(results, _TunedResults, "results")
 
 
+def check_seals(results: dict[str, Any]) -> None:
+    """Raise ValueError where results, or a run of theirs, are not as they were written."""
+    trials = results.get("tuning", {}).get("trials", [])
+    for entry in (*results["runs"], *trials, results):
+        check_seal(entry)
+
+
 def _check_trials(results: dict[str, Any], plan: ComparePlan) -> None:
     check_json(results, _TunedResults, "results")
     tuning = results["tuning"]

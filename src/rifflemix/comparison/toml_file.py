@@ -13,6 +13,7 @@ from rifflemix.comparison.config import CompareConfig
 from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.runs.options import PRECISIONS
 
+_MOST_BYTES = 1 << 20
 TOML_FILE = "config.toml"
 _CHOICES = {"task": str, "mixers": (list, dict), "seeds": (int, list), "data_dir": str}
 _WORDS = {
@@ -30,7 +31,12 @@ def read_config(path: Path) -> dict[str, Any]:
         InputError: no such file, not TOML, or a key or value that `rifflemix.compare` has not.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:  # perhaps a pipe, which has no size
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise InputError(f"config: {path} holds more than {_MOST_BYTES:,} bytes")
+        values = tomllib.loads(content.decode())
+        _check_numbers(values)
     except OSError as error:
         raise InputError(f"config: cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -46,6 +52,15 @@ def read_config(path: Path) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"config: {path}: {error}") from error
     return values
+
+
+def _check_numbers(value: Any) -> None:
+    """Raise ValueError at a number that TOML does not have: it may be as long as the file."""
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("a whole number has more than 64 bits")
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for inner in parts:
+        _check_numbers(inner)
 
 
 def config_text(config: CompareConfig) -> str | None:

@@ -22,6 +22,7 @@ from rifflemix.files import (
     write_json,
 )
 from rifflemix.models.presets import build_model
+from rifflemix.models.weights_file import TOO_LARGE, misfit, read_outline, too_large
 
 if TYPE_CHECKING:
     from rifflemix.models.base import Model
@@ -71,10 +72,14 @@ def from_pretrained(folder: str | Path) -> Model:
     """
     folder = user_path("folder", folder)
     config = _read_config(folder)
-    model = build_model(config["name"], config["settings"])
     path = folder / WEIGHTS
     if not path.is_file():
         raise InputError(f"{folder} holds no saved model: {WEIGHTS} is missing")
+    try:
+        _check_sizes(path, config)
+        model = build_model(config["name"], config["settings"])
+    except TOO_LARGE as error:
+        raise too_large(folder / CONFIG, "model", error) from error
     model.to(_DTYPES[config["dtype"]])
     try:
         load_model(model, path)
@@ -82,6 +87,27 @@ def from_pretrained(folder: str | Path) -> Model:
         reason = str(error).strip().splitlines()[0]
         raise InputError(f"{path} does not fit the model {config['name']}: {reason}") from error
     return model.eval()
+
+
+def _check_sizes(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise unless a configuration is that of the weights, before there is memory for the model."""
+    outline, layers = read_outline(path), config["settings"].get("num_layers")
+    if isinstance(layers, int) and layers > len(outline.shapes):
+        raise _no_fit(path, config, f"{layers} layers, got {len(outline.shapes)} tensors")
+    try:
+        with torch.device("meta"):
+            model = build_model(config["name"], config["settings"])
+    except TOO_LARGE as error:
+        if "meta" in str(error):  # somebody's model that looks at its numbers when it is built
+            return
+        raise
+    found = misfit(outline, model.to(_DTYPES[config["dtype"]]).state_dict())
+    if found is not None:
+        raise _no_fit(path, config, f"a model {found[1]}, got {found[0]}")
+
+
+def _no_fit(path: Path, config: Mapping[str, Any], reason: str) -> InputError:
+    return InputError(f"{path} does not fit the model {config['name']}: expected {reason}")
 
 
 def _json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

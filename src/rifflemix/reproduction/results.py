@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.files import parse_json
+from rifflemix.files import parse_json, read_text
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.checks import check_results
 from rifflemix.reproduction.utilisation import Utilisation
@@ -109,7 +109,7 @@ def load_results(paths: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        value = parse_json(path.read_text(encoding="utf-8"))
+        value = parse_json(read_text(path))
     except (OSError, ValueError):
         return None
     if not isinstance(value, dict) or value.get("format") != FORMAT:

@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 from rifflemix.errors import bad_argument
-from rifflemix.files import check_new_path
+
+_LONGEST_NAME = 100  # of the paths that a run makes below its folder
 
 
 def check_folder(out: Path) -> None:
@@ -25,3 +26,20 @@ def check_folder(out: Path) -> None:
         raise bad_argument(
             "out", "a folder that can be written", f"{str(out)[:200]} ({error.strerror})"
         ) from None
+
+
+def check_new_path(path: Path) -> None:
+    """Raise OSError where the system could not hold a new file or folder of this name."""
+    nearest = Path(path.absolute().anchor)
+    for part in path.absolute().parts[1:]:
+        if _exists(nearest / part):
+            nearest /= part
+    _exists(path / ("x" * _LONGEST_NAME))
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

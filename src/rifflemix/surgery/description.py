@@ -44,6 +44,8 @@ def describe_swap(model: nn.Module) -> dict[str, Any]:
         InputError: nothing in the model was replaced, or a mixer has no registry name or options
             that JSON cannot hold.
     """
+    if not isinstance(model, nn.Module):
+        raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
     model = uncompiled(model)
     layers = {
         name: _layer(name, module.settings)

@@ -6,10 +6,14 @@ import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
+from rifflemix.errors import bad_argument
 from rifflemix.mixers import TokenMixer, create_mixer, list_mixers, mixer_class
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.sliceformer import Sliceformer
 
+_OF_THE_HOST = (
+    "dim", "num_heads", "max_length", "layer_index", "num_layers", "causal", "dropout",
+)  # fmt: skip
 SORTING = (CSP, Sliceformer)
 """Mixers that move the values of each channel to other tokens."""
 
@@ -35,6 +39,11 @@ class MixerSettings:
 
     def build(self) -> TokenMixer:
         """The mixer, newly initialised; InputError where an argument does not suit it."""
+        for name in self.options:
+            if not isinstance(name, str) or name in _OF_THE_HOST:
+                raise bad_argument(
+                    "mixer_options", "options of the mixer's own", repr(name), "the host sets it"
+                )
         shared: dict[str, Any] = {
             "num_heads": self.num_heads,
             "max_length": self.max_length,

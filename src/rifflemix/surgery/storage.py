@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import make_folder, read_json, user_path, write_atomically, write_json
+from rifflemix.models.weights_file import TOO_LARGE, Outline, misfit, read_outline, too_large
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import (
     check_description,
@@ -90,32 +93,48 @@ def load_swapped(folder: str | Path, model: _M) -> _M:
         if not (folder / name).is_file():
             raise InputError(f"{folder} holds no swapped model: {name} is missing")
     description = read_json(folder / SWAP)
-    apply_swap(model, description)
+    check_description(description)
+    outline = read_outline(folder / WEIGHTS)
     try:
-        _check_weights(folder / WEIGHTS, uncompiled(model), description)
+        _check_mixers(outline, model, description)
+        apply_swap(model, description)
+    except TOO_LARGE as error:
+        raise too_large(folder / SWAP, "mixer", error) from error
+    try:
+        _check_weights(outline, uncompiled(model), description)
+        load_model(uncompiled(model), folder / WEIGHTS)
     except InputError:
         restore_attention(model)
         raise
-    load_model(uncompiled(model), folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        restore_attention(model)
+        raise InputError(f"{folder / WEIGHTS} is damaged: {error}") from error
     return model
 
 
-def _check_weights(path: Path, model: nn.Module, description: Mapping[str, Any]) -> None:
+def _check_mixers(outline: Outline, model: nn.Module, description: Mapping[str, Any]) -> None:
+    """Raise unless the file has weights for mixers of these settings, before they have memory."""
+    for name, layer in description["layers"].items():
+        place = f"{name}.mixer."
+        with torch.device("meta"):
+            mixer = settings_of(layer).build()
+        own = {place + key: tensor for key, tensor in mixer.state_dict().items()}
+        saved = {key: shape for key, shape in outline.shapes.items() if key.startswith(place)}
+        found = misfit(replace(outline, shapes=saved), own)
+        if found is not None:
+            raise _other_model(model, description, *found)
+
+
+def _check_weights(outline: Outline, model: nn.Module, description: Mapping[str, Any]) -> None:
     """Raise unless the file has the model's tensors, but for those that share another's memory."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
-            aliases = set(file.metadata() or {}) - {"format"}
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
-    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name, shape in own.items():
-        if name not in aliases and saved.get(name) != shape:
-            there = f"of shape {saved[name]}" if name in saved else "absent"
-            raise _other_model(model, description, f"{name} {there}", f"with {shape}")
-    for name, shape in saved.items():
-        if name not in own:
-            raise _other_model(model, description, f"{name} of shape {shape}")
+    own = model.state_dict()
+    there = {tensor.data_ptr() for name, tensor in own.items() if name in outline.shapes}
+    shared = {name for name in outline.aliases if name in own and own[name].data_ptr() in there}
+    found = misfit(replace(outline, aliases=frozenset(shared)), own)
+    if found is not None:
+        raise _other_model(model, description, *found)
+    if any(tensor.is_meta for tensor in own.values()):
+        raise bad_argument("model", "allocated weights", "a model on the meta device")
 
 
 def _other_model(

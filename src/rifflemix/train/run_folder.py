@@ -15,6 +15,7 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import (
     CONFIG_FILE,
     check_json,
+    check_regular,
     claimed_folder,
     damaged_run,
     flush,
@@ -50,7 +51,7 @@ class RunFolder:
         """Step -> file, of all that were kept, the earliest first."""
         found = (path.stem for path in self.weights.glob("*.safetensors"))
         return {
-            step: self.weights_at(step) for step in sorted(int(s) for s in found if s.isdigit())
+            step: self.weights_at(step) for step in sorted(int(s) for s in found if _is_step(s))
         }
 
     def opened(self, identity: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -68,6 +69,8 @@ class RunFolder:
             InputError: the log is shorter than that, or what stays is no log or another one.
         """
         try:
+            if self.log.exists():
+                check_regular(self.log)
             with open(self.log, "ab") as file:
                 if file.tell() < size:
                     raise InputError(
@@ -155,3 +158,8 @@ def _signature(model: nn.Module) -> str:
     """Hash of the modules with their settings and of the tensors' names, shapes and types."""
     tensors = [f"{k} {tuple(t.shape)} {t.dtype}" for k, t in model.state_dict().items()]
     return hashlib.sha256("\n".join([repr(model), *tensors]).encode()).hexdigest()[:16]
+
+
+def _is_step(text: str) -> bool:
+    """Whether a name is a number as we write it; other digits are digits to Python, too."""
+    return text.isascii() and text.isdecimal()

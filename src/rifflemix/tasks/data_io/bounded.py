@@ -20,6 +20,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from rifflemix.errors import InputError
+from rifflemix.files import check_regular
 from rifflemix.tasks.data_io.files import Arrays, damaged, reading
 
 MOST_BYTES = 1 << 30
@@ -34,6 +36,7 @@ _MOST_HEADER = 1 << 20  # of a tar archive's long names and extended headers
 
 def open_data(path: Path) -> IO[bytes]:
     """A file, decompressed while it is read where its name ends in .gz or .xz."""
+    check_regular(path)
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
     return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
@@ -55,7 +58,7 @@ def _read(path: Path, stream: IO[bytes], most: int) -> bytes:
     while block := stream.read(_BLOCK):
         content += block
         if len(content) > most:
-            raise _too_large(path, most)
+            raise too_large(path, most)
     return bytes(content)
 
 
@@ -83,6 +86,22 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
+def read_csv_lines(path: Path) -> Iterator[str]:
+    """Each line of a UTF-8 text with its end, as the csv module wants them; a field may hold ends.
+
+    Raises:
+        InputError: the file is missing, damaged, or larger than any of ours, a line or all of it.
+    """
+    left = MOST_BYTES
+    with reading(path), open_data(path) as stream:
+        text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+        while line := text.readline(_MOST_LINE + 1):
+            left -= len(line)
+            if len(line) > _MOST_LINE or left < 0:
+                raise too_large(path, MOST_BYTES if left < 0 else _MOST_LINE)
+            yield line
+
+
 def read_npz(path: Path) -> Arrays:
     """All arrays of an .npz file, xz-compressed where its name ends in .xz."""
     content = io.BytesIO(read_bytes(path))
@@ -92,7 +111,7 @@ def read_npz(path: Path) -> Arrays:
         arrays: Arrays = {}
         with zipfile.ZipFile(content) as archive:
             if sum(member.file_size for member in archive.infolist()) > MOST_BYTES:
-                raise _too_large(path, MOST_BYTES)
+                raise too_large(path, MOST_BYTES)
             for member in archive.infolist():
                 with archive.open(member) as stream:
                     name = member.filename.removesuffix(".npy")
@@ -134,7 +153,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         shape = tuple(np.frombuffer(sizes, dtype=">u4").tolist())
         size = math.prod(shape)
         if size > MOST_BYTES:
-            raise _too_large(path, MOST_BYTES)
+            raise too_large(path, MOST_BYTES)
         content = _read(path, stream, size)
         if len(content) != size:
             raise damaged(path, f"its header says shape {shape}, but {len(content)} bytes follow")
@@ -192,5 +211,6 @@ _LONG = (
 )
 
 
-def _too_large(path: Path, most: int) -> Exception:
+def too_large(path: Path, most: int) -> InputError:
+    """The error for a file that holds more than a task may."""
     return damaged(path, f"it holds more than {most:,} bytes")

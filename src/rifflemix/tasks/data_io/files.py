@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
-from rifflemix.files import check_json, parse_json, user_path
+from rifflemix.files import check_json, parse_json, read_text, user_path
 from rifflemix.tasks.core.base import Progress, TaskCard, TaskStatus
 from rifflemix.tasks.data_io.scratch import scratch_folder
 
@@ -152,7 +152,7 @@ def load_arrays(folder: Path, *, is_trusted: bool = False) -> dict[str, Array] |
         is_trusted: leave out the checksums, where they were compared before or others are.
     """
     try:
-        contents = parse_json((folder / _CONTENTS).read_text(encoding="utf-8"))
+        contents = parse_json(read_text(folder / _CONTENTS))
         check_json(contents, dict[str, str], "contents")
         for name, sha256 in contents.items():
             if not is_trusted and _sha256(folder / f"{name}.npy") != sha256:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import importlib
-import io
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 
 from rifflemix.errors import InputError
 from rifflemix.tasks.core.base import Progress
-from rifflemix.tasks.data_io.bounded import read_bytes
+from rifflemix.tasks.data_io.bounded import read_csv_lines
 from rifflemix.tasks.data_io.files import Arrays, damaged, reading
 
 ATOM_FEATURES = 9
@@ -42,8 +41,7 @@ def read_csv(path: Path, smiles: str, target: str) -> Iterator[tuple[int, str, f
         InputError: a damaged file, a missing column, or a target that is no number.
     """
     with reading(path):
-        text = read_bytes(path).decode("utf-8")
-        rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        rows = csv.DictReader(read_csv_lines(path), strict=True)
         for name in (smiles, target):
             if name not in (rows.fieldnames or ()):
                 raise damaged(path, f"it has no column {name!r}")

@@ -24,6 +24,7 @@ from rifflemix.tasks.own.samples import Samples, contents, read_samples
 from rifflemix.tasks.own.splitting import Division, divide, leaks
 
 _MOST_PATCHES = 256
+_MOST_LENGTH = 1 << 32  # more than any sample in memory has
 _BUDGET = Budget()
 
 
@@ -117,7 +118,7 @@ def from_arrays(
         raise bad_argument("name", "a printable text", repr(name))
     check_choice("layout", layout, LAYOUTS)
     if max_length is not None:
-        check_integer("max_length", max_length, 1)
+        max_length = min(check_integer("max_length", max_length, 1), _MOST_LENGTH)
     samples = read_samples(x, lengths, max_length)
     labels = read_labels(y, len(samples), kind)
     division = divide(split, labels, groups, seed)

@@ -49,6 +49,9 @@ class OwnFile:
         """The task over the data that is named."""
         options = dict(request.options)
         path = self._path(options.pop("data"), request.data_dir)
+        for name in ("input", "label", "group", "lengths"):
+            if not isinstance(options.get(name), str | None):
+                raise bad_argument(name, "a name", repr(options[name]))
         told = {name: options[name] for name in sorted(request.given - {"data"})}
         origin = Origin(
             self.card.name,

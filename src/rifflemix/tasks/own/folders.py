@@ -14,7 +14,7 @@ from rifflemix.tasks.data_io.files import Arrays
 from rifflemix.tasks.images.image_folder import IMAGE_FOLDER
 from rifflemix.tasks.own.arrays import Origin
 from rifflemix.tasks.own.parts import NAMES, Part, from_parts
-from rifflemix.tasks.own.tables import ENDINGS, ending, read_table, table_part
+from rifflemix.tasks.own.tables import ENDINGS, column_names, ending, read_table, table_part
 
 _ARRAYS = ".npz"
 
@@ -51,14 +51,13 @@ def npz_part(file: Path, x: str, y: str, group: str | None, lengths: str | None)
 
 
 def _array(file: Path, arrays: Arrays, name: str) -> Any:
-    if name not in arrays:
+    if not isinstance(name, str) or name not in arrays:
         raise unknown_name(f"array of {file.name}", name, arrays)
     return arrays[name]
 
 
 def _table(file: Path, input: Any, label: str, group: str | None) -> Part:
-    names = [input] if isinstance(input, str) else list(input)
-    columns = read_table(file, [*names, label, *([group] if group else [])])
+    columns = read_table(file, [*column_names(input), label, *([] if group is None else [group])])
     return table_part(file, columns, input, label, group)
 
 

@@ -77,7 +77,7 @@ def from_hf(
 
 def _part(part: Any, input: str, label: str, group: str | None) -> Part:
     names = part.column_names
-    for name in (input, label, *([group] if group else [])):
+    for name in (input, label, *([] if group is None else [group])):
         if name not in names:
             raise unknown_name("column", name, names)
     if len(part) == 0:
@@ -85,7 +85,7 @@ def _part(part: Any, input: str, label: str, group: str | None) -> Part:
     x = list(part[input])
     if hasattr(x[0], "getbands"):  # images of Pillow
         x = _pixels(x)
-    return Part(x, list(part[label]), groups=list(part[group]) if group else None)
+    return Part(x, list(part[label]), groups=None if group is None else list(part[group]))
 
 
 def _pixels(images: list[Any]) -> Any:

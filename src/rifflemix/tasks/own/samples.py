@@ -81,13 +81,23 @@ def read_samples(x: Any, lengths: Any = None, max_length: int | None = None) -> 
 def as_numpy(values: Any) -> Any:
     """Tensors of torch as arrays; others as they are."""
     if hasattr(values, "detach"):
-        if values.is_meta or str(values.layout) != "torch.strided":
+        if values.is_meta or values.is_quantized or str(values.layout) != "torch.strided":
             raise bad_argument("tensors", "dense ones with values", shown(values))
-        values = values.detach().cpu().resolve_neg()
+        values = values.detach().cpu().resolve_neg().resolve_conj()
         return (values.float() if values.dtype.is_floating_point else values).numpy()
     if hasattr(values, "to_numpy"):  # pandas
         return values.to_numpy()
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise bad_argument("arrays", "values without a mask", "masked ones", "fill or drop them")
     return values
+
+
+def plain_array(values: Any) -> NDArray[Any]:
+    """Values of one shape as an array; one without a shape where they are of several."""
+    try:
+        return np.asarray(as_numpy(values))
+    except ValueError:
+        return np.empty((), dtype=object)
 
 
 def _as_array(x: Any) -> NDArray[Any] | None:
@@ -118,7 +128,7 @@ def _check_lengths(lengths: Any, array: NDArray[Any]) -> NDArray[np.int64]:
     count, tokens = array.shape[:2]
     if lengths is None:
         return np.full(count, tokens, dtype=np.int64)
-    found = np.asarray(as_numpy(lengths))
+    found = plain_array(lengths)
     if found.shape != (count,) or found.dtype.kind not in "iu":
         raise bad_argument(
             "lengths", f"{count} integers, one for each sample", f"{found.dtype} {found.shape}"

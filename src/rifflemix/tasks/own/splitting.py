@@ -15,7 +15,7 @@ from rifflemix.checks import is_number, shown
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.tasks.core.base import SPLITS
 from rifflemix.tasks.own.labels import Labels
-from rifflemix.tasks.own.samples import as_numpy
+from rifflemix.tasks.own.samples import as_numpy, plain_array
 
 Rows = dict[str, NDArray[np.int64]]
 
@@ -60,7 +60,8 @@ def leaks(rows: Rows, contents: Iterable[bytes]) -> str:
 
 def _are_names(split: Any) -> bool:
     values = as_numpy(split)
-    return not isinstance(values, str) and hasattr(values, "__len__") and any(
+    is_one = isinstance(values, str) or (isinstance(values, np.ndarray) and values.ndim == 0)
+    return not is_one and hasattr(values, "__len__") and any(
         isinstance(value, str) for value in values
     )  # fmt: skip
 
@@ -70,7 +71,7 @@ def _given_rows(split: Mapping[Any, Any], count: int) -> Rows:
         check_choice("split", name, SPLITS)
     rows: Rows = {}
     for name in SPLITS:
-        given = np.asarray(as_numpy(split.get(name, [])))
+        given = plain_array(split.get(name, []))
         if given.dtype == bool and given.shape == (count,):
             given = np.flatnonzero(given)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
@@ -81,7 +82,8 @@ def _given_rows(split: Mapping[Any, Any], count: int) -> Rows:
                 f"split {name}", f"indices from 0 to {count - 1}", f"{given.min()} to {given.max()}"
             )
         rows[name] = given
-    row, times = Counter(np.concatenate(list(rows.values())).tolist()).most_common(1)[0]
+    every = Counter(np.concatenate(list(rows.values())).tolist()).most_common(1)
+    row, times = every[0] if every else (0, 0)  # without any, a split is found empty later
     if times > 1:
         raise bad_argument("split", "every sample at most once", f"sample {row} {times} times")
     return rows
@@ -100,7 +102,8 @@ def _named_rows(split: Any, count: int) -> Rows:
 def _shares(split: Any) -> tuple[float, float, float]:
     what = "three shares above 0 that sum to 1 (train, validation, test)"
     shares = as_numpy(split)
-    if isinstance(shares, str) or not isinstance(shares, Sequence | np.ndarray) or len(shares) != 3:
+    is_one = isinstance(shares, str) or (isinstance(shares, np.ndarray) and shares.ndim == 0)
+    if is_one or not isinstance(shares, Sequence | np.ndarray) or len(shares) != 3:
         raise bad_argument("split", what, shown(split))
     if not all(is_number(share) and share > 0 for share in shares):
         raise bad_argument("split", what, shown(split))
@@ -111,7 +114,7 @@ def _shares(split: Any) -> tuple[float, float, float]:
 
 
 def _group_numbers(groups: Any, count: int) -> NDArray[np.int64]:
-    values = np.asarray(as_numpy(groups))
+    values = plain_array(groups)
     if values.shape != (count,) or values.dtype.kind not in "biuUSO":
         raise bad_argument(
             "groups", f"{count} integers or texts, one for each sample",

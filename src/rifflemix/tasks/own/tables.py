@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.files import parse_json, user_path
 from rifflemix.tasks.core.base import Task
 from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
-from rifflemix.tasks.data_io.bounded import read_bytes, read_lines
+from rifflemix.tasks.data_io.bounded import MOST_BYTES, read_csv_lines, read_lines, too_large
 from rifflemix.tasks.data_io.files import damaged, reading
 from rifflemix.tasks.own.arrays import Origin, from_arrays
 from rifflemix.tasks.own.parts import NAMES, Part
@@ -41,8 +40,7 @@ def from_csv(
 ) -> Task:
     """See `Task.from_csv`."""
     file = data_file("path", path)
-    names = [input] if isinstance(input, str) else list(input)
-    wanted = [*names, label, *([group] if group else [])]
+    wanted = [*column_names(input), label, *([] if group is None else [group])]
     if isinstance(split, str):
         wanted.append(split)
     columns = read_table(file, wanted)
@@ -52,6 +50,13 @@ def from_csv(
     origin = origin or Origin(ending(file).strip("."), title=file.name, data_source=file.name)
     options = {"name": origin.name, **options}
     return from_arrays(part.x, part.y, groups=part.groups, split=split, **options, origin=origin)
+
+
+def column_names(input: Any) -> list[Any]:
+    """The columns that `input` names, one or several."""
+    if not isinstance(input, str | list | tuple):
+        raise bad_argument("input", "the name of a column, or a list of them", repr(input))
+    return [input] if isinstance(input, str) else list(input)
 
 
 def data_file(name: str, path: str | PathLike[str]) -> Path:
@@ -112,10 +117,9 @@ def read_table(file: Path, wanted: Sequence[str]) -> Columns:
 
 
 def _csv_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    text = read_bytes(file).decode("utf-8-sig")
     delimiter = "\t" if ending(file) == ".tsv" else ","
     with _long_fields():
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        rows = csv.reader(read_csv_lines(file), delimiter=delimiter, strict=True)
         header = next(rows, [])
         if len(set(header)) != len(header):
             raise damaged(file, "two columns of its header have one name")
@@ -140,7 +144,11 @@ def _long_fields() -> Iterator[None]:
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    left = MOST_BYTES
     for line, content in read_lines(file):
+        left -= len(content)
+        if left < 0:
+            raise too_large(file, MOST_BYTES)
         if content.strip():
             row = parse_json(content)
             if not isinstance(row, dict):

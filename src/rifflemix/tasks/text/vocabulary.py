@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument, check_choice
-from rifflemix.files import user_path
+from rifflemix.files import read_text, user_path
 
 LEVELS = ("byte", "character", "word", "bpe")
 
@@ -176,7 +176,7 @@ def _train_merges(text: str, size: int) -> str:
 def _read_merges(path: str) -> str:
     file = user_path("tokenizer", path)
     try:
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     except (OSError, ValueError) as error:
         raise bad_argument("tokenizer", "a JSON file", repr(path), str(error)) from error
 

@@ -1,0 +1,92 @@
+"""What a file of weights says that it holds, held against a model before any of it is built.
+
+The header of a safetensors file is small and checked when it is opened; the sizes in a
+configuration beside it may be anything, and would be asked of the memory first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rifflemix.errors import InputError
+from rifflemix.files import check_regular
+
+TOO_LARGE = (RuntimeError, MemoryError, OverflowError, TypeError)
+"""What torch raises at sizes that it cannot make, or that are no sizes."""
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_OTHERS = {torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The header of a file of weights.
+
+    Attributes:
+        shapes: tensor -> its shape.
+        dtypes: tensor -> what safetensors calls its type.
+        aliases: tensors that were left out because they share the memory of another.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+    aliases: frozenset[str]
+
+
+def read_outline(path: Path) -> Outline:
+    """The header of a safetensors file.
+
+    Raises:
+        InputError: it cannot be read, or is not such a file.
+    """
+    try:
+        check_regular(path)
+        with safe_open(path, framework="pt") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+            shapes = {name: tuple(part.get_shape()) for name, part in parts.items()}
+            dtypes = {name: str(part.get_dtype()) for name, part in parts.items()}
+            aliases = frozenset(file.metadata() or {}) - {"format"}
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} is damaged: {error}") from error
+    return Outline(shapes, dtypes, aliases)
+
+
+def misfit(outline: Outline, own: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """Where a file is not that of a model: what it has, and what the model has; None if it is.
+
+    Args:
+        outline: of the file.
+        own: the model's state_dict; tensors without memory will do.
+    """
+    for name, tensor in own.items():
+        if name not in outline.shapes:
+            if name not in outline.aliases:
+                return f"{name} absent", f"with {tuple(tensor.shape)}"
+        elif outline.shapes[name] != tuple(tensor.shape):
+            return f"{name} of shape {outline.shapes[name]}", f"with {tuple(tensor.shape)}"
+        elif not _fits(outline.dtypes[name], tensor.dtype):
+            return f"{name} of type {outline.dtypes[name]}", f"with {tensor.dtype}"
+    for name, shape in outline.shapes.items():
+        if name not in own:
+            return f"{name} of shape {shape}", "without it"
+    return None
+
+
+def too_large(path: Path, what: str, error: Exception) -> InputError:
+    """The error where torch cannot make what a file asks for."""
+    # What torch says before it tells where in its own code.
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return InputError(f"{path}: no such {what} can be made here: {reason}")
+
+
+def _fits(stored: str, own: torch.dtype) -> bool:
+    """Whether numbers of a stored type stand for themselves in the model's own."""
+    if own.is_floating_point:
+        return stored in _FLOATS
+    return stored == _OTHERS.get(own, stored)
