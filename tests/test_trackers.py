@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +176,22 @@ def test_train_has_curves_too(
     assert recorder.options["name"] == "identity"
     assert recorder.options["dir"] == str(tmp_path / "out")
     assert recorder.options["config"]["mixer"] == "identity"
+
+
+@pytest.mark.slow
+def test_wandb_itself_without_a_network(tmp_path: Path) -> None:
+    """The package, not what stands in for it above: its file holds our curves."""
+    if find_spec("wandb") is None:
+        pytest.skip("wandb is not installed")  # 80 MB, for this alone
+    words = ["train", *TINY, "--mixer", "identity", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "rifflemix", *words, "--tracker", "wandb"]
+    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (kept,) = (tmp_path / "out" / "wandb").glob("offline-run-*/run-*.wandb")
+    content = kept.read_bytes()
+    for name in (b"train/loss", b"train/lr", b"validation/accuracy", b"test/accuracy"):
+        assert name in content
 
 
 @pytest.mark.parametrize("command", ["compare --mixers identity", "train --mixer identity"])
