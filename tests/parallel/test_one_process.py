@@ -53,7 +53,7 @@ SENTENCES = {
     "another mixer": (
         lambda: _mixer("fnet"),
         "model: expected mixers with a sharded form (average, butterfly, csp, grouped, identity, "
-        "linear, sliceformer, softmax, tssa), got fnet in 0",
+        "linear, sinkhorn, sliceformer, softmax, tssa), got fnet in 0",
     ),
     "another model": (
         lambda: rm.create_model("tost_tiny_16", dim=8, num_layers=1, num_heads=2, num_classes=2),

@@ -190,10 +190,25 @@ class Sinkhorn(TokenMixer):
         null_kv = None
         if self.sorter.options.null_kv:
             null_kv = (self.null_key[heads], self.null_value[heads])
+        return self.attend_blocks(
+            q[:, heads], k[:, heads], v[:, heads], sort, mask, null_kv, rotation
+        )
+
+    def attend_blocks(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sort: Tensor,
+        mask: Tensor | None,
+        null_kv: tuple[Tensor, Tensor] | None,
+        rotation: int,
+    ) -> Tensor:
+        """Attention (B, H, N, D) to the own block and to those that `sort` (B, H, R, n) brings."""
         return unchecked.sinkhorn_attention(
-            q[:, heads],
-            k[:, heads],
-            v[:, heads],
+            q,
+            k,
+            v,
             sort,
             self.block_size,
             combine=self.combine,

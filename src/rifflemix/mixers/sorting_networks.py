@@ -146,7 +146,10 @@ class BlockSorter(nn.Module):
         Returns:
             (B, H, R, n) or, with null blocks, (B, H, R, num_null + n).
         """
-        scores = self._scores(x, q, k, key_padding_mask)
+        return self.from_scores(self._scores(x, q, k, key_padding_mask), key_padding_mask)
+
+    def from_scores(self, scores: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """The sort matrix of scores (B, H, R, n) of every block for every block."""
         noise = None
         if self.options.gumbel == "always" or (self.options.gumbel == "training" and self.training):
             noise = unchecked.gumbel_noise(scores.shape, scores.device, scores.dtype)
@@ -163,8 +166,10 @@ class BlockSorter(nn.Module):
             return F.pad(compared, (self.scored_null, 0))
         size = x.shape[1] if self.shared else self.block_size
         pooled = unchecked.pool_blocks(x, size, self.causal, key_padding_mask)
-        num_blocks = x.shape[1] // self.block_size
-        scores: Tensor = self.net(pooled)
+        return self.pooled_scores(self.net(pooled), x.shape[1] // self.block_size)
+
+    def pooled_scores(self, scores: Tensor, num_blocks: int) -> Tensor:
+        """What a sorting network says (B, H, R, M), of the blocks that are there."""
         scored = self.scored_null + num_blocks
         if is_known(num_blocks):
             return scores.narrow(3, 0, scored)

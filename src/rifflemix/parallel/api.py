@@ -20,6 +20,7 @@ from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 from rifflemix.mixers.butterfly import Butterfly
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.grouped import Grouped
+from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.mixers.sliceformer import Sliceformer
 from rifflemix.mixers.tssa import TSSA
 from rifflemix.models.base import Model
@@ -37,6 +38,7 @@ from rifflemix.parallel.models import ShardedEncoder, ShardedGPT, ShardedViT
 from rifflemix.parallel.permutations import ShardedCSP, ShardedSliceformer
 from rifflemix.parallel.sharded import ShardedMixer
 from rifflemix.parallel.shards import SequenceGroup
+from rifflemix.parallel.sinkhorn import ShardedSinkhorn
 from rifflemix.parallel.softmax import ShardedSoftmax
 from rifflemix.parallel.statistics import (
     ShardedAverage,
@@ -53,6 +55,7 @@ _MIXERS: Mapping[type[nn.Module], type[nn.Module]] = {
     Grouped: ShardedGrouped,
     Identity: ShardedIdentity,
     LinearAttention: ShardedLinear,
+    Sinkhorn: ShardedSinkhorn,
     Sliceformer: ShardedSliceformer,
     SoftmaxAttention: ShardedSoftmax,
     TSSA: ShardedTSSA,

@@ -55,8 +55,9 @@ class ShardedSliceformer(ShardedPermutation, Sliceformer):
                 descending = self.descending[share.start : share.stop]
             spec = SortSpec(1, False, 1, descending)
             y, index = unchecked.group_sort(columns, spec, mask, with_index)
-        back = None if index is None else shards.to_tokens(index, num_channels)
-        return shards.to_tokens(y, num_channels), back
+        widths = [len(share) for share in shards.shares(num_channels)]
+        back = None if index is None else shards.to_tokens(index, widths)
+        return shards.to_tokens(y, widths), back
 
 
 class ShardedCSP(ShardedPermutation, CSP):
@@ -71,9 +72,10 @@ class ShardedCSP(ShardedPermutation, CSP):
         shares = shards.shares(v.shape[2])
         columns = shards.to_channels(v, [self._with_reference(share) for share in shares])
         y, index = super().permute(columns, shards.gather_mask(mask), with_index=with_index)
-        first = y.shape[2] - len(shares[shards.rank])
-        back = None if index is None else shards.to_tokens(index[..., first:], v.shape[2])
-        return shards.to_tokens(y[..., first:], v.shape[2]), back
+        widths = [len(share) for share in shares]
+        first = y.shape[2] - widths[shards.rank]
+        back = None if index is None else shards.to_tokens(index[..., first:], widths)
+        return shards.to_tokens(y[..., first:], widths), back
 
     def permute_groups(
         self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool

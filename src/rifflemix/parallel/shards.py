@@ -130,9 +130,8 @@ class Shards:
         widths = [len(share) for share in wanted or shares]
         return self._transpose(x, widths, 2, list(self.lengths), 1)
 
-    def to_tokens(self, y: Tensor, num_channels: int) -> Tensor:
-        """Undo `to_channels` by `shares`: (B, N, c) -> (B, n, C)."""
-        widths = [len(share) for share in self.shares(num_channels)]
+    def to_tokens(self, y: Tensor, widths: list[int]) -> Tensor:
+        """Undo `to_channels`: (B, N, c) -> (B, n, C), where each process holds so many channels."""
         return self._transpose(y, list(self.lengths), 1, widths, 2)
 
     def _transpose(

@@ -1,0 +1,102 @@
+"""Sparse Sinkhorn attention of a sequence in shards: whole heads go to one process each.
+
+Blocks are sorted by the sums of their tokens, which all processes add up together. One all-to-all
+brings queries, keys and values of all tokens of a share of the heads together, one brings the
+outputs back.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.compat import stable_order
+from rifflemix.mixers.padding import move_padding_back, move_padding_last
+from rifflemix.mixers.sinkhorn import Sinkhorn, pad_to_blocks
+from rifflemix.parallel.sharded import ShardedMixer
+from rifflemix.parallel.shards import Shards
+
+
+class ShardedSinkhorn(ShardedMixer, Sinkhorn):
+    """Sparse Sinkhorn attention: every process sorts and attends in its share of the heads."""
+
+    def cannot_shard(self) -> str:
+        """What compares or pools tokens otherwise than by the sums of blocks."""
+        if self.rotate_heads:
+            return "rotate_heads=True"
+        if self.sorter.net is None:
+            return "sort_net='attention'"
+        return "sortcut with top_k" if self.sorter.shared else ""
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """See `Sinkhorn.mix`."""
+        shards = self.shards(x.shape[1])
+        mask = shards.gather_mask(key_padding_mask)
+        shares = shards.shares(self.num_heads)
+        heads = slice(shares[shards.rank].start, shares[shards.rank].stop)
+        columns = shards.to_channels(self.qkv(x), [self._channels(share) for share in shares])
+        order = None
+        padded = mask
+        if padded is not None:
+            columns, padded, order = move_padding_last(columns, padded)
+        hidden = None if self.causal else padded
+        blocks, hidden = pad_to_blocks(columns, hidden, self.block_size, masked=not self.causal)
+        sort = self._sort(x, mask, hidden, blocks.shape[1] // self.block_size, shards)[:, heads]
+        y = self._attend_share(blocks, sort, hidden, heads)[:, : shards.length]
+        if order is not None:
+            y = move_padding_back(y, order)
+        width = self.dim // self.num_heads
+        out: Tensor = self.proj(shards.to_tokens(y, [width * len(share) for share in shares]))
+        return out
+
+    def _channels(self, share: range) -> list[int]:
+        """Where the query, key and value map has the channels of some heads."""
+        width, parts = self.dim // self.num_heads, 2 if self.tie_kv else 3
+        own = range(share.start * width, share.stop * width)
+        return [part * self.dim + channel for part in range(parts) for channel in own]
+
+    def _attend_share(
+        self, blocks: Tensor, sort: Tensor, hidden: Tensor | None, heads: slice
+    ) -> Tensor:
+        """Queries, keys and values (B, N, c) of some heads, one after the other -> (B, N, c)."""
+        count = heads.stop - heads.start
+        null_kv = None
+        if self.sorter.options.null_kv:
+            null_kv = (self.null_key[heads], self.null_value[heads])
+        if not count:
+            # Nothing to do, and yet all parameters have gradients here, as on the others.
+            return blocks + sum((part.sum() for part in null_kv or ()), sort.sum())
+        split = blocks.unflatten(2, (-1, count, self.dim // self.num_heads))
+        parts = split.permute(2, 0, 3, 1, 4).unbind(0)
+        y = self.attend_blocks(parts[0], parts[1], parts[-1], sort, hidden, null_kv, 0)
+        return y.transpose(1, 2).flatten(2)
+
+    def _sort(
+        self, x: Tensor, mask: Tensor | None, hidden: Tensor | None, num_blocks: int, shards: Shards
+    ) -> Tensor:
+        """The sort matrix (B, H, R, n) of all heads, from the tokens of all processes."""
+        net = self.sorter.net
+        if net is None:
+            raise AssertionError("refused by cannot_shard")
+        pooled = self._pooled(x, mask, num_blocks, shards)
+        scores = self.sorter.pooled_scores(net(pooled), num_blocks)
+        return self.sorter.from_scores(scores, hidden)
+
+    def _pooled(self, x: Tensor, mask: Tensor | None, num_blocks: int, shards: Shards) -> Tensor:
+        """`rifflemix.ops.pool_blocks` of the whole sequence, valid tokens first: (B, n, C)."""
+        if mask is None:
+            slots = torch.arange(shards.length, device=x.device).expand(len(x), -1)
+        else:
+            slots = stable_order(mask.to(torch.uint8), 1).argsort(1)
+        slots = slots[:, shards.offset :][:, : shards.here]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        place = (slots // self.block_size).unsqueeze(-1).expand_as(wide)
+        empty = wide.new_zeros(len(x), num_blocks, self.dim)
+        totals = empty.scatter_add(1, place, wide)
+        if not self.causal:
+            return shards.total(totals).to(x.dtype)
+        is_first = (slots % self.block_size == 0).unsqueeze(-1)
+        first = empty.scatter_add(1, place, wide.masked_fill(~is_first, 0.0))
+        totals, first = shards.total(torch.cat((totals, first), -1)).chunk(2, -1)
+        return (F.pad(totals.cumsum(1), (0, 0, 1, 0))[:, :-1] + first).to(x.dtype)
