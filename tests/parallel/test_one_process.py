@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import traffic
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -122,3 +124,19 @@ def test_what_a_sharded_mixer_refuses(mesh: DeviceMesh) -> None:
         mixer(torch.zeros(1, 4, 8), cu_seqlens=torch.tensor([0, 1, 4]))
     with pytest.raises(rm.InputError, match=r"values: expected shape \(B, n\), got \(\)"):
         rm.parallel.mean_over_tokens(torch.zeros(()), mesh)
+
+
+def test_the_plan_on_paper_is_what_the_formulas_say() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+    rows = page.read_text(encoding="utf-8").split("## A million tokens")[1]
+    sizes = traffic.Sizes(processes=64, here=16_384, dim=1024, heads=16)
+    for formula in (
+        traffic.tssa,
+        traffic.reached,
+        traffic.linear,
+        traffic.permuted,
+        traffic.grouped,
+        traffic.sinkhorn,
+        traffic.softmax,
+    ):
+        assert f" {formula(sizes):,.0f} |" in rows, formula.__name__

@@ -6,6 +6,7 @@ from typing import Any
 
 import cases
 import pytest
+import traffic
 from processes import Processes
 
 pytestmark = pytest.mark.slow
@@ -65,3 +66,11 @@ def test_equal_values_keep_their_order(four: Processes, name: str, kind: str) ->
     mixer, options = MIXERS[name]
     plain = {"value_proj": False} if mixer == "csp" else {}
     four.run(cases.mixer_is_the_same, 4, mixer, options | plain, kind, ties=True)
+
+
+def test_what_is_sent(four: Processes) -> None:
+    four.run(_formulas_hold)
+
+
+def _formulas_hold() -> None:
+    traffic.formulas_hold(cases.meshes()[4])
