@@ -68,7 +68,8 @@ from rifflemix.reproduction.page import report_files
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/start.md", "docs/performance.md",
-                                       "docs/comparing.md"))  # fmt: skip
+                                       "docs/comparing.md",
+                                       "docs/learned-permutations.md"))  # fmt: skip
 REPORT = ROOT / "docs" / "reproduced" / "report.md"
 DEMO_PLOT = "docs/demo.png"
 CURVES = "docs/performance.png"

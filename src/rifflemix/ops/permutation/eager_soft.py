@@ -43,7 +43,8 @@ class _Columns:
     """The values of each group and channel in ascending order, (B, K, C, G), padding last."""
 
     def __init__(self, x: Tensor, num_groups: int, mask: Tensor | None) -> None:
-        groups = (num_groups, x.shape[1] // num_groups)
+        # How often halves are joined depends on the length: a traced graph holds for one.
+        groups = (num_groups, as_constant(x.shape[1]) // num_groups)
         self.order = eager.group_order(x, None, mask, groups).transpose(2, 3)
         grouped = torch.unflatten(x.double(), 1, groups).transpose(2, 3)
         self.values = grouped.gather(3, self.order)
@@ -84,7 +85,7 @@ def _block_starts(wanted: Tensor) -> Tensor:
     Halves that are fitted are fitted together by one mean m: what is above it on the left and
     below it on the right becomes m, and nothing else moves.
     """
-    size, width = as_constant(wanted.shape[-1]), 1
+    size, width = wanted.shape[-1], 1
     while width < size:
         width *= 2
     top = wanted.amax(-1, keepdim=True)

@@ -207,13 +207,13 @@ def _project(z: Tensor, w: Tensor) -> Tensor:
     """
     if not (z.isfinite().all() and w.isfinite().all()):
         return z * float("nan")
-    difference, size = z - w, len(z)
-    mean = {(j, k): difference[j : k + 1].mean() for j in range(size) for k in range(j, size)}
-    fit = []
-    for i in range(size):
-        lowest = [torch.stack([mean[j, k] for k in range(i, size)]).min() for j in range(i + 1)]
-        fit.append(torch.stack(lowest).max())
-    return z - torch.stack(fit)
+    i = torch.arange(len(z))
+    j, k = i[:, None], i
+    sums = torch.cat((z.new_zeros(1), (z - w).cumsum(0)))
+    means = (sums[1:] - sums[:-1, None]) / (k - j + 1).clamp(min=1)
+    means = means.masked_fill(k < j, math.inf)
+    lowest = means.flip(1).cummin(1).values.flip(1)
+    return z - lowest.masked_fill(j > i, -math.inf).max(0).values
 
 
 def _for_sorted(

@@ -1,0 +1,148 @@
+"""The plugin behind docs/learned-permutations.md: hard forms, gradients, the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rifflemix as rm
+from document_scripts import load_script
+from rifflemix.mixers.csp import CSP
+from rifflemix.ops import group_sort, soft_rank
+from rifflemix.testing import graphs, numerics, shapes
+from rifflemix.testing.contract import PROPERTIES
+from rifflemix.testing.forms import forms_of
+
+MASK = torch.zeros(2, 11, dtype=torch.bool)
+MASK[0, 3] = MASK[1, 7:] = True
+
+
+@pytest.fixture(scope="module")
+def plugin() -> Iterator[ModuleType]:
+    """The module, its mixer not registered: other tests list what is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rm, "register_mixer", lambda cls: cls)
+        yield load_script("benchmarks/learned_permutations.py")
+
+
+def tokens(channels: int = 6) -> Tensor:
+    return torch.randn(2, 11, channels, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_learned_reference_orders_by_its_score(plugin: ModuleType, masked: bool) -> None:
+    """Forward it is hard, whatever the temperature and the mode."""
+    mixer = plugin.LearnedReference(6, heads=2, group_size=4, shift="none", pad=True).double()
+    x, mask = tokens(), MASK if masked else None
+    y = mixer(x, key_padding_mask=mask)
+    v = mixer.value(x).unflatten(2, (2, 4))
+    padded = torch.ones(2, 12, dtype=torch.bool)
+    padded[:, :11] = MASK if masked else False
+    v = torch.cat((v, v[:, :1]), 1)
+    heads = []
+    for head in range(2):
+        sorted_ = group_sort(v[:, :, head], 3, key_padding_mask=padded)
+        heads.append(sorted_[:, :11, 1:])
+    expected = mixer.proj(torch.cat(heads, 2))
+    if masked:
+        expected = expected.masked_fill(MASK[..., None], 0.0)
+    torch.testing.assert_close(y, expected)
+    with torch.no_grad():
+        assert torch.equal(mixer.eval()(x, key_padding_mask=mask), y)
+
+
+def test_the_gradient_of_a_learned_reference(plugin: ModuleType) -> None:
+    """That of values by their permutation, that of scores by soft ranks along sorted values."""
+    mixer = plugin.LearnedReference(3, group_size=5, shift="none", temperature=0.9)
+    mixer = mixer.double()
+    mixer.proj = torch.nn.Identity()
+    x, weight = torch.randn(2, 1, 5, 3, dtype=torch.float64)
+    v = mixer.value(x).detach()
+    score, values = v[..., :1], v[..., 1:]
+    (found,) = torch.autograd.grad(mixer(x), mixer.value.weight, weight)
+    ordered, order = values.sort(1).values, score.sort(1).indices
+    place = order.argsort(1).expand_as(values)
+    high, low = ordered.gather(1, (place + 1).clamp(max=4)), ordered.gather(1, (place - 1).clamp(0))
+    steps = (place + 1).clamp(max=4) - (place - 1).clamp(0)
+
+    def relaxed(w: Tensor) -> Tensor:
+        rank = soft_rank(x @ w[:1].T, temperature=0.9)
+        hard = group_sort(torch.cat((score, x @ w[1:].T), 2))[..., 1:]
+        return hard + (high - low) / steps * (rank - rank.detach())
+
+    w = mixer.value.weight.detach().requires_grad_()
+    (expected,) = torch.autograd.grad(relaxed(w), w, weight)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_low_temperature_leaves_scores_without_gradient(plugin: ModuleType) -> None:
+    """The temperature is an attribute, which a training loop lowers."""
+    mixer = plugin.LearnedReference(6, heads=2, group_size=4, pad=True).double()
+    sizes = []
+    for mixer.temperature in (10.0, 1e-9):
+        mixer.zero_grad()
+        y = mixer(tokens())
+        (y * torch.randn_like(y)).sum().backward()
+        sizes.append(mixer.value.weight.grad[::4].norm())
+    assert sizes[0] > 0
+    assert sizes[1] == 0
+
+
+def test_learned_shifts(plugin: ModuleType) -> None:
+    """Whole ones are CSP's, others lie between, and in evaluation the nearest whole one counts."""
+    options: dict[str, Any] = {"max_length": 11, "heads": 2, "pad": True}
+    mixer, hard = plugin.LearnedShift(6, **options).double(), CSP(6, **options).double()
+    hard.load_state_dict({k: v for k, v in mixer.state_dict().items() if k != "offset"})
+    x = tokens()
+    for mask in (None, MASK):
+        expected = hard(x, key_padding_mask=mask)
+        for mode in (True, False):
+            assert torch.equal(mixer.train(mode)(x, key_padding_mask=mask), expected)
+    with torch.no_grad():
+        mixer.offset.fill_(0.3 / mixer.reach)
+    assert torch.equal(mixer.eval()(x), hard(x))
+    assert not torch.equal(mixer.train()(x), hard(x))
+    assert (mixer.shifts() == mixer.start).tolist() == [True, False, False] * 2
+
+
+def test_numerical_gradients_of_learned_shifts(plugin: ModuleType) -> None:
+    mixer = plugin.LearnedShift(4, max_length=5, reach=3.0, group_size=2, pad=True).double()
+    x = torch.randn(1, 5, 4, dtype=torch.float64)
+
+    def run(offset: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(mixer, {"offset": offset}, (x,))
+        return y
+
+    offset = torch.tensor([0.05, 0.1, -0.08, 0.13], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(run, (offset,))
+
+
+LEFT_OUT = {
+    "reference": (numerics.gradients_equal_numerical_ones,),  # straight through: they are not
+    "shift": (
+        shapes.builds_with_few_arguments,  # the schedule that it starts from needs max_length
+        numerics.low_precision_follows_float64,  # in 16 bits one may round to another token
+        numerics.every_parameter_is_used,  # rounded in evaluation, shifts have no gradient
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("learn", LEFT_OUT)
+def test_the_contract(plugin: ModuleType, learn: str) -> None:
+    class Variant(plugin.Permuted):  # type: ignore[misc, name-defined]
+        def __init__(self, dim: int, **options: Any) -> None:
+            options = {"learn": learn, "heads": 2, "group_size": 4} | options
+            super().__init__(dim, **options)
+
+    left_out = (*LEFT_OUT[learn], graphs.exports, graphs.runs_as_onnx)
+    for prop in PROPERTIES:
+        form = forms_of(Variant)[0]
+        if prop.applies(form) and prop.holds not in left_out:
+            prop.check(form)
