@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -143,3 +144,24 @@ def test_the_tag_of_a_wheel_is_what_its_library_needs(
     assert (f"{folder}_kernels_build.txt" in names) == bool(stop)
     assert not [name for name in names if re.search(r"cpython|tests/|\.cpp$|\.h$", name)]
     assert {"rifflemix/py.typed", "rifflemix/report/templates/comparison.html"} <= set(names)
+
+
+@slow
+@pytest.mark.skipif(sys.platform != "linux", reason="tags of Linux")
+@pytest.mark.skipif(
+    not (shutil.which("g++") and shutil.which("objdump")), reason="needs a compiler"
+)
+def test_the_glibc_of_a_real_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What readelf says of one that is linked as in `make wheel` is what objdump says of it."""
+    flags = ["-O1", "-fPIC", "-shared", "-pthread", "-static-libstdc++", "-static-libgcc"]
+    sources = [str(native._FOLDER / name) for name in ("threads.cpp", "memory.cpp")]
+    library = tmp_path / "threads.so"
+    subprocess.run(["g++", "-std=c++17", *flags, *sources, "-o", library], check=True, timeout=120)
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    found = runpy.run_path(str(ROOT / "setup.py"))["needed_glibc"](library)
+    command = ["objdump", "--dynamic-syms", str(library)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    versions = re.findall(r"GLIBC_(\d+)\.(\d+)", said)
+    assert found == max((int(major), int(minor)) for major, minor in versions)
+    here = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()[-1]
+    assert found <= tuple(map(int, here.split(".")))  # it was built here, so it runs here

@@ -301,6 +301,8 @@ def test_a_file_is_loaded_once_and_again_when_it_changes(plugin: Path) -> None:
 
 
 WRONG_FILES = {
+    "past exceptions": ("raise BaseException('no')", "my-turn.py, line 1: BaseException: no"),
+    "mute": ("class E(Exception):\n    __str__ = 1\nraise E", "line 3: E: no message"),
     "syntax": ("x = (", "line 1: SyntaxError: '\\(' was never closed"),
     "raises": ("import os\n\nos.environs", "line 3: AttributeError: module 'os' has no"),
     "exits": ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),

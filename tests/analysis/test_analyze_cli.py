@@ -178,6 +178,8 @@ BAD = {
     "unknown mixer": (("spectrum", "encoder", "--mixers", "cps"), "did you mean csp"),
     "unknown setting": (("spectrum", "encoder", "--set", "dmi=3"), "unknown setting of model"),
     "no samples": (("spectrum", "encoder", "--samples", "0"), "samples: expected"),
+    "no seed": (("spectrum", "encoder", "--seed", "-1"), "seed: expected an integer from 0"),
+    "no memory": (("macs", "encoder", "--set", f"dim={10**12}"), "no model of this size can be"),
 }
 
 

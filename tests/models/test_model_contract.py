@@ -159,8 +159,8 @@ def test_damaged_folders_are_told_in_one_line(
     ("settings", "words"),
     [
         ({"dim": 200_000}, "does not fit the model encoder: expected a model with"),
-        ({"dim": 10**15}, "no such model can be made here: Storage size"),
-        ({"vocab_size": 2**63}, "no such model can be made here"),
+        ({"dim": 10**15}, "no model of this size can be made here: Storage size"),
+        ({"vocab_size": 2**63}, "no model of this size can be made here"),
         ({"max_length": 10**12}, "positions.table"),
         ({"num_layers": 10**9}, "expected 1000000000 layers, got"),
     ],
@@ -175,6 +175,19 @@ def test_sizes_of_a_configuration_take_no_memory(
     with pytest.raises(rm.InputError, match=words) as caught:
         rm.models.from_pretrained(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dim": 10**12}, "no model of this size can be made here"),
+        ({"vocab_size": 10**25}, "no model of this size can be made here"),
+        ({"num_layers": 10**9}, "num_layers of encoder: expected at most 10,000, got 1000000000"),
+    ],
+)
+def test_sizes_that_no_machine_has(settings: dict[str, int], words: str) -> None:
+    with pytest.raises(rm.InputError, match=words):
+        rm.create_model("encoder", **{"vocab_size": 5, "num_classes": 2, **settings})
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:

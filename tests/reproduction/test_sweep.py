@@ -104,6 +104,12 @@ def test_grids_that_are_refused(grid: dict[str, Any], words: str, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+def test_more_runs_than_anybody_waits_for(tmp_path: Path) -> None:
+    grid = {"lr": [step / 1e6 for step in range(1, 1001)]}
+    with pytest.raises(rm.InputError, match="10,000 runs, got 1,000 combinations and 11 seeds"):
+        plan_sweep(small(train=QUICK), grid, range(11), tmp_path / "out", HERE)
+
+
 def test_another_grid_in_the_same_folder(swept: tuple[Path, dict[str, Any]]) -> None:
     with pytest.raises(rm.InputError, match=r"was started with grid\.lr = \[0.001, 0.01\]"):
         start(swept[0], grid={**GRID, "lr": [1e-3]})

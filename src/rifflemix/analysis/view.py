@@ -46,3 +46,4 @@ class View:
         check_integer("samples", self.samples, 1, _MOST_SAMPLES)
         check_integer("batch_size", self.batch_size, 1, _MOST_SAMPLES)
         check_integer("tokens", self.tokens, 1, 65_536)
+        check_integer("seed", self.seed, 0, 2**63 - 1)

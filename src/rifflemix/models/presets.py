@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rifflemix.errors import bad_argument, unknown_name
+from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.plugins import Outside, check_new_name
 
 if TYPE_CHECKING:
@@ -125,6 +125,9 @@ def _check_model_card(card: Any) -> None:
             )
 
 
+_MOST_LAYERS = 10_000
+# What torch says of sizes that it has no memory or no numbers for.
+_NO_SIZE = re.compile("allocate memory|[Oo]verflow|too large to convert")
 _PRINTED = re.compile(r"\d+(\.\d+)? M|\d+")
 _OUTSIDE = Outside("model", lambda: _PRESETS, _register_preset)
 
@@ -147,6 +150,13 @@ def find_preset(name: str) -> Preset:
     return _PRESETS[name]
 
 
+def _check_layers(name: str, settings: Mapping[str, Any]) -> None:
+    """Raise where building a model would take hours, and all memory, before torch says a word."""
+    layers = settings.get("num_layers")
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise bad_argument(f"num_layers of {name}", f"at most {_MOST_LAYERS:,}", layers)
+
+
 def build_model(name: str, settings: Mapping[str, Any]) -> Model:
     """Build a model by name from all of its settings, those of its preset included.
 
@@ -158,7 +168,16 @@ def build_model(name: str, settings: Mapping[str, Any]) -> Model:
     for setting in settings:
         if setting not in known:
             raise bad_argument(f"settings of {name}", ", ".join(known), reprlib.repr(setting))
-    model = preset.build(**settings)
+    _check_layers(name, settings)
+    try:
+        model = preset.build(**settings)
+    except InputError:
+        raise
+    except (RuntimeError, MemoryError, OverflowError, TypeError, ValueError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if not _NO_SIZE.search(reason) and not isinstance(error, MemoryError):
+            raise
+        raise InputError(f"{name}: no model of this size can be made here: {reason}") from error
     if not hasattr(model, "save_pretrained"):
         raise bad_argument(f"what builds {name}", "a rifflemix.models.Model", type(model).__name__)
     # A copy: what the caller, or the preset, does with its dicts later is no setting of the model.

@@ -17,9 +17,6 @@ from torch import Tensor
 from rifflemix.errors import InputError
 from rifflemix.files import check_regular
 
-TOO_LARGE = (RuntimeError, MemoryError, OverflowError, TypeError)
-"""What torch raises at sizes that it cannot make, or that are no sizes."""
-
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _OTHERS = {torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}
 
@@ -76,13 +73,6 @@ def misfit(outline: Outline, own: Mapping[str, Tensor]) -> tuple[str, str] | Non
         if name not in own:
             return f"{name} of shape {shape}", "without it"
     return None
-
-
-def too_large(path: Path, what: str, error: Exception) -> InputError:
-    """The error where torch cannot make what a file asks for."""
-    # What torch says before it tells where in its own code.
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    return InputError(f"{path}: no such {what} can be made here: {reason}")
 
 
 def _fits(stored: str, own: torch.dtype) -> bool:

@@ -99,11 +99,19 @@ def _run(file: Path, name: str) -> None:
         importlib.import_module(name)
     except InputError as error:
         raise InputError(f"plugin {file}: {error}") from error
-    except (Exception, SystemExit) as error:  # the file may hold any code
-        reason = (str(error) or "no message").splitlines()[0]
-        raise InputError(
-            f"plugin {file}{_line(error, file)}: {type(error).__name__}: {reason}"
-        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the file may hold any code
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"plugin {file}{_line(error, file)}: {reason}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """What the error of other people's code says, which may fail to say anything."""
+    try:
+        return (str(error) or "no message").splitlines()[0][:500]
+    except Exception:
+        return "no message"
 
 
 def _line(error: BaseException, file: Path) -> str:

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from rifflemix.errors import InputError, InputWarning
-from rifflemix.plugins.loading import load_inherited, note_registration
+from rifflemix.plugins.loading import first_line, load_inherited, note_registration
 from rifflemix.plugins.names import defined_in
 
 
@@ -88,7 +88,7 @@ class Outside:
             if point.name not in self._known():
                 self._register(found)
         except Exception as error:  # a package may hold any code
-            text = (str(error) or "no message").splitlines()[0]
+            text = first_line(error)
             return text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
         if point.name not in self._known():
             return f"{point.value} registers another name"

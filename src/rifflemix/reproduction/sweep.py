@@ -29,6 +29,7 @@ from rifflemix.train import TrainConfig, TrainingDiverged, TrainResult
 
 SWEEP_FORMAT = "rifflemix.sweep/1"
 
+_MOST_RUNS = 10_000
 _INSIDE = "mixer_options."
 # A run's length and seed have options of their own.
 _NOT_SWEPT = ("seed", "max_steps")
@@ -106,13 +107,17 @@ def plan_sweep(
         raise bad_argument("set", "at least one setting", "none")
     check_grid(grid)
     check_folder(out)
+    points = grid_points(grid)
+    if len(points) * len(seeds) > _MOST_RUNS:
+        got = f"{len(points):,} combinations and {len(seeds):,} seeds"
+        raise bad_argument("set and seeds", f"at most {_MOST_RUNS:,} runs", got)
     task = load_task(
         recipe.task, data_dir=options.data_dir, progress=progress, **recipe.task_options
     )
     runs = [
         (point, _planned(recipe, point, seed, out, options, task))
         for seed in seeds
-        for point in grid_points(grid)
+        for point in points
     ]
     settings = _settings(recipe, grid, seeds, runs[0][1])
     check_same_settings(out, settings)

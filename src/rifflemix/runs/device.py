@@ -20,12 +20,13 @@ def resolve_device(device: str) -> str:
 def check_device(device: str) -> None:
     """Raise unless `device` names one that is there."""
     try:
-        kind = torch.device(device).type
+        found = torch.device(device)
     except RuntimeError:
         raise bad_argument("device", "cpu, cuda or cuda:<number>", repr(device)) from None
+    kind = found.type
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device: expected one that is there, got {device!r}; no GPU was found")
-    if kind not in ("cpu", "cuda"):
+    if kind not in ("cpu", "cuda") or (kind == "cpu" and found.index):
         raise bad_argument("device", "cpu, cuda or cuda:<number>", repr(device))
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import make_folder, read_json, user_path, write_atomically, write_json
-from rifflemix.models.weights_file import TOO_LARGE, Outline, misfit, read_outline, too_large
+from rifflemix.models.weights_file import Outline, misfit, read_outline
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import (
     check_description,
@@ -26,6 +26,8 @@ from rifflemix.surgery.replace import Swap, commit, prepare, restore_attention
 from rifflemix.surgery.sites import find_sites
 
 SWAP, WEIGHTS = "swap.json", "model.safetensors"
+# What torch raises at sizes that it cannot make, or that are no sizes.
+_TOO_LARGE = (RuntimeError, MemoryError, OverflowError, TypeError)
 _M = TypeVar("_M", bound=nn.Module)
 
 
@@ -98,8 +100,11 @@ def load_swapped(folder: str | Path, model: _M) -> _M:
     try:
         _check_mixers(outline, model, description)
         apply_swap(model, description)
-    except TOO_LARGE as error:
-        raise too_large(folder / SWAP, "mixer", error) from error
+    except InputError:
+        raise
+    except _TOO_LARGE as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"{folder / SWAP}: no such mixer can be made here: {reason}") from error
     try:
         _check_weights(outline, uncompiled(model), description)
         load_model(uncompiled(model), folder / WEIGHTS)
