@@ -63,6 +63,7 @@ def _card(page: Path, names: Iterable[str]) -> str:
         "causal": [_yes(entry["causal"]) for entry in chosen],
         "token by token": [_yes(entry["streaming"]) for entry in chosen],
         "padding masks": [_yes(entry["padding"]) for entry in chosen],
+        "packed sequences": [_yes(entry["packed"]) for entry in chosen],
         "sees the order of tokens": [_yes(not e["permutation_equivariant"]) for e in chosen],
         f"parameters ({size})": [f"{entry['parameters']:,}" for entry in chosen],
     }

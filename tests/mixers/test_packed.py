@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rifflemix as rm
-from rifflemix.mixers.packed import Segments, segments_of
+from rifflemix.mixers.packed import segments_of
 
 LENGTHS = (5, 1, 0, 12, 5, 24, 2, 1, 13, 0, 12)
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -146,22 +146,35 @@ def test_a_row_may_lie_anywhere_in_memory() -> None:
         torch.testing.assert_close(mixer(strided, cu_seqlens=at), mixer(x, cu_seqlens=at))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_sequences_of_one_length_are_one_batch(dtype: torch.dtype) -> None:
-    """However many of them: the mixer is asked once for each length, longest row or not."""
+def seen_by(row: Tensor, lengths: tuple[int, ...], *, exact: bool) -> list[tuple[Any, Any]]:
+    """The batches, and how many tokens of padding are in each; the row comes back doubled."""
     seen = []
 
-    def note(together: Tensor) -> Tensor:
-        seen.append(tuple(together.shape))
+    def note(together: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            assert not together[mask].any()
+            assert torch.equal(mask, mask.cummax(1).values)
+        seen.append((tuple(together.shape[:2]), 0 if mask is None else int(mask.sum())))
         return 2 * together[..., :3]
 
+    mixed = segments_of(bounds(lengths), row, None).mix(note, row, exact=exact)
+    assert torch.equal(mixed, 2 * row[..., :3])
+    return seen
+
+
+def test_sequences_of_about_one_length_are_one_batch() -> None:
+    """However many of them: that is what makes many short ones cheap."""
     x = row()
-    segments = segments_of(bounds().to(dtype), x, 24)
-    assert segments == Segments(
-        list(LENGTHS), {5: [0, 4], 1: [1, 7], 12: [3, 10], 24: [5], 2: [6], 13: [8]}
-    )
-    assert torch.equal(segments.mix(note, x), 2 * x[..., :3])
-    assert seen == [(2, 5, 8), (2, 1, 8), (2, 12, 8), (1, 24, 8), (1, 2, 8), (1, 13, 8)]
+    assert seen_by(x, LENGTHS, exact=True) == [
+        ((1, 24), 0), ((1, 13), 0), ((2, 12), 0), ((2, 5), 0), ((1, 2), 0), ((2, 1), 0)
+    ]  # fmt: skip
+    assert seen_by(x, LENGTHS, exact=False) == [((9, 24), 141)]
+    assert seen_by(x, (25, 0, 25, 25), exact=False) == [((3, 25), 0)]
+    assert seen_by(x, (30, 45), exact=True) == [((1, 30), 0), ((1, 45), 0)]
+    short = (64, *[8] * 4, *[7] * 90)  # more padding than a call is worth
+    wide = torch.randn(1, sum(short), 4)
+    assert seen_by(wide, short, exact=False) == [((5, 64), 224), ((90, 7), 0)]
+    assert seen_by(wide, short, exact=True) == [((1, 64), 0), ((4, 8), 0), ((90, 7), 0)]
 
 
 BAD_BOUNDS: dict[str, tuple[Any, str]] = {
@@ -223,3 +236,10 @@ def test_shapes_without_memory() -> None:
     assert mixer(x, cu_seqlens=bounds()).shape == x.shape
     with pytest.raises(rm.InputError, match="expected numbers, which decide the shapes"):
         mixer(x, cu_seqlens=bounds().to("meta"))
+
+
+@pytest.mark.slow
+def test_no_program_leaves_with_these_lengths() -> None:
+    mixer, x = build("tssa", torch.float32), row(torch.float32).detach()
+    with pytest.raises(rm.InputError, match="expected None in an exported or traced program"):
+        torch.export.export(mixer, (x,), {"cu_seqlens": bounds()}, strict=False)

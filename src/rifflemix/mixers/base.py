@@ -179,7 +179,7 @@ class TokenMixer(nn.Module):
 
         Overridden where a part, such as a linear map, is cheaper on the whole row.
         """
-        return segments.mix(lambda together: self.mix(together, None), x)
+        return segments.mix(self.mix, x)
 
     def init_state(
         self,

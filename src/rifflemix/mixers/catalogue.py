@@ -18,8 +18,9 @@ def mixer_entries() -> list[dict[str, Any]]:
 def mixers_markdown() -> str:
     """The table as Markdown."""
     lines = [
-        "| name | what it is | paper | cost | causal | streaming | export | ONNX | parameters |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | ---: |",
+        "| name | what it is | paper | cost | causal | streaming | packed | export | ONNX | "
+        "parameters |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | ---: |",
     ]
     for entry in mixer_entries():
         cells = (
@@ -29,6 +30,7 @@ def mixers_markdown() -> str:
             entry["complexity"],
             "yes" if entry["causal"] else "",
             "yes" if entry["streaming"] else "",
+            "yes" if entry["packed"] else "",
             "one length" if entry["one_length"] else "yes",
             "" if entry["no_onnx"] else "yes",
             f"{entry['parameters']:,}",

@@ -122,6 +122,7 @@ class CSP(PermutedValues):
         default = num_groups is None and group_size is None
         self.pad = default if pad is None else check_bool("pad", pad)
         self.layout_length = layout_length(layout, self.max_length)
+        self.depends_on_length = self.layout_length is None or not self.pad
         if shift is None:
             shift = "power" if self.causal else "linear"
         self.shift = _check_shift(shift, self.inner_dim)

@@ -122,11 +122,12 @@ class TSSA(TokenMixer):
         """`mix`, the maps on the whole row."""
         dropout_p = self.dropout if self.training else 0.0
 
-        def statistics(bases: Tensor) -> Tensor:
+        def statistics(bases: Tensor, padding: Tensor | None) -> Tensor:
             w = bases.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            return self._statistics(w, None, dropout_p)[0].transpose(1, 2).flatten(2)
+            mask = None if self.causal else padding  # which stands last
+            return self._statistics(w, mask, dropout_p)[0].transpose(1, 2).flatten(2)
 
-        y: Tensor = self.out_proj(segments.mix(statistics, self.in_proj(x)))
+        y: Tensor = self.out_proj(segments.mix(statistics, self.in_proj(x), exact=False))
         return y
 
     def project(self, x: Tensor) -> Tensor:

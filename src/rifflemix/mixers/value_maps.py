@@ -25,6 +25,8 @@ class PermutedValues(TokenMixer):
     value: nn.Linear | nn.Identity
     proj: nn.Linear | nn.Identity
     windows: RankWindows | None
+    depends_on_length = False
+    """Whether more padding could change what `permute` does, or refuses."""
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         """Permute values (B, N, C) with their mask channel by channel, in both directions.
@@ -47,10 +49,11 @@ class PermutedValues(TokenMixer):
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
         """`mix`, the maps on the whole row."""
 
-        def permute(v: Tensor) -> Tensor:
-            return self.permute(v, None)[0] if self.windows is None else self.windows(v)
+        def permute(v: Tensor, padding: Tensor | None) -> Tensor:
+            return self.permute(v, padding)[0] if self.windows is None else self.windows(v)
 
-        y: Tensor = self.proj(segments.mix(permute, self.value(x)))
+        exact = self.windows is None and self.depends_on_length
+        y: Tensor = self.proj(segments.mix(permute, self.value(x), exact=exact))
         return y
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:

@@ -81,11 +81,12 @@ class MultiHeadMixer(TokenMixer):
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
         """`mix`, the maps on the whole row."""
 
-        def attend(qkv: Tensor) -> Tensor:
-            y = self.attend(*self.split(qkv), None)
-            return y.transpose(1, 2).flatten(2)
+        def attend(qkv: Tensor, padding: Tensor | None) -> Tensor:
+            mask = None if self.causal else padding  # which stands last
+            return self.attend(*self.split(qkv), mask).transpose(1, 2).flatten(2)
 
-        y: Tensor = self.proj(segments.mix(attend, self.qkv(x)))
+        exact = self.card.cost_exponent > 1.0  # long sequences would pay much for padding
+        y: Tensor = self.proj(segments.mix(attend, self.qkv(x), exact=exact))
         return y
 
     def fill_stream(
