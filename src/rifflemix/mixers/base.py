@@ -24,7 +24,6 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers.packed import (
     Segments,
     check_packed,
-    not_in_a_stream,
     packing_refused,
     segments_of,
 )
@@ -182,12 +181,7 @@ class TokenMixer(nn.Module):
         return segments.mix(self.mix, x)
 
     def init_state(
-        self,
-        batch_size: int,
-        *,
-        device: Any = None,
-        dtype: Any = None,
-        cu_seqlens: Tensor | None = None,
+        self, batch_size: int, *, device: Any = None, dtype: Any = None
     ) -> dict[str, Tensor]:
         """The state before the first token.
 
@@ -198,14 +192,10 @@ class TokenMixer(nn.Module):
             batch_size: sequences B that will be streamed side by side.
             device: of the state; use the parameters' own.
             dtype: of the tokens that will come.
-            cu_seqlens: None, here and in `step` and `prefill`: a stream has a row for each
-                sequence.
 
         Raises:
             InputError: the mixer does not stream, or was built without `causal=True`.
         """
-        if cu_seqlens is not None:
-            raise not_in_a_stream(cu_seqlens)
         self._check_streams()
         rows = check_integer("batch_size", batch_size, 1)
         parameter = next(self.parameters(), None)
@@ -213,15 +203,12 @@ class TokenMixer(nn.Module):
         position = torch.zeros(rows, device=where, dtype=torch.int64)
         return {**self.start_stream(rows, device, dtype), "position": position}
 
-    def step(
-        self, x_t: Tensor, state: dict[str, Tensor], *, cu_seqlens: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """One more token of each sequence.
 
         Args:
             x_t: (B, C) tokens at the next position.
             state: what `init_state`, `prefill` or the last `step` returned; it is not changed.
-            cu_seqlens: None; see `init_state`.
 
         Returns:
             (B, C) outputs, equal to the parallel form's at this position, and the next state.
@@ -230,8 +217,6 @@ class TokenMixer(nn.Module):
             InputError: wrong shape or dtype, a state that is not this mixer's, a token past
                 `max_length`, or the mixer does not stream.
         """
-        if cu_seqlens is not None:
-            raise not_in_a_stream(cu_seqlens)
         self._check_streams()
         check_tokens("x_t", x_t, rank=2, layout="(B, C)")
         if x_t.shape[1] != self.dim:
@@ -245,11 +230,7 @@ class TokenMixer(nn.Module):
         return y, {**after, "position": state["position"] + 1}
 
     def prefill(
-        self,
-        x: Tensor,
-        *,
-        key_padding_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        self, x: Tensor, *, key_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """A whole prompt at once: the outputs of `forward`, and the state for the next `step`.
 
@@ -257,7 +238,6 @@ class TokenMixer(nn.Module):
             x: (B, N, C) the first tokens of each sequence.
             key_padding_mask: (B, N) bool, True = padding, any pattern. Padded tokens leave the
                 state as if they were not there; positions count the others.
-            cu_seqlens: None; see `init_state`.
 
         Returns:
             (B, N, C), zero at padded positions, and the state that `step` reaches from
@@ -266,8 +246,6 @@ class TokenMixer(nn.Module):
         Raises:
             InputError: as `forward` and `init_state`.
         """
-        if cu_seqlens is not None:
-            raise not_in_a_stream(cu_seqlens)
         self._check_streams()
         self._check_input(x, key_padding_mask)
         if x.shape[0] == 0:

@@ -187,13 +187,6 @@ def check_packed(x: Tensor, key_padding_mask: Tensor | None) -> None:
         )
 
 
-def not_in_a_stream(cu_seqlens: Tensor) -> InputError:
-    """The error of a stream, whose state has a row for each sequence."""
-    return bad_argument(
-        "cu_seqlens", "None in a stream", shown(cu_seqlens), "give each sequence a row"
-    )
-
-
 def packing_refused(title: str, cu_seqlens: Tensor) -> InputError:
     """The error of a mixer whose card says packed=False."""
     return bad_argument(

@@ -31,7 +31,7 @@ def token_statistics(
     *,
     normalize: bool,
     key_padding_mask: Tensor | None,
-    total: Callable[[Tensor], Tensor] = lambda sums: sums,
+    total: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `rifflemix.ops.token_statistics`; returns the output and the membership.
 
@@ -43,12 +43,15 @@ def token_statistics(
     if normalize:
         # The floor of the norm, squared. Dividing by the squared norm needs no root, whose
         # gradient at a column of zeros would be infinite.
-        scores = squares / total(squares.sum(-2, keepdim=True)).clamp_min(NORM_FLOOR**2)
+        norms = squares.sum(-2, keepdim=True)
+        scores = squares / (norms if total is None else total(norms)).clamp_min(NORM_FLOOR**2)
     membership = _membership(scores.sum(-1), temperature, key_padding_mask)
     weights = membership.unsqueeze(-1)
     member_energy = (weights * squares).sum(-2, keepdim=True)
-    sums = total(torch.cat((member_energy, weights.sum(-2, keepdim=True)), -1))
-    moment = sums[..., :-1] / (sums[..., -1:] + COUNT_OFFSET)
+    count = weights.sum(-2, keepdim=True)
+    if total is not None:  # both at once: each call waits for other processes
+        member_energy, count = total(torch.cat((member_energy, count), -1)).tensor_split([-1], -1)
+    moment = member_energy / (count + COUNT_OFFSET)
     return _gated(tokens, weights, moment, key_padding_mask).to(w.dtype), membership
 
 
