@@ -24,6 +24,7 @@ import write_claims
 import write_mixers
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
 
+from rifflemix.bench import decode
 from rifflemix.comparison.differences import differences_from_softmax
 from rifflemix.comparison.suites import SuiteTask, get_suite
 from rifflemix.comparison.table import comparison_rows
@@ -67,8 +68,8 @@ class Answer:
 
 def answers() -> list[Answer]:
     """All of the page, in its order."""
-    return [accuracy(), one_task(), small_tasks(), speed(), memory(), distillation(), printed(),
-            claims(), estimates()]  # fmt: skip
+    return [accuracy(), one_task(), small_tasks(), speed(), memory(), decoding(), distillation(),
+            printed(), claims(), estimates()]  # fmt: skip
 
 
 def accuracy() -> Answer:
@@ -236,6 +237,44 @@ def memory() -> Answer:
     picture = curves("Training memory of a layer over N, x softmax attention's", drawn, rule=1.0)
     return Answer("How much memory does training hold?", says, "memory", picture, table, [path],
                   [result["command"]])  # fmt: skip
+
+
+def decoding() -> Answer:
+    """A token after a long context, in multiples of softmax attention with its cache in place."""
+    path = _by_time(RESULTS.glob("decode-*.json"))[-1]
+    result = read(path)
+    rows = [row for row in result["rows"] if row["passes"]]
+    table = [
+        {
+            "layer": row["name"],
+            "context": row["shape"]["tokens"],
+            "tokens_per_second": row["extra"]["tokens_per_second"],
+            "ms": 1e3 * row["passes"]["step"]["p50"],
+            "x_softmax_in_place": row["passes"]["step"]["ratios"].get(decode.IN_PLACE, ""),
+            "state_bytes": row["extra"]["state_bytes"],
+        }
+        for row in rows
+    ]
+    drawn = [
+        Curve(name, tuple((line["context"], line["x_softmax_in_place"]) for line in table
+                          if line["layer"] == name))
+        for name in ("csp", "sliceformer", "tssa", "linear", "local", "mega_chunk")
+    ]  # fmt: skip
+    by_name = {curve.name: curve.points for curve in drawn}
+    first, last = by_name["csp"][0][0], by_name["csp"][-1][0]
+    words = [
+        f"{name} {points[0][1]:.2g} and {points[-1][1]:.2g} times"
+        for name, points in by_name.items()
+    ]
+    says = (
+        f"A layer of {result['settings']['dim']} channels takes, after {first:,.0f} and after "
+        f"{last:,.0f} tokens, for one token more: {', '.join(words)} what softmax attention takes "
+        "with a cache that is written in place (1, dashed). Its state grows with the context, "
+        "theirs does not. Short contexts measure Python's calls."
+    )
+    picture = curves("Time of a token, x softmax attention's", drawn, rule=1.0)
+    return Answer("How fast does it generate after a long context?", says, "decoding", picture,
+                  table, [path], [result["command"]])  # fmt: skip
 
 
 def distillation() -> Answer:

@@ -20,6 +20,7 @@ from rifflemix.runs.environment import describe_hardware, environment
 FORMAT = "rifflemix.bench/2"
 MEASURED, FAILED, LEFT_OUT, STOPPED = "measured", "failed", "left out", "stopped"
 FORWARD, FORWARD_BACKWARD, TRAINING_STEP = "forward", "forward_backward", "training_step"
+STEP = "step"
 
 OPERATOR, LAYER, PEER, MODEL = "operator", "layer", "peer", "model"
 
@@ -134,7 +135,7 @@ def assemble(
     """A result, ready for JSON.
 
     Args:
-        benchmark: ops, models or scaling.
+        benchmark: its name on the command line.
         settings: everything that was asked for.
         rows: in the order of the tables.
         complete: False if the benchmark was stopped before its end.

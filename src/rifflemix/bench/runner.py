@@ -175,7 +175,7 @@ def run_benchmark(
     """Measure all groups.
 
     Args:
-        name: ops, models or scaling.
+        name: as on the command line.
         groups: at least one.
         settings: shared by all benchmarks.
         details: the other settings, to be written down beside them.

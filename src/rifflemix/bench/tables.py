@@ -22,8 +22,14 @@ PASS_TITLES = {
     "forward": "forward",
     "forward_backward": "forward and backward",
     "training_step": "training step",
+    "step": "one more token",
 }
-_SHORT = {"scaled_dot_product_attention": "attention", "two linear maps": "maps"}
+_IN_PLACE = "softmax, cache in place"
+_SHORT = {
+    "scaled_dot_product_attention": "attention",
+    "two linear maps": "maps",
+    _IN_PLACE: "softmax in place",
+}
 _SOFTMAX, _MAPS = "softmax", "two linear maps"
 
 AXES = {"tokens": "N", "channels": "C"}
@@ -42,11 +48,13 @@ class BenchTable:
 
 
 def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
-    """The tables of a result: for scaling by N, otherwise one per shape and pass."""
+    """The tables of a result: for scaling and decode by N, otherwise one per shape and pass."""
     rows = result["rows"]
     if result["benchmark"] == "scaling":
         axis = axis_of(result)
         return [_growth_table(result["growth"], axis), *_tables_by_axis(rows, axis)]
+    if result["benchmark"] == "decode":
+        return _tables_by_context(rows)
     if result["benchmark"] == "lra":
         return _tables_beside_printed(rows, result["printed"])
     tables = []
@@ -113,7 +121,7 @@ def _pass_table(shape: str, name: str, rows: Sequence[Row]) -> BenchTable:
     if any(row["backend"] for row in rows):
         columns.append(("Backend", lambda row: row["backend"] or MISSING))
     columns += [
-        ("p50, ms", _timed(name, lambda t: _milliseconds(t["p50"]), lambda row: row["status"])),
+        ("p50, ms", _timed(name, lambda t: _milliseconds(t["p50"]), _status)),
         ("p20 to p80", _timed(name, _spread)),
         ("Memory", _timed(name, lambda t: format_bytes(t["peak_memory_bytes"]))),
     ]
@@ -157,13 +165,29 @@ def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
     """A row a layer and a column an N (or C): times with their ratio to softmax, floor, memory."""
     forward, both = "forward", "forward_backward"
     columns: list[tuple[str, str, Show]] = [
-        ("forward, ms (x softmax)", forward, _time_and_ratio),
+        ("forward, ms (x softmax)", forward, _time_and(_SOFTMAX)),
         ("forward, peak memory", forward, _memory),
-        ("forward and backward, ms (x softmax)", both, _time_and_ratio),
+        ("forward and backward, ms (x softmax)", both, _time_and(_SOFTMAX)),
         ("forward and backward, x two linear maps", both, _ratio(_MAPS)),
         ("forward and backward, peak memory", both, _memory),
     ]
-    return [_by_axis(title, name, show, rows, axis) for title, name, show in columns]
+    return [
+        _by_axis(title, _timed(name, show, _status), rows, axis) for title, name, show in columns
+    ]
+
+
+def _tables_by_context(rows: Sequence[Row]) -> list[BenchTable]:
+    """A row a mixer and a column a context: time of a token with its ratio, and the state."""
+    state = _extra("state_bytes", format_bytes)
+    return [
+        _by_axis(
+            "one more token, ms (x softmax in place)",
+            _timed("step", _time_and(_IN_PLACE), _status),
+            rows,
+            "tokens",
+        ),
+        _by_axis("state", state, rows, "tokens"),
+    ]
 
 
 def _tables_beside_printed(
@@ -179,7 +203,7 @@ def _tables_beside_printed(
     lengths = sorted({row["shape"]["tokens"] for row in rows})
     tables = []
     for title, name, figure, show in measures:
-        cell = _timed(name, show, lambda row: row["status"])
+        cell = _timed(name, show, _status)
         lines = []
         for model in dict.fromkeys(row["name"] for row in rows):
             ours = {row["shape"]["tokens"]: cell(row) for row in rows if row["name"] == model}
@@ -212,12 +236,11 @@ def _memory(timing: Mapping[str, Any]) -> str:
     return format_bytes(timing["peak_memory_bytes"])
 
 
-def _by_axis(title: str, name: str, show: Show, rows: Sequence[Row], axis: str) -> BenchTable:
+def _by_axis(title: str, cell: Show, rows: Sequence[Row], axis: str) -> BenchTable:
     points = sorted({row["shape"][axis] for row in rows})
     by_key: dict[Key, dict[int, Row]] = {}
     for row in rows:
         by_key.setdefault(key_of(row), {})[row["shape"][axis]] = row
-    cell = _timed(name, show, lambda row: row["status"])
     lines = [
         [
             shown_name(next(iter(at.values()))),
@@ -246,9 +269,16 @@ def _ratio(peer: str) -> Show:
     return lambda t: format_rate(t["ratios"][peer]) if peer in t["ratios"] else MISSING
 
 
-def _time_and_ratio(timing: Mapping[str, Any]) -> str:
-    text = _milliseconds(timing["p50"])
-    return f"{text} ({_ratio(_SOFTMAX)(timing)})" if _SOFTMAX in timing["ratios"] else text
+def _time_and(peer: str) -> Show:
+    def show(timing: Mapping[str, Any]) -> str:
+        text = _milliseconds(timing["p50"])
+        return f"{text} ({_ratio(peer)(timing)})" if peer in timing["ratios"] else text
+
+    return show
+
+
+def _status(row: Row) -> str:
+    return str(row["status"])
 
 
 def _extra(key: str, show: Show) -> Show:

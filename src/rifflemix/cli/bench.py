@@ -208,6 +208,40 @@ def scaling(
 
 
 @app.command(
+    epilog="Examples:  rifflemix bench decode   |   "
+    "rifflemix bench decode --contexts 1024,65536 --mixers tssa,csp --out benchmarks/results"
+)
+def decode(
+    *,
+    contexts: Annotated[
+        str | None,
+        Option("Tokens before the new one; 1024, 16384, 262144 if unset.", metavar="N,N,..."),
+    ] = None,
+    batch: Annotated[int, Option("Sequences.")] = 1,
+    dim: Annotated[int, Option("Channels.")] = 512,
+    heads: Annotated[int, Option("Heads, where a layer has them.")] = 8,
+    mixers: Mixers | None = None,
+    measurement: Measurement,
+) -> None:
+    """One more token after long contexts, of every mixer that streams, against a cache."""
+    from rifflemix.bench.decode import DEFAULT_CONTEXTS, run
+
+    lengths = DEFAULT_CONTEXTS if contexts is None else _numbers(contexts, "--contexts", "N,N,...")
+    names = None if mixers is None else parse_names(mixers, "--mixers")
+    measurement.measure(
+        lambda settings, hooks: run(
+            lengths,
+            batch=batch,
+            dim=dim,
+            heads=heads,
+            mixers=names,
+            settings=settings,
+            hooks=hooks,
+        )
+    )
+
+
+@app.command(
     epilog="Examples:  rifflemix bench lra --device cuda --out benchmarks/results   |   "
     "rifflemix bench lra --tokens 1024 --batch 2 --mixers sliceformer,linformer"
 )
