@@ -66,19 +66,29 @@ def dots(title: str, rows: Sequence[Row], rule: float | None = None) -> str:
     return _sheet(f"{title}. {said}.", bottom + _FOOT, parts)
 
 
-def curves(title: str, drawn: Sequence[Curve], rule: float | None = None) -> str:
-    """Curves over a logarithmic scale, each with its name at its end."""
+def curves(
+    title: str, drawn: Sequence[Curve], rule: float | None = None, *, decades: bool = False
+) -> str:
+    """Curves over a logarithmic scale, each with its name at its end.
+
+    With `decades` the other scale is logarithmic as well, else it starts at 0.
+    """
     across_values = sorted({x for curve in drawn for x, _ in curve.points})
     ups = [y for curve in drawn for _, y in curve.points]
-    ticks = _ticks(0.0, max(ups))
+    ticks = _decades(min(ups), max(ups)) if decades else _ticks(0.0, max(ups))
     left, right, top, bottom = 60, _WIDTH - _WORDS, _HEAD, 340
     first, last = math.log2(across_values[0]), math.log2(across_values[-1])
     across = _scale(first, last, left, right)
-    up = _scale(ticks[0], ticks[-1], bottom, top)
+    level = math.log10 if decades else float
+    height = _scale(level(ticks[0]), level(ticks[-1]), bottom, top)
+
+    def up(value: float) -> float:
+        return height(level(value))
+
     parts = [_text(left, 18, title, "title")]
     for tick in ticks:
         parts.append(_line(left, up(tick), right, up(tick), "grid"))
-        parts.append(_text(left - 8, up(tick) + 4, f"{tick:g}", "small end"))
+        parts.append(_text(left - 8, up(tick) + 4, f"{tick:,g}", "small end"))
     parts += [
         _text(across(math.log2(x)), bottom + 16, f"{x:,g}", "small middle") for x in across_values
     ]
@@ -139,6 +149,13 @@ def _ticks(low: float, high: float) -> list[float]:
     step = next(s * power for s in (0.1, 0.2, 0.5, 1.0, 2.0) if (high - low) / (s * power) <= 7)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Powers of ten from below the values to above them."""
+    return [
+        10.0**power for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ]
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:

@@ -255,24 +255,29 @@ def decoding() -> Answer:
         }
         for row in rows
     ]
-    drawn = [
-        Curve(name, tuple((line["context"], line["x_softmax_in_place"]) for line in table
-                          if line["layer"] == name))
-        for name in ("csp", "sliceformer", "tssa", "linear", "local", "mega_chunk")
-    ]  # fmt: skip
-    by_name = {curve.name: curve.points for curve in drawn}
-    first, last = by_name["csp"][0][0], by_name["csp"][-1][0]
+    rates = {
+        name: tuple(
+            (line["context"], line["tokens_per_second"]) for line in table if line["layer"] == name
+        )
+        for name in (decode.IN_PLACE, "csp", "sliceformer", "tssa", "linear", "local")
+    }
+    softmax = rates[decode.IN_PLACE]
+    (near, _), (far, slowest) = softmax[0], softmax[-1]
     words = [
-        f"{name} {points[0][1]:.2g} and {points[-1][1]:.2g} times"
-        for name, points in by_name.items()
+        f"{name} {points[-1][1] / slowest:,.0f}"
+        for name, points in rates.items()
+        if name != decode.IN_PLACE
     ]
+    least = min(points[0][1] / softmax[0][1] for points in rates.values())
     says = (
-        f"A layer of {result['settings']['dim']} channels takes, after {first:,.0f} and after "
-        f"{last:,.0f} tokens, for one token more: {', '.join(words)} what softmax attention takes "
-        "with a cache that is written in place (1, dashed). Its state grows with the context, "
-        "theirs does not. Short contexts measure Python's calls."
+        f"A layer of {result['settings']['dim']} channels, after {far:,} tokens, is so many times "
+        f"as fast as softmax attention whose cache is written in place: {_listed(words)}. After "
+        f"{near:,} tokens the slowest of them is {least:.2g} times as fast: there Python's calls "
+        "are measured. Softmax attention's cache grows with the context, their states do not. "
+        "Tokens per second of one sequence, both scales logarithmic."
     )
-    picture = curves("Time of a token, x softmax attention's", drawn, rule=1.0)
+    drawn = [Curve(name.split(",")[0], points) for name, points in rates.items()]
+    picture = curves("Tokens per second of one layer over the context", drawn, decades=True)
     return Answer("How fast does it generate after a long context?", says, "decoding", picture,
                   table, [path], [result["command"]])  # fmt: skip
 
