@@ -92,7 +92,10 @@ def changed(folder: Path, target: Path, change: Callable[[dict[str, Any]], None]
     results = json.loads((folder / "results.json").read_text())
     change(results)
     target.mkdir()
-    results["runs"] = [sealed(run) for run in results["runs"]]  # as one who ran it so left it
+    # As one who ran it so left it.
+    results["runs"] = [sealed(run) for run in results["runs"]]
+    if results.get("tuning"):
+        results["tuning"]["trials"] = [sealed(trial) for trial in results["tuning"]["trials"]]
     (target / "results.json").write_text(json.dumps(sealed(results)))
     return target
 
