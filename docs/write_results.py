@@ -329,21 +329,33 @@ def printed() -> Answer:
         recipe = result["recipe"]
         share = result["steps"] / result["steps_planned"]
         reduced = f", {format_percent(share)} % of steps" if result["is_reduced"] else ""
-        words = f"{result['ours']:.1f} of {result['printed']:.1f}{reduced}"
+        words = f"{result['ours']:.2f} of {result['printed']:.2f}{reduced}"
         marks = (Mark(result["printed"], "main"), Mark(result["ours"], "other"))
         drawn.append(Row(recipe["name"].partition("/")[2], marks, words))
         kept = ("printed", "ours", "unit", "steps", "steps_planned", "is_reduced", "seed")
         table.append({"recipe": recipe["name"], **{key: result[key] for key in kept}})
     numbers = sum(get_recipe(name).printed is not None for name in list_recipes())
-    full = sum(not result["is_reduced"] for result in found)
+    full = [result for result in found if not result["is_reduced"]]
     says = (
         f"Of {numbers} printed numbers that have a recipe, {len(found)} were begun and "
-        f"{full} run in full. A reduced run reproduces nothing: it shows that the model learns. "
-        "Disks are printed, rings are ours. [The whole table](reproduced/report.md)."
+        f"{len(full)} run in full{': ' * bool(full)}{_listed([_against(row) for row in full])}. "
+        "A reduced run reproduces nothing: it shows that the model learns. Disks are printed, "
+        "rings are ours. [The whole table](reproduced/report.md)."
     )
     return Answer("Do the papers' numbers come out?", says, "printed",
                   dots("Printed and ours, %", drawn), table, sources,
                   [result["command"] for result in found])  # fmt: skip
+
+
+def _against(result: Mapping[str, Any]) -> str:
+    """Our number of a row in full, the printed one, and the error of the test samples."""
+    share, size = result["ours"] / 100, result["task"]["options"]["num_test"]
+    error = 100 * math.sqrt(share * (1 - share) / size)
+    return (
+        f"{result['recipe']['name']} gives {result['ours']:.2f} for the printed "
+        f"{result['printed']:.2f} (one seed; the standard error of {size:,} test samples is "
+        f"{error:.2f})"
+    )
 
 
 def claims() -> Answer:

@@ -201,8 +201,8 @@ def test_comparisons_on_the_page_are_the_means_of_their_runs() -> None:
 # What is kept.
 
 COMPARISONS = sorted([*RESULTS.glob("compare-*.json"), *(RESULTS / "demo").glob("*.json")])
-CHANCE = {"image": 10.0, "sst": 50.0}
-"""The commonest answer's share in percent, of tasks whose classes are equally frequent."""
+CHANCE = {"image": 10.0, "listops": 18.0, "sst": 50.0}
+"""The commonest answer's share in percent, at most."""
 
 
 @pytest.mark.parametrize("path", COMPARISONS, ids=lambda p: p.stem)
