@@ -121,6 +121,7 @@ def test_a_result_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
     [
         ("scaling --tokens 8,x", "--tokens: expected N,N,..."),
         ("scaling --tokens 8,8", "each only once"),
+        (f"decode --contexts {10**20}", "tokens: expected a size that a tensor can have"),
         ("scaling --tokens 8 --dims 8,y", "--dims: expected C,C,..."),
         ("scaling --dims 8,16", "tokens: expected one number where dims are given"),
         ("scaling --causal --mixers fnet", "mixers: expected mixers that can be causal, got fnet"),

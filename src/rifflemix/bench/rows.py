@@ -41,6 +41,8 @@ class Shape:
         for name, value in asdict(self).items():
             if value < 1:
                 raise bad_argument(f"shape: {name}", "at least 1", value)
+            if value >= 2**63:
+                raise bad_argument(f"shape: {name}", "a size that a tensor can have", value)
         if self.channels % self.heads:
             raise bad_argument(
                 "shape: heads", f"a divisor of channels = {self.channels}", self.heads
