@@ -12,6 +12,10 @@
 #include <memory>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 // Raised whenever an exported function comes or changes: the loader refuses a library of another
 // number, as a development checkout may hold an old one.
 #define RIFFLEMIX_INTERFACE 6
@@ -63,15 +67,21 @@ namespace rifflemix {
 // architecture, 0: none of these, so that no kernel may be called.
 inline int find_level() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-                  __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("popcnt");
-  const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl");
+  // Compilers can ask for us, but where `zig c++` links their answer is no to everything.
+  const auto all = [](unsigned word, unsigned bits) { return (word & bits) == bits; };
+  unsigned a, b, c, d, basic = 0, more = 0, extended = 0, state = 0;
+  if (!__get_cpuid(1, &a, &b, &basic, &d) || !all(basic, bit_SSE4_2 | bit_POPCNT)) return 0;
+  __get_cpuid_count(7, 0, &a, &more, &c, &d);
+  __get_cpuid(0x80000001, &a, &b, &extended, &d);
+  // What registers the operating system keeps: bits 1 and 2 are those of AVX, 5 to 7 of AVX-512.
+  if (all(basic, bit_OSXSAVE)) __asm__ volatile("xgetbv" : "=a"(state), "=d"(d) : "c"(0));
+  const bool v3 = all(state, 0x06) && all(extended, bit_LZCNT) &&
+                  all(basic, bit_AVX | bit_FMA | bit_F16C | bit_MOVBE) &&
+                  all(more, bit_AVX2 | bit_BMI | bit_BMI2);
+  const bool v4 = all(state, 0xE6) && all(more, bit_AVX512F | bit_AVX512BW | bit_AVX512CD |
+                                                    bit_AVX512DQ | bit_AVX512VL);
   if (v3) return v4 ? 4 : 3;
-  return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt") ? 1 : 0;
+  return 1;
 #elif defined(__aarch64__)
   return 2;
 #else
