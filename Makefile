@@ -42,7 +42,8 @@ lock:
 		--custom-compile-command "make lock" pyproject.toml $(VENV)/lock/torch-needs.txt -o constraints.txt
 
 # An sdist, and a wheel for every Python on Linux with the glibc that its name says, or a newer one:
-# that of the machine it is built on, since C++'s own library is linked in.
+# that of the machine it is built on, since C++'s own library is linked in. For systems as old as 2012:
+# pip install ziglang, and make wheel CXX="python -m ziglang c++ -target x86_64-linux-gnu.2.17".
 wheel: $(VENV)/.ok
 	CC="$(CXX)" CXX="$(CXX)" LDFLAGS="-static-libstdc++ -static-libgcc" \
 		$(VENV)/bin/python setup.py --quiet sdist bdist_wheel
