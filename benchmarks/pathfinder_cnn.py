@@ -28,6 +28,7 @@ from rifflemix.runs.environment import environment
 from rifflemix.tasks import Task, load_task
 
 FORMAT = "rifflemix.pathfinder-cnn/2"
+_SIDE = 32
 
 SETS = (
     "pathfinder32/curv_baseline",
@@ -40,7 +41,8 @@ SETS = (
 class ContourNet(nn.Module):
     """A stem that halves the image, then the same residual convolution over and over.
 
-    What belongs together spreads along contours, one position at each repetition.
+    What belongs together spreads along contours, one position at each repetition. Larger images are
+    averaged down to 32 pixels a side first, where dashes are as wide as those of 32x32.
 
     Args:
         channels: of the repeated convolution.
@@ -63,7 +65,7 @@ class ContourNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 1, height, width) -> (B, 2)."""
-        x = self.stem(images)
+        x = self.stem(functional.avg_pool2d(images, images.shape[-1] // _SIDE))
         for norm in self.norms[:-1]:
             x = x + self.convolution(functional.relu(norm(x)))
         x = functional.relu(self.norms[-1](x))
