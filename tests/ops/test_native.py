@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 from rifflemix.ops import native
 
 FILE = native._LIBRARY
+CPUINFO = Path("/proc/cpuinfo")
 WITHOUT_TORCH = Path(__file__).with_name("without_torch.py")
 load = native.library.__wrapped__
 INTERFACE = 'extern "C" int rifflemix_interface() {{ return INTERFACE + {}; }}\n'
@@ -81,6 +84,23 @@ def test_library_of_another_version(
 
 def test_instruction_level() -> None:
     assert native.instruction_level() in (range(1, 5) if native.library() is not None else (0,))
+
+
+# What the kernels of each level are built for, in the words of Linux.
+V2 = {"sse4_2", "popcnt"}
+V3 = V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
+V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
+@pytest.mark.skipif(
+    not (CPUINFO.exists() and platform.machine() == "x86_64"), reason="needs Linux on x86-64"
+)
+def test_the_level_is_what_linux_says_of_the_processor() -> None:
+    flags = set(re.findall(r"^flags\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE)[0].split())
+    level = 4 if flags >= V4 else 3 if flags >= V3 else 1
+    assert flags >= V2
+    assert native.instruction_level() == level
 
 
 @pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")

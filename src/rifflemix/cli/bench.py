@@ -26,6 +26,9 @@ Shapes = Annotated[
     list[str], Option("What to measure at; repeatable.", metavar="BATCH,TOKENS,CHANNELS,HEADS")
 ]
 Mixers = Annotated[str, Option("Names with commas between them; all if unset.")]
+Batch = Annotated[int, Option("Sequences.")]
+Dim = Annotated[int, Option("Channels.")]
+Heads = Annotated[int, Option("Heads, where a layer has them.")]
 
 
 @dataclass(frozen=True)
@@ -167,13 +170,13 @@ def scaling(
         str | None,
         Option("Numbers of tokens; 256 to 16384 if unset.", metavar="N,N,..."),
     ] = None,
-    batch: Annotated[int, Option("Sequences.")] = 1,
-    dim: Annotated[int, Option("Channels.")] = 512,
+    batch: Batch = 1,
+    dim: Dim = 512,
     dims: Annotated[
         str | None,
         Option("Numbers of channels, at one number of tokens; replaces --dim.", metavar="C,C,..."),
     ] = None,
-    heads: Annotated[int, Option("Heads, where a layer has them.")] = 8,
+    heads: Heads = 8,
     mixers: Mixers | None = None,
     causal: Annotated[bool, Option("Causal layers, of the mixers that can be.")] = False,
     peers: Annotated[bool, Option("Let layers of other installed packages take part.")] = False,
@@ -217,9 +220,9 @@ def decode(
         str | None,
         Option("Tokens before the new one; 1024, 16384, 262144 if unset.", metavar="N,N,..."),
     ] = None,
-    batch: Annotated[int, Option("Sequences.")] = 1,
-    dim: Annotated[int, Option("Channels.")] = 512,
-    heads: Annotated[int, Option("Heads, where a layer has them.")] = 8,
+    batch: Batch = 1,
+    dim: Dim = 512,
+    heads: Heads = 8,
     mixers: Mixers | None = None,
     measurement: Measurement,
 ) -> None:
@@ -250,7 +253,7 @@ def lra(
     tokens: Annotated[
         str | None, Option("1024 to 4096 if unset, as the paper.", metavar="N,N,...")
     ] = None,
-    batch: Annotated[int, Option("Sequences.")] = 32,
+    batch: Batch = 32,
     mixers: Mixers | None = None,
     measurement: Measurement,
 ) -> None:

@@ -65,9 +65,7 @@ class MultiHeadMixer(TokenMixer):
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
         """See `TokenMixer.forward`; what stands at padded positions, `padded_queries` says."""
-        if cu_seqlens is not None:
-            return self._forward_packed(x, key_padding_mask, cu_seqlens)
-        y = super().forward(x, key_padding_mask=key_padding_mask)
+        y = super().forward(x, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens)
         if key_padding_mask is None or self.padded_queries == "zero":
             return y
         values = self.qkv(x.mean(dim=1, keepdim=True))[..., 2 * self.inner_dim :]

@@ -67,13 +67,13 @@ namespace rifflemix {
 // architecture, 0: none of these, so that no kernel may be called.
 inline int find_level() {
 #if defined(__x86_64__)
-  // Compilers can ask for us, but where `zig c++` links their answer is no to everything.
+  // Not `__builtin_cpu_supports`: in a library that `zig c++` links it says no to everything.
   const auto all = [](unsigned word, unsigned bits) { return (word & bits) == bits; };
   unsigned a, b, c, d, basic = 0, more = 0, extended = 0, state = 0;
   if (!__get_cpuid(1, &a, &b, &basic, &d) || !all(basic, bit_SSE4_2 | bit_POPCNT)) return 0;
   __get_cpuid_count(7, 0, &a, &more, &c, &d);
   __get_cpuid(0x80000001, &a, &b, &extended, &d);
-  // What registers the operating system keeps: bits 1 and 2 are those of AVX, 5 to 7 of AVX-512.
+  // Registers that the operating system saves: bits 1 and 2 stand for AVX, 5 to 7 for AVX-512.
   if (all(basic, bit_OSXSAVE)) __asm__ volatile("xgetbv" : "=a"(state), "=d"(d) : "c"(0));
   const bool v3 = all(state, 0x06) && all(extended, bit_LZCNT) &&
                   all(basic, bit_AVX | bit_FMA | bit_F16C | bit_MOVBE) &&

@@ -1,8 +1,8 @@
 // The gradient of the rank filter: each token collects from those that took it.
 //
 // Sums are in float32, from the token's own output on, whatever the number of threads. A block of
-// channels keeps the sums of the last tokens, and each output adds to the one that it was taken
-// from; what was read is then made into numbers once, not for each token that might have been it.
+// channels keeps the sums of the last tokens, and each output adds its gradient to the token that it
+// was taken from. A gradient and its distance are converted once, not for every token of the window.
 
 #include "permutation.h"
 #include "vector.h"
