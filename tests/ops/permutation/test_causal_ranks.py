@@ -134,6 +134,26 @@ def test_kernel_equals_eager(shape: tuple[int, int, int], dtype: torch.dtype) ->
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_short_windows_around_what_is_rare(dtype: torch.dtype) -> None:
+    """A NaN, a -0.0 beside a 0.0, and equal tokens, each in a vector of channels of its own."""
+    shape = (2, 45, 100)
+    for size in range(2, 9):
+        x = torch.randn(shape).to(dtype)
+        x[0, 17, 3], x[1, 9, 40], x[1, 11:13, 40] = float("nan"), -0.0, 0.0
+        x[0, 20:30, 70:73] = x[0, 20, 70]
+        x.requires_grad_()
+        ranks = torch.randint(size, (shape[2],))
+        expected = rank_filter(x, ranks, size, backend="eager")
+        weight = torch.randint(-3, 4, shape).to(dtype)
+        found = rank_filter(x, ranks, size, backend="cpu")
+        assert same(found, expected)
+        assert torch.equal(gradient(found, x, weight), gradient(expected, x, weight))
+        with torch.no_grad():
+            assert same(rank_filter(x, ranks, size, backend="cpu"), expected)
+
+
+@needs_kernels
 def test_kernel_on_several_threads() -> None:
     x = torch.randn(2, 3000, 200, requires_grad=True)
     ranks, threads = torch.arange(200) % 4, torch.get_num_threads()

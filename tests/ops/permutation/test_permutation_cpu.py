@@ -431,7 +431,7 @@ def test_instruction_sets(
     if native.instruction_level() < level:
         pytest.skip("this processor cannot run it")
     names = ("sort", "pairs", "shift", "scatter", "largest", "memory", "threads")
-    names += ("rank_filter", "rank_filter_back", "project")
+    names += ("rank_filter", "rank_filter_short", "rank_filter_back", "project")
     library = tmp_path / "kernels.so"
     flags = ("-std=c++17", "-O3", "-fno-math-errno", "-Wno-psabi", "-pthread", "-fPIC", "-shared")
     subprocess.run(

@@ -55,7 +55,10 @@
   [[maybe_unused]] static Result name parameters {                                            \
     return rifflemix::level() == 4 ? name##_v4 arguments : name##_v3 arguments;               \
   }
+// For a function of which AVX2 is enough, and that is called where there is AVX2.
+#define RIFFLEMIX_AVX2 RIFFLEMIX_FOR(RIFFLEMIX_V3)
 #else
+#define RIFFLEMIX_AVX2
 #define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...) \
   [[maybe_unused]] static Result name parameters __VA_ARGS__
 #define RIFFLEMIX_DISPATCH_AVX2 RIFFLEMIX_DISPATCH

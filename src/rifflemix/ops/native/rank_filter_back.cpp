@@ -1,8 +1,7 @@
 // The gradient of the rank filter: each token collects from those that took it.
 //
-// Sums are in float32, from the token's own output on, whatever the number of threads. A block of
-// channels keeps the sums of the last tokens, and each output adds its gradient to the token that it
-// was taken from. A gradient and its distance are converted once, not for every token of the window.
+// Sums are in float32, from the token's own output on, whatever the number of threads. Gradients
+// and distances are converted once, and kept while a token may still collect from them.
 
 #include "permutation.h"
 #include "vector.h"
@@ -11,84 +10,109 @@ namespace rifflemix::permutation {
 
 using rifflemix::store;
 
-constexpr int64_t kWidth = 64;          // channels of a block
 constexpr int64_t kTokensOfTask = 512;  // and no fewer than eight windows
+constexpr int kAtOnce = 4;              // vectors that are summed side by side
 
 template <class T>
 struct Collecting {
-  static constexpr int64_t lanes = rifflemix::kLanes<float>;
-  using Floats = rifflemix::Vector<float>;
-  using Integers = rifflemix::VectorOf<float>::Integers;
-
   const Problem& p;
+  int64_t width;  // channels of a block
+  int64_t rows;   // outputs that are kept, a power of two; that of token n is in row n % rows
   int64_t blocks, stretches, stretch;
-  float* sums;  // (slots, group_size, kWidth); that of token n is in row n % group_size
+  float* grads;   // (slots, rows, width)
+  int32_t* agos;  // the same; -1 where there is no output
 
   Collecting(const Problem& problem, Arena& arena)
       : p(problem),
-        blocks(quotient_up(p.channels, kWidth)),
-        stretch(std::max(kTokensOfTask, 8 * p.group_size)),
-        sums(arena.take<float>(p.useful_threads() * p.group_size * kWidth)) {
+        width(p.group_size <= 8 ? 256 : 64),
+        rows(1),
+        blocks(quotient_up(p.channels, width)),
+        stretch(std::max(kTokensOfTask, 8 * p.group_size)) {
     stretches = quotient_up(p.length, stretch);
+    while (rows < p.group_size) rows *= 2;
+    grads = arena.take<float>(p.useful_threads() * rows * width);
+    agos = arena.take<int32_t>(p.useful_threads() * rows * width);
   }
 };
 
-// The gradients and distances of one output, as numbers.
+// A stretch of tokens of a block of channels of a sample. The problem is copied: a store could else
+// change it, for all that a compiler knows.
 template <class T>
-struct Output {
-  alignas(rifflemix::kVectorBytes) float grad[kWidth];
-  alignas(rifflemix::kVectorBytes) int32_t ago[kWidth];
+struct Outputs {
+  using V = rifflemix::Vector<float>;
+  using Integers = rifflemix::VectorOf<float>::Integers;
+  static constexpr int64_t lanes = rifflemix::kLanes<float>;
 
-  RIFFLEMIX_INLINE void read(const T* from, const uint8_t* back, int64_t count) {
-    constexpr int64_t lanes = Collecting<T>::lanes;
-    for (int64_t at = 0; at < count; at += lanes) {
-      store(grad + at, rifflemix::load(from + at, count - at));
+  const Problem p;
+  const int64_t width, mask, b, first, last, channel, count;
+  float* const grads;
+  int32_t* const agos;
+
+  RIFFLEMIX_INLINE Outputs(const Collecting<T>& f, int64_t task, int64_t of)
+      : p(f.p),
+        width(f.width),
+        mask(f.rows - 1),
+        b(task / f.blocks / f.stretches),
+        first(task / f.blocks % f.stretches * f.stretch),
+        last(std::min(p.length, first + f.stretch)),
+        channel(task % f.blocks * width),
+        count(std::min(width, p.channels - channel)),
+        grads(f.grads + of * f.rows * width),
+        agos(f.agos + of * f.rows * width) {}
+
+  RIFFLEMIX_INLINE int64_t place(int64_t n) const {
+    return (b * p.length + n) * p.channels + channel;
+  }
+
+  // Converts the output of token n.
+  RIFFLEMIX_INLINE void read(int64_t n) const {
+    float* grad = grads + (n & mask) * width;
+    int32_t* ago = agos + (n & mask) * width;
+    if (n >= p.length) {
+      std::fill_n(ago, width, -1);
+      return;
     }
+    const T* from = static_cast<const T*>(p.x) + b * p.batch_stride + n * p.row_stride + channel;
+    const uint8_t* back = static_cast<const uint8_t*>(p.index) + place(n);
+    const int64_t whole = count / lanes * lanes;
+    for (int64_t at = 0; at < whole; at += lanes) store(grad + at, rifflemix::load(from + at));
+    if (whole < count) store(grad + whole, rifflemix::load(from + whole, count - whole));
     for (int64_t c = 0; c < count; ++c) ago[c] = back[c];
   }
 
-  // Adds to a row of sums what was taken `distance` tokens back.
-  RIFFLEMIX_INLINE void add(float* sums, int64_t distance, int64_t count) const {
-    using C = Collecting<T>;
-    for (int64_t at = 0; at < count; at += C::lanes) {
-      const auto took = load<typename C::Integers>(ago + at) == static_cast<int32_t>(distance);
-      const auto value = rifflemix::load(grad + at);
-      store(sums + at, rifflemix::load(sums + at) +
-                           rifflemix::select<float>(took, value, typename C::Floats{}));
+  // Sums for token n, whose outputs have been read.
+  RIFFLEMIX_INLINE void write(int64_t n) const {
+    T* out = static_cast<T*>(p.y) + place(n);
+    for (int64_t at = 0; at < count; at += kAtOnce * lanes) {
+      V sums[kAtOnce] = {};
+      for (int64_t j = 0; j < p.group_size; ++j) {
+        const int64_t row = ((n + j) & mask) * width + at;
+#pragma GCC unroll 4
+        for (int i = 0; i < kAtOnce; ++i) {
+          const Integers took = load<Integers>(agos + row + i * lanes) == static_cast<int32_t>(j);
+          sums[i] += rifflemix::select<float>(took, rifflemix::load(grads + row + i * lanes), V{});
+        }
+      }
+      if (at + kAtOnce * lanes <= count) {
+#pragma GCC unroll 4
+        for (int i = 0; i < kAtOnce; ++i) store(out + at + i * lanes, sums[i]);
+      } else {
+        for (int i = 0; at + i * lanes < count; ++i) {
+          store(out + at + i * lanes, sums[i], count - at - i * lanes);
+        }
+      }
     }
   }
 };
 
-// A stretch of tokens of a block of channels of a sample. The problem is copied: a
-// store could else change it, for all that a compiler knows.
 template <class T>
 RIFFLEMIX_INLINE void collect_stretch(const Collecting<T>& f, int64_t task, int64_t of) {
-  constexpr int64_t lanes = Collecting<T>::lanes;
-  const Problem p = f.p;
-  const int64_t block = task % f.blocks, b = task / f.blocks / f.stretches;
-  const int64_t first = task / f.blocks % f.stretches * f.stretch;
-  const int64_t last = std::min(p.length, first + f.stretch);
-  const int64_t channel = block * kWidth, count = std::min(kWidth, p.channels - channel);
-  float* sums = f.sums + of * p.group_size * kWidth;
-  Output<T> output;
-  for (int64_t n = first; n < last + p.group_size - 1; ++n) {
-    const int64_t place = (b * p.length + n) * p.channels + channel;
-    if (n < p.length) {
-      const T* grad = static_cast<const T*>(p.x) + b * p.batch_stride + n * p.row_stride + channel;
-      output.read(grad, static_cast<const uint8_t*>(p.index) + place, count);
-      std::fill_n(sums + n % p.group_size * kWidth, kWidth, 0.0f);
-      const int64_t most = std::min(n - first, p.group_size - 1);
-      for (int64_t j = std::max<int64_t>(0, n - last + 1); j <= most; ++j) {
-        output.add(sums + (n - j) % p.group_size * kWidth, j, count);
-      }
-    }
-    const int64_t done = n - p.group_size + 1;
-    if (done < first) continue;
-    T* out = static_cast<T*>(p.y) + (b * p.length + done) * p.channels + channel;
-    const float* row = sums + done % p.group_size * kWidth;
-    for (int64_t at = 0; at < count; at += lanes) {
-      store(out + at, rifflemix::load(row + at), count - at);
-    }
+  const Outputs<T> outputs(f, task, of);
+  const int64_t ahead = outputs.p.group_size - 1;
+  for (int64_t n = outputs.first; n < outputs.first + ahead; ++n) outputs.read(n);
+  for (int64_t n = outputs.first; n < outputs.last; ++n) {
+    outputs.read(n + ahead);
+    outputs.write(n);
   }
 }
 

@@ -1,0 +1,80 @@
+// What both ways to filter by rank share: how tokens and channels are divided.
+
+#pragma once
+
+#include "permutation.h"
+
+namespace rifflemix::permutation {
+
+constexpr int64_t kShortWindow = 8;   // tokens of the windows that are sorted
+constexpr int64_t kShortWidth = 256;  // channels of a block of theirs
+constexpr int64_t kShortRows = 16;    // of 32-bit keys
+constexpr int64_t kTokensOfStretch = 1024;
+
+// The sizes of a filter and its pieces of the scratch memory.
+template <class Bits>
+struct Filtering {
+  const Problem& p;
+  bool sorts;         // short windows, and the processor is quick at it
+  int64_t width;      // channels of a block
+  int64_t blocks;     // of channels
+  int64_t stretch;    // tokens in one
+  int64_t stretches;  // of tokens
+  int64_t bytes;      // of a window
+  Bits* wanted;       // (blocks, width): the rank that each channel takes
+  char* windows;      // (slots, bytes)
+
+  Filtering(const Problem& problem, Arena& arena)
+      : p(problem),
+        sorts(p.group_size > 1 && p.group_size <= kShortWindow && level() != 1),
+        width(sorts ? kShortWidth : 8 * kLine<Bits>),
+        blocks(quotient_up(p.channels, width)),
+        stretch(std::max(kTokensOfStretch, 8 * p.group_size)),
+        stretches(quotient_up(p.length, stretch)),
+        bytes(width * (sorts ? kShortRows * static_cast<int64_t>(sizeof(int32_t))
+                             : 3 * p.group_size * static_cast<int64_t>(sizeof(Bits)))),
+        wanted(arena.take<Bits>(blocks * width)),
+        windows(arena.take<char>(p.useful_threads() * bytes)) {}
+
+  void prepare() const {
+    std::fill(wanted, wanted + blocks * width, Bits{0});
+    for (int64_t c = 0; c < p.channels; ++c) wanted[c] = static_cast<Bits>(p.steps[c]);
+  }
+};
+
+// A stretch of tokens of a block of channels of a sample. The problem is copied: a store could else
+// change it, for all that a compiler knows.
+template <class Bits>
+struct Stretch {
+  const Problem p;
+  const Format<Bits> format;
+  const int64_t b, first, last, channel, count;
+  const Bits* const wanted;
+  char* const window;
+
+  Stretch(const Filtering<Bits>& f, int64_t task, int64_t of)
+      : p(f.p),
+        format(p.template format<Bits>()),
+        b(task / f.blocks / f.stretches),
+        first(task / f.blocks % f.stretches * f.stretch),
+        last(std::min(p.length, first + f.stretch)),
+        channel(task % f.blocks * f.width),
+        count(std::min(f.width, p.channels - channel)),
+        wanted(f.wanted + channel),
+        window(f.windows + of * f.bytes) {}
+
+  RIFFLEMIX_INLINE const Bits* x(int64_t n) const { return p.row<Bits>(b, n) + channel; }
+  RIFFLEMIX_INLINE Bits* y(int64_t n) const { return static_cast<Bits*>(p.y) + place(n); }
+  RIFFLEMIX_INLINE uint8_t* ago(int64_t n) const {
+    return static_cast<uint8_t*>(p.index) + place(n);
+  }
+  RIFFLEMIX_INLINE int64_t place(int64_t n) const {
+    return (b * p.length + n) * p.channels + channel;
+  }
+};
+
+// Filters a stretch by sorting, for windows of 2 to kShortWindow tokens.
+void filter_by_sorting(const Stretch<int32_t>& s);
+void filter_by_sorting(const Stretch<int16_t>& s);
+
+}  // namespace rifflemix::permutation

@@ -1,0 +1,218 @@
+// Windows of up to eight tokens, of which four that follow each other are sorted together.
+//
+// What four windows share is sorted once. Two tokens more make what the first two windows share,
+// two others what the last two do; then each window lacks one token, and its rank is taken by that
+// token or by one of the two sorted ones that it may come between. An exchange is a minimum and a
+// maximum of keys. Where it matters which token a key came from, one of 16 bits is joined with the
+// token's row, and one of 32 bits is looked for among the keys of its window.
+
+#pragma once
+
+#include <utility>
+
+#include "rank_filter.h"
+
+namespace rifflemix::permutation {
+
+constexpr int64_t kTogether = 4;  // windows
+constexpr int64_t kPast = 8;      // tokens before a run, which its windows reach
+constexpr int64_t kRun = 8;       // tokens after which the last ones become the past
+constexpr int kSpecialFours = 3;  // fours of windows that one token may be in
+static_assert(kPast + kRun == kShortRows && kPast >= kShortWindow, "windows of a run in the rows");
+
+// Longer than the processor's own, a vector would be taken apart.
+#if defined(__aarch64__) || (defined(RIFFLEMIX_ONE_INSTRUCTION_SET) && !defined(__AVX2__))
+constexpr int kShortBytes = 16;
+#else
+constexpr int kShortBytes = 32;
+#endif
+template <class Key>
+using Short = Vector<Key, kShortBytes / sizeof(Key)>;
+
+template <class V>
+RIFFLEMIX_INLINE V smaller(V a, V b) {
+  return a < b ? a : b;
+}
+template <class V>
+RIFFLEMIX_INLINE V larger(V a, V b) {
+  return a < b ? b : a;
+}
+template <class V>
+RIFFLEMIX_INLINE bool any(V mask) {
+  uint64_t words[sizeof(V) / sizeof(uint64_t)], all = 0;
+  std::memcpy(words, &mask, sizeof(mask));
+  for (uint64_t word : words) all |= word;
+  return all != 0;
+}
+
+template <class V>
+RIFFLEMIX_INLINE void exchange(V& first, V& second) {
+  const V low = smaller(first, second);
+  second = larger(first, second);
+  first = low;
+}
+
+// Puts a key among kCount sorted ones.
+template <int kCount, class V>
+RIFFLEMIX_INLINE void insert(V* sorted, V key) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) exchange(sorted[i], key);
+  sorted[kCount] = key;
+}
+
+// Puts two keys among kCount sorted ones, an odd number: the smaller among those at even places,
+// the larger among the others, which leaves neighbours to be exchanged (Batcher's merge).
+template <int kCount, class V>
+RIFFLEMIX_INLINE void insert_two(const V* sorted, V a, V b, V* all) {
+  constexpr int half = kCount / 2;
+  V even[half + 2], odd[half + 1];
+#pragma GCC unroll 8
+  for (int i = 0; i <= half; ++i) even[i] = sorted[2 * i];
+#pragma GCC unroll 8
+  for (int i = 0; i < half; ++i) odd[i] = sorted[2 * i + 1];
+  exchange(a, b);
+  insert<half + 1>(even, a);
+  insert<half>(odd, b);
+  all[0] = even[0];
+#pragma GCC unroll 8
+  for (int i = 0; i <= half; ++i) {
+    exchange(odd[i], even[i + 1]);
+    all[2 * i + 1] = odd[i];
+    all[2 * i + 2] = even[i + 1];
+  }
+}
+
+// Windows of up to kMost tokens, 4 or 8, of keys whose rows are kShortWidth apart. In place of
+// tokens that a smaller window lacks there is the largest key.
+template <int kMost, class Key>
+struct Windows {
+  using V = Short<Key>;
+  static constexpr int kShared = kMost - 3;
+
+  int64_t size;
+
+  static RIFFLEMIX_INLINE V row(const Key* keys, int64_t i) {
+    return load<V>(keys + i * kShortWidth);
+  }
+  // A row, or the largest key where windows have no such token.
+  static RIFFLEMIX_INLINE V row_if(bool there, const Key* keys, int64_t i) {
+    const Key least = there ? kSign<Key> : kTop<Key>;
+    return larger(row(keys, i), V{} + least);
+  }
+
+  // Keys of the wanted rank for the windows that end at row `last` and the three rows after it.
+  RIFFLEMIX_INLINE void filter(const Key* last, V wanted, V* taken) const {
+    const Key* const first = last - (size - 1) * kShortWidth;
+    V shared[kShared], sorted[kMost - 1];
+    if constexpr (kMost == 4) {
+      shared[0] = row_if(size > 3, first, 3);
+    } else {
+      share_five(first, shared);
+    }
+    // Only windows of two lack these.
+    const V older = kMost == 4 ? row_if(size > 2, first, 2) : row(first, 2);
+    const V newer = kMost == 4 ? row_if(size > 2, last, 1) : row(last, 1);
+    insert_two<kShared>(shared, older, row(first, 1), sorted);
+    take(sorted, row(first, 0), row(last, 1), wanted, taken);
+    insert_two<kShared>(shared, newer, row(last, 2), sorted);
+    take(sorted, row(first, 2), row(last, 3), wanted, taken + 2);
+  }
+
+  // The tokens that four windows of five to eight share, sorted.
+  RIFFLEMIX_INLINE void share_five(const Key* first, V* s) const {
+    s[0] = row(first, 3);
+    s[1] = row(first, 4);
+#pragma GCC unroll 4
+    for (int i = 2; i < 5; ++i) s[i] = row_if(i + 3 < size, first, i + 3);
+    exchange(s[0], s[3]);
+    exchange(s[1], s[4]);
+    exchange(s[0], s[2]);
+    exchange(s[1], s[3]);
+    exchange(s[0], s[1]);
+    exchange(s[2], s[4]);
+    exchange(s[1], s[2]);
+    exchange(s[3], s[4]);
+    exchange(s[2], s[3]);
+  }
+
+  // Of two windows that share all tokens but one, the older and the newer one: it comes between two
+  // neighbours of the sorted ones, which the bits of the rank find.
+  static RIFFLEMIX_INLINE void take(const V* sorted, V older, V newer, V wanted, V* taken) {
+    V around[kMost + 1];
+    around[0] = V{} + kSign<Key>;
+#pragma GCC unroll 8
+    for (int i = 1; i < kMost; ++i) around[i] = sorted[i - 1];
+    around[kMost] = V{} + kTop<Key>;
+#pragma GCC unroll 4
+    for (int bit = kMost / 2; bit > 0; bit /= 2) {
+      const V past = (wanted & static_cast<Key>(bit)) != 0;
+#pragma GCC unroll 8
+      for (int i = 0; i <= bit; ++i) around[i] = past ? around[i + bit] : around[i];
+    }
+    taken[0] = larger(around[0], smaller(older, around[1]));
+    taken[1] = larger(around[0], smaller(newer, around[1]));
+  }
+};
+
+typedef Short<int8_t> Bytes;
+
+// Byte i of an element from vector i.
+template <int kParts, class V, std::size_t... At>
+RIFFLEMIX_INLINE Bytes byte_of_each(const V* vectors, std::index_sequence<At...>) {
+  constexpr Bytes odd = {(At % 2 == 1 ? -1 : 0)...}, late = {(At % 4 >= 2 ? -1 : 0)...};
+  const Bytes first = odd ? (Bytes)vectors[1] : (Bytes)vectors[0];
+  if constexpr (kParts == 2) {
+    return first;
+  } else {
+    return late ? (odd ? (Bytes)vectors[3] : (Bytes)vectors[2]) : first;
+  }
+}
+
+// How far back the keys taken are of windows that end at row `last` and after, a byte for each of
+// as many as fit a key; false where equal ones are in a window.
+template <int kMost, class Key, class V>
+RIFFLEMIX_INLINE bool find(const Key* last, const V* taken, int64_t size, Bytes* ago) {
+  constexpr int parts = sizeof(Key);
+  Bytes found = {};  // the distance, and 16 for each token found
+#pragma GCC unroll 8
+  for (int i = 0; i < kMost; ++i) {
+    if (i > 1 && i >= size) break;
+    V equal[parts];
+#pragma GCC unroll 4
+    for (int w = 0; w < parts; ++w) equal[w] = load<V>(last + (w - i) * kShortWidth) == taken[w];
+    const Bytes equals = byte_of_each<parts>(equal, std::make_index_sequence<sizeof(V)>());
+    found += equals & static_cast<int8_t>(16 + i);
+  }
+  *ago = found & 15;
+  return !any(found & static_cast<int8_t>(0xE0));
+}
+
+// The same for one window: of equal tokens the one that has the rank.
+template <class Key, class V>
+RIFFLEMIX_INLINE V find_among_equals(const Key* last, V taken, V wanted, int64_t size) {
+  V left = wanted, ago = {};  // equal tokens to be passed over
+  for (int64_t i = 0; i < size; ++i) left += load<V>(last - i * kShortWidth) < taken;
+  for (int64_t i = size - 1; i >= 0; --i) {
+    const V equal = load<V>(last - i * kShortWidth) == taken;
+    ago |= equal & (left == 0) & static_cast<Key>(i);
+    left += equal;
+  }
+  return ago;
+}
+
+// The bytes of a vector, all first ones of its elements before all second ones.
+template <int kParts, class Bytes, std::size_t... At>
+RIFFLEMIX_INLINE Bytes by_part(Bytes bytes, std::index_sequence<At...>) {
+  constexpr int lanes = sizeof...(At) / kParts;
+#if defined(__clang__)
+  return __builtin_shufflevector(bytes, bytes, (int(At) % lanes * kParts + int(At) / lanes)...);
+#else
+  return __builtin_shuffle(bytes, Bytes{(int(At) % lanes * kParts + int(At) / lanes)...});
+#endif
+}
+template <int kParts>
+RIFFLEMIX_INLINE Bytes by_part(Bytes elements) {
+  return by_part<kParts>(elements, std::make_index_sequence<sizeof(Bytes)>());
+}
+
+}  // namespace rifflemix::permutation
