@@ -5,10 +5,10 @@ In a page, a pair of comments says what stands between them:
     <!-- results: scaling, cpu, float32 -->
     <!-- /results -->
 
-A short table of our mixers or operators, from the newest complete result of that benchmark, device
-and type in benchmarks/results; with `16384/scaling` in place of `scaling`, in
-benchmarks/results/16384. All rows are in CSV files beside the result, which this writes too; with
-`files` in place of `results` the page has the links to them alone.
+A short table of our mixers or operators (of `parallel` all of its tables), from the newest complete
+result of that benchmark, device and type in benchmarks/results; with `16384/scaling` in place of
+`scaling`, in benchmarks/results/16384. All rows are in CSV files beside the result, which this
+writes too; with `files` in place of `results` the page has the links to them alone.
 
     <!-- comparison: compare-digits-tuned-2026-11-22.json -->
     <!-- /comparison -->
@@ -69,7 +69,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/start.md", "docs/performance.md",
                                        "docs/comparing.md",
-                                       "docs/learned-permutations.md"))  # fmt: skip
+                                       "docs/learned-permutations.md",
+                                       "docs/scale.md"))  # fmt: skip
 REPORT = ROOT / "docs" / "reproduced" / "report.md"
 DEMO_PLOT = "docs/demo.png"
 CURVES = "docs/performance.png"
@@ -180,9 +181,12 @@ def _benchmark(page: Path, results: Path, benchmark: str, device: str, dtype: st
     if path is None:
         return source
     result = read_result(path)
-    table = short_table(result)
-    lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
-    return "\n".join([f"**{table.title}**", "", *lines, "", f"{bench_notes(result)[0]}.", source])
+    shown = bench_tables(result) if benchmark == "parallel" else [short_table(result)]
+    parts = []
+    for table in shown:
+        lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
+        parts += [f"**{table.title}**", "", *lines, ""]
+    return "\n".join([*parts, f"{bench_notes(result)[0]}.", source])
 
 
 def _files(page: Path, results: Path, benchmark: str, device: str, dtype: str) -> str:

@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runs": _LAYERS | _DATA,
     "comparison": _LAYERS | _DATA | {"runs", "report"},
     "reproduction": _LAYERS | _DATA | {"runs", "report", "recipes"},
-    "bench": _LAYERS | _DATA | {"runs", "report", "recipes", "surgery"},
+    "bench": _LAYERS | _DATA | {"runs", "report", "recipes", "surgery", "parallel"},
     "analysis": _LAYERS | _DATA | {"runs", "report", "recipes"},
 }
 _TOP = {"__init__", "__main__", "cli"}

@@ -270,6 +270,36 @@ def all_to_all(x: Tensor, received: list[int], sent: list[int], group: Any) -> T
     return arrived
 
 
+def sent_bytes(operator: Any, args: tuple[Any, ...], rank: int, size: int) -> float:
+    """Bytes of floating-point numbers that a process sends by an operator; 0 if it sends none.
+
+    Args:
+        operator: as `OperatorWatch.saw` is told it.
+        args: its arguments.
+        rank: the process in the group.
+        size: processes of the group. An all-reduce and a gathering send what a ring of them would.
+
+    Raises:
+        NotImplementedError: another collective than this package uses.
+    """
+    names = torch.ops._c10d_functional
+    if not str(operator).startswith("_c10d_functional") or not args[0].is_floating_point():
+        return 0.0
+    nbytes = float(args[0].numel() * args[0].element_size())
+    if operator is names.all_reduce.default:
+        return 2 * (size - 1) / size * nbytes
+    if operator is names.all_gather_into_tensor.default:
+        return (size - 1) * nbytes
+    if operator is names.reduce_scatter_tensor.default:
+        return (size - 1) / size * nbytes
+    if operator is names.all_to_all_single.default:
+        rows = sum(args[2])
+        return nbytes * (rows - args[2][rank]) / max(rows, 1)
+    if operator is names.wait_tensor.default:
+        return 0.0
+    raise NotImplementedError(f"{operator} is not counted")
+
+
 def runs_on_gpu(event: Any) -> bool:
     """Whether an average of a profile, `record.key_averages()`, is of a GPU's kernel."""
     return bool(event.device_type == DeviceType.CUDA)
@@ -297,6 +327,7 @@ __all__ = [
     "memory_changes",
     "outside_graphs",
     "runs_on_gpu",
+    "sent_bytes",
     "shapes_only",
     "stable_order",
     "statically_known_true",

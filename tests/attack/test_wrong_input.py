@@ -26,7 +26,7 @@ from rifflemix.mixers import list_mixers
 from rifflemix.tasks import list_tasks
 
 Words = list[str]
-BENCHES = ("ops", "decode", "layers", "models", "published", "scaling", "lra")
+BENCHES = ("ops", "decode", "layers", "models", "parallel", "published", "scaling", "lra")
 # Words that no command can take as they stand; what they stand for is drawn.
 JUNK = st.one_of(
     st.sampled_from(

@@ -1,14 +1,29 @@
-"""Four processes for all tests of this folder: starting them takes longer than what they do."""
+"""Four processes for all tests of this folder: starting them takes longer than what they do.
+
+And a mesh of this process alone, which needs no starting.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import torch
 from processes import Processes
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 @pytest.fixture(scope="session")
 def four() -> Iterator[Processes]:
     with Processes(4) as processes:
         yield processes
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[DeviceMesh]:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    world = torch.distributed.group.WORLD  # held until all that uses it is gone
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("sequence",))
+    torch.distributed.destroy_process_group()
+    del world

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import traffic
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import rifflemix as rm
+from rifflemix.bench import traffic
 from rifflemix.nn.class_token import ClassToken
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[DeviceMesh]:
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    world = torch.distributed.group.WORLD  # held until all that uses it is gone
-    yield init_device_mesh("cpu", (1,), mesh_dim_names=("sequence",))
-    torch.distributed.destroy_process_group()
-    del world
 
 
 @pytest.mark.parametrize("mixer", ["tssa", "csp"])

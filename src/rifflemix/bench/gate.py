@@ -64,16 +64,21 @@ def check_finite(shape: object, x: Tensor, actual: Sequence[Tensor]) -> Check:
 
 
 def output_and_gradients(run: Callable[[], Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """An output, and gradients for a fixed one that differs from position to position.
+    """An output, and gradients of `leaves` for `output_gradient` of it."""
+    y = run()
+    grads = torch.autograd.grad(y, leaves, output_gradient(y), materialize_grads=True)
+    return [y, *grads]
+
+
+def output_gradient(y: Tensor) -> Tensor:
+    """A fixed gradient for an output, which differs from position to position.
 
     A permutation's backward would pass with a gradient of all ones whatever it does. The values
     fit into every floating-point type, so that all types see the same.
     """
-    y = run()
     positions = torch.arange(y.numel(), device=y.device, dtype=torch.float64)
     gradient = (torch.frac(0.6180339887498949 * (positions + 1)) - 0.5).bfloat16()
-    grads = torch.autograd.grad(y, leaves, gradient.to(y.dtype).view_as(y), materialize_grads=True)
-    return [y, *grads]
+    return gradient.to(y.dtype).view_as(y)
 
 
 def relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:

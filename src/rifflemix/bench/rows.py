@@ -20,7 +20,7 @@ from rifflemix.runs.environment import describe_hardware, environment
 FORMAT = "rifflemix.bench/2"
 MEASURED, FAILED, LEFT_OUT, STOPPED = "measured", "failed", "left out", "stopped"
 FORWARD, FORWARD_BACKWARD, TRAINING_STEP = "forward", "forward_backward", "training_step"
-STEP = "step"
+STEP, ALONE = "step", "alone"
 
 OPERATOR, LAYER, PEER, MODEL = "operator", "layer", "peer", "model"
 

@@ -23,6 +23,7 @@ PASS_TITLES = {
     "forward_backward": "forward and backward",
     "training_step": "training step",
     "step": "one more token",
+    "alone": "forward and backward, one process",
 }
 _IN_PLACE = "softmax, cache in place"
 _SHORT = {
@@ -48,13 +49,15 @@ class BenchTable:
 
 
 def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
-    """The tables of a result: for scaling and decode by N, otherwise one per shape and pass."""
+    """The tables of a result: of some benchmarks by N, otherwise one per shape and pass."""
     rows = result["rows"]
     if result["benchmark"] == "scaling":
         axis = axis_of(result)
         return [_growth_table(result["growth"], axis), *_tables_by_axis(rows, axis)]
     if result["benchmark"] == "decode":
         return _tables_by_context(rows)
+    if result["benchmark"] == "parallel":
+        return _tables_of_processes(rows, result["settings"]["processes"])
     if result["benchmark"] == "lra":
         return _tables_beside_printed(rows, result["printed"])
     tables = []
@@ -188,6 +191,35 @@ def _tables_by_context(rows: Sequence[Row]) -> list[BenchTable]:
         ),
         _by_axis("state", state, rows, "tokens"),
     ]
+
+
+def _tables_of_processes(rows: Sequence[Row], processes: int) -> list[BenchTable]:
+    """A row a mixer and a column an N: beside one process alone, and bytes beside the formula."""
+    share = f"{processes} processes / one"
+    columns: list[tuple[str, Show]] = [
+        (
+            f"forward and backward, ms: {share}",
+            _beside_alone(lambda t: _milliseconds(t["p50"])),
+        ),
+        (f"peak memory of a process: {share}", _beside_alone(_memory)),
+        ("bytes sent for a token, forward: counted / formula", _sent_per_token),
+    ]
+    return [_by_axis(title, cell, rows, "tokens") for title, cell in columns]
+
+
+def _beside_alone(show: Show) -> Show:
+    """Show the pass of all processes and that of one; the status where it was not measured."""
+    ours, alone = _timed("forward_backward", show), _timed("alone", show)
+    return lambda row: f"{ours(row)} / {alone(row)}" if row["passes"] else _status(row)
+
+
+def _sent_per_token(row: Row) -> str:
+    found = row["extra"]
+    if "sent_bytes" not in found:
+        return MISSING
+    tokens = row["shape"]["batch"] * row["shape"]["tokens"] / found["processes"]
+    counts = (found[key] / tokens for key in ("sent_bytes", "expected_bytes"))
+    return " / ".join(format_rate(count) if count else "0" for count in counts)
 
 
 def _tables_beside_printed(

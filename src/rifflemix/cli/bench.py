@@ -17,6 +17,7 @@ from rifflemix.cli.options import parse_names, parse_threads
 from rifflemix.cli.output import plain_table, print_json, progress_console, show
 from rifflemix.errors import bad_argument, require_packages
 from rifflemix.runs.options import Device, Json, Option, Threads
+from rifflemix.runs.processes import is_main_process
 
 if TYPE_CHECKING:
     from rifflemix.bench.rows import Shape
@@ -29,6 +30,7 @@ Mixers = Annotated[str, Option("Names with commas between them; all if unset.")]
 Batch = Annotated[int, Option("Sequences.")]
 Dim = Annotated[int, Option("Channels.")]
 Heads = Annotated[int, Option("Heads, where a layer has them.")]
+Causal = Annotated[bool, Option("Causal layers, of the mixers that can be.")]
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,17 @@ class Measurement:
             StopRequest(bar.note) as stop,
         ):
             result = run(settings, Hooks(bar.update, stop, file.save))
+        if is_main_process():
+            self._tell(result, file, write_more)
+        if result["status"] != "complete":
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+    def _tell(
+        self,
+        result: dict[str, Any],
+        file: _File,
+        write_more: Callable[[dict[str, Any], Path], Path] | None,
+    ) -> None:
         written = file.paths()
         if written and write_more is not None:
             written.append(write_more(result, written[0]))
@@ -74,8 +87,6 @@ class Measurement:
             print_json(result)
         else:
             _show(result, written)
-        if result["status"] != "complete":
-            raise typer.Exit(EXIT_INTERRUPTED)
 
 
 app = Commands(help="Measure time and memory: correctness first, then speed.")
@@ -178,7 +189,7 @@ def scaling(
     ] = None,
     heads: Heads = 8,
     mixers: Mixers | None = None,
-    causal: Annotated[bool, Option("Causal layers, of the mixers that can be.")] = False,
+    causal: Causal = False,
     peers: Annotated[bool, Option("Let layers of other installed packages take part.")] = False,
     measurement: Measurement,
 ) -> None:
@@ -245,6 +256,43 @@ def decode(
 
 
 @app.command(
+    epilog="Examples:  torchrun --nproc-per-node 4 -m rifflemix bench parallel   |   "
+    "torchrun --nproc-per-node 2 -m rifflemix bench parallel --tokens 1024,8192 --mixers tssa,csp "
+    "--causal --out benchmarks/results"
+)
+def parallel(
+    *,
+    tokens: Annotated[
+        str | None,
+        Option("Numbers of tokens; 1024, 4096, 16384 if unset.", metavar="N,N,..."),
+    ] = None,
+    batch: Batch = 1,
+    dim: Dim = 512,
+    heads: Heads = 8,
+    mixers: Mixers | None = None,
+    causal: Causal = False,
+    measurement: Measurement,
+) -> None:
+    """Layers whose tokens torchrun's processes share: time, memory, bytes sent, against one."""
+    from rifflemix.bench.parallel import DEFAULT_TOKENS, run
+
+    lengths = DEFAULT_TOKENS if tokens is None else _numbers(tokens, "--tokens", "N,N,...")
+    names = None if mixers is None else parse_names(mixers, "--mixers")
+    measurement.measure(
+        lambda settings, hooks: run(
+            lengths,
+            batch=batch,
+            dim=dim,
+            heads=heads,
+            mixers=names,
+            causal=causal,
+            settings=settings,
+            hooks=hooks,
+        )
+    )
+
+
+@app.command(
     epilog="Examples:  rifflemix bench lra --device cuda --out benchmarks/results   |   "
     "rifflemix bench lra --tokens 1024 --batch 2 --mixers sliceformer,linformer"
 )
@@ -280,7 +328,7 @@ def _write_plot(result: dict[str, Any], file: Path) -> Path:
 
 
 class _File:
-    """The file of a result; it is written again as the result grows.
+    """The file of a result; it is written again as the result grows, by the main process alone.
 
     Raises:
         InputError: a file that is there already, or a path that cannot be written.
@@ -312,7 +360,7 @@ class _File:
         from rifflemix.bench.rows import new_file, result_name
         from rifflemix.files import make_folder, write_json
 
-        if self._out is None:
+        if self._out is None or not is_main_process():
             return
         if self._path is None and _is_file(self._out):
             self._path = self._out

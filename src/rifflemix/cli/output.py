@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rifflemix.errors import InputError
+from rifflemix.runs.processes import is_main_process
 
 
 @contextlib.contextmanager
@@ -69,8 +70,8 @@ def show(renderable: RenderableType) -> None:
 
 
 def progress_console() -> Console:
-    """The console for progress."""
-    return Console(stderr=True, highlight=False)
+    """The console for progress; of several processes the first one speaks."""
+    return Console(stderr=True, highlight=False, quiet=not is_main_process())
 
 
 def plain_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:

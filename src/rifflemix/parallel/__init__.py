@@ -1,6 +1,12 @@
 """One sequence over several devices, on torch.distributed and its DeviceMesh."""
 
-from rifflemix.parallel.api import shard_sequence
+from rifflemix.parallel.api import SHARDED_MIXERS, shard_sequence
 from rifflemix.parallel.mesh import gather_tokens, mean_over_tokens, shard_tokens
 
-__all__ = ["gather_tokens", "mean_over_tokens", "shard_sequence", "shard_tokens"]
+__all__ = [
+    "SHARDED_MIXERS",
+    "gather_tokens",
+    "mean_over_tokens",
+    "shard_sequence",
+    "shard_tokens",
+]

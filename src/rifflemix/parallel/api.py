@@ -73,6 +73,9 @@ _LAYERS: Mapping[type[nn.Module], type[nn.Module]] = {
     PositionEmbedding: layers.ShardedPositionEmbedding,
     SinusoidalPositions: layers.ShardedSinusoidalPositions,
 }
+SHARDED_MIXERS = tuple(sorted(cls.card.name for cls in _MIXERS if issubclass(cls, TokenMixer)))
+"""Registry names of the mixers that `shard_sequence` takes."""
+
 _M = TypeVar("_M", bound=nn.Module)
 _DESCRIBED, _DIMS = 3, 6  # tensors, and dimensions of each, that are compared between processes
 

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 import torch
 
 from rifflemix.plugins import plugin_files
+from rifflemix.runs.processes import is_one_of_many
 
 _LIBRARIES = ("rifflemix", "torch", "numpy", "safetensors", "accelerate", "triton")
 
@@ -73,6 +74,8 @@ def _command() -> str:
     """The command line as a reader would type it, with what was set for the allocator."""
     program = Path(sys.argv[0]).name
     words = ["rifflemix" if program == "__main__.py" else program, *sys.argv[1:]]
+    if is_one_of_many() and program == "__main__.py":
+        words = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", *words]
     allocator = (f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("MALLOC_"))
     return shlex.join([*allocator, *words])
 

@@ -63,7 +63,7 @@ def median_seconds(
             next_one = loops[name] * taken[-1] if taken else 0.0
             if max_seconds is not None and taken and spent[name] + next_one > max_seconds:
                 continue
-            taken.append(_timed(call, device, loops[name]))
+            taken.append(seconds_of(call, device, loops[name]))
             spent[name] = spent.get(name, 0.0) + loops[name] * taken[-1]
     return seconds
 
@@ -76,7 +76,7 @@ def median(values: list[float]) -> float:
 def probe(call: Call, device: torch.device) -> Probe:
     """Make a call once and say what it took."""
     seconds: list[float] = []
-    memory = peak_memory(lambda: seconds.append(_timed(call, device, 1)), device)
+    memory = peak_memory(lambda: seconds.append(seconds_of(call, device)), device)
     return Probe(seconds[0], memory)
 
 
@@ -110,7 +110,7 @@ def kernel_share(call: Call, device: torch.device) -> float:
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as record:
-        seconds = _timed(call, device, 1)
+        seconds = seconds_of(call, device)
     events = record.key_averages()
     if on_gpu:
         busy = sum(e.self_device_time_total for e in events if runs_on_gpu(e))
@@ -137,13 +137,14 @@ def _warm_up(call: Call, device: torch.device, min_seconds: float, known_seconds
     """Calls for one timing; a call known to be long is neither warmed up nor looped."""
     once = known_seconds
     if once < _LONG_SECONDS:
-        once = _timed(call, device, 1)
+        once = seconds_of(call, device)
     if once < _LONG_SECONDS:
-        once = _timed(call, device, 1)
+        once = seconds_of(call, device)
     return max(1, int(min_seconds / max(once, 1e-9)))
 
 
-def _timed(call: Call, device: torch.device, loops: int) -> float:
+def seconds_of(call: Call, device: torch.device, loops: int = 1) -> float:
+    """Time of a call, made `loops` times; GPU work is waited for."""
     _wait(device)
     start = time.perf_counter()
     for _ in range(loops):

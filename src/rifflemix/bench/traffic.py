@@ -1,0 +1,137 @@
+"""What a process sends for a mixer of a sequence in shards: by formula, and as it is counted.
+
+docs/scale.md has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rifflemix.compat import OperatorWatch, sent_bytes
+from rifflemix.mixers import TokenMixer
+from rifflemix.mixers.csp import CSP
+from rifflemix.mixers.sinkhorn import Sinkhorn
+from rifflemix.mixers.value_maps import PermutedValues
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the formulas are of.
+
+    Attributes:
+        processes: P.
+        here: tokens of each, N / P.
+        dim: channels C.
+        heads: H.
+        batch: B.
+        number: bytes of an activation.
+        summed: bytes of a number that is added up.
+    """
+
+    processes: int
+    here: int
+    dim: int
+    heads: int
+    batch: int = 1
+    number: int = 2
+    summed: int = 4
+
+    @property
+    def share(self) -> float:
+        """What a process sends of numbers that all add up, or share out and collect: 2 (P-1)/P."""
+        return 2 * (self.processes - 1) / self.processes
+
+
+# Bytes that a process sends in a forward pass.
+
+
+def tssa(s: Sizes) -> float:
+    """Energies, memberships and their energies."""
+    return s.share * s.batch * (2 * s.dim + s.heads) * s.summed
+
+
+def linear(s: Sizes) -> float:
+    """Features times values, and their sum."""
+    return s.share * s.batch * s.dim * (s.dim // s.heads + 1) * s.summed
+
+
+def average(s: Sizes) -> float:
+    """The sum of the tokens, and their count."""
+    return s.share * s.batch * (s.dim + 1) * s.summed
+
+
+def permuted(s: Sizes, references: int = 0) -> float:
+    """Tokens to channels, and back; reference channels go along to so many processes."""
+    return s.batch * s.here * (s.share * s.dim + references) * s.number
+
+
+def reached(s: Sizes, reach: int = 32) -> float:
+    """The last tokens before a shard, from as many processes as hold them."""
+    return s.batch * min(reach, (s.processes - 1) * s.here) * s.dim * s.number
+
+
+def grouped(s: Sizes) -> float:
+    """Tokens to their groups, and back: at most all."""
+    return 2 * s.batch * s.here * s.dim * s.number
+
+
+def sinkhorn(s: Sizes, block: int = 1024, sums: int = 1) -> float:
+    """Sums of the blocks; queries, keys and values of heads together, and outputs back."""
+    blocks = sums * s.dim * -(-s.here * s.processes // block) * s.summed
+    return s.share * s.batch * (blocks + 2 * s.here * s.dim * s.number)
+
+
+def softmax(s: Sizes) -> float:
+    """Keys and values to all."""
+    return (s.processes - 1) * s.batch * s.here * 2 * s.dim * s.number
+
+
+_SUMS: Mapping[str, Callable[[Sizes], float]] = {"average": average, "linear": linear, "tssa": tssa}
+
+
+def expected_bytes(mixer: TokenMixer, s: Sizes) -> float:
+    """What the process that sends most sends in a forward pass without padding.
+
+    Exact where the processes divide heads and channels; of `butterfly` and `grouped` a bound.
+    """
+    name = mixer.card.name
+    if name in _SUMS:
+        # The first of all sends its sums to every later one, where an all-reduce shares the work.
+        return _SUMS[name](s) * (s.processes / 2 if mixer.causal else 1)
+    if isinstance(mixer, PermutedValues):
+        if mixer.windows is not None:
+            return reached(s, mixer.windows.depth)
+        return permuted(s, _references(mixer, s) if isinstance(mixer, CSP) else 0)
+    if name in ("butterfly", "grouped"):
+        return grouped(s)
+    if isinstance(mixer, Sinkhorn):
+        return sinkhorn(s, mixer.block_size, 2 if mixer.causal else 1)
+    return {"identity": lambda _: 0.0, "softmax": softmax}[name](s)
+
+
+def _references(mixer: CSP, s: Sizes) -> int:
+    """How many processes permute channels that start inside a head, whose first they need."""
+    if mixer.order != "reference":
+        return 0
+    each, width = mixer.inner_dim // s.processes, mixer.inner_dim // mixer.heads
+    return sum(rank * each % width > 0 for rank in range(s.processes))
+
+
+class Traffic(OperatorWatch):
+    """Inside, counts the bytes that this process sends in floating-point numbers.
+
+    Args:
+        rank: this process in the group.
+        size: processes of the group.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        self.rank, self.size = rank, size
+        self.sent = 0.0
+
+    def saw(self, operator: Any, args: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
+        """See `OperatorWatch.saw`."""
+        self.sent += sent_bytes(operator, args, self.rank, self.size)

@@ -1,0 +1,141 @@
+"""`rifflemix bench parallel`: what it measures, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cases
+import pytest
+from processes import Processes
+from torch.distributed.device_mesh import DeviceMesh
+
+import rifflemix as rm
+from command_line import Cli
+from rifflemix.bench import parallel
+from rifflemix.bench.gate import Check
+from rifflemix.bench.runner import Hooks, Settings
+from rifflemix.bench.tables import bench_notes, bench_tables
+
+QUICK = Settings(repeats=2, max_seconds=20.0)
+SIZES: dict[str, Any] = {"dim": 8, "heads": 2, "batch": 2, "settings": QUICK}
+
+
+def test_a_mesh_of_one_process(mesh: DeviceMesh) -> None:
+    told, saved = [], []
+    hooks = Hooks(progress=lambda *status: told.append(status), save=saved.append)
+    result = parallel.run((16, 8), mixers=["tssa"], mesh=mesh, hooks=hooks, **SIZES)
+    json.dumps(result, allow_nan=False)
+    assert result["status"] == "complete"
+    assert [len(part["rows"]) for part in saved] == [1, 2]
+    assert told[-1] == (2, 2, "timing at (2, 16, 8)")
+    names = [(row["shape"]["tokens"], row["name"]) for row in result["rows"]]
+    assert names == [(8, "tssa"), (16, "tssa")]
+    for row in result["rows"]:
+        assert row["status"] == "measured", row["note"]
+        assert [check["against"] for check in row["gate"]] == ["one process, float64"]
+        assert row["passes"].keys() == {"forward_backward", "alone"}
+        assert row["passes"]["forward_backward"]["ratios"].keys() == {"alone"}
+        assert len(row["passes"]["alone"]["seconds"]) == 2
+        assert row["extra"]["sent_bytes"] == row["extra"]["expected_bytes"] == 0
+    times, memory, sent = bench_tables(result)
+    assert times.title == "forward and backward, ms: 1 processes / one"
+    assert [row[0] for row in times.rows] == ["tssa"]
+    assert memory.headers == ["Name", "N=8", "N=16"]
+    assert sent.rows[0] == ["tssa", "0 / 0", "0 / 0"]
+
+
+def test_a_stop_leaves_what_was_measured(mesh: DeviceMesh) -> None:
+    asked = iter([False, True])
+    hooks = Hooks(should_stop=lambda: next(asked, True))
+    result = parallel.run((8,), mixers=["tssa", "linear"], mesh=mesh, hooks=hooks, **SIZES)
+    assert result["status"] == "partial"
+    assert [row["status"] for row in result["rows"]] == ["stopped", "stopped"]
+
+
+def test_a_wrong_layer_is_not_timed(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Check("one process, float64", "(1, 8, 8)", 0.5, 1e-9, False)
+    monkeypatch.setattr(parallel, "check", lambda *_: wrong)
+    (row,) = parallel.run((8,), mixers=["tssa"], mesh=mesh, **SIZES)["rows"]
+    assert (row["status"], row["passes"]) == ("failed", {})
+    assert "error against one process, float64 is 0.5" in row["note"]
+
+
+def test_what_takes_too_long_is_left_out(mesh: DeviceMesh) -> None:
+    short = {**SIZES, "settings": Settings(repeats=1, max_seconds=1e-9)}
+    result = parallel.run((8, 16), mixers=["tssa"], mesh=mesh, **short)
+    assert [row["note"] for row in result["rows"]] == [
+        "it takes over 5e-10 s, half of the limit of 1e-09 s",
+        "8 tokens took too long already",
+    ]
+    assert bench_tables(result)[0].rows == [["tssa", "left out", "left out"]]
+    assert len(bench_notes(result)) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tokens": [4, 4]}, "tokens: expected at least one number, each only once"),
+        ({"tokens": [4], "mixers": ["fnet"]}, r"with a sharded form \(average, butterfly, csp, "),
+        ({"tokens": [4], "mixers": ["butterfly"], "causal": True}, "mixers that can be causal"),
+        ({"tokens": [4]}, "torchrun --nproc-per-node 4 -m rifflemix bench parallel"),
+    ],
+)
+def test_bad_settings(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(rm.InputError, match=words):
+        parallel.run(**options)
+
+
+def test_tokens_that_do_not_divide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(rm.InputError, match="multiples of the 3 processes of torchrun, got 1024"):
+        parallel.run()
+
+
+def test_one_process_on_the_command_line(cli: Cli, tmp_path: Path) -> None:
+    done = cli("bench", "parallel", "--out", str(tmp_path / "out.json"))
+    assert done.code == 2
+    assert "but this is one alone; type torchrun --nproc-per-node 4 -m rifflemix" in done.err
+    assert not list(tmp_path.iterdir())
+
+
+def _measured_everywhere(mixers: list[str], causal: bool) -> None:
+    mesh = cases.meshes()[4]
+    result = parallel.run((16,), mesh=mesh, mixers=mixers, causal=causal, **SIZES)
+    assert [row["name"] for row in result["rows"]] == mixers
+    for row in result["rows"]:
+        assert row["status"] == "measured", (row["name"], row["note"], row["gate"])
+        sent, expected = row["extra"]["sent_bytes"], row["extra"]["expected_bytes"]
+        if row["name"] in ("butterfly", "grouped"):
+            assert 0 < sent <= expected, (row["name"], sent, expected)
+        elif row["name"] != "sinkhorn":  # of two heads on four processes not exact
+            assert sent == expected, (row["name"], sent, expected)
+
+
+@pytest.mark.slow
+def test_four_processes(four: Processes) -> None:
+    four.run(_measured_everywhere, ["butterfly", "csp", "sinkhorn", "tssa"], False)
+    four.run(_measured_everywhere, ["csp", "tssa"], True)
+
+
+@pytest.mark.slow
+def test_under_torchrun_one_process_writes_and_prints(tmp_path: Path) -> None:
+    sizes = ["--tokens", "8,16", "--dim", "8", "--heads", "2", "--mixers", "tssa,csp"]
+    words = ["bench", "parallel", *sizes, "--repeats", "1", "--threads", "1"]
+    words += ["--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", "2", "-m", "rifflemix", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Written to") == 1
+    assert done.stderr.count("timing at (1, 8, 8)") == 1
+    (file,) = (tmp_path / "out").iterdir()
+    result = json.loads(file.read_text())
+    assert result["command"].startswith("torchrun --nproc-per-node 2 -m rifflemix bench parallel")
+    assert result["settings"]["processes"] == 2
+    assert {row["status"] for row in result["rows"]} == {"measured"}
