@@ -133,12 +133,12 @@ class ShardedAverage(ShardedMixer, AveragePooling):
         counted = torch.ones_like(tokens[..., :1])
         if key_padding_mask is not None:
             counted = counted.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
-        tokens = torch.cat((tokens, counted), -1)
         if self.causal:
+            tokens = torch.cat((tokens, counted), -1)
             sums = tokens.cumsum(1) + shards.total_before(tokens.sum(1)).unsqueeze(1)
         else:
-            sums = shards.total(tokens.sum(1, keepdim=True)).expand(tokens.shape)
-        return (sums[..., :-1] / sums[..., -1:].clamp(min=1)).to(x.dtype)
+            sums = shards.total(torch.cat((tokens.sum(1), counted.sum(1)), -1)).unsqueeze(1)
+        return (sums[..., :-1] / sums[..., -1:].clamp(min=1)).to(x.dtype).expand_as(x)
 
 
 def valid_before(x: Tensor, mask: Tensor | None, shards: Shards) -> Tensor:
