@@ -22,6 +22,7 @@ from typing import Any
 
 import write_claims
 import write_mixers
+from results_parallel import told
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
 
 from rifflemix.bench import decode
@@ -68,8 +69,8 @@ class Answer:
 
 def answers() -> list[Answer]:
     """All of the page, in its order."""
-    return [accuracy(), one_task(), small_tasks(), speed(), memory(), decoding(), distillation(),
-            printed(), claims(), estimates()]  # fmt: skip
+    return [accuracy(), one_task(), small_tasks(), speed(), memory(), decoding(), sharding(),
+            distillation(), printed(), claims(), estimates()]  # fmt: skip
 
 
 def accuracy() -> Answer:
@@ -279,6 +280,15 @@ def decoding() -> Answer:
     drawn = [Curve(name.split(",")[0], points) for name, points in rates.items()]
     picture = curves("Tokens per second of one layer over the context", drawn, decades=True)
     return Answer("How fast does it generate after a long context?", says, "decoding", picture,
+                  table, [path], [result["command"]])  # fmt: skip
+
+
+def sharding() -> Answer:
+    """A sequence over several processes."""
+    path = _by_time(RESULTS.glob("parallel-*.json"))[-1]
+    result = read(path)
+    says, picture, table = told(result)
+    return Answer("What does splitting a sequence save, and send?", says, "sharding", picture,
                   table, [path], [result["command"]])  # fmt: skip
 
 

@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": set(),
     "recipes": _LAYERS | _DATA,
     "report": set(),
-    "runs": _LAYERS | _DATA,
+    "runs": _LAYERS | _DATA | {"parallel"},
     "comparison": _LAYERS | _DATA | {"runs", "report"},
     "reproduction": _LAYERS | _DATA | {"runs", "report", "recipes"},
     "bench": _LAYERS | _DATA | {"runs", "report", "recipes", "surgery", "parallel"},

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._autograd import DeviceType
 from torch.autograd import forward_ad
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -270,6 +270,23 @@ def all_to_all(x: Tensor, received: list[int], sent: list[int], group: Any) -> T
     return arrived
 
 
+def fsdp_processes(model: nn.Module) -> list[list[int]]:
+    """The processes over which FSDP2 averages the gradients of a model, of each of its meshes.
+
+    Those of modules around the model are among them, once it was called and where it has modules
+    that were sharded by themselves. Empty where FSDP2 has not sharded anything in the model.
+    """
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    states = [part._get_fsdp_state() for part in model.modules() if isinstance(part, FSDPModule)]
+    states += [other for state in states for other in state._state_ctx.all_states]
+    meshes = [group.mesh_info.mesh for state in states for group in state._fsdp_param_groups]
+    found = {tuple(map(int, mesh.mesh.flatten())) for mesh in meshes}
+    return [list(processes) for processes in sorted(found)]
+
+
 def sent_bytes(operator: Any, args: tuple[Any, ...], rank: int, size: int) -> float:
     """Bytes of floating-point numbers that a process sends by an operator; 0 if it sends none.
 
@@ -294,7 +311,7 @@ def sent_bytes(operator: Any, args: tuple[Any, ...], rank: int, size: int) -> fl
         return (size - 1) / size * nbytes
     if operator is names.all_to_all_single.default:
         rows = sum(args[2])
-        return nbytes * (rows - args[2][rank]) / max(rows, 1)
+        return nbytes * float(rows - args[2][rank]) / max(rows, 1)
     if operator is names.wait_tensor.default:
         return 0.0
     raise NotImplementedError(f"{operator} is not counted")
@@ -316,6 +333,7 @@ __all__ = [
     "as_operand",
     "attention_on_cpu",
     "constant_for_compiler",
+    "fsdp_processes",
     "fused_attention_inputs",
     "fused_attention_node",
     "has_differentiable_collectives",

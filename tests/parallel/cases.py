@@ -185,6 +185,8 @@ def gpt_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
 
 def training_is_the_same(wrap: str, mixer: str) -> None:
     """Two halves of a batch on one axis of a mesh, two halves of their sequences on the other."""
+    from torch.distributed.fsdp import fully_shard
+
     mesh, length = grid()["sequence"], 2 * EACH
     model = drawn(
         rm.create_model(
@@ -199,11 +201,12 @@ def training_is_the_same(wrap: str, mixer: str) -> None:
     trained: nn.Module = shard_sequence(model, mesh)
     world = torch.distributed.group.WORLD  # outlives the reducer of DDP
     if wrap == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
         for block in model.blocks:
             fully_shard(block, mesh=meshes()[4])
         fully_shard(model, mesh=meshes()[4])
+    elif wrap == "fsdp around":  # over the data alone: what it replaced is averaged all the same
+        trained = nn.Sequential(model)
+        fully_shard(trained, mesh=grid()["data"])
     else:
         group = world if wrap == "ddp over all" else grid()["data"].get_group()
         trained = nn.parallel.DistributedDataParallel(model, process_group=group)
@@ -216,13 +219,38 @@ def training_is_the_same(wrap: str, mixer: str) -> None:
         trained.zero_grad()
         shard = shard_tokens(inputs[rows][:B], mesh)
         F.cross_entropy(trained(shard), labels[rows][:B]).backward()
-        if wrap == "fsdp":
+        if wrap.startswith("fsdp"):
             theirs = dict(alone.named_parameters())
             for name, parameter in model.named_parameters():
                 close(parameter.grad.full_tensor(), theirs[name].grad, name)
         else:
             same_gradients(model, alone)
     del trained, world
+
+
+def meshes_of_fsdp_that_leave_processes_out() -> None:
+    """Refused on every process, whether the model, its blocks or what is around it is sharded."""
+    from torch.distributed.fsdp import fully_shard
+
+    mesh, ids = grid()["sequence"], torch.zeros(B, EACH, dtype=torch.int64)
+    settings: dict[str, Any] = {"mixer": "tssa", "vocab_size": 9, "dim": 4, "num_layers": 1}
+    for parts in (["model"], ["block"], ["block", "around"]):
+        model = shard_sequence(rm.create_model("encoder", max_length=9, **settings), mesh)
+        found = {"model": model, "block": model.blocks[0], "around": nn.Sequential(model)}
+        for part in parts:
+            fully_shard(found[part], mesh=grid()["data" if part == parts[-1] else "sequence"])
+        called = found["around"] if "around" in parts else model
+        with pytest.raises(rm.InputError, match=r"all processes of its sequence, \[\d, \d\], got"):
+            called(ids)
+
+
+def copies_average_their_gradients() -> None:
+    mesh, x = meshes()[4], tokens(4 * EACH)
+    sharded = shard_sequence(drawn(rm.create_mixer("tssa", C)), mesh)
+    copied = copy.deepcopy(sharded)
+    for mixer in (sharded, copied):
+        mixer(shard_tokens(x, mesh)).square().sum().backward()
+    same_gradients(copied, sharded)
 
 
 def draws_are_shared() -> None:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
 
-_START, _RUN = 200.0, 60.0  # seconds until a test fails instead of hanging
+_START, _RUN = 200.0, 120.0  # seconds until a test fails instead of hanging
 
 
 class Processes:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import rifflemix as rm
 from rifflemix.bench import traffic
+from rifflemix.compat import fsdp_processes
 from rifflemix.nn.class_token import ClassToken
 
 
@@ -113,6 +115,13 @@ def test_what_a_sharded_mixer_refuses(mesh: DeviceMesh) -> None:
         mixer(torch.zeros(1, 4, 8), cu_seqlens=torch.tensor([0, 1, 4]))
     with pytest.raises(rm.InputError, match=r"values: expected shape \(B, n\), got \(\)"):
         rm.parallel.mean_over_tokens(torch.zeros(()), mesh)
+
+
+def test_meshes_of_fsdp_are_found(mesh: DeviceMesh) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    assert fsdp_processes(model) == []
+    fully_shard(model[0], mesh=mesh)
+    assert fsdp_processes(model) == [[0]]
 
 
 def test_the_plan_on_paper_is_what_the_formulas_say() -> None:

@@ -65,9 +65,17 @@ def test_vision_transformers(four: Processes, mixer: str, pool: str) -> None:
     four.run(cases.vit_is_the_same, 4, {"mixer": mixer, "pool": pool})
 
 
-@pytest.mark.parametrize("wrap", ["ddp", "ddp over all", "fsdp", "checkpointing"])
+@pytest.mark.parametrize("wrap", ["ddp", "ddp over all", "fsdp", "fsdp around", "checkpointing"])
 def test_training_on_the_other_axis(four: Processes, wrap: str) -> None:
     four.run(cases.training_is_the_same, wrap, "csp" if wrap == "ddp" else "tssa")
+
+
+def test_fsdp_over_too_small_a_mesh(four: Processes) -> None:
+    four.run(cases.meshes_of_fsdp_that_leave_processes_out)
+
+
+def test_copies_average_their_gradients(four: Processes) -> None:
+    four.run(cases.copies_average_their_gradients)
 
 
 def test_what_drops_for_a_whole_sequence(four: Processes) -> None:

@@ -39,7 +39,7 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, create_mixer, mixer_card
 from rifflemix.parallel import SHARDED_MIXERS, shard_sequence, shard_tokens
 from rifflemix.runs.measure import Call, Probe, probe, seconds_of
-from rifflemix.runs.processes import is_one_of_many
+from rifflemix.runs.processes import count_processes, is_one_of_many
 
 DEFAULT_TOKENS = (1024, 4096, 16_384)
 _GATE_TOKENS = 256
@@ -88,7 +88,7 @@ def run(
     own = mesh is None
     if mesh is None:
         _check_launched(settings)
-        size = int(os.environ["WORLD_SIZE"])
+        size = count_processes()
         _check_divides(shapes, size)
         mesh = init_device_mesh(settings.torch_device.type, (size,), mesh_dim_names=("sequence",))
     try:

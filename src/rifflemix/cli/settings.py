@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OF_DATA = ("data", "input", "label")
 _SAME_NAME = (
     "max_steps", "batch_size", "dim", "num_layers", "num_heads", "model", "device", "precision",
-    "threads",
+    "threads", "context_parallel",
 )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ def resolve(
     device: str = "auto",
     precision: str = "float32",
     threads: int | None = None,
+    context_parallel: int = 1,
 ) -> CompareConfig:
     """The configuration; what is None is taken from the task's card.
 
@@ -59,6 +60,7 @@ def resolve(
         device: or "auto".
         precision: "float32" or "bf16".
         threads: of the CPU; torch's own choice if None.
+        context_parallel: processes of torchrun that share each sequence.
 
     Raises:
         InputError: an unknown name, or a value out of range.
@@ -90,6 +92,7 @@ def resolve(
         model=model or default_model(card, task_options),
         device=resolve_device(device),
         threads=torch.get_num_threads() if threads is None else threads,
+        context_parallel=context_parallel,
     )
 
 

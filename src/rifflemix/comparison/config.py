@@ -15,7 +15,14 @@ from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
 from rifflemix.plugins import plugin_files
 from rifflemix.runs.device import check_device
 from rifflemix.runs.grid import Grid, Point, check_grid, grid_points, point_label
-from rifflemix.runs.options import Dim, Heads, Layers, Threads, check_options
+from rifflemix.runs.options import (
+    ContextParallel,
+    Dim,
+    Heads,
+    Layers,
+    Threads,
+    check_options,
+)
 from rifflemix.tasks import TaskCard, task_card
 from rifflemix.train.config import TrainConfig
 
@@ -47,6 +54,7 @@ class CompareConfig:
         model: registry name of a backbone that takes any mixer.
         device: "cpu", "cuda", "cuda:1" ...
         threads: CPU threads.
+        context_parallel: processes of torchrun that share each sequence.
 
     Raises:
         InputError: an unknown name, a repeated or missing mixer or seed, a mixer that looks ahead
@@ -69,6 +77,7 @@ class CompareConfig:
     model: str = "encoder"
     device: str = "cpu"
     threads: Threads = 1
+    context_parallel: ContextParallel = 1
 
     def __post_init__(self) -> None:
         """Check all that can be told without data."""
@@ -136,6 +145,7 @@ class CompareConfig:
             "train": {k: v for k, v in self.train.to_dict().items() if k not in self.tuned},
             "device": self.device,
             "threads": self.threads,
+            **({"context_parallel": self.context_parallel} if self.context_parallel != 1 else {}),
             **_plugins(),
         }
 

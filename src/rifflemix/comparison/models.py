@@ -21,7 +21,9 @@ from rifflemix.runs.fit import (
     try_out,
 )
 from rifflemix.runs.measure import peak_memory
+from rifflemix.runs.split import check_split, split_model
 from rifflemix.tasks import Task, card_of
+from rifflemix.train.engine import Engine
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
 
@@ -62,6 +64,7 @@ def check_model(config: CompareConfig, task: Task, mixer: str) -> int:
     check_batch_size(config.train.batch_size, task)
     try:
         model = try_out(lambda: build_model(config, task, mixer, config.seeds[0]), task)
+        check_split(model, task, config.context_parallel)
     except InputError as error:
         raise InputError(f"mixer {mixer}: {error}") from error
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -70,9 +73,13 @@ def check_model(config: CompareConfig, task: Task, mixer: str) -> int:
 def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
     """Peak bytes of two training steps from nothing, on the first samples of the training split.
 
-    Weights, gradients, optimiser state and activations are all counted; the batch is not.
+    Weights, gradients, optimiser state and activations are all counted; the batch is not. Processes
+    that share sequences call it together, and each measures itself.
     """
     device = torch.device(config.device)
+    engine = None
+    if config.context_parallel > 1:
+        engine = Engine(config.train, config.device, config.context_parallel)
     train = task.split("train")
     count = min(config.train.batch_size, len(train))
     batch = {k: v.to(device) for k, v in task.collate([train[i] for i in range(count)]).items()}
@@ -81,6 +88,8 @@ def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
 
     def two_steps() -> None:
         model = copy.deepcopy(built).to(device).train()
+        if engine is not None:
+            split_model(model, engine)
         optimizer = build_optimizer(model, config.train)
         for _ in range(2):  # the second one runs beside the optimiser's state
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):

@@ -14,6 +14,7 @@ from rifflemix.errors import require_packages
 from rifflemix.files import check_same_settings
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.grid import Point
+from rifflemix.runs.split import check_processes
 from rifflemix.tasks import Task, card_of, load_task
 
 RESULTS_FILE = "results.json"
@@ -79,10 +80,11 @@ def plan_comparison(
 
     Raises:
         InputError: packages of the extra `compare` are not installed, data is missing or damaged,
-            a mixer cannot be built at this shape, `out` cannot be written or belongs to something
-            else.
+            a mixer cannot be built at this shape or split over processes as asked, `out` cannot be
+            written or belongs to something else.
     """
     require_packages("a comparison", "compare", *_PACKAGES)
+    check_processes(config.context_parallel)
     check_folder(out)
     if task is None:
         task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)

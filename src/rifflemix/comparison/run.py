@@ -19,6 +19,7 @@ from rifflemix.errors import InputError
 from rifflemix.files import claimed_folder, read_json, sealed, write_bytes, write_json
 from rifflemix.runs.device import using_threads
 from rifflemix.runs.grid import Point, point_label
+from rifflemix.runs.split import split_model
 from rifflemix.runs.status import OnStatus, RunStatus, ShouldStop, StatusFeed, never, silent
 from rifflemix.runs.trackers import Tracker, check_tracker, tracked
 from rifflemix.tasks import Task
@@ -76,7 +77,7 @@ def run_comparison(
             data holds a NaN.
     """
     check_tracker(tracker)
-    engine = Engine(plan.config.train, plan.config.device)
+    engine = _engine(plan.config)
     caller = _Caller(engine, on_status or silent, should_stop or never, tracker, keep_weights)
     with ExitStack() as stack, using_threads(plan.config.threads):
         stored = engine.on_main(lambda: _open(plan, stack))
@@ -137,7 +138,7 @@ def train_mixer(
 
         try:
             result = train(
-                build_model(config, task, mixer, seed),
+                split_model(build_model(config, task, mixer, seed), _engine(config)),
                 task,
                 replace(config.train, seed=seed),
                 out,
@@ -147,6 +148,7 @@ def train_mixer(
                 model_settings=settings,
                 tests=tests,
                 keep_weights=keep_weights,
+                context_parallel=config.context_parallel,
             )
         except TrainingDiverged:
             feed.show(state="diverged")
@@ -231,9 +233,19 @@ def _measure(plan: ComparePlan, seed: int, mixer: str, progress: Progress, calle
     """The memory of a mixer, once."""
     if mixer not in progress.peak_memory:
         caller.say(RunStatus(mixer, seed, "measuring", 0, plan.config.train.max_steps))
-        progress.peak_memory[mixer] = caller.engine.on_main(
-            lambda: training_memory(plan.config, plan.task, mixer)
-        )
+
+        def measured() -> int:
+            return training_memory(plan.config, plan.task, mixer)
+
+        if plan.config.context_parallel > 1:
+            found = measured()  # by all together
+            progress.peak_memory[mixer] = caller.engine.on_main(lambda: found)
+        else:
+            progress.peak_memory[mixer] = caller.engine.on_main(measured)
+
+
+def _engine(config: CompareConfig) -> Engine:
+    return Engine(config.train, config.device, config.context_parallel)
 
 
 def _open(plan: ComparePlan, stack: ExitStack) -> dict[str, Any] | None:

@@ -84,6 +84,7 @@ def config_text(config: CompareConfig) -> str | None:
         "device": config.device,
         "precision": next(k for k, v in PRECISIONS.items() if v == config.train.precision),
         "threads": config.threads,
+        **({} if config.context_parallel == 1 else {"context_parallel": config.context_parallel}),
         "task_options": dict(config.task_options),
         "mixer_options": {name: dict(of) for name, of in config.mixer_options.items()},
     }

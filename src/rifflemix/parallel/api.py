@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rifflemix.compat import BatchNorm, all_gather, all_reduce
+from rifflemix.compat import BatchNorm, all_gather
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.baselines.average import AveragePooling
@@ -33,6 +33,7 @@ from rifflemix.nn.patches import PatchEmbedding
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
 from rifflemix.parallel import layers
+from rifflemix.parallel.gradients import average_gradients, check_gradients
 from rifflemix.parallel.mesh import sequence_group
 from rifflemix.parallel.models import ShardedEncoder, ShardedGPT, ShardedViT
 from rifflemix.parallel.permutations import ShardedCSP, ShardedSliceformer
@@ -103,24 +104,34 @@ def shard_sequence(model: _M, mesh: DeviceMesh) -> _M:
     Raises:
         InputError: a mesh of more dimensions, or without this process; a model without mixers, with
             mixers or settings that have no sharded form, or with batch normalisation; nothing is
-            changed then. From calls of the model: shards of different shapes.
+            changed then. From calls of the model: shards of different shapes, or parameters that
+            `fully_shard` was given too small a mesh for.
     """
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
     sequence = sequence_group(mesh)
-    changes = list(_changes(model))
-    extra = _class_tokens(changes)
+    changes, extra = _planned(model)
     sequence = SequenceGroup(sequence.group, sequence.rank, sequence.size, extra)
     for module, sharded in changes:
         module.__class__ = sharded
         cast(Any, module).sequence = sequence
     for tensor in (*model.parameters(), *model.buffers()):
         torch.distributed.broadcast(tensor.detach(), group=sequence.group, group_src=0)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.register_hook(partial(_mean_gradient, sequence))
+    average_gradients(sequence, model)
+    model.register_forward_pre_hook(partial(check_gradients, sequence), with_kwargs=True)
     model.register_forward_pre_hook(partial(_check_shapes, sequence), with_kwargs=True)
     return model
+
+
+def check_sharded_form(model: nn.Module) -> None:
+    """Raise InputError where `shard_sequence` would refuse a model, whatever the mesh."""
+    _planned(model)
+
+
+def _planned(model: nn.Module) -> tuple[list[tuple[nn.Module, type[nn.Module]]], int]:
+    """Every module that gets another class, with that class, and the number of class tokens."""
+    changes = list(_changes(model))
+    return changes, _class_tokens(changes)
 
 
 def _changes(model: nn.Module) -> Iterator[tuple[nn.Module, type[nn.Module]]]:
@@ -207,10 +218,6 @@ def _class_tokens(changes: list[tuple[nn.Module, type[nn.Module]]]) -> int:
     if count > 1:
         raise bad_argument("model", "one class token at most", count)
     return count
-
-
-def _mean_gradient(sequence: SequenceGroup, gradient: Tensor) -> Tensor:
-    return all_reduce(gradient / sequence.size, sequence.group)
 
 
 def _check_shapes(

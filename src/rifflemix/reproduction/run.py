@@ -25,9 +25,11 @@ from rifflemix.runs.fit import check_batch_size, fit_model, try_out
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.options import MOST_THREADS, PRECISIONS, ReproduceOptions
 from rifflemix.runs.processes import is_main_process
+from rifflemix.runs.split import check_processes, check_split, split_model
 from rifflemix.runs.status import OnStatus, ShouldStop, StatusFeed
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train
+from rifflemix.train.engine import Engine
 
 RESULTS_FILE = "results.json"
 
@@ -47,6 +49,7 @@ class ReproducePlan:
         batch_size_planned: the recipe's own samples per update.
         start: another run's weights, from which this one starts; None: its own.
         keep_weights: also keep the weights of every evaluation.
+        context_parallel: processes of torchrun that share each sequence.
     """
 
     recipe: Recipe
@@ -59,6 +62,7 @@ class ReproducePlan:
     batch_size_planned: int
     start: Start | None = None
     keep_weights: bool = False
+    context_parallel: int = 1
 
 
 def plan_reproduction(
@@ -79,10 +83,11 @@ def plan_reproduction(
         progress: called with the progress of loading data.
 
     Raises:
-        InputError: data is missing, the model cannot be built or started from those weights, or
-            `out` cannot be used.
+        InputError: data is missing, the model cannot be built, started from those weights or
+            split over processes as asked, or `out` cannot be used.
     """
     options = options or ReproduceOptions()
+    check_processes(options.context_parallel)
     check_folder(out)
     device = resolve_device(options.device)
     check_device(device)
@@ -98,7 +103,8 @@ def plan_reproduction(
     if options.max_steps is not None:
         recipe = _seldom_evaluated(recipe, len(task.split("validation")))
     seed = options.seed
-    parameters = try_out(lambda: build_model(recipe, task, seed, start), task).num_parameters()
+    model = try_out(lambda: build_model(recipe, task, seed, start), task)
+    check_split(model, task, options.context_parallel)
     return ReproducePlan(
         recipe,
         task,
@@ -106,10 +112,11 @@ def plan_reproduction(
         seed,
         device,
         threads,
-        parameters,
+        model.num_parameters(),
         batch_size_planned,
         start,
         options.keep_weights,
+        options.context_parallel,
     )
 
 
@@ -184,8 +191,9 @@ def train_plan(
     """Train a recipe's model, or go on; arguments and errors as for `rifflemix.train.train`."""
     recipe = plan.recipe
     feed = StatusFeed(recipe.name, plan.seed, recipe.train.max_steps, on_status, plan.task.metric)
+    engine = Engine(recipe.train, plan.device, plan.context_parallel)
     result = train(
-        build_model(recipe, plan.task, plan.seed, plan.start),
+        split_model(build_model(recipe, plan.task, plan.seed, plan.start), engine),
         plan.task,
         recipe.train,
         plan.out,
@@ -195,6 +203,7 @@ def train_plan(
         time_is_up=time_is_up,
         model_settings=_identity(plan),
         keep_weights=plan.keep_weights,
+        context_parallel=plan.context_parallel,
     )
     feed.show(state="done" if result.finished else "stopped")
     return result
@@ -255,8 +264,8 @@ def _identity(plan: ReproducePlan) -> dict[str, Any]:
 
 
 def _utilisation(plan: ReproducePlan, result: TrainResult) -> Utilisation | None:
-    if result.steps_per_second is None:
-        return None
+    if result.steps_per_second is None or plan.context_parallel > 1:
+        return None  # one device could not hold the step whose FLOPs would be counted
     model = build_model(plan.recipe, plan.task, plan.seed)
     return utilisation(
         model, plan.task, plan.recipe.train, result.steps_per_second, torch.device(plan.device)

@@ -60,6 +60,9 @@ TaskOptions = Annotated[list[str], Option("Option of the task; repeatable.", met
 Seed = Annotated[int, Option("Of weights, data order and noise.")]
 Device = Annotated[str, Option("cpu, cuda, cuda:1 ..., or auto.")]
 Threads = Annotated[int, Option("CPU threads; torch's own choice if unset.", most=MOST_THREADS)]
+ContextParallel = Annotated[
+    int, Option("Processes of torchrun that share each sequence, as accelerate's cp_size.")
+]
 Plugins = Annotated[
     list[str] | None,
     Option("File of your own mixers, tasks or models; repeatable.", ("--plugin",), "FILE.py"),
@@ -106,6 +109,7 @@ class RunOptions:
     device: Annotated[str | None, Option("cpu, cuda, cuda:1 ..., or auto, the default.")] = None
     precision: Annotated[str | None, Option("float32, the default, or bf16 (autocast).")] = None
     threads: Threads | None = None
+    context_parallel: ContextParallel | None = None
     tracker: Annotated[
         str | None, Option("Show curves in tensorboard or wandb as the runs go.")
     ] = None
@@ -133,6 +137,7 @@ class ReproduceOptions:
     precision: Annotated[str | None, Option("float32 or bf16; the recipe's if unset.")] = None
     compile: Annotated[bool, Option("Use torch.compile.")] = False
     threads: Threads | None = None
+    context_parallel: ContextParallel = 1
     keep_weights: KeepWeights = False
 
 

@@ -12,4 +12,9 @@ def is_main_process() -> bool:
 
 def is_one_of_many() -> bool:
     """Whether torchrun started others beside this one."""
-    return os.environ.get("WORLD_SIZE", "1") != "1"
+    return count_processes() > 1
+
+
+def count_processes() -> int:
+    """How many processes torchrun started together, this one included."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

@@ -10,12 +10,14 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import InputError, bad_argument, require_packages
 from rifflemix.train.config import TrainConfig
 
@@ -34,13 +36,23 @@ class Engine:
     Args:
         config: precision, compilation and accumulation.
         device: "cpu", "cuda", "cuda:1" ...; None takes an accelerator where there is one.
+        context_parallel: processes that share each sequence, and so get the same samples.
+
+    Attributes:
+        replicas: groups of such processes; each group has samples of its own.
+        replica: the group of this process.
 
     Raises:
         InputError: accelerate is not installed, the device does not exist, or the batch does
             not divide among processes and accumulation steps.
     """
 
-    def __init__(self, config: TrainConfig, device: str | torch.device | None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: str | torch.device | None,
+        context_parallel: int = 1,
+    ) -> None:
         self.accelerator = _start_accelerator(config, _resolve_device(device))
         self.device = _plain(self.accelerator.device)
         self.processes: int = self.accelerator.num_processes
@@ -48,7 +60,11 @@ class Engine:
         self.is_main = self.rank == 0
         self.compiles = config.compile
         self.is_sharded = str(self.accelerator.distributed_type).endswith("FSDP")
-        _check_batch(config, self.processes)
+        check_context_parallel(context_parallel, self.processes)
+        self.context_parallel = context_parallel
+        self.replicas = self.processes // context_parallel
+        self.replica = self.rank // context_parallel
+        _check_batch(config, self.replicas)
         _check_sharding(config, self.is_sharded)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
@@ -61,6 +77,23 @@ class Engine:
             model.compile()
         wrapped, prepared = self.accelerator.prepare(model, optimizer)
         return wrapped, prepared.optimizer
+
+    def sequence_mesh(self) -> Any:
+        """The processes that share this one's sequences: of accelerate's mesh the dimension "cp".
+
+        `Accelerator` itself is not given the mesh: with a "cp" it insists on torch's attention
+        kernels and FSDP2, whose hooks this package does not need. Its DDP and FSDP average over
+        all processes, which is right of what is averaged over "cp" already.
+
+        Raises:
+            InputError: accelerate is too old to make a mesh.
+        """
+        return _cp_mesh(
+            self.replicas,
+            self.context_parallel,
+            self.device.type,
+            torch.distributed.group.WORLD,
+        )
 
     def release(self, model: nn.Module) -> None:
         """Take off the caller's `model` what `prepare` hung on it.
@@ -119,6 +152,18 @@ class Engine:
             data.copy_(torch.frombuffer(blob, dtype=torch.uint8))
         torch.distributed.broadcast(data, 0)
         return bytes(data.cpu().numpy()).decode()
+
+
+@lru_cache(maxsize=1)  # a mesh makes groups of processes: once for all runs
+def _cp_mesh(replicas: int, size: int, device_type: str, _: Any) -> Any:
+    try:
+        from accelerate.parallelism_config import ParallelismConfig
+    except ImportError:
+        raise InputError("context_parallel needs accelerate 1.10 or newer") from None
+    plan = ParallelismConfig(
+        dp_replicate_size=1, dp_shard_size=replicas, cp_size=size, tp_size=1, sp_size=1
+    )
+    return plan.build_device_mesh(device_type)["cp"]
 
 
 def _start_accelerator(config: TrainConfig, device: torch.device) -> Any:
@@ -197,11 +242,20 @@ def _check_sharding(config: TrainConfig, is_sharded: bool) -> None:
         raise bad_argument("clip_value", "None under FSDP", config.clip_value, "use clip_norm")
 
 
-def _check_batch(config: TrainConfig, processes: int) -> None:
-    parts = config.accumulation * processes
+def _check_batch(config: TrainConfig, replicas: int) -> None:
+    parts = config.accumulation * replicas
     if config.batch_size % parts:
         raise bad_argument(
             "batch_size",
-            f"a multiple of accumulation x processes = {config.accumulation} x {processes}",
+            f"a multiple of accumulation x processes = {config.accumulation} x {replicas}",
             config.batch_size,
+        )
+
+
+def check_context_parallel(context_parallel: int, processes: int) -> None:
+    """Raise InputError unless so many of the processes can share each sequence."""
+    check_integer("context_parallel", context_parallel, 1)
+    if processes % context_parallel:
+        raise bad_argument(
+            "context_parallel", f"a divisor of the {processes} processes", context_parallel
         )

@@ -72,8 +72,8 @@ def _sum_metrics(
     should_stop: Callable[[], bool],
 ) -> dict[str, tuple[float, float]] | None:
     split = task.split(split_name)
-    size = micro_batch_size(config, engine.processes)
-    order = EvaluationOrder(len(split), size, engine.rank, engine.processes)
+    size = micro_batch_size(config, engine.replicas)
+    order = EvaluationOrder(len(split), size, engine.replica, engine.replicas)
     sums: dict[str, tuple[float, float]] = {}
     batches = load_batches(task, split, order, config, engine.device)
     stop = _Stop(should_stop)
@@ -108,7 +108,8 @@ def _measurement(
     engine: Engine, model: nn.Module, task: TrainableTask, split_name: str, stop: _Stop
 ) -> Callable[[Batch], Mapping[str, tuple[float, int]]]:
     """A function that returns the metrics of a batch."""
-    if split_name != "test" or engine.is_sharded or not isinstance(task, MeasuresWriting):
+    is_shared = engine.is_sharded or engine.context_parallel > 1
+    if split_name != "test" or is_shared or not isinstance(task, MeasuresWriting):
         return lambda batch: task.metrics(run_model(model, batch), batch)
     writer, writing_metrics = engine.accelerator.unwrap_model(model), task.writing_metrics
     # Several processes write differently long, and could not agree between tokens.

@@ -60,6 +60,7 @@ def train(
     model_settings: Mapping[str, Any] | None = None,
     tests: bool = True,
     keep_weights: bool = False,
+    context_parallel: int = 1,
 ) -> TrainResult:
     """Train `model` on `task`, choose the best weights on validation, test them once.
 
@@ -88,6 +89,8 @@ def train(
             True then trains no more, but tests the chosen weights.
         keep_weights: also keep the weights of the start and of every evaluation, in
             weights/STEP.safetensors. Nothing else follows from it: a resumed run may change it.
+        context_parallel: so many processes get the same samples, for a model whose sequences they
+            share.
 
     Returns:
         The result, the same in every process.
@@ -99,10 +102,16 @@ def train(
     """
     for split_name in ("train", "validation", "test"):
         check_split(task, split_name)
-    engine = Engine(config, device)
+    engine = Engine(config, device, context_parallel)
     optimizer = build_optimizer(model, config, fused=engine.device.type == "cuda")
     description = describe_run(
-        model, task, config, model_settings or {}, engine.processes, engine.device.type
+        model,
+        task,
+        config,
+        model_settings or {},
+        engine.processes,
+        engine.device.type,
+        context_parallel,
     )
     folder = RunFolder(Path(out_dir))
     with ExitStack() as stack:
@@ -185,7 +194,9 @@ class _Run:
         self.saved_time = time.monotonic()
         self.unread: list[Tensor] = []  # losses still on the device
         self.unread_tokens = 0
-        self.order = TrainOrder(len(split), config, self.first_step, engine.rank, engine.processes)
+        self.order = TrainOrder(
+            len(split), config, self.first_step, engine.replica, engine.replicas
+        )
         self.batches = load_batches(task, split, self.order, config, engine.device)
 
     # The course of a run.
@@ -336,6 +347,7 @@ class _Run:
             own = [float(loss) for loss in torch.stack(self.unread).tolist()]
             *totals, tokens = self.engine.total([*own, float(self.unread_tokens)])
         losses = [total / self.engine.processes for total in totals]
+        tokens //= self.engine.context_parallel
         self.unread, self.unread_tokens = [], 0
         for step, loss in enumerate(losses, start=progress.step - count + 1):
             if not math.isfinite(loss):

@@ -131,6 +131,7 @@ def describe_run(
     settings: Mapping[str, Any],
     processes: int,
     device_type: str,
+    context_parallel: int = 1,
 ) -> dict[str, Any]:
     """The description of a run: two calls with equal descriptions compute the same.
 
@@ -146,6 +147,7 @@ def describe_run(
         "model": {"settings": dict(settings), "signature": _signature(model)},
         "processes": processes,
         "device": device_type,
+        **({"context_parallel": context_parallel} if context_parallel > 1 else {}),
     }
     try:
         plain: dict[str, Any] = parse_json(json.dumps(description, allow_nan=False))

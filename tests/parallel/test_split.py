@@ -1,0 +1,201 @@
+"""`--context-parallel`: training on sequences that processes share computes what one does."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cases
+import pytest
+import torch
+import torch.nn.functional as F
+from processes import Processes
+
+import rifflemix as rm
+import rifflemix.cli
+from command_line import Cli
+from rifflemix.files import read_tensors
+from rifflemix.reproduction import ReproduceOptions, plan_reproduction, run_reproduction
+from rifflemix.runs.split import check_split, split_model
+from rifflemix.train.engine import Engine
+from small_recipes import QUICK, small
+
+# Sequences of different lengths: some batches have to be filled up.
+WORDS = shlex.split(
+    "compare --task listops --task-option min_length=5 --task-option max_length=24 "
+    "--task-option num_train=64 --task-option num_validation=18 --task-option num_test=18 "
+    "--mixers tssa,csp --max-steps 3 --batch-size 8 --dim 8 --layers 1 --heads 2 --threads 1 "
+    "--device cpu"
+)
+
+
+def launch(processes: int, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(processes), *map(str, words)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+
+
+def assert_same_log(ours: Path, theirs: Path) -> None:
+    lines = [(path / "log.jsonl").read_text().splitlines() for path in (ours, theirs)]
+    assert len(lines[0]) == len(lines[1]) > 3
+    for line, twin in zip(*map(list, lines), strict=True):
+        entry, other = json.loads(line), json.loads(twin)
+        assert entry.pop("split", None) == other.pop("split", None)
+        assert entry == pytest.approx(other, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.slow
+def test_a_comparison_on_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["rifflemix", *WORDS, "--out", str(tmp_path / "one")])
+    assert rifflemix.cli.main() == 0
+    done = launch(2, "-m", "rifflemix", *WORDS, "--context-parallel", 2, "--out", tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Written to") == 1
+    one, two = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")
+    )
+    assert two["config"]["context_parallel"] == 2
+    for ours, theirs in zip(two["runs"], one["runs"], strict=True):
+        assert ours["processes"] == 2
+        assert ours["test"] == pytest.approx(theirs["test"], rel=1e-5)
+    for mixer in ("tssa", "csp"):
+        assert_same_log(tmp_path / "two" / mixer / "seed0", tmp_path / "one" / mixer / "seed0")
+    for ours, theirs in zip(two["mixers"], one["mixers"], strict=True):
+        assert 0 < ours["peak_memory_bytes"] < theirs["peak_memory_bytes"]
+
+
+def reproduced(out: Path, context_parallel: int) -> dict[str, Any]:
+    options = ReproduceOptions(device="cpu", threads=1, context_parallel=context_parallel)
+    return run_reproduction(plan_reproduction(small(train=QUICK), out, options))
+
+
+def _reproduced_by_four(out: Path, context_parallel: int) -> None:
+    """As under torchrun, whose variables accelerate reads."""
+    rank = str(torch.distributed.get_rank())
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in own.items():
+            patch.setenv(name, value)
+        reproduced(out, context_parallel)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context_parallel", [4, 2])
+def test_a_reproduction_on_four_processes(
+    four: Processes, tmp_path: Path, context_parallel: int
+) -> None:
+    """All along the sequence, and two by two."""
+    four.run(_reproduced_by_four, tmp_path / "four", context_parallel)
+    one = reproduced(tmp_path / "one", 1)
+    assert_same_log(tmp_path / "four", tmp_path / "one")
+    found = json.loads((tmp_path / "four" / "results.json").read_text())
+    assert found["ours"] == pytest.approx(one["ours"])
+    assert found["result"]["tokens"] == one["result"]["tokens"]
+    assert found["result"]["processes"] == 4
+    weights = [read_tensors(tmp_path / name / "best.safetensors")[0] for name in ("four", "one")]
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
+    with pytest.raises(rm.InputError, match="four holds another run"):
+        reproduced(tmp_path / "four", 1)
+
+
+def _whole_batches_are_the_same(kind: str) -> None:
+    """Outputs, and gradients of their loss, of 13 tokens on four processes."""
+    draws = torch.Generator().manual_seed(4)
+    settings: dict[str, Any] = {"mixer": "tssa", "dim": 6, "num_heads": 2, "max_length": 16}
+    ids = torch.randint(1, 9, (3, 13), generator=draws)
+    if kind == "gpt":
+        model = rm.create_model("gpt", vocab_size=9, num_layers=2, **settings)
+    elif kind == "pairs":
+        settings |= {"num_sequences": 2, "pair_mix": "concat_product_difference"}
+        model = rm.create_model("encoder", vocab_size=9, num_classes=2, **settings)
+        ids = torch.randint(1, 9, (3, 2, 13), generator=draws)
+    else:
+        model = rm.create_model("encoder", in_channels=5, num_classes=2, pool=kind, **settings)
+        ids = torch.randn(3, 13, 5, dtype=torch.float64, generator=draws)
+    cases.drawn(model)
+    alone = copy.deepcopy(model)
+    mesh = cases.meshes()[4]
+    engine: Any = SimpleNamespace(
+        context_parallel=4, device=torch.device("cpu"), sequence_mesh=lambda: mesh
+    )
+    split = split_model(model, engine)
+    if kind == "position_mean":
+        with pytest.raises(rm.InputError, match="that 4 processes divide, since"):
+            split(ids)
+        return
+    expected, found = alone(ids), split(ids)
+    cases.close(found, expected, "outputs")
+    labels = torch.randint(2, expected.shape[:-1], generator=draws)
+    for outputs in (expected, found):
+        F.cross_entropy(outputs.movedim(-1, 1), labels).backward()
+    cases.same_gradients(split, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpt", "pairs", "cls", "mean", "position_mean"])
+def test_whole_batches(four: Processes, kind: str) -> None:
+    four.run(_whole_batches_are_the_same, kind)
+
+
+@pytest.mark.parametrize(
+    ("processes", "words", "sentence"),
+    [
+        (1, [], "expected 2 processes or a multiple of them, but this is one alone; start it with "
+                "torchrun --nproc-per-node 2 -m rifflemix"),
+        (3, [], "context_parallel: expected a divisor of the 3 processes, got 2"),
+        (2, ["--context-parallel", "0"], "expected an integer of at least 1, got 0"),
+        (2, ["--mixers", "fnet"], "mixer fnet: model: expected mixers with a sharded form"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_split(
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    processes: int,
+    words: list[str],
+    sentence: str,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    out = tmp_path / "out"
+    done = cli(*WORDS, "--context-parallel", "2", *words, "--out", str(out))
+    assert done.code == 2
+    assert sentence in " ".join(done.err.split())
+    assert not out.exists()
+
+
+def test_recipes_that_cannot_be_split(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("reproduce", "sinkhorn/table1-sort-b32", "--context-parallel", "2", "--out")
+    done = cli(*words, str(tmp_path / "out"))
+    assert done.code == 2
+    assert "this is one alone" in done.err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    options = ReproduceOptions(context_parallel=2)
+    with pytest.raises(rm.InputError, match="model: expected mixers with a sharded form"):
+        plan_reproduction(small(model_settings={"mixer": "fnet"}), tmp_path / "out", options)
+
+
+def test_lengths_and_models_that_cannot_be_split() -> None:
+    task: Any = SimpleNamespace(name="odd", max_length=23)
+    with pytest.raises(rm.InputError, match="a divisor of the max_length of task odd, 23, got 2"):
+        check_split(rm.create_model("encoder", mixer="tssa", vocab_size=5), task, 2)
+    vit = rm.create_model("vit_mnist", mixer="tssa", image_size=6, patch_size=2, dim=8)
+    with pytest.raises(rm.InputError, match="a divisor of the number of patches, 9, got 2"):
+        check_split(vit, task, 2)
+    check_split(vit, task, 3)
+    with pytest.raises(rm.InputError, match="modules of your own with a sharded form"):
+        check_split(rm.create_model("s4_lra_image", dim=8), task, 2)
+
+
+def test_processes_of_the_loop_that_do_not_divide() -> None:
+    with pytest.raises(rm.InputError, match="context_parallel: expected a divisor of the 1 proc"):
+        Engine(QUICK, "cpu", 2)
