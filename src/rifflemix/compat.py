@@ -311,7 +311,7 @@ def sent_bytes(operator: Any, args: tuple[Any, ...], rank: int, size: int) -> fl
         return (size - 1) / size * nbytes
     if operator is names.all_to_all_single.default:
         rows = sum(args[2])
-        return nbytes * float(rows - args[2][rank]) / max(rows, 1)
+        return float(nbytes * (rows - args[2][rank]) / max(rows, 1))
     if operator is names.wait_tensor.default:
         return 0.0
     raise NotImplementedError(f"{operator} is not counted")

@@ -130,10 +130,10 @@ def _check_launched(settings: Settings) -> None:
             "bench parallel splits sequences over several processes, but this is one alone; type "
             "torchrun --nproc-per-node 4 -m rifflemix bench parallel"
         )
-    device = settings.torch_device
-    if device.type == "cuda":
-        if device.index is not None:
-            raise bad_argument("device", "no index when launched as several processes", device)
+    if settings.torch_device.type == "cuda":
+        if ":" in settings.device:
+            expected = "no index when launched as several processes"
+            raise bad_argument("device", expected, settings.device)
         here = int(os.environ.get("LOCAL_RANK", "0"))
         if here >= torch.cuda.device_count():
             raise bad_argument("--nproc-per-node", f"at most {torch.cuda.device_count()}", "more")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.models import Model
@@ -94,7 +94,7 @@ class _WholeGPT(ShardedGPT):
         return self.sequence.shards(own.shape[1]).gather(logits)[:, :length]
 
 
-_WHOLE: dict[type[nn.Module], type[nn.Module]] = {
+_WHOLE: dict[type[Model], type[Model]] = {
     ShardedEncoder: _WholeEncoder,
     ShardedGPT: _WholeGPT,
 }
