@@ -99,6 +99,14 @@ REFUSED = {
         lambda: transformers.AlbertModel(transformers.AlbertConfig(**SMALL, embedding_size=16)),
         "a token mixer has no place for its LayerNorm, dense",
     ),
+    "learned scale": (
+        lambda: transformers.TimesFmModel(
+            transformers.TimesFmConfig(
+                **{k: v for k, v in SMALL.items() if "v" not in k and "max" not in k}, head_dim=8
+            )
+        ),
+        "a token mixer has no place for its scaling",
+    ),
     "other arguments": (
         lambda: transformers.SegformerModel(
             transformers.SegformerConfig(
@@ -177,6 +185,51 @@ def test_a_mixer_that_sees_both_ways_is_refused_in_a_causal_host() -> None:
         replace_attention(build("gpt2"), "fnet")
 
 
+def test_an_encoder_whose_call_alone_is_causal() -> None:
+    """CLIP's text: its attention says that it is not causal, and without padding it has no mask."""
+    config = transformers.CLIPTextConfig(**SMALL, intermediate_size=24, eos_token_id=2)
+    torch.manual_seed(2)
+    model, ids = transformers.CLIPTextModel(config).eval(), torch.randint(3, VOCABULARY, (2, 7))
+    before = outputs_of(model, {"input_ids": ids})
+    replace_attention(model, "softmax", causal=True)
+    torch.testing.assert_close(outputs_of(model, {"input_ids": ids}), before, **EXACT)
+    restore_attention(model)
+    replace_attention(model, "softmax")
+    with pytest.raises(rm.InputError, match="sees later tokens, got a causal mask"):
+        model(ids)
+
+
+def test_a_probe_that_pools_stays() -> None:
+    """SigLIP's images: tokens are read by one learned query, which is no self-attention."""
+    config = transformers.SiglipVisionConfig(
+        **{k: v for k, v in SMALL.items() if "v" not in k}, image_size=8, patch_size=4
+    )
+    torch.manual_seed(2)
+    model, image = transformers.SiglipVisionModel(config).eval(), torch.randn(2, 3, 8, 8)
+    before = model(image).pooler_output
+    assert replace_attention(model, "softmax").replaced == ["encoder.layers.0.self_attn"]
+    torch.testing.assert_close(model(image).pooler_output, before, **EXACT)
+
+
+class _LoRA(nn.Linear):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__(base.in_features, base.out_features)
+        self.added = nn.Linear(base.in_features, base.out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.added(x)
+
+
+def test_maps_with_adapters_are_refused() -> None:
+    """Copying the base alone would lose what the adapter learnt."""
+    model = build("bert")
+    attention = model.encoder.layer[0].attention.self
+    attention.query = _LoRA(attention.query)
+    report = replace_attention(model, "softmax")
+    assert report.replaced == ["encoder.layer.1.attention.self"]
+    assert "_LoRA, no plain linear map" in report.skipped[0][1]
+
+
 def test_cross_attention_stays() -> None:
     model = build("gpt2", add_cross_attention=True)
     report = replace_attention(model, "tssa")
@@ -205,6 +258,9 @@ def test_packed_sequences_and_empty_ones_are_refused() -> None:
         model(ids, position_ids=positions, use_cache=False)
     with pytest.raises(rm.InputError, match="were keep and padding mixed up"):
         model(ids, attention_mask=torch.zeros_like(ids))
+    ends = torch.tensor([0, 3, 5])  # what flash attention is given in place of a mask
+    with pytest.raises(rm.InputError, match="cu_seq_lens_q: expected None: sequences packed"):
+        model(ids, cu_seq_lens_q=ends, cu_seq_lens_k=ends, use_cache=False)
 
 
 def test_another_sequence_is_refused() -> None:
@@ -277,6 +333,15 @@ def test_lengths_are_the_hosts() -> None:
     for name, length in expected.items():
         mixers = [m for m in swap(name, "tssa").modules() if isinstance(m, rm.TokenMixer)]
         assert [m.max_length for m in mixers] == [length, length], name
+    config = transformers.Dinov2WithRegistersConfig(
+        **{k: v for k, v in SMALL.items() if "v" not in k},
+        image_size=8,
+        patch_size=4,
+        num_register_tokens=3,
+    )
+    registers = transformers.Dinov2WithRegistersModel(config)
+    replace_attention(registers, "tssa")
+    assert registers(torch.randn(1, 3, 8, 8))[0].shape == (1, 4 + 1 + 3, 16)
     whisper = swap("whisper", "tssa")
     assert whisper.encoder.layers[0].self_attn.mixer.max_length == 12
     assert whisper.decoder.layers[0].self_attn.mixer.max_length == 24

@@ -139,6 +139,20 @@ def class_names(module: nn.Module) -> set[str]:
     return {cls.__name__ for cls in type(module).__mro__}
 
 
+def is_linear(part: object) -> bool:
+    """Whether it is a plain linear map: not one with adapters (LoRA) or quantised weights."""
+    return isinstance(part, nn.Linear) and type(part).forward is nn.Linear.forward
+
+
+def not_plain(name: str, part: object) -> str:
+    """Why attention cannot be replaced whose map `name` is `part`, no plain linear map."""
+    kind = type(part)
+    return (
+        f"its {name} is a {kind.__module__}.{kind.__qualname__}, no plain linear map; "
+        "adapters can be merged into one first"
+    )
+
+
 def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype] | None:
     """Device and dtype of the first floating-point parameter; None if there is none."""
     found: Tensor | None = next((p for p in module.parameters() if p.is_floating_point()), None)

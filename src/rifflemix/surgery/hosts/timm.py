@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, create_mixer
-from rifflemix.surgery.adapters import Adapter, HostAttention, SwappedAttention
+from rifflemix.surgery.adapters import (
+    Adapter,
+    HostAttention,
+    SwappedAttention,
+    is_linear,
+    not_plain,
+)
 from rifflemix.surgery.masks import check_causality, key_padding_mask
 from rifflemix.surgery.weights import HostWeights, Projection
 
@@ -28,6 +34,7 @@ _KNOWN = {
     "WindowAttention",
     "XCA",
 }
+_MAPS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
 _REFUSED = {
     "ClassAttn": "in it the class token alone asks, at a cost linear in the tokens",
     "DiffParallelScalingBlock": "its attention and its MLP share one map",
@@ -263,6 +270,9 @@ def _refusal(module: nn.Module, parents: Sequence[nn.Module]) -> str:
         _is_set(p, n) for p in parents for n in ("rel_pos_bias", "shared_rel_pos")
     ):
         return _RELATIVE_BIAS
+    for name, part in module.named_children():
+        if kind in _KNOWN and name in _MAPS and not is_linear(part):
+            return not_plain(name, part)
     if kind not in _KNOWN or not _has_maps(module):
         return f"{kind} is no attention of tokens (B, N, C) through qkv and proj"
     host: Any = module
@@ -296,7 +306,7 @@ def _has_maps(module: nn.Module) -> bool:
     """Linear maps qkv, or q_proj, k_proj and v_proj, and proj; and heads."""
     parts = ("qkv",) if _is_set(module, "qkv") else ("q_proj", "k_proj", "v_proj")
     maps = (getattr(module, name, None) for name in (*parts, "proj"))
-    return all(isinstance(part, nn.Linear) for part in maps) and isinstance(
+    return all(is_linear(part) for part in maps) and isinstance(
         getattr(module, "num_heads", None), int
     )
 

@@ -113,6 +113,7 @@ class TorchMultiheadAttention(Adapter):
         """Whether it is causal, each call decides."""
         attention = cast(nn.MultiheadAttention, module)
         is_second = getattr(parents[-1], "multihead_attn", None) is module
+        pools = "Pool" in type(parents[-1]).__name__  # a few learned tokens ask all others (SigLIP)
         refusal = ""
         if attention.bias_k is not None or attention.add_zero_attn:
             refusal = "it attends to keys that are no tokens (add_bias_kv or add_zero_attn)"
@@ -120,7 +121,7 @@ class TorchMultiheadAttention(Adapter):
             dim=attention.embed_dim,
             num_heads=attention.num_heads,
             dropout=float(attention.dropout),
-            cross=is_second or not attention._qkv_same_embed_dim,
+            cross=is_second or pools or not attention._qkv_same_embed_dim,
             refusal=refusal,
         )
 

@@ -23,9 +23,12 @@ from rifflemix.surgery.adapters import (
     ParentChange,
     SwappedAttention,
     class_names,
+    is_linear,
+    not_plain,
 )
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 from rifflemix.surgery.hosts.transformers_saving import PushToHub, SavePretrained
+from rifflemix.surgery.masks import check_causality
 from rifflemix.surgery.weights import HostWeights, Projection
 
 
@@ -47,6 +50,8 @@ _MAPS = (
 )
 _ENDS_IN = "return attn_output, attn_weights"
 _OF_ANOTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
+# What hosts hand on beside the mask, which then does not say it.
+_OF_PACKED_SEQUENCES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 _KNOWN_ARGUMENTS = {
     "self",
     "hidden_states",
@@ -73,6 +78,7 @@ _ROTARY = (
     "tells positions; a mixer that knows no order by itself only has causality to tell it"
 )
 _NORMS = "{name}: the norms of its queries and keys are lost"
+_CAP = "{name}: the cap on its scores (attn_logit_softcapping) is lost"
 
 
 class SwappedTransformersAttention(SwappedAttention):
@@ -121,6 +127,16 @@ class SwappedTransformersAttention(SwappedAttention):
                 raise bad_argument(
                     name, "None: a token mixer reads one sequence", "another sequence"
                 )
+        for name in _OF_PACKED_SEQUENCES:
+            if arguments.get(name) is not None:
+                raise bad_argument(
+                    name,
+                    "None: sequences packed into one row would mix",
+                    "the ends of packed sequences",
+                    "pad them, or keep the host's attention",
+                )
+        # CLIP's encoder of text says so by the call, and gives a mask only where there is padding.
+        check_causality(arguments.get("is_causal"), self.mixer)
         if arguments.get("output_attentions") or weights_are_collected():
             raise bad_argument(
                 "output_attentions",
@@ -147,12 +163,13 @@ class TransformersAttention(Adapter):
             return HostAttention(dim=1, num_heads=1, cross=True)
         refusal = _refusal(module) or _unknown_arguments(module) or _unknown_parts(module)
         name = type(module).__name__
-        weights = self.weights(module)
-        if refusal or weights is None:
+        weights = None if refusal else self.weights(module)
+        if weights is None:
             reason = refusal or "its maps cannot be read"
             return HostAttention(dim=1, num_heads=1, refusal=reason)
         lost = [_ROTARY] if "position_embeddings" in _arguments(_class(module)) else []
         lost += [_NORMS] if _has_query_norms(module) else []
+        lost += [_CAP] if getattr(module, "attn_logit_softcapping", None) is not None else []
         inner, dim = weights.value.weight.shape
         return HostAttention(
             dim=dim,
@@ -253,8 +270,11 @@ def _unknown_arguments(module: nn.Module) -> str:
 
 def _unknown_parts(module: nn.Module) -> str:
     """A reason if it has parameters beside the four maps, a window, or weights elsewhere."""
-    maps = _maps(module)
-    known = {*(maps or ()), *_QUERY_NORMS}
+    maps = [name for name in _maps(module) or () if name is not None]
+    for name in maps:
+        if not _is_plain(getattr(module, name)):
+            return not_plain(name, getattr(module, name))
+    known = {*maps, *_QUERY_NORMS}
     others = {name.partition(".")[0] for name, _ in module.named_parameters()} - known
     if others:
         return f"a token mixer has no place for its {', '.join(sorted(others))}"
@@ -280,13 +300,13 @@ def _maps(module: nn.Module) -> _Maps | None:
     """The names of its maps, None where they are none that is known."""
     for names in _MAPS:
         parts = [getattr(module, name, None) for name in names if name is not None]
-        if all(_is_linear(part) for part in parts):
+        if all(isinstance(part, nn.Module) for part in parts):
             return names
     return None
 
 
-def _is_linear(part: Any) -> bool:
-    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+def _is_plain(part: Any) -> bool:
+    return is_linear(part) or type(part).__name__ == "Conv1D"
 
 
 def _projection(module: nn.Module, name: str) -> Projection:
@@ -356,7 +376,8 @@ def _longest(parents: Sequence[nn.Module]) -> int | None:
     for embeddings in _embeddings(parents):
         table = getattr(embeddings, "position_embeddings", None)
         if isinstance(table, Tensor) and table.dim() == 3:
-            return table.shape[1]
+            registers = getattr(embeddings, "register_tokens", None)  # which have no position
+            return table.shape[1] + (0 if registers is None else registers.shape[1])
         if isinstance(table, nn.Embedding):
             first = 0 if table.padding_idx is None else table.padding_idx + 1
             return table.num_embeddings - first
