@@ -148,6 +148,8 @@ def is_number(value: Any) -> bool:
 
 def shown(value: Any) -> str:
     """`value` in an error: short, and a text in quotes."""
+    if isinstance(value, Tensor) and value.is_nested:
+        return "a nested tensor"
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     try:

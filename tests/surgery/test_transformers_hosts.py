@@ -99,6 +99,22 @@ REFUSED = {
         lambda: transformers.AlbertModel(transformers.AlbertConfig(**SMALL, embedding_size=16)),
         "a token mixer has no place for its LayerNorm, dense",
     ),
+    "three results": (
+        lambda: transformers.LEDModel(
+            transformers.LEDConfig(
+                vocab_size=37,
+                d_model=16,
+                encoder_layers=1,
+                decoder_layers=1,
+                attention_window=4,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=24,
+                decoder_ffn_dim=24,
+            )
+        ),
+        "expected attention of torch.nn, .* got none",
+    ),
     "learned scale": (
         lambda: transformers.TimesFmModel(
             transformers.TimesFmConfig(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,21 @@ X = RANDOM.normal(size=(12, 4))
 Y = np.arange(12) % 2
 NAN, HUGE = X.copy(), X.copy()
 NAN[5, 2], HUGE[7, 1] = np.nan, 1e300
+
+
+class Table:
+    """A data frame of several types, which has its columns' names as items."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["name", "age"])
+
+    def to_numpy(self) -> Any:
+        return np.array([["a", 1]] * 12, dtype=object)
+
+
 WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "NaN": (NAN, Y, {}, "x: expected finite numbers, got nan in sample 5"),
     "too large": (HUGE, Y, {}, r"x: expected finite numbers, got 1e\+300 in sample 7"),
@@ -190,6 +206,7 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "one axis": (X[:, 0], Y, {}, r"shape \(M, N\), .*x\[:, None\]"),
     "nothing": ([], [], {}, "x: expected at least one sample, got none"),
     "a text": ("text", Y, {}, "x: expected an array, a tensor or a list of samples"),
+    "a table of objects": (Table(), Y, {}, r"sequences .*, got array\(\['a', 1\].* as sample 0"),
     "objects": ([{"a": 1}] * 12, Y, {}, "expected texts, or sequences .* as sample 0"),
     "empty sample": ([[1]] * 11 + [[]], Y, {}, "one token a sample, got none in sample 11"),
     "features": ([np.ones((2, 2))] * 11 + [np.ones((3, 3))], Y, {}, "as many features"),
@@ -199,6 +216,7 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "few labels": (X, Y[:5], {}, r"y: expected 12 labels, one for each sample, got shape \(5,\)"),
     "no label": (X, [*Y[:11], None], {}, "a label for each sample, got None for sample 11"),
     "mixed labels": (X, ["a", *Y[1:]], {}, "y: expected labels of one type, got 'a' and"),
+    "65 bits": (X, [2**63, -1] * 6, {}, "y: expected whole numbers of 64 bits, got 922.* sample 0"),
     "NaN label": (X, [*[0.5] * 11, np.nan], {}, "expected finite numbers, got nan for sample 11"),
     "one class": (X, Y * 0, {}, "y: expected at least two classes, got 0 alone"),
     "one number": (X, Y * 0.0, {}, "y: expected numbers that differ, got 0 for every sample"),
@@ -279,6 +297,16 @@ def test_a_rare_class_is_for_training_first() -> None:
     assert sorted(labels["train"] + labels["validation"]).count(2) == 2
 
 
+def test_shares_are_kept_of_many_rare_classes() -> None:
+    """Classes of two, and a small share for training: what each gives up is owed by the next."""
+    for y, split, expected in (
+        (np.repeat(np.arange(30), 2), (0.6, 0.2, 0.2), [30, 15, 15]),
+        (np.arange(60) % 2, (0.02, 0.49, 0.49), [2, 29, 29]),
+    ):
+        task = rm.Task.from_arrays(RANDOM.normal(size=(60, 3)), y, split=split)
+        assert [len(task.split(name)) for name in SPLITS] == expected
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_groups_stay_together_and_shares_are_kept(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -325,7 +353,13 @@ def test_inputs_in_two_splits_are_found_and_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [torch.zeros(40, 3).to_sparse(), torch.zeros(40, 3, device="meta"), torch.tensor(3)]
+    "values",
+    [
+        torch.zeros(40, 3).to_sparse(),
+        torch.zeros(40, 3, device="meta"),
+        torch.tensor(3),
+        torch.nested.nested_tensor([torch.zeros(3)] * 40, layout=torch.jagged),
+    ],
 )
 def test_tensors_that_hold_no_samples(values: torch.Tensor) -> None:
     with pytest.raises(rm.InputError, match="expected"):

@@ -38,9 +38,10 @@ def reviews(tmp_path: Path) -> Path:
     """A table with a text that holds commas, quotes and a line feed."""
     path = tmp_path / "wine.csv"
     rows = [
-        f'"dry, ""{i}""\n wine",{"good" if i % 3 else "bad"},{i // 2},{i / 4}' for i in range(30)
+        f'"dry, ""{i}""\n wine",{"good" if i % 3 else "bad"},{i // 2},{i / 4},{i / 8}'
+        for i in range(30)
     ]
-    path.write_text("\n".join(["note,verdict,cellar,price", *rows]) + "\n", encoding="utf-8")
+    path.write_text("\n".join(["note,verdict,cellar,price,cost", *rows]) + "\n", encoding="utf-8")
     return path
 
 
@@ -71,10 +72,10 @@ def test_forms_of_tables(reviews: Path, form: str) -> None:
 
 
 def test_columns_of_numbers_and_labels_with_a_decimal_point(reviews: Path) -> None:
-    task = rm.Task.from_csv(reviews, input=["cellar", "price"], label="price")
+    task = rm.Task.from_csv(reviews, input=["cellar", "price"], label="cost")
     assert (task.metric, task.num_features, task.max_length) == ("rmse", 1, 2)
     inputs, target = task.split("test")[0]
-    assert inputs[1, 0] == pytest.approx(target)
+    assert inputs[1, 0] == pytest.approx(2 * target)
 
 
 def test_a_column_of_split_names(tmp_path: Path) -> None:
@@ -96,7 +97,10 @@ WRONG_TABLES = {
     "short row": ("text,y\nx\n", {}, "line 2 has 1 fields, the header 2"),
     "open quote": ('text,y\n"x,1\n', {}, "damaged or truncated .unexpected end of data"),
     "two names": ("text,text\nx,1\n", {}, "two columns of its header have one name"),
-    "no text": (b"text,y\n\xff\xfe,1\n", {}, "damaged or truncated .'utf-8' codec"),
+    "no text": (b"text,y\n\xff\xfe,1\n", {}, "expected text in UTF-8, got bytes that are none"),
+    "semicolons": ("text;y\nx;1\n", {}, "separated by ',', got ';' in the header"),
+    "tabs": ("text\ty\nx\t1\n", {}, r"separated by ',', got '\\t' in the header; .*tsv tabs"),
+    "label read": ("text,y\nx,1\n", {"input": "y"}, "input: expected columns beside the label 'y'"),
     "no number": ("text,y\nx,1\n", {"input": ["text"]}, "column 'text', got 'x' in row 1"),
     "split": ("text,y,s\nx,1,tra\n", {"split": "s"}, "train, validation or test in column 's'"),
     "input": ("text,y\nx,1\n", {"input": ""}, "names of columns, got ''"),
@@ -104,7 +108,7 @@ WRONG_TABLES = {
     "no group": ("text,y\nx,1\n", {"group": ""}, "names of columns, got ''"),
     "packed": (gzip.compress(b"text,y\n" + b"x,1\n" * 99)[:-20], {"end": ".csv.gz"}, "truncated"),
     "ending": ("text,y\n", {"end": ".txt"}, r"path: expected a file \.csv, \.tsv, \.jsonl"),
-    "no JSON": ('{"text": "x", "y": 1}\n{"text"', {"end": ".jsonl"}, "damaged or truncated"),
+    "no JSON": ('{"text": "x", "y": 1}\n{"text"', {"end": ".jsonl"}, "truncated .line 2: "),
     "no object": ("[1, 2]\n", {"end": ".jsonl"}, "line 1 is no JSON object"),
     "null": ('{"text": "x", "y": null}\n', {"end": ".jsonl"}, "line 1: expected a value of column"),
 }  # fmt: skip
@@ -211,9 +215,7 @@ def test_the_registry_reads_what_data_names(reviews: Path, tmp_path: Path) -> No
     assert task.options["data"] == "wine.csv"
     assert task.options["split_seed"] == 5
     assert "drawn with seed 5" in task.split_note
-    below = load_task(
-        "csv", data_dir=tmp_path, data="wine.csv", input="cellar,price", label="price"
-    )
+    below = load_task("csv", data_dir=tmp_path, data="wine.csv", input="cellar,price", label="cost")
     assert below.metric == "rmse"
     np.savez(tmp_path / "a.npz", **arrays(20))
     assert sizes(load_task("npz", data=str(tmp_path / "a.npz"))) == [12, 4, 4]
@@ -266,6 +268,30 @@ def test_a_data_set_of_the_library() -> None:
         assert sizes(rm.Task.from_datasets(both, input="x", label="y")) == [16, 4, 6]
 
 
+def test_a_class_that_a_data_set_does_not_tell() -> None:
+    """-1 is no class of a ClassLabel, but a number like others elsewhere."""
+    data = rows(20, lambda i: i % 2 if i else -1)
+    assert rm.Task.from_datasets(data, input="text", label="label").num_classes == 3
+    data.features = {"label": SimpleNamespace(int2str=str)}  # type: ignore[attr-defined]
+    with pytest.raises(rm.InputError, match=r"a class for each sample, got -1 .none. for sample 0"):
+        rm.Task.from_datasets(data, input="text", label="label")
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("P", 3), ("1", 1), ("F", 1), ("RGBA", 4)])
+def test_images_of_every_mode(mode: str, channels: int) -> None:
+    """Of a palette the colours count, not their places in it."""
+    image = pytest.importorskip("PIL.Image")
+    pixels = RANDOM.integers(0, 256, (20, 8, 8, 3), dtype=np.uint8)
+    images = [image.fromarray(part).convert(mode) for part in pixels]
+    data = Rows(picture=images, y=[i % 2 for i in range(20)])
+    task = rm.Task.from_datasets(data, input="picture", label="y", patch_size=1)
+    assert (task.num_features, task.max_length) == (channels, 64)
+    if mode == "P":
+        colours = np.stack([np.asarray(picture.convert("RGB")) for picture in images])
+        same = rm.Task.from_arrays(colours, [i % 2 for i in range(20)], patch_size=1)
+        assert same.split("train")[0][0].equal(task.split("train")[0][0])
+
+
 def test_hidden_labels_leave_a_test_split_to_be_drawn() -> None:
     data = {"train": rows(50), "validation": rows(10), "test": rows(9, lambda i: -1)}
     task = rm.Task.from_datasets(data, input="text", label="label")
@@ -279,6 +305,8 @@ WRONG_SETS = {
     "no train": ({"test": rows(9)}, "expected a train split, got test", {}),
     "no data set": ([1, 2], "data: expected a Dataset, or a mapping of them, got list", {}),
     "empty": ({}, "data: expected a Dataset or a DatasetDict, got an empty mapping", {}),
+    "label read": ({"train": rows(9)}, "input: expected a column beside the", {"input": "label"}),
+    "stream": ({"train": SimpleNamespace(column_names=["text"])}, "a Dataset, or a mapping", {}),
 }
 
 

@@ -8,6 +8,7 @@ so, and has no other parameters, can be replaced.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -48,7 +49,8 @@ _MAPS = (
     _Maps("q_lin", "k_lin", "v_lin", "out_lin"),
     _Maps("c_attn", "c_attn", "c_attn", "c_proj"),
 )
-_ENDS_IN = "return attn_output, attn_weights"
+# Some return a third value, which a mixer has not.
+_ENDS_IN = re.compile(r"return attn_output, attn_weights(_reshaped)?$", re.MULTILINE)
 _OF_ANOTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
 # What hosts hand on beside the mask, which then does not say it.
 _OF_PACKED_SEQUENCES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
@@ -243,7 +245,7 @@ def _is_attention(cls: Any) -> bool:
     if arguments[:1] != ("hidden_states",):
         return False
     try:
-        return _ENDS_IN in inspect.getsource(cls.forward)
+        return _ENDS_IN.search(inspect.getsource(cls.forward)) is not None
     except (OSError, TypeError):
         return False
 

@@ -204,6 +204,11 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise InputError(f"{path}: the file is missing") from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: expected text in UTF-8, got bytes that are none ({error.reason}); save it as "
+            "UTF-8, or get a fresh copy"
+        ) from error
     except _OF_DECODERS as error:
         why = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise damaged(path, why) from error

@@ -14,7 +14,7 @@ from rifflemix.tasks.data_io.files import Arrays
 from rifflemix.tasks.images.image_folder import IMAGE_FOLDER
 from rifflemix.tasks.own.arrays import Origin
 from rifflemix.tasks.own.parts import NAMES, Part, from_parts
-from rifflemix.tasks.own.tables import ENDINGS, column_names, ending, read_table, table_part
+from rifflemix.tasks.own.tables import ENDINGS, ending, read_table, table_part, wanted_columns
 
 _ARRAYS = ".npz"
 
@@ -57,7 +57,7 @@ def _array(file: Path, arrays: Arrays, name: str) -> Any:
 
 
 def _table(file: Path, input: Any, label: str, group: str | None) -> Part:
-    columns = read_table(file, [*column_names(input), label, *([] if group is None else [group])])
+    columns = read_table(file, wanted_columns(input, label, group))
     return table_part(file, columns, input, label, group)
 
 

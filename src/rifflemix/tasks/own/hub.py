@@ -33,7 +33,7 @@ def from_datasets(
         raise bad_argument("data", "a Dataset or a DatasetDict", "an empty mapping")
     parts = {}
     for name, part in sets.items():
-        if not hasattr(part, "column_names"):
+        if not hasattr(part, "column_names") or not hasattr(part, "__len__"):
             raise bad_argument("data", "a Dataset, or a mapping of them", type(part).__name__)
         read = _part(part, input, label, group)
         if name == "train" or not _is_hidden(read.y):
@@ -80,16 +80,24 @@ def _part(part: Any, input: str, label: str, group: str | None) -> Part:
     for name in (input, label, *([] if group is None else [group])):
         if name not in names:
             raise unknown_name("column", name, names)
+    if label == input:
+        raise bad_argument("input", f"a column beside the label {label!r}", repr(input))
     if len(part) == 0:
         raise bad_argument("data", "samples in every split", "none")
-    x = list(part[input])
+    x, y = list(part[input]), list(part[label])
     if hasattr(x[0], "getbands"):  # images of Pillow
         x = _pixels(x)
-    return Part(x, list(part[label]), groups=None if group is None else list(part[group]))
+    is_class = hasattr(getattr(part, "features", {}).get(label), "int2str")
+    if is_class and _HIDDEN in y and not _is_hidden(y):
+        raise bad_argument(
+            "label", "a class for each sample", f"-1 (none) for sample {y.index(_HIDDEN)}",
+            "filter these out first",
+        )  # fmt: skip
+    return Part(x, y, groups=None if group is None else list(part[group]))
 
 
 def _pixels(images: list[Any]) -> Any:
-    arrays = [np.asarray(image) for image in images]
+    arrays = [_channels(image) for image in images]
     shapes = sorted({array.shape for array in arrays})
     if len(shapes) > 1:
         raise bad_argument(
@@ -97,6 +105,17 @@ def _pixels(images: list[Any]) -> Any:
             "resize and convert them with data.map first",
         )  # fmt: skip
     return np.stack(arrays)
+
+
+def _channels(image: Any) -> Any:
+    """(H, W, C) numbers of an image; what a palette holds are colours, not its indices."""
+    mode = getattr(image, "mode", None)
+    if mode in ("P", "PA"):
+        image = image.convert("RGBA" if "transparency" in image.info or mode == "PA" else "RGB")
+    elif mode == "1":
+        image = image.convert("L")
+    pixels = np.asarray(image)
+    return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
 def _is_hidden(labels: list[Any]) -> bool:

@@ -52,6 +52,8 @@ def _as_array(y: Any, count: int) -> NDArray[Any]:
         values = np.asarray(given)
     except ValueError:
         raise bad_argument("y", "one label for each sample", "lists of unequal length") from None
+    if not isinstance(given, np.ndarray) and values.dtype.kind in "fO":
+        _check_sizes(given)
     if values.dtype.kind == "O":  # of pandas, or of several types
         values = _of_one_type(values.tolist())
     if values.shape == (count, 1):
@@ -62,6 +64,16 @@ def _as_array(y: Any, count: int) -> NDArray[Any]:
         raise bad_argument("y", "integers, floats or texts", values.dtype)
     is_mixed = values.dtype.kind == "U" and isinstance(given, list)
     return _of_one_type(given) if is_mixed else values
+
+
+def _check_sizes(labels: list[Any]) -> None:
+    """Raise at whole numbers that no 64 bits hold, which NumPy would make floats of."""
+    for number, label in enumerate(labels):
+        if isinstance(label, int) and not -(2**63) <= label < 2**63:
+            raise bad_argument(
+                "y", "whole numbers of 64 bits", f"{shown(label)} for sample {number}",
+                "names of classes are texts",
+            )  # fmt: skip
 
 
 def _of_one_type(labels: list[Any]) -> NDArray[Any]:

@@ -61,7 +61,7 @@ def read_samples(x: Any, lengths: Any = None, max_length: int | None = None) -> 
     if array is None:
         if lengths is not None:
             raise bad_argument("lengths", "None beside a list of sequences", shown(lengths))
-        samples = _ragged(list(x), max_length)
+        samples = _ragged(list(as_numpy(x)), max_length)
     elif array.ndim >= 3 and _is_images(array):
         if lengths is not None or max_length is not None:
             raise bad_argument("lengths and max_length", "None for images", "one of them")
@@ -81,7 +81,8 @@ def read_samples(x: Any, lengths: Any = None, max_length: int | None = None) -> 
 def as_numpy(values: Any) -> Any:
     """Tensors of torch as arrays; others as they are."""
     if hasattr(values, "detach"):
-        if values.is_meta or values.is_quantized or str(values.layout) != "torch.strided":
+        is_plain = str(values.layout) == "torch.strided" and not values.is_nested
+        if values.is_meta or values.is_quantized or not is_plain:
             raise bad_argument("tensors", "dense ones with values", shown(values))
         values = values.detach().cpu().resolve_neg().resolve_conj()
         return (values.float() if values.dtype.is_floating_point else values).numpy()

@@ -162,9 +162,10 @@ def _by_sample(
         rows = random.permutation(np.flatnonzero(strata == value))
         exact = np.array(shares[1:]) * len(rows) + owed
         held_out = [max(round(count), 1) for count in exact.tolist()]
+        while sum(held_out) >= len(rows):  # every class is trained on
+            beyond = [(held_out[i] - exact[i], i) for i in range(2) if held_out[i]]
+            held_out[max(beyond)[1]] -= 1
         owed = np.clip(exact - held_out, -0.5, 0.5)
-        if sum(held_out) >= len(rows):  # one or two samples: train first, then validation
-            held_out = [int(len(rows) > 1), 0]
         of[rows[: held_out[0]]] = 1
         of[rows[held_out[0] : sum(held_out)]] = 2
     return of

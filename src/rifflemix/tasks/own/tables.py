@@ -40,7 +40,7 @@ def from_csv(
 ) -> Task:
     """See `Task.from_csv`."""
     file = data_file("path", path)
-    wanted = [*column_names(input), label, *([] if group is None else [group])]
+    wanted = wanted_columns(input, label, group)
     if isinstance(split, str):
         wanted.append(split)
     columns = read_table(file, wanted)
@@ -52,11 +52,14 @@ def from_csv(
     return from_arrays(part.x, part.y, groups=part.groups, split=split, **options, origin=origin)
 
 
-def column_names(input: Any) -> list[Any]:
-    """The columns that `input` names, one or several."""
+def wanted_columns(input: Any, label: Any, group: Any) -> list[Any]:
+    """The columns that these name; the label may not be an input."""
     if not isinstance(input, str | list | tuple):
         raise bad_argument("input", "the name of a column, or a list of them", repr(input))
-    return [input] if isinstance(input, str) else list(input)
+    inputs = [input] if isinstance(input, str) else list(input)
+    if label in inputs:
+        raise bad_argument("input", f"columns beside the label {label!r}", repr(input))
+    return [*inputs, label, *([] if group is None else [group])]
 
 
 def data_file(name: str, path: str | PathLike[str]) -> Path:
@@ -121,6 +124,12 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with _long_fields():
         rows = csv.reader(read_csv_lines(file), delimiter=delimiter, strict=True)
         header = next(rows, [])
+        others = [mark for mark in ";\t|," if mark != delimiter and mark in "".join(header)]
+        if len(header) == 1 and others:
+            raise InputError(
+                f"{file}: expected columns separated by {delimiter!r}, got {others[0]!r} in the "
+                "header; .csv has commas, .tsv tabs"
+            )
         if len(set(header)) != len(header):
             raise damaged(file, "two columns of its header have one name")
         for row in rows:
@@ -150,7 +159,10 @@ def _json_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if left < 0:
             raise too_large(file, MOST_BYTES)
         if content.strip():
-            row = parse_json(content)
+            try:
+                row = parse_json(content)
+            except ValueError as error:
+                raise damaged(file, f"line {line}: {error}") from error
             if not isinstance(row, dict):
                 raise damaged(file, f"line {line} is no JSON object")
             yield line, row
