@@ -23,7 +23,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import timm
     from timm.layers.attention import AttentionRope
-    from timm.models import nest, volo
+    from timm.models import fastvit, nest, volo
     from timm.models.eva import EvaAttention
     from timm.models.vision_transformer import Block
 
@@ -132,6 +132,12 @@ def test_relative_biases_are_refused(name: str) -> None:
     report = rm.replace_attention(model, "tssa", dry_run=True)
     assert not report.replaced
     assert all("relative position biases" in reason for _, reason in report.skipped)
+
+
+def test_images_with_their_channels_first_are_refused() -> None:
+    model = torch.nn.Sequential(fastvit.Attention(32))
+    with pytest.raises(rm.InputError, match=r"it reads images \(B, C, H, W\), no tokens"):
+        rm.replace_attention(model, "tssa")
 
 
 def test_a_beit_without_biases_is_replaced_and_refuses_them_in_the_call() -> None:

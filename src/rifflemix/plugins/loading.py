@@ -103,6 +103,8 @@ def _run(file: Path, name: str) -> None:
         raise
     except BaseException as error:  # the file may hold any code
         reason = f"{type(error).__name__}: {first_line(error)}"
+        if isinstance(error, ImportError):
+            reason += "; a plugin is one file: what it imports is installed or on PYTHONPATH"
         raise InputError(f"plugin {file}{_line(error, file)}: {reason}") from error
 
 

@@ -62,6 +62,7 @@ _ROTARY = (
 # not see each other.
 _IMAGES = ("timm.models.volo", "timm.models.vision_transformer_sam")
 _BLOCKS = ("timm.models.nest",)
+_CHANNELS_FIRST = ("timm.models.fastvit",)
 
 
 class SwappedTimmAttention(SwappedAttention):
@@ -275,6 +276,8 @@ def _refusal(module: nn.Module, parents: Sequence[nn.Module]) -> str:
             return not_plain(name, part)
     if kind not in _KNOWN or not _has_maps(module):
         return f"{kind} is no attention of tokens (B, N, C) through qkv and proj"
+    if type(module).__module__ in _CHANNELS_FIRST:
+        return "it reads images (B, C, H, W), no tokens (B, N, C)"
     host: Any = module
     maps = host.qkv if host.qkv is not None else host.q_proj
     if maps.in_features != host.proj.out_features:

@@ -36,6 +36,7 @@ class StreamLayer(CacheLayerMixin):
         self.state: State | None = None
         self.seen = 0
         self.is_initialized = True
+        self.keys = self.values = torch.empty(0)  # some hosts ask how many there are
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing: the first prompt makes the state."""
