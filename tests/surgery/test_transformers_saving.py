@@ -136,6 +136,17 @@ def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:
         transformers.GPT2LMHeadModel.from_pretrained(folder)
 
 
+def test_weights_of_another_mixer_are_not_drawn(tmp_path: Path) -> None:
+    """As many tensors as the config's mixer has, or more, under other names."""
+    _, folder = saved(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    for layer in config["quantization_config"]["swap"]["layers"].values():
+        layer |= {"mixer": "average", "options": {}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(rm.InputError, match=r"expected 0 tensors of the mixers, got 12 \(also"):
+        transformers.GPT2LMHeadModel.from_pretrained(folder)
+
+
 def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
     _, folder = saved(tmp_path)
     config = json.loads((folder / "config.json").read_text())

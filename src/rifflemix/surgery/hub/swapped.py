@@ -6,7 +6,8 @@ Imported by `rifflemix.register_hf`; the file itself tells transformers of the t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -87,19 +88,32 @@ def _named_for(model: Any, swap: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_all_are_there(model: nn.Module, files: Sequence[str] | None) -> None:
-    """Raise if files lack weights of the mixers, which transformers would draw at random."""
+    """Raise unless files hold the weights of these mixers; others transformers draws at random."""
     if not files or not all(str(file).endswith(".safetensors") for file in files):
         return
-    saved = 0
+    # What stands before a mixer transformers may rename, what stands after it is ours.
+    saved: Counter[str] = Counter()
     for path in files:
         with safe_open(path, framework="pt") as file:
-            saved += sum(".mixer." in name for name in file.keys())  # noqa: SIM118 (no dict)
-    own = sum(len(module.mixer.state_dict()) for module in swapped_in(model).values())
-    if saved < own:
+            saved += _in_mixers(file.keys())
+    own = _in_mixers(
+        f"{name}.mixer.{key}"
+        for name, module in swapped_in(model).items()
+        for key in module.mixer.state_dict()
+    )
+    missing, unknown = own - saved, saved - _in_mixers(model.state_dict())
+    if missing or unknown:
+        there = own.total() - missing.total() + unknown.total()
         raise InputError(
-            f"{files[0]}: expected {own} tensors of the mixers, got {saved}; the weights are not "
+            f"{files[0]}: expected {own.total()} tensors of the mixers, got {there} "
+            f"({'without' if missing else 'also'} {min(missing or unknown)}); the weights are not "
             "those that were saved with this config"
         )
+
+
+def _in_mixers(names: Iterable[str]) -> Counter[str]:
+    """Names after the last "mixer." in them, and how often each is there."""
+    return Counter(name.rpartition(".mixer.")[2] for name in names if ".mixer." in name)
 
 
 def _fill_constants(module: SwappedAttention) -> None:
