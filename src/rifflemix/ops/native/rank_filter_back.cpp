@@ -1,37 +1,86 @@
 // The gradient of the rank filter: each token collects from those that took it.
 //
 // Sums are in float32, from the token's own output on, whatever the number of threads. Gradients
-// and distances are converted once, and kept while a token may still collect from them.
+// are read where they are; those of float16, which take many instructions to convert, and those that
+// fill no vectors are converted or copied once, and kept while a token may still collect from them.
+
+#include <type_traits>
 
 #include "permutation.h"
 #include "vector.h"
 
 namespace rifflemix::permutation {
 
+using rifflemix::Bfloat16;
+using rifflemix::Float16;
 using rifflemix::store;
 
 constexpr int64_t kTokensOfTask = 512;  // and no fewer than eight windows
-constexpr int kAtOnce = 4;              // vectors that are summed side by side
+constexpr int64_t kMostWindow = 256;    // tokens, whose distances fit a byte
+constexpr int64_t kMostWidth = 256;     // channels of a block
+
+// The sums of a vector of gradients of type T.
+template <class T>
+struct Sums {
+  using Ago = int32_t;
+  using Took = rifflemix::VectorOf<float>::Integers;
+  static constexpr int64_t lanes = rifflemix::kLanes<float>;
+  rifflemix::Vector<float> all = {};
+
+  RIFFLEMIX_INLINE void add(const float* grad, const Ago* ago, Ago distance) {
+    const auto bits = load<Took>(ago) == distance;
+    all += rifflemix::select<float>(bits, rifflemix::load(grad), rifflemix::Vector<float>{});
+  }
+  template <class To>
+  RIFFLEMIX_INLINE void write(To* to) const {
+    store(to, all);
+  }
+};
+
+// Those of bfloat16 are the upper halves of float32: every other one is summed by itself.
+template <>
+struct Sums<Bfloat16> {
+  using Ago = int16_t;
+  using Took = permutation::Vector<int16_t, rifflemix::kVectorBytes / 2>;
+  using Words = rifflemix::WordBits;
+  using Floats = rifflemix::Vector<float>;
+  static constexpr int64_t lanes = rifflemix::kVectorBytes / 2;
+  Floats even = {}, odd = {};
+
+  RIFFLEMIX_INLINE void add(const Bfloat16* grad, const Ago* ago, Ago distance) {
+    const Took bits = load<Took>(&grad->bits) & (load<Took>(ago) == distance);
+    even += rifflemix::bits_as<Floats>((Words)bits << 16);
+    odd += rifflemix::bits_as<Floats>((Words)bits & 0xffff0000u);
+  }
+  RIFFLEMIX_INLINE void write(Bfloat16* to) const {
+    const Words both = (rifflemix::rounded_bits(even) >> 16) |
+                       (rifflemix::rounded_bits(odd) & 0xffff0000u);
+    std::memcpy(to, &both, sizeof(both));
+  }
+};
 
 template <class T>
 struct Collecting {
+  using Source = std::conditional_t<std::is_same_v<T, Float16>, float, T>;
+  using Ago = typename Sums<Source>::Ago;
+
   const Problem& p;
   int64_t width;  // channels of a block
   int64_t rows;   // outputs that are kept, a power of two; that of token n is in row n % rows
   int64_t blocks, stretches, stretch;
-  float* grads;   // (slots, rows, width)
-  int32_t* agos;  // the same; -1 where there is no output
+  Source* grads;  // (slots, rows, width)
+  Ago* agos;      // the same; -1 where there is no output
 
   Collecting(const Problem& problem, Arena& arena)
       : p(problem),
-        width(p.group_size <= 8 ? 256 : 64),
+        width(p.group_size <= 8 ? kMostWidth : kMostWidth / 4),
         rows(1),
         blocks(quotient_up(p.channels, width)),
         stretch(std::max(kTokensOfTask, 8 * p.group_size)) {
     stretches = quotient_up(p.length, stretch);
     while (rows < p.group_size) rows *= 2;
-    grads = arena.take<float>(p.useful_threads() * rows * width);
-    agos = arena.take<int32_t>(p.useful_threads() * rows * width);
+    grads = arena.take<Source>(p.useful_threads() * rows * width);
+    agos = arena.take<Ago>(p.useful_threads() * rows * width);
   }
 };
 
@@ -39,14 +88,15 @@ struct Collecting {
 // change it, for all that a compiler knows.
 template <class T>
 struct Outputs {
-  using V = rifflemix::Vector<float>;
-  using Integers = rifflemix::VectorOf<float>::Integers;
-  static constexpr int64_t lanes = rifflemix::kLanes<float>;
+  using Source = typename Collecting<T>::Source;
+  using Ago = typename Collecting<T>::Ago;
+  static constexpr int64_t lanes = Sums<Source>::lanes;
 
   const Problem p;
   const int64_t width, mask, b, first, last, channel, count;
-  float* const grads;
-  int32_t* const agos;
+  const bool direct;  // gradients are read where they are
+  Source* const grads;
+  Ago* const agos;
 
   RIFFLEMIX_INLINE Outputs(const Collecting<T>& f, int64_t task, int64_t of)
       : p(f.p),
@@ -57,51 +107,63 @@ struct Outputs {
         last(std::min(p.length, first + f.stretch)),
         channel(task % f.blocks * width),
         count(std::min(width, p.channels - channel)),
+        direct(std::is_same_v<Source, T> && count % lanes == 0),
         grads(f.grads + of * f.rows * width),
         agos(f.agos + of * f.rows * width) {}
 
   RIFFLEMIX_INLINE int64_t place(int64_t n) const {
     return (b * p.length + n) * p.channels + channel;
   }
-
-  // Converts the output of token n.
-  RIFFLEMIX_INLINE void read(int64_t n) const {
-    float* grad = grads + (n & mask) * width;
-    int32_t* ago = agos + (n & mask) * width;
-    if (n >= p.length) {
-      std::fill_n(ago, width, -1);
-      return;
+  RIFFLEMIX_INLINE const T* given(int64_t n) const {
+    return static_cast<const T*>(p.x) + b * p.batch_stride + n * p.row_stride + channel;
+  }
+  RIFFLEMIX_INLINE const Source* grad(int64_t n) const {
+    if constexpr (std::is_same_v<Source, T>) {
+      if (direct) return given(std::min(n, p.length - 1));
     }
-    const T* from = static_cast<const T*>(p.x) + b * p.batch_stride + n * p.row_stride + channel;
-    const uint8_t* back = static_cast<const uint8_t*>(p.index) + place(n);
-    const int64_t whole = count / lanes * lanes;
-    for (int64_t at = 0; at < whole; at += lanes) store(grad + at, rifflemix::load(from + at));
-    if (whole < count) store(grad + whole, rifflemix::load(from + whole, count - whole));
-    for (int64_t c = 0; c < count; ++c) ago[c] = back[c];
+    return grads + (n & mask) * width;
   }
 
-  // Sums for token n, whose outputs have been read.
-  RIFFLEMIX_INLINE void write(int64_t n) const {
-    T* out = static_cast<T*>(p.y) + place(n);
-    for (int64_t at = 0; at < count; at += kAtOnce * lanes) {
-      V sums[kAtOnce] = {};
-      for (int64_t j = 0; j < p.group_size; ++j) {
-        const int64_t row = ((n + j) & mask) * width + at;
-#pragma GCC unroll 4
-        for (int i = 0; i < kAtOnce; ++i) {
-          const Integers took = load<Integers>(agos + row + i * lanes) == static_cast<int32_t>(j);
-          sums[i] += rifflemix::select<float>(took, rifflemix::load(grads + row + i * lanes), V{});
-        }
-      }
-      if (at + kAtOnce * lanes <= count) {
-#pragma GCC unroll 4
-        for (int i = 0; i < kAtOnce; ++i) store(out + at + i * lanes, sums[i]);
-      } else {
-        for (int i = 0; at + i * lanes < count; ++i) {
-          store(out + at + i * lanes, sums[i], count - at - i * lanes);
-        }
+  // Converts what is needed of the output of token n.
+  RIFFLEMIX_INLINE void read(int64_t n) const {
+    Ago* ago = agos + (n & mask) * width;
+    if (n >= p.length) {
+      std::fill_n(ago, width, Ago{-1});
+      return;
+    }
+    const uint8_t* back = static_cast<const uint8_t*>(p.index) + place(n);
+    for (int64_t c = 0; c < count; ++c) ago[c] = back[c];
+    if (direct) return;
+    Source* to = grads + (n & mask) * width;
+    if constexpr (std::is_same_v<Source, T>) {
+      std::memcpy(to, given(n), count * sizeof(T));
+    } else {
+      for (int64_t at = 0; at < count; at += lanes) {
+        store(to + at, rifflemix::load(given(n) + at, count - at));
       }
     }
+  }
+
+  // Sums for token n, whose outputs have been read; two vectors side by side, the last one twice
+  // where their number is odd.
+  RIFFLEMIX_INLINE void write(int64_t n) const {
+    const Source* from[kMostWindow];
+    for (int64_t j = 0; j < p.group_size; ++j) from[j] = grad(n + j);
+    T row[kMostWidth];
+    T* const out = static_cast<T*>(p.y) + place(n);
+    T* const to = count % lanes == 0 ? out : row;
+    for (int64_t at = 0; at < count; at += 2 * lanes) {
+      const int64_t next = at + lanes < count ? at + lanes : at;
+      Sums<Source> sums, more;
+      for (int64_t j = 0; j < p.group_size; ++j) {
+        const Ago* ago = agos + ((n + j) & mask) * width;
+        sums.add(from[j] + at, ago + at, static_cast<Ago>(j));
+        more.add(from[j] + next, ago + next, static_cast<Ago>(j));
+      }
+      sums.write(to + at);
+      more.write(to + next);
+    }
+    if (to == row) std::memcpy(out, row, count * sizeof(T));
   }
 };
 
@@ -122,8 +184,8 @@ RIFFLEMIX_INLINE void collect_stretch(const Collecting<T>& f, int64_t task, int6
     collect_stretch(f, task, of);                                                             \
   })
 RIFFLEMIX_COLLECT(float)
-RIFFLEMIX_COLLECT(rifflemix::Bfloat16)
-RIFFLEMIX_COLLECT(rifflemix::Float16)
+RIFFLEMIX_COLLECT(Bfloat16)
+RIFFLEMIX_COLLECT(Float16)
 
 template <class T>
 int64_t rank_filter_back(const Problem& p) {

@@ -135,11 +135,16 @@ RIFFLEMIX_INLINE void store(A* p, Vector<A> v) {
 }
 
 // Both conversions to 16 bits round to the nearest, ties to even, and keep NaN.
-RIFFLEMIX_INLINE void store(Bfloat16* p, Vector<float> v) {
+
+// Bits whose upper halves are those of the numbers in bfloat16.
+RIFFLEMIX_INLINE WordBits rounded_bits(Vector<float> v) {
   const WordBits bits = bits_as<WordBits>(v);
-  const WordBits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const WordBits nan = (WordBits)(v != v);
-  const HalfBits halves = __builtin_convertvector((nan & 0x7fc0u) | (~nan & rounded), HalfBits);
+  return (nan & 0x7fc00000u) | (~nan & (bits + 0x7fffu + ((bits >> 16) & 1u)));
+}
+
+RIFFLEMIX_INLINE void store(Bfloat16* p, Vector<float> v) {
+  const HalfBits halves = __builtin_convertvector(rounded_bits(v) >> 16, HalfBits);
   std::memcpy(p, &halves, sizeof(halves));
 }
 
