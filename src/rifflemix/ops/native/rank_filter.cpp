@@ -28,9 +28,9 @@ struct Window {
 };
 
 // Puts a vector of token `passed` in place of the oldest, in `slot`. Gives the value of the wanted
-// rank and how many tokens back it is. The number of tokens so far is added to every rank, so that
+// rank and, where `kKeep`, how many tokens back it is. The number of tokens so far is added to every rank, so that
 // a token that leaves and one that comes cost the others a subtraction each.
-template <class Bits, class V>
+template <bool kKeep, class Bits, class V>
 RIFFLEMIX_INLINE V replace_oldest(const Window<Bits>& window, int64_t at, int64_t slot, Bits passed,
                                   V value, V wanted, const Format<Bits>& format, V* ago) {
   constexpr int64_t width = Window<Bits>::width;
@@ -38,8 +38,7 @@ RIFFLEMIX_INLINE V replace_oldest(const Window<Bits>& window, int64_t at, int64_
   V rank = V{} + static_cast<Bits>(window.size + passed);
   V found = value, place = V{} + static_cast<Bits>(slot);
   wanted += static_cast<Bits>(passed + 1);
-  for (int64_t i = 1; i < window.size; ++i) {
-    const int64_t s = i <= slot ? i - 1 : i;
+  const auto meet = [&](int64_t s) __attribute__((always_inline)) {
     const V other = load<V>(window.keys + s * width + at);
     const V before = key < other;  // -1 where it is true: of equal tokens the older comes first
     const V now = load<V>(window.ranks + s * width + at) - (gone > other) - before;
@@ -47,8 +46,10 @@ RIFFLEMIX_INLINE V replace_oldest(const Window<Bits>& window, int64_t at, int64_
     rank += before;
     const V hit = now == wanted;
     found = hit ? load<V>(window.values + s * width + at) : found;
-    place = hit ? V{} + static_cast<Bits>(s) : place;
-  }
+    if (kKeep) place = hit ? V{} + static_cast<Bits>(s) : place;
+  };
+  for (int64_t s = 0; s < slot; ++s) meet(s);
+  for (int64_t s = slot + 1; s < window.size; ++s) meet(s);
   std::memcpy(window.values + slot * width + at, &value, sizeof(value));
   std::memcpy(window.keys + slot * width + at, &key, sizeof(key));
   std::memcpy(window.ranks + slot * width + at, &rank, sizeof(rank));
@@ -57,7 +58,7 @@ RIFFLEMIX_INLINE V replace_oldest(const Window<Bits>& window, int64_t at, int64_
   return found;
 }
 
-template <class Bits>
+template <bool kKeep, class Bits>
 RIFFLEMIX_INLINE void filter_by_correction(const Stretch<Bits>& s) {
   using V = Vector<Bits, kVectorBytes / sizeof(Bits)>;
   constexpr int64_t lanes = kVectorBytes / sizeof(Bits), width = Window<Bits>::width;
@@ -70,23 +71,26 @@ RIFFLEMIX_INLINE void filter_by_correction(const Stretch<Bits>& s) {
     if (n + 2 < s.last) foresee(s.x(n + 2), kLineBytes, 8);
     for (int64_t at = 0; at < s.count; at += lanes) {
       V ago;
-      const V taken = replace_oldest(window, at, slot, static_cast<Bits>(n - start),
-                                     load<V>(row + at), load<V>(s.wanted + at), s.format, &ago);
+      const V taken = replace_oldest<kKeep>(window, at, slot, static_cast<Bits>(n - start),
+                                            load<V>(row + at), load<V>(s.wanted + at), s.format,
+                                            &ago);
       std::memcpy(row + at, &taken, sizeof(taken));
-      std::memcpy(back + at, &ago, sizeof(ago));
+      if (kKeep) std::memcpy(back + at, &ago, sizeof(ago));
     }
     slot = slot + 1 == window.size ? 0 : slot + 1;
     if (n < s.first) continue;
     std::memcpy(s.y(n), row, s.count * sizeof(Bits));
-    for (int64_t c = 0; s.p.index_bytes > 0 && c < s.count; ++c) {
-      s.ago(n)[c] = static_cast<uint8_t>(back[c]);
-    }
+    if (!kKeep) continue;
+    const int64_t count = s.count;
+    uint8_t* const to = s.ago(n);
+    for (int64_t c = 0; c < count; ++c) to[c] = static_cast<uint8_t>(back[c]);
   }
 }
 
 #define RIFFLEMIX_FILTER(Bits)                                                          \
   RIFFLEMIX_DISPATCH(void, filter_stretch, (const Stretch<Bits>& s), (s), {             \
-    filter_by_correction(s);                                                            \
+    if (s.p.index_bytes == 0) return filter_by_correction<false>(s);                    \
+    filter_by_correction<true>(s);                                                      \
   })
 RIFFLEMIX_FILTER(int32_t)
 RIFFLEMIX_FILTER(int16_t)
