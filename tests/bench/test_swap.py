@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "name": ({"mixers": "tssa"}, "a list of names"),
     "none": ({"mixers": []}, "mixers"),
     "label": ({"mixers": {ORIGINAL: ("tssa", {})}}, "labelled"),
+    "pair": ({"mixers": {"a": ("tssa", 4)}}, r"a name, or \(name, options\) for 'a', got"),
     "no lengths": ({"lengths": []}, "at least one"),
     "length": ({"lengths": [0]}, "lengths"),
     "unknown": ({"mixers": ["tsa"]}, "none can stand.*did you mean tssa"),
@@ -99,6 +101,20 @@ def test_refusals(case: str) -> None:
     }
     with pytest.raises(rm.InputError, match=says):
         rm.measure_swap(**settings)
+
+
+def test_an_output_of_a_dataclass_and_a_label_for_a_name() -> None:
+    @dataclass
+    class Output:
+        ids: Tensor
+        scores: Tensor
+
+    class Typed(Tagger):
+        def forward(self, ids: Tensor) -> Any:
+            return Output(ids, super().forward(ids)["states"][0])
+
+    found = rm.measure_swap(Typed(), {"statistics": "tssa"}, ids, [8], repeats=1)
+    assert {row.mixer for row in found.rows} == {ORIGINAL, "statistics"}
 
 
 def test_a_model_without_an_output_to_train_on() -> None:

@@ -113,6 +113,10 @@ def test_what_cannot_be_distilled() -> None:
         rm.distil(model, nn.Linear(16, 16), batches())
     with pytest.raises(rm.InputError, match="reach every replaced layer"):
         rm.distil(model, original, [])
+    with pytest.raises(rm.InputError, match="samples in every batch, got an empty one"):
+        rm.distil(model, original, [torch.ones(0, 3, 16)])
+    with torch.inference_mode(), pytest.raises(rm.InputError, match="inference_mode around it"):
+        rm.distil(model, original, batches())
     with pytest.raises(rm.InputError, match="lr"):
         rm.distil(model, original, batches(), lr=0.0)
     with pytest.raises(rm.InputError, match="smaller lr or float32"):

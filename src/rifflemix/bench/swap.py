@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rifflemix.bench.fit import Crossover, find_crossover
 from rifflemix.bench.tables import crossover_text
-from rifflemix.checks import check_integers
+from rifflemix.checks import check_integers, shown
 from rifflemix.errors import InputError, bad_argument, require_packages
 from rifflemix.files import user_path, write_bytes
 from rifflemix.models.calling import call_model
@@ -146,7 +146,7 @@ class SwapMeasurement:
 
 def measure_swap(
     model: nn.Module,
-    mixers: Sequence[str] | Mapping[str, tuple[str, Mapping[str, Any]]],
+    mixers: Sequence[str] | Mapping[str, str | tuple[str, Mapping[str, Any]]],
     make_inputs: Callable[[int], Any],
     lengths: Sequence[int],
     *,
@@ -160,7 +160,7 @@ def measure_swap(
 
     Args:
         model: attention not yet replaced.
-        mixers: names of `list_mixers()`, or label -> (name, options).
+        mixers: names of `list_mixers()`, or label -> name or (name, options).
         make_inputs: tokens N -> inputs of the model: a tensor, a tuple of positional arguments or
             a dict of named ones; with their batch and on the model's device.
         lengths: tokens N to measure.
@@ -197,10 +197,17 @@ def measure_swap(
 def _labelled(mixers: Any) -> dict[str, tuple[str, Mapping[str, Any]]]:
     if isinstance(mixers, str):
         raise bad_argument("mixers", "a list of names", repr(mixers))
-    named = dict(mixers) if isinstance(mixers, Mapping) else {name: (name, {}) for name in mixers}
+    named = dict(mixers) if isinstance(mixers, Mapping) else {name: name for name in mixers}
     if not named or ORIGINAL in named:
         raise bad_argument("mixers", f"some, none of them labelled {ORIGINAL!r}", repr(mixers))
-    return named
+    pairs = {
+        label: (what, {}) if isinstance(what, str | type) else what for label, what in named.items()
+    }
+    for label, what in pairs.items():
+        is_pair = isinstance(what, tuple | list) and len(what) == 2
+        if not is_pair or not isinstance(what[1], Mapping):
+            raise bad_argument("mixers", f"a name, or (name, options) for {label!r}", shown(what))
+    return pairs
 
 
 def _swapped(
@@ -244,6 +251,8 @@ def _first_tensor(output: Any) -> Tensor:
             return value
         if isinstance(value, Mapping):
             todo += value.values()
+        elif is_dataclass(value) and not isinstance(value, type):
+            todo += vars(value).values()
         elif isinstance(value, tuple | list):
             todo += value
     raise bad_argument("model", "an output with a floating-point tensor", type(output).__name__)

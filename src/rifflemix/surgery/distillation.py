@@ -40,6 +40,8 @@ def distil(
             changed, there are no batches, or a loss is not finite.
     """
     check_positive("lr", lr)
+    if torch.is_inference_mode_enabled():
+        raise InputError("distil: expected to take gradients, got torch.inference_mode around it")
     pairs = _pairs(model, original)
     weights = [p for new, _ in pairs.values() for p in new.mixer.parameters() if p.requires_grad]
     if not weights:
@@ -89,6 +91,8 @@ class _Lesson:
         try:
             with torch.enable_grad():
                 found = self.new(*args, **kwargs)
+                if _tokens(found).numel() == 0:
+                    raise bad_argument("batches", "samples in every batch", "an empty one")
                 loss = _relative_error(_tokens(found), _tokens(output), seen[-1])
                 if not bool(torch.isfinite(loss)):
                     raise InputError(
