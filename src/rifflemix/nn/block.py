@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rifflemix.errors import check_choice
+from rifflemix.errors import bad_argument, check_choice
 from rifflemix.nn.drop_path import DropPath
 from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.layer_scale import LayerScale
@@ -62,13 +62,28 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
         self.is_post_norm = norm == "post"
 
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); key_padding_mask (B, N) bool, True = padding."""
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """(B, N, C) -> (B, N, C).
+
+        Args:
+            x: tokens.
+            key_padding_mask: (B, N) bool, True = padding.
+            cu_seqlens: the sequences of one packed row, as `TokenMixer.forward` takes them.
+
+        Raises:
+            InputError: as the mixer, or a packed row where branches drop for whole sequences.
+        """
         if self.is_post_norm:
-            x = self.norm1(x + self._mixed(x, key_padding_mask))
+            x = self.norm1(x + self._mixed(x, key_padding_mask, cu_seqlens))
             y: Tensor = self.norm2(x + self._fed_forward(x))
             return y
-        x = x + self._mixed(self.norm1(x), key_padding_mask)
+        x = x + self._mixed(self.norm1(x), key_padding_mask, cu_seqlens)
         return x + self._fed_forward(self.norm2(x))
 
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -86,8 +101,17 @@ class Block(nn.Module):
         x = x + self.scale1(mixed)
         return x + self._fed_forward(self.norm2(x)), state
 
-    def _mixed(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        branch = self.mixer(x, key_padding_mask=key_padding_mask)
+    def _mixed(
+        self, x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> Tensor:
+        options = {}
+        if cu_seqlens is not None:
+            if self.training and self.drop_path.p:
+                raise bad_argument(
+                    "cu_seqlens", "None where drop_path drops sequences, one a row", "a packed row"
+                )
+            options["cu_seqlens"] = cu_seqlens
+        branch = self.mixer(x, key_padding_mask=key_padding_mask, **options)
         y: Tensor = self.drop_path(self.scale1(self.drop(branch)))
         return y
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -101,9 +102,16 @@ def valid_positions(key_padding_mask: Tensor) -> Tensor:
     return ((~key_padding_mask).cumsum(1) - 1).clamp(min=0)
 
 
+def packed_positions(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """(1, N) int64: the position of each token of a packed row in its own sequence."""
+    size = torch.tensor(lengths, device="cpu")
+    starts = (size.cumsum(0) - size).repeat_interleave(size)
+    return (torch.arange(len(starts)) - starts).unsqueeze(0).to(device)
+
+
 def _add_positions(x: Tensor, table: Tensor, positions: Tensor | None) -> Tensor:
     max_length = table.shape[0]
-    if x.shape[1] > max_length:
+    if positions is None and x.shape[1] > max_length:
         raise bad_argument(
             "inputs",
             f"at most max_length = {max_length} tokens",

@@ -22,6 +22,7 @@ from rifflemix.models.base import Model, check_ids
 from rifflemix.models.language.generation import generate
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
+from rifflemix.models.packing import positions_in_row
 from rifflemix.nn.block import Block
 from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.feed_forward import FeedForward
@@ -149,25 +150,38 @@ class GPT(Model):
         self.head = None if tied else nn.Linear(dim, vocab_size, bias=False)
         initialise_gpt2(self, dim**-0.5 if scale_embeddings else 0.02)
 
-    def forward(self, tokens: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """Logits of the token after each.
 
         Args:
             tokens: (B, N) int64 token ids.
             key_padding_mask: (B, N) bool, True = padding.
+            cu_seqlens: (S + 1,) where S packed sequences of the one row (1, N) start and end, as
+                `TokenMixer.forward` takes it; each then gives what it gives alone.
 
         Returns:
             (B, N, vocab_size); values at padded positions are undefined.
 
         Raises:
-            InputError: more than `max_length` tokens, or another shape.
+            InputError: more than `max_length` tokens, another shape, or packed sequences that are
+                not what the mixer takes.
         """
         check_ids("tokens", tokens, "(B, N)", below=self.embed.num_embeddings)
         check_padding_mask(key_padding_mask, tokens)
-        positions = None if key_padding_mask is None else self.positions_of(key_padding_mask)
-        x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor, positions))
+        x, positions = self.embed(tokens) * self.embedding_factor, None
+        if cu_seqlens is not None:
+            positions = positions_in_row(x, key_padding_mask, cu_seqlens, self.max_length)
+        elif key_padding_mask is not None:
+            positions = self.positions_of(key_padding_mask)
+        x = self.drop(self.positions(x, positions))
         for block in self.blocks:
-            x = self.run_block(block, x, key_padding_mask=key_padding_mask)
+            x = self.run_block(block, x, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens)
         return self._logits(x)
 
     def positions_of(self, key_padding_mask: Tensor) -> Tensor:

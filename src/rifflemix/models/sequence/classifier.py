@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_padding_mask, check_tokens
 from rifflemix.errors import bad_argument
+from rifflemix.mixers.packed import packing_refused
 from rifflemix.models.base import Model, check_ids
 from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.heads import PAIR_FEATURES, classifier_head, pair_features
@@ -73,26 +74,43 @@ class SequenceClassifier(Model):
             dropout=config.head_dropout,
         )
 
-    def forward(self, inputs: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """Scores of each sequence, or of each pair.
 
         Args:
             inputs: (B, N) int64 token ids, or (B, N, F) vectors; pairs: (B, 2, N) or
                 (B, 2, N, F).
             key_padding_mask: (B, N) bool, True = padding; pairs: (B, 2, N).
+            cu_seqlens: (S + 1,) where S packed sequences of the one row (1, N) or (1, N, F) start
+                and end, as `TokenMixer.forward` takes it.
 
         Returns:
-            (B, num_classes).
+            (B, num_classes); of packed sequences (S, num_classes), for each what it gives alone.
 
         Raises:
-            InputError: another number of sequences, or more tokens than `max_length`.
+            InputError: another number of sequences, more tokens than `max_length`, or packed
+                sequences where the model or its mixer takes none.
         """
-        if self.num_sequences == 1:
+        if cu_seqlens is not None:
+            vector = self.encode_packed(inputs, key_padding_mask, cu_seqlens)
+        elif self.num_sequences == 1:
             vector = self.encode(inputs, key_padding_mask)
         else:
             vector = self._encode_pair(inputs, key_padding_mask)
         scores: Tensor = self.head(vector)
         return scores
+
+    def encode_packed(
+        self, inputs: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor
+    ) -> Tensor:
+        """A row of packed sequences -> one vector each, (S, C); here refused."""
+        raise packing_refused(f"this {type(self).__name__}", cu_seqlens)
 
     def _encode_pair(self, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         if not isinstance(inputs, Tensor) or inputs.dim() < 3 or inputs.shape[1] != 2:

@@ -1,0 +1,53 @@
+"""Packed sequences in models: positions that start anew, and what is read of each sequence."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from rifflemix.errors import bad_argument
+from rifflemix.mixers.packed import check_packed, segments_of
+from rifflemix.nn.positions import packed_positions
+
+
+def positions_in_row(
+    x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor, max_length: int
+) -> Tensor:
+    """(1, N) int64: where the tokens of a packed row (1, N, C) stand in their own sequences.
+
+    Raises:
+        InputError: not what `TokenMixer.forward` takes.
+    """
+    return packed_positions(lengths_in_row(x, key_padding_mask, cu_seqlens, max_length), x.device)
+
+
+def lengths_in_row(
+    x: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor, max_length: int
+) -> list[int]:
+    """Tokens of each sequence of a packed row (1, N, C).
+
+    Raises:
+        InputError: not what `TokenMixer.forward` takes.
+    """
+    check_packed(x, key_padding_mask)
+    return segments_of(cu_seqlens, x, max_length).lengths
+
+
+def check_no_empty(lengths: list[int]) -> None:
+    """Raise InputError where a sequence has no token to make a vector of."""
+    if 0 in lengths:
+        raise bad_argument(
+            "cu_seqlens", "at least one token in each sequence", f"none in {lengths.index(0)}"
+        )
+
+
+def with_class_tokens(token: Tensor, x: Tensor, lengths: list[int]) -> Tensor:
+    """The class token (1, 1, C) in front of each sequence of a row: (1, N, C) -> (1, N + S, C)."""
+    size = torch.tensor(lengths, device="cpu")
+    number = torch.arange(len(lengths)).repeat_interleave(size)
+    own = (torch.arange(len(number)) + number + 1).to(x.device)
+    first = torch.tensor([0, *accumulate(length + 1 for length in lengths)][:-1]).to(x.device)
+    row = x.new_zeros(1, len(own) + len(first), x.shape[2]).index_copy(1, own, x)
+    return row.index_copy(1, first, token.to(x.dtype).expand(1, len(first), -1))

@@ -1,0 +1,114 @@
+"""Models over packed rows: each sequence gives what it gives alone."""
+
+from __future__ import annotations
+
+import copy
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rifflemix as rm
+
+LENGTHS = (3, 1, 6, 3)
+BOUNDS = torch.tensor([0, *accumulate(LENGTHS)])
+N = sum(LENGTHS)
+SIZES: dict[str, Any] = {"dim": 6, "num_heads": 2, "num_layers": 2, "max_length": 7}
+
+
+def drawn(name: str, **settings: Any) -> nn.Module:
+    model = rm.create_model(name, **{**SIZES, **settings}).double().eval()
+    draws = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
+    return model
+
+
+def assert_as_alone(model: nn.Module, row: Tensor, dim: int) -> None:
+    """Outputs, and gradients of all parameters."""
+    alone = copy.deepcopy(model)
+    together = model(row, cu_seqlens=BOUNDS)
+    apart = torch.cat([alone(part) for part in row.split(LENGTHS, 1)], dim)
+    torch.testing.assert_close(together, apart, rtol=1e-9, atol=1e-10)
+    weights = torch.randn(apart.shape, dtype=torch.float64)
+    (together * weights).sum().backward()
+    (apart * weights).sum().backward()
+    for ours, theirs in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "settings"),
+    [
+        ("tssa", {}),
+        ("csp", {"positions": "sinusoid"}),
+        ("linear", {"layer_scale": 0.5, "tie_embeddings": False}),
+        ("softmax", {"scale_embeddings": True}),
+    ],
+)
+def test_language_models(mixer: str, settings: dict[str, Any]) -> None:
+    ids = torch.randint(9, (1, N), generator=torch.Generator().manual_seed(2))
+    assert_as_alone(drawn("gpt", mixer=mixer, vocab_size=9, **settings), ids, 1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mixer": "tssa", "vocab_size": 9},
+        {"mixer": "sliceformer", "in_channels": 4, "pool": "max", "positions": "none"},
+        {"mixer": "csp", "vocab_size": 9, "pool": "cls", "norm": "post", "tie_layers": True},
+        {"mixer": "linear", "in_channels": 4, "pool": "cls", "scale_embeddings": True,
+         "norm_embedding": True, "positions": "sinusoid"},
+        {"mixer": "softmax", "vocab_size": 9, "pool": "length_mean"},
+        {"mixer": "tssa", "vocab_size": 9, "pool": "position_mean"},
+    ],
+)  # fmt: skip
+def test_encoders(settings: dict[str, Any]) -> None:
+    draws = torch.Generator().manual_seed(2)
+    row = torch.randint(9, (1, N), generator=draws)
+    if "in_channels" in settings:
+        row = torch.randn(1, N, 4, generator=draws, dtype=torch.float64)
+    assert_as_alone(drawn("encoder", num_classes=3, **settings), row, 0)
+
+
+def test_gradient_checkpointing() -> None:
+    model = drawn("gpt", mixer="tssa", vocab_size=9).train()
+    model.gradient_checkpointing = True
+    assert_as_alone(model, torch.zeros(1, N, dtype=torch.int64), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "options", "sentence"),
+    [
+        ("gpt", {"mixer": "sinkhorn"}, {}, "cu_seqlens: expected None: .* takes no packed"),
+        ("encoder", {"mixer": "fnet"}, {}, "cu_seqlens: expected None: .* takes no packed"),
+        ("encoder", {"padding_id": 0}, {}, "since packed sequences are no pairs and have no padd"),
+        ("gpt", {}, {"cu_seqlens": torch.tensor([0, 9, N])},
+         "at most max_length = 7 tokens in each sequence, got 9"),
+        ("gpt", {}, {"cu_seqlens": torch.tensor([0, 5])}, f"number of tokens {N} at its end, got"),
+        ("gpt", {}, {"key_padding_mask": torch.zeros(1, N, dtype=torch.bool)},
+         "key_padding_mask: expected None beside cu_seqlens"),
+        ("encoder", {}, {"cu_seqlens": torch.tensor([0, 7, 7, N])},
+         "at least one token in each sequence, got none in 1"),
+        ("s4_lra_listops", {"dim": 8, "num_layers": 1}, {}, "this MixerClassifier takes no packed"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(
+    name: str, settings: dict[str, Any], options: dict[str, Any], sentence: str
+) -> None:
+    sizes = {} if name.startswith("s4") else {**SIZES, "mixer": "tssa", "vocab_size": 9}
+    model = rm.create_model(name, **{**sizes, **settings})
+    with pytest.raises(rm.InputError, match=sentence):
+        model(torch.zeros(1, N, dtype=torch.int64), **{"cu_seqlens": BOUNDS, **options})
+
+
+def test_branches_that_drop_for_a_sequence() -> None:
+    from rifflemix.nn.block import Block
+
+    block = Block(rm.create_mixer("tssa", 6), nn.Linear(6, 6), 6, drop_path=0.5)
+    row = torch.randn(1, N, 6)
+    with pytest.raises(rm.InputError, match="cu_seqlens: expected None where drop_path"):
+        block(row, cu_seqlens=BOUNDS)
+    block.eval()(row, cu_seqlens=BOUNDS)
