@@ -5,8 +5,13 @@ They raise where a sequence in shards differs from the same on one device.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import rifflemix as rm
+import rifflemix.cli
 from rifflemix.nn.block import Block
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.parallel import gather_tokens, mean_over_tokens, shard_sequence, shard_tokens
@@ -36,6 +42,28 @@ def meshes() -> dict[int, DeviceMesh]:
 @functools.cache
 def grid() -> DeviceMesh:
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
+
+
+@contextlib.contextmanager
+def torchrun() -> Iterator[pytest.MonkeyPatch]:
+    """Inside, the processes have the variables that torchrun would give them."""
+    rank, size = (str(number()) for number in (
+        torch.distributed.get_rank, torch.distributed.get_world_size
+    ))  # fmt: skip
+    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in given.items():
+            patch.setenv(name, value)
+        yield patch
+
+
+def command(words: list[str]) -> tuple[int, str]:
+    """`torchrun -m rifflemix WORDS`: the exit code of this process, and what it prints."""
+    printed = io.StringIO()
+    with torchrun() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [str(Path(rifflemix.__file__).parent / "__main__.py"), *words])
+        code = rifflemix.cli.main()
+    return code, printed.getvalue()
 
 
 def close(ours: Tensor | None, theirs: Tensor | None, what: str = "") -> None:

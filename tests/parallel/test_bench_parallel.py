@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,19 +120,14 @@ def test_four_processes(four: Processes) -> None:
 
 
 @pytest.mark.slow
-def test_under_torchrun_one_process_writes_and_prints(tmp_path: Path) -> None:
-    sizes = ["--tokens", "8,16", "--dim", "8", "--heads", "2", "--mixers", "tssa,csp"]
+def test_under_torchrun_one_process_writes_and_prints(four: Processes, tmp_path: Path) -> None:
+    sizes = ["--tokens", "8,16", "--dim", "8", "--heads", "4", "--mixers", "tssa,csp"]
     words = ["bench", "parallel", *sizes, "--repeats", "1", "--threads", "1"]
-    words += ["--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "rifflemix", *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Written to") == 1
-    assert done.stderr.count("timing at (1, 8, 8)") == 1
+    answers = four.run(cases.command, [*words, "--out", str(tmp_path / "out")])
+    assert [code for code, _ in answers] == [0] * 4
+    assert [text.count("Written to") for _, text in answers] == [1, 0, 0, 0]
     (file,) = (tmp_path / "out").iterdir()
     result = json.loads(file.read_text())
-    assert result["command"].startswith("torchrun --nproc-per-node 2 -m rifflemix bench parallel")
-    assert result["settings"]["processes"] == 2
+    assert result["command"].startswith("torchrun --nproc-per-node 4 -m rifflemix bench parallel")
+    assert result["settings"]["processes"] == 4
     assert {row["status"] for row in result["rows"]} == {"measured"}

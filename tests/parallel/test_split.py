@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,13 +34,6 @@ WORDS = shlex.split(
 )
 
 
-def launch(processes: int, *words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(processes), *map(str, words)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-
-
 def assert_same_log(ours: Path, theirs: Path) -> None:
     lines = [(path / "log.jsonl").read_text().splitlines() for path in (ours, theirs)]
     assert len(lines[0]) == len(lines[1]) > 3
@@ -53,22 +44,26 @@ def assert_same_log(ours: Path, theirs: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_comparison_on_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_on_two_by_two_processes(
+    four: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = four.run(
+        cases.command, [*WORDS, "--context-parallel", "2", "--out", str(tmp_path / "four")]
+    )
+    assert [code for code, _ in answers] == [0] * 4
+    assert [text.count("Written to") for _, text in answers] == [1, 0, 0, 0]
     monkeypatch.setattr(sys, "argv", ["rifflemix", *WORDS, "--out", str(tmp_path / "one")])
     assert rifflemix.cli.main() == 0
-    done = launch(2, "-m", "rifflemix", *WORDS, "--context-parallel", 2, "--out", tmp_path / "two")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Written to") == 1
-    one, two = (
-        json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")
+    one, found = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "four")
     )
-    assert two["config"]["context_parallel"] == 2
-    for ours, theirs in zip(two["runs"], one["runs"], strict=True):
-        assert ours["processes"] == 2
+    assert found["config"]["context_parallel"] == 2
+    for ours, theirs in zip(found["runs"], one["runs"], strict=True):
+        assert ours["processes"] == 4
         assert ours["test"] == pytest.approx(theirs["test"], rel=1e-5)
     for mixer in ("tssa", "csp"):
-        assert_same_log(tmp_path / "two" / mixer / "seed0", tmp_path / "one" / mixer / "seed0")
-    for ours, theirs in zip(two["mixers"], one["mixers"], strict=True):
+        assert_same_log(tmp_path / "four" / mixer / "seed0", tmp_path / "one" / mixer / "seed0")
+    for ours, theirs in zip(found["mixers"], one["mixers"], strict=True):
         assert 0 < ours["peak_memory_bytes"] < theirs["peak_memory_bytes"]
 
 
@@ -77,23 +72,14 @@ def reproduced(out: Path, context_parallel: int) -> dict[str, Any]:
     return run_reproduction(plan_reproduction(small(train=QUICK), out, options))
 
 
-def _reproduced_by_four(out: Path, context_parallel: int) -> None:
-    """As under torchrun, whose variables accelerate reads."""
-    rank = str(torch.distributed.get_rank())
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in own.items():
-            patch.setenv(name, value)
-        reproduced(out, context_parallel)
+def _reproduced_by_four(out: Path) -> None:
+    with cases.torchrun():
+        reproduced(out, 4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context_parallel", [4, 2])
-def test_a_reproduction_on_four_processes(
-    four: Processes, tmp_path: Path, context_parallel: int
-) -> None:
-    """All along the sequence, and two by two."""
-    four.run(_reproduced_by_four, tmp_path / "four", context_parallel)
+def test_a_reproduction_on_four_processes(four: Processes, tmp_path: Path) -> None:
+    four.run(_reproduced_by_four, tmp_path / "four")
     one = reproduced(tmp_path / "one", 1)
     assert_same_log(tmp_path / "four", tmp_path / "one")
     found = json.loads((tmp_path / "four" / "results.json").read_text())

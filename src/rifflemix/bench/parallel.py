@@ -85,7 +85,7 @@ def run(
     """
     settings, hooks = settings or Settings(), hooks or Hooks()
     names, shapes = _mixers(mixers, causal), _shapes(tokens, batch, dim, heads)
-    own = mesh is None
+    starts = not torch.distributed.is_initialized()
     if mesh is None:
         _check_launched(settings)
         size = count_processes()
@@ -100,7 +100,7 @@ def run(
         bench = _Bench(settings, hooks, mesh, causal, len(names) * len(shapes))
         return bench.measure(names, shapes, details)
     finally:
-        if own:
+        if starts:
             torch.distributed.destroy_process_group()
 
 

@@ -68,8 +68,15 @@ def split_model(model: Model, engine: Engine) -> Model:
 class _WholeEncoder(ShardedEncoder):
     """An encoder that cuts its inputs itself."""
 
-    def forward(self, inputs: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        inputs: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """See `SequenceClassifier.forward`; the same on all processes."""
+        _check_not_packed(cu_seqlens)
         dim = 1 if self.num_sequences == 1 else 2
         kind = getattr(self.pool, "kind", "")
         if kind == "position_mean" and inputs.shape[dim] % self.sequence.size:
@@ -86,8 +93,15 @@ class _WholeEncoder(ShardedEncoder):
 class _WholeGPT(ShardedGPT):
     """A language model that cuts its inputs itself, and gathers its logits."""
 
-    def forward(self, tokens: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
         """See `GPT.forward`; the same on all processes."""
+        _check_not_packed(cu_seqlens)
         length = tokens.shape[1]
         own, mask = _own_part(tokens, key_padding_mask, self.sequence, 1)
         logits = super().forward(own, key_padding_mask=mask)
@@ -98,6 +112,11 @@ _WHOLE: dict[type[Model], type[Model]] = {
     ShardedEncoder: _WholeEncoder,
     ShardedGPT: _WholeGPT,
 }
+
+
+def _check_not_packed(cu_seqlens: Tensor | None) -> None:
+    if cu_seqlens is not None:
+        raise bad_argument("cu_seqlens", "None where sequences are split over processes", "offsets")
 
 
 def _own_part(

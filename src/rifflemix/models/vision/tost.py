@@ -35,9 +35,15 @@ class IstaBlock(Block):
         super().__init__(mixer, ISTA(dim), dim, **options)
         self.scale2 = nn.Identity()
 
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); the step holds its input already: it is no branch."""
-        x = x + self._mixed(self.norm1(x), key_padding_mask)
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """See `Block.forward`; the step holds its input already: it is no branch."""
+        x = x + self._mixed(self.norm1(x), key_padding_mask, cu_seqlens)
         y: Tensor = self.mlp(self.norm2(x))
         return y
 
