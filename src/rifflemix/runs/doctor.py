@@ -34,7 +34,7 @@ EXTRAS = {
     "hf": ("transformers",),
     "gpu": ("triton",),
 }
-_LEVELS = {4: "AVX-512", 3: "AVX2", 2: "NEON", 1: "no AVX2"}
+_LEVELS = {4: "AVX-512", 3: "AVX2", 2: "NEON", 1: "no vector instructions"}
 
 
 @dataclass(frozen=True)

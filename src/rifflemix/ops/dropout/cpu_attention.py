@@ -22,7 +22,7 @@ from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.native import checked, in_huge_pages, instruction_level, require_library
 from rifflemix.ops.operands import check_operand, on_one_device, refuse_values
 
-# On an x86 processor without AVX2 torch's matrix products are faster.
+# Without vector instructions torch's matrix products are faster.
 _HAS_VECTORS = instruction_level() >= 2
 
 

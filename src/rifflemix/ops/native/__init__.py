@@ -43,7 +43,7 @@ def find_library() -> tuple[ctypes.CDLL | None, str]:
     if found != _INTERFACE:
         return None, f"{path} has interface {found}, not {_INTERFACE}: install rifflemix again"
     if kernels.rifflemix_instruction_level() == 0:
-        return None, f"{path} needs a processor with SSE4.2"
+        return None, f"{path} needs a processor with AVX2"
     return kernels, str(path)
 
 
@@ -93,7 +93,7 @@ def require_library(kernels: ctypes.CDLL | None) -> ctypes.CDLL:
 
 @functools.cache
 def instruction_level() -> int:
-    """4: AVX-512, 3: AVX2, 2: NEON, 1: SSE4.2 or another architecture; 0: no compiled kernels."""
+    """4: AVX-512, 3: AVX2, 2: NEON, 1: another architecture; 0: no compiled kernels."""
     kernels = library()
     return 0 if kernels is None else int(kernels.rifflemix_instruction_level())
 

@@ -104,13 +104,13 @@ RIFFLEMIX_INLINE void write_rows(const Acc<T>* rows, int64_t padded, int64_t wid
 }
 
 #define RIFFLEMIX_ATTENTION_ROWS(T)                                                               \
-  RIFFLEMIX_DISPATCH_AVX2(void, pack,                                                             \
+  RIFFLEMIX_DISPATCH(void, pack,                                                             \
                           (const View& x, const Tokens& tokens, int64_t width, int64_t padded,    \
                            Acc<T> factor, Acc<T>* rows, T),                                       \
                           (x, tokens, width, padded, factor, rows, T{}), {                        \
     pack_rows<T>(x, tokens, width, padded, factor, rows);                                         \
   })                                                                                              \
-  RIFFLEMIX_DISPATCH_AVX2(void, write,                                                            \
+  RIFFLEMIX_DISPATCH(void, write,                                                            \
                           (const Acc<T>* rows, int64_t padded, int64_t width, Acc<T> factor,      \
                            const View& x, const Tokens& tokens, T),                               \
                           (rows, padded, width, factor, x, tokens, T{}), {                        \
@@ -301,12 +301,12 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
 }
 
 #define RIFFLEMIX_ATTENTION_SLICES(A)                                                              \
-  RIFFLEMIX_DISPATCH_AVX2(void, forward_slices,                                                    \
+  RIFFLEMIX_DISPATCH(void, forward_slices,                                                    \
                           (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), {  \
     Slice<A> s(p);                                                                                 \
     for (int64_t slice = first; slice < last; ++slice) forward_slice<A>(s, slice);                 \
   })                                                                                               \
-  RIFFLEMIX_DISPATCH_AVX2(void, backward_slices,                                                   \
+  RIFFLEMIX_DISPATCH(void, backward_slices,                                                   \
                           (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), {  \
     BackwardSlice<A> s(p);                                                                         \
     for (int64_t slice = first; slice < last; ++slice) backward_slice<A>(s, slice);                \

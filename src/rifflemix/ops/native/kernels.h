@@ -1,8 +1,9 @@
 // Shared by all kernels: exported symbols and run-time dispatch on CPU features.
 //
 // Kernels are plain loops that the compiler vectorises, built once per instruction set by
-// RIFFLEMIX_DISPATCH, by GCC and Clang alike. They get raw pointers and sizes from ctypes and allocate nothing that
-// outlives a call. Where memory for a call cannot be had, they return kOutOfMemory.
+// RIFFLEMIX_DISPATCH, by GCC and Clang alike. They get raw pointers and sizes from ctypes and
+// allocate nothing that outlives a call. Where memory for a call cannot be had, they return
+// kOutOfMemory.
 
 #pragma once
 
@@ -27,33 +28,22 @@
 // A function for each instruction set, and one by its plain name that calls the best of them:
 //   RIFFLEMIX_DISPATCH(Result, name, (parameters), (arguments), { body })
 // What the body calls must be inlined into it (RIFFLEMIX_INLINE) to be built for the set too, or be
-// dispatched itself. A build for old processors costs a compiler most: kernels that Python calls from
-// AVX2 on alone (RIFFLEMIX_DISPATCH_AVX2) have none.
+// dispatched itself.
 #if defined(__x86_64__) && !defined(RIFFLEMIX_ONE_INSTRUCTION_SET)  // that is for tests of each
 // Clang as `zig c++` runs it has features turned off by name, and takes them back by name alone.
 #if defined(__clang__)
-#define RIFFLEMIX_V2 "sse4.2,popcnt"
-#define RIFFLEMIX_V3 RIFFLEMIX_V2 ",avx2,bmi,bmi2,f16c,fma,lzcnt,movbe"
+#define RIFFLEMIX_V3 "sse4.2,popcnt,avx2,bmi,bmi2,f16c,fma,lzcnt,movbe"
 #define RIFFLEMIX_V4 RIFFLEMIX_V3 ",avx512f,avx512bw,avx512cd,avx512dq,avx512vl"
 #else
-#define RIFFLEMIX_V2 "arch=x86-64-v2"
 #define RIFFLEMIX_V3 "arch=x86-64-v3"
 #define RIFFLEMIX_V4 "arch=x86-64-v4"
 #endif
 #define RIFFLEMIX_FOR(set) __attribute__((noinline, target(set)))
-#define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...)                          \
-  RIFFLEMIX_FOR(RIFFLEMIX_V4) static Result name##_v4 parameters __VA_ARGS__                       \
-  RIFFLEMIX_FOR(RIFFLEMIX_V3) static Result name##_v3 parameters __VA_ARGS__                       \
-  RIFFLEMIX_FOR(RIFFLEMIX_V2) static Result name##_v2 parameters __VA_ARGS__                       \
-  [[maybe_unused]] static Result name parameters {                                            \
-    if (rifflemix::level() == 4) return name##_v4 arguments;                                  \
-    return rifflemix::level() == 3 ? name##_v3 arguments : name##_v2 arguments;               \
-  }
-#define RIFFLEMIX_DISPATCH_AVX2(Result, name, parameters, arguments, ...)                     \
-  RIFFLEMIX_FOR(RIFFLEMIX_V4) static Result name##_v4 parameters __VA_ARGS__                       \
-  RIFFLEMIX_FOR(RIFFLEMIX_V3) static Result name##_v3 parameters __VA_ARGS__                       \
-  [[maybe_unused]] static Result name parameters {                                            \
-    return rifflemix::level() == 4 ? name##_v4 arguments : name##_v3 arguments;               \
+#define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...)          \
+  RIFFLEMIX_FOR(RIFFLEMIX_V4) static Result name##_v4 parameters __VA_ARGS__  \
+  RIFFLEMIX_FOR(RIFFLEMIX_V3) static Result name##_v3 parameters __VA_ARGS__  \
+  [[maybe_unused]] static Result name parameters {                            \
+    return rifflemix::level() == 4 ? name##_v4 arguments : name##_v3 arguments; \
   }
 // For a function of which AVX2 is enough, and that is called where there is AVX2.
 #define RIFFLEMIX_AVX2 RIFFLEMIX_FOR(RIFFLEMIX_V3)
@@ -61,30 +51,29 @@
 #define RIFFLEMIX_AVX2
 #define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...) \
   [[maybe_unused]] static Result name parameters __VA_ARGS__
-#define RIFFLEMIX_DISPATCH_AVX2 RIFFLEMIX_DISPATCH
 #endif
 
 namespace rifflemix {
 
-// 4: AVX-512 (x86-64-v4), 3: AVX2 (x86-64-v3), 2: NEON, 1: SSE4.2 (x86-64-v2) or another
-// architecture, 0: none of these, so that no kernel may be called.
+// 4: AVX-512 (x86-64-v4), 3: AVX2 (x86-64-v3), 2: NEON, 1: another architecture, 0: an x86
+// processor without AVX2, on which no kernel may be called.
 inline int find_level() {
 #if defined(__x86_64__)
   // Not `__builtin_cpu_supports`: in a library that `zig c++` links it says no to everything.
   const auto all = [](unsigned word, unsigned bits) { return (word & bits) == bits; };
   unsigned a, b, c, d, basic = 0, more = 0, extended = 0, state = 0;
-  if (!__get_cpuid(1, &a, &b, &basic, &d) || !all(basic, bit_SSE4_2 | bit_POPCNT)) return 0;
+  __get_cpuid(1, &a, &b, &basic, &d);
   __get_cpuid_count(7, 0, &a, &more, &c, &d);
   __get_cpuid(0x80000001, &a, &b, &extended, &d);
   // Registers that the operating system saves: bits 1 and 2 stand for AVX, 5 to 7 for AVX-512.
   if (all(basic, bit_OSXSAVE)) __asm__ volatile("xgetbv" : "=a"(state), "=d"(d) : "c"(0));
   const bool v3 = all(state, 0x06) && all(extended, bit_LZCNT) &&
-                  all(basic, bit_AVX | bit_FMA | bit_F16C | bit_MOVBE) &&
+                  all(basic, bit_SSE4_2 | bit_POPCNT | bit_AVX | bit_FMA | bit_F16C | bit_MOVBE) &&
                   all(more, bit_AVX2 | bit_BMI | bit_BMI2);
   const bool v4 = all(state, 0xE6) && all(more, bit_AVX512F | bit_AVX512BW | bit_AVX512CD |
                                                     bit_AVX512DQ | bit_AVX512VL);
   if (v3) return v4 ? 4 : 3;
-  return 1;
+  return 0;
 #elif defined(__aarch64__)
   return 2;
 #else

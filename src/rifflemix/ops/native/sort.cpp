@@ -17,9 +17,8 @@ using Keys = Vector<Key, kLanes<Key>>;
 
 RIFFLEMIX_DISPATCH(void, sort_keys, (Keys<int32_t>* rows, int64_t size, int64_t limit),
                    (rows, size, limit), { sort_rows(rows, size, limit); })
-// Without AVX2 64-bit keys sort more slowly than torch sorts the values.
-RIFFLEMIX_DISPATCH_AVX2(void, sort_keys, (Keys<int64_t>* rows, int64_t size, int64_t limit),
-                        (rows, size, limit), { sort_rows(rows, size, limit); })
+RIFFLEMIX_DISPATCH(void, sort_keys, (Keys<int64_t>* rows, int64_t size, int64_t limit),
+                   (rows, size, limit), { sort_rows(rows, size, limit); })
 
 constexpr int64_t kChunk = 16;  // rows taken together, a divisor of kBlock
 constexpr int64_t kRowsPerTask = 256;
@@ -307,16 +306,16 @@ RIFFLEMIX_INLINE void sort_tiles(const Sorting<Bits, Key>& s, int64_t first, int
   });
 }
 
-#define RIFFLEMIX_SORT(DISPATCH, Bits, Key)                                                       \
-  DISPATCH(void, rank_leaders_of,                                                                 \
-           (const Sorting<Bits, Key>& s, int64_t first, int64_t last, int64_t slot),              \
-           (s, first, last, slot), { rank_leaders(s, first, last, slot); })                       \
-  DISPATCH(void, sort_tiles_of,                                                                   \
-           (const Sorting<Bits, Key>& s, int64_t first, int64_t last, int64_t slot),              \
-           (s, first, last, slot), { sort_tiles(s, first, last, slot); })
-RIFFLEMIX_SORT(RIFFLEMIX_DISPATCH_AVX2, int32_t, int64_t)
-RIFFLEMIX_SORT(RIFFLEMIX_DISPATCH, int16_t, int32_t)
-RIFFLEMIX_SORT(RIFFLEMIX_DISPATCH_AVX2, int16_t, int64_t)
+#define RIFFLEMIX_SORT(Bits, Key)                                                               \
+  RIFFLEMIX_DISPATCH(void, rank_leaders_of,                                                     \
+                     (const Sorting<Bits, Key>& s, int64_t first, int64_t last, int64_t slot),  \
+                     (s, first, last, slot), { rank_leaders(s, first, last, slot); })           \
+  RIFFLEMIX_DISPATCH(void, sort_tiles_of,                                                       \
+                     (const Sorting<Bits, Key>& s, int64_t first, int64_t last, int64_t slot),  \
+                     (s, first, last, slot), { sort_tiles(s, first, last, slot); })
+RIFFLEMIX_SORT(int32_t, int64_t)
+RIFFLEMIX_SORT(int16_t, int32_t)
+RIFFLEMIX_SORT(int16_t, int64_t)
 
 template <class Bits, class Key>
 int64_t group_sort(const Problem& p) {

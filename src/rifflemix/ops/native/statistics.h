@@ -167,13 +167,13 @@ RIFFLEMIX_INLINE void sum_parts(const A* parts, int64_t count, int64_t size, A* 
 
 // Defines `dispatch` for tokens of type T: `run` on a share of the chunks, by instruction set, which
 // a template cannot be.
-#define RIFFLEMIX_DISPATCH_STEPS(T)                                                           \
-  RIFFLEMIX_DISPATCH_AVX2(void, dispatch,                                                     \
-                          (Step step, const Forward<T>& f, int64_t first, int64_t last),      \
-                          (step, f, first, last), { run(step, f, first, last); })             \
-  RIFFLEMIX_DISPATCH_AVX2(void, dispatch,                                                     \
-                          (Step step, const Backward<T>& g, int64_t first, int64_t last),     \
-                          (step, g, first, last), { run(step, g, first, last); })
+#define RIFFLEMIX_DISPATCH_STEPS(T)                                                      \
+  RIFFLEMIX_DISPATCH(void, dispatch,                                                     \
+                     (Step step, const Forward<T>& f, int64_t first, int64_t last),      \
+                     (step, f, first, last), { run(step, f, first, last); })             \
+  RIFFLEMIX_DISPATCH(void, dispatch,                                                     \
+                     (Step step, const Backward<T>& g, int64_t first, int64_t last),     \
+                     (step, g, first, last), { run(step, g, first, last); })
 
 // One step over all chunks of all samples; throws std::bad_alloc without the memory for it.
 template <class Step, class Work>

@@ -49,7 +49,8 @@ __all__ = [
 ]
 
 _BAD_INDEX = -2  # kBadIndex of native/kernels.h
-# Keys of 64 bits, of float32 or of more tokens than 15 bits count, are sorted from AVX2 on.
+# Vectors of AVX2 sort keys of 64 bits, which float32 and more tokens than 15 bits count need,
+# faster than torch sorts the values.
 SORTS_LONG_KEYS = instruction_level() >= 3
 _MOST_SHORT_KEYS = 1 << 15  # tokens of a group, as in sort.cpp
 WORTH_A_CALL = 1 << 12  # values; with fewer torch's operators finish before a kernel is called

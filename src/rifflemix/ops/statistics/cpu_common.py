@@ -14,7 +14,7 @@ from rifflemix.ops.statistics.common import accumulation_dtype
 
 # Looked up once: a graph that is being traced must not meet the loading of a library.
 _KERNELS = library()
-# On an x86 processor without AVX2 the eager formulas are as fast.
+# Without vector instructions the eager formulas are as fast.
 _HAS_VECTORS = instruction_level() >= 2
 _TYPE_NAMES = {
     torch.float32: "float32",
