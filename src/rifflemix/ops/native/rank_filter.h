@@ -26,7 +26,7 @@ struct Filtering {
 
   Filtering(const Problem& problem, Arena& arena)
       : p(problem),
-        sorts(p.group_size > 1 && p.group_size <= kShortWindow && level() != 1),
+        sorts(p.group_size > least_sorted(p) && p.group_size <= kShortWindow && level() != 1),
         width(sorts ? kShortWidth : 8 * kLine<Bits>),
         blocks(quotient_up(p.channels, width)),
         stretch(std::max(kTokensOfStretch, 8 * p.group_size)),
@@ -35,6 +35,12 @@ struct Filtering {
                              : 3 * p.group_size * static_cast<int64_t>(sizeof(Bits)))),
         wanted(arena.take<Bits>(blocks * width)),
         windows(arena.take<char>(p.useful_threads() * bytes)) {}
+
+  // Windows up to this are quicker corrected: keys of 16 bits are twice as long where distances
+  // are kept.
+  static int64_t least_sorted(const Problem& p) {
+    return sizeof(Bits) == 2 && p.index_bytes > 0 ? 4 : 1;
+  }
 
   void prepare() const {
     std::fill(wanted, wanted + blocks * width, Bits{0});

@@ -227,9 +227,13 @@ RIFFLEMIX_INLINE void filter_windows(const Stretch<Bits>& s) {
 
 template <class Bits>
 RIFFLEMIX_INLINE void filter_sizes(const Stretch<Bits>& s) {
-  const bool keeps = s.p.index_bytes > 0;
-  if (s.p.group_size <= 4) return keeps ? filter_windows<4, true>(s) : filter_windows<4, false>(s);
-  return keeps ? filter_windows<8, true>(s) : filter_windows<8, false>(s);
+  if (s.p.index_bytes == 0) {
+    return s.p.group_size <= 4 ? filter_windows<4, false>(s) : filter_windows<8, false>(s);
+  }
+  if constexpr (sizeof(Bits) == 4) {
+    if (s.p.group_size <= 4) return filter_windows<4, true>(s);
+  }
+  filter_windows<8, true>(s);
 }
 
 RIFFLEMIX_AVX2 void filter_by_sorting(const Stretch<int32_t>& s) { filter_sizes(s); }
