@@ -28,8 +28,8 @@ struct Window {
 };
 
 // Puts a vector of token `passed` in place of the oldest, in `slot`. Gives the value of the wanted
-// rank and, where `kKeep`, how many tokens back it is. The number of tokens so far is added to every rank, so that
-// a token that leaves and one that comes cost the others a subtraction each.
+// rank and, where `kKeep`, how many tokens back it is. The number of tokens so far is added to every
+// rank, so that a token that leaves and one that comes cost the others a subtraction each.
 template <bool kKeep, class Bits, class V>
 RIFFLEMIX_INLINE V replace_oldest(const Window<Bits>& window, int64_t at, int64_t slot, Bits passed,
                                   V value, V wanted, const Format<Bits>& format, V* ago) {
@@ -68,7 +68,11 @@ RIFFLEMIX_INLINE void filter_by_correction(const Stretch<Bits>& s) {
   int64_t slot = 0;
   for (int64_t n = start; n < s.last; ++n) {
     std::memcpy(row, s.x(n), s.count * sizeof(Bits));
-    if (n + 2 < s.last) foresee(s.x(n + 2), kLineBytes, 8);
+    if (n + 2 < s.last) {
+      foresee(s.x(n + 2), kLineBytes, 8);
+      foresee(s.y(n + 2), kLineBytes, 8);
+      if (kKeep) foresee(s.ago(n + 2), kLineBytes, 8 / sizeof(Bits));
+    }
     for (int64_t at = 0; at < s.count; at += lanes) {
       V ago;
       const V taken = replace_oldest<kKeep>(window, at, slot, static_cast<Bits>(n - start),

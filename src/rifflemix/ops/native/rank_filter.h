@@ -39,7 +39,7 @@ struct Filtering {
   // Windows up to this are quicker corrected: keys of 16 bits are twice as long where distances
   // are kept.
   static int64_t least_sorted(const Problem& p) {
-    return sizeof(Bits) == 2 && p.index_bytes > 0 ? 4 : 1;
+    return sizeof(Bits) == 2 && p.index_bytes > 0 ? 6 : 1;
   }
 
   void prepare() const {

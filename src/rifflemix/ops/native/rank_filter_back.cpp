@@ -1,8 +1,8 @@
 // The gradient of the rank filter: each token collects from those that took it.
 //
 // Sums are in float32, from the token's own output on, whatever the number of threads. Gradients
-// are read where they are; those of float16, which take many instructions to convert, and those that
-// fill no vectors are converted or copied once, and kept while a token may still collect from them.
+// are read where they are; those of float16, which take many instructions to convert, and those
+// that fill no vectors are converted or copied once, while a token may still collect from them.
 
 #include <type_traits>
 
