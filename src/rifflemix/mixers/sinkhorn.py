@@ -162,8 +162,11 @@ class Sinkhorn(TokenMixer):
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = torch.unflatten(self.qkv(x), -1, (-1, self.num_heads, self.dim // self.num_heads))
-        parts = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        q, k, v = parts[0], parts[1], parts[-1]
+        # Taken apart as they lie: their gradients go together in one copy.
+        parts = [part.transpose(1, 2) for part in heads.unbind(2)]
+        # A third copied is less to keep for the gradient than all three, of which keys and values
+        # are needed in blocks only.
+        q, k, v = parts[0].clone(), parts[1], parts[-1]
         if not self.rotate_heads:
             y = self._attend_heads(x, q, k, v, mask, slice(None), 0)
         else:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.checks import autocast_enabled
 from rifflemix.compat import take_first
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.padding import block_of, missing_tokens
@@ -124,11 +125,14 @@ def linear_attention(
     """
     if causal:
         return _causal(q, k, v, epsilon, chunk_size)
-    y = q @ (k.mT @ v)
     if epsilon is None:
-        return y
+        return q @ (k.mT @ v)
+    if k.dtype == _wide(k) == v.dtype and not autocast_enabled(q.device.type):
+        # One more value, which is 1 in all tokens, sums the weights on the way.
+        y, total = (q @ (k.mT @ F.pad(v, (0, 1), value=1.0))).split((v.shape[-1], 1), -1)
+        return y * (total + epsilon).reciprocal()  # whose gradient takes half the passes of y / x
     norms = k.sum(-2, keepdim=True, dtype=_wide(k))
-    return _divided(y, (q * norms).sum(-1, keepdim=True), epsilon)
+    return _divided(q @ (k.mT @ v), (q * norms).sum(-1, keepdim=True), epsilon)
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, epsilon: float | None, chunk_size: int) -> Tensor:

@@ -74,7 +74,9 @@ class MultiHeadMixer(TokenMixer):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Project, attend in each head, project."""
         q, k, v = self.split(self.qkv(x))
-        return self._join(self.attend(q, k, v, key_padding_mask))
+        y = self.attend(q, k, v, key_padding_mask)
+        del q, k, v  # not all mixers keep them for the gradient
+        return self._join(y)
 
     def mix_packed(self, x: Tensor, segments: Segments) -> Tensor:
         """`mix`, the maps on the whole row."""
@@ -121,8 +123,9 @@ class MultiHeadMixer(TokenMixer):
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, 3 inner_dim) -> three times (B, H, N, D)."""
         heads = qkv.unflatten(-1, (3, self.num_heads, self.head_dim))
-        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, v
+        # Taken apart as they lie: the three gradients go together in one copy.
+        q, k, v = heads.unbind(2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def dropout_p(self) -> float:
         """The probability with which mixing weights are dropped now."""

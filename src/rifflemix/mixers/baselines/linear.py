@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
+from rifflemix.mixers._attention.fused_features import elu_plus_one
 from rifflemix.mixers._attention.linear import LinearAttentionMixer, linear_attention
 from rifflemix.mixers.base import MixerCard
 
@@ -67,7 +67,7 @@ class LinearAttention(LinearAttentionMixer):
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Elu + 1 of both; see `LinearAttentionMixer.features`."""
-        q, k = F.elu(q) + 1.0, F.elu(k) + 1.0
+        q, k = elu_plus_one(q), elu_plus_one(k)
         if key_padding_mask is not None:
             k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
         return q, k

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_integer, is_number, shown
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers._attention.fused_features import LOG_ZERO, fuses_features, random_features
 from rifflemix.mixers._attention.linear import LinearAttentionMixer
 from rifflemix.mixers.base import MixerCard
 from rifflemix.ops.precision import without_autocast
@@ -18,8 +19,6 @@ KERNELS = ("softmax", "relu")
 PADDED_KEYS = ("left_out", "zero")
 _SOFTMAX_OFFSET = 1e-4
 _RELU_OFFSET = 1e-3
-# Stands for the log of zero, and stays finite in a row that holds nothing else.
-_LOG_ZERO = -1e30
 # Exponents of causal keys end here: exp(...) stays in float32's reach, sums of many included.
 _LARGEST_EXPONENT = 60.0
 
@@ -146,20 +145,29 @@ class Performer(LinearAttentionMixer):
         """Rows of the projection, or the channels of the head without one."""
         return self.head_dim if self.projection is None else self.projection.shape[0]
 
+    def _rows(self, x: Tensor) -> Tensor:
+        """The rows w, of the type of x; only in a layer that has a projection."""
+        assert self.projection is not None
+        return self.projection.to(x.dtype)
+
     def _projected(self, x: Tensor) -> Tensor:
-        return x if self.projection is None else x @ self.projection.to(x.dtype).mT
+        return x if self.projection is None else x @ self._rows(x).mT
 
     def _relu_features(self, x: Tensor) -> Tensor:
         return torch.relu(self._projected(x)) + _RELU_OFFSET
 
     def _query_features(self, q: Tensor) -> Tensor:
+        if fuses_features():
+            return random_features(q, self._rows(q), None, _SOFTMAX_OFFSET, over_tokens=False)
         products = self._projected(q)
         return _exponential_features(q, products, products.amax(-1, keepdim=True))
 
     def _key_features(self, k: Tensor, padded: Tensor | None) -> Tensor:
+        if fuses_features() and not self.causal:
+            return random_features(k, self._rows(k), padded, _SOFTMAX_OFFSET, over_tokens=True)
         products = self._projected(k)
         if padded is not None:
-            products = products.masked_fill(padded, _LOG_ZERO)
+            products = products.masked_fill(padded, LOG_ZERO)
         if self.causal:
             return _exponential_features(k, products, None)
         return _exponential_features(k, products, products.amax((-1, -2), keepdim=True))

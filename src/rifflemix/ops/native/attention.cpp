@@ -63,6 +63,9 @@ inline int64_t queries_at_once(const Sizes& sizes) {
   return std::min(sizes.queries, std::clamp<int64_t>(most / 4 * 4, 16, 64));
 }
 
+// Tokens of a head lie far apart: no processor foresees that they will be read.
+constexpr int64_t kTokensAhead = 40;
+
 // Tokens as rows of `padded` numbers, zeros after the features.
 template <class T>
 RIFFLEMIX_INLINE void pack_rows(const View& x, const Tokens& tokens, int64_t width, int64_t padded,
@@ -70,6 +73,9 @@ RIFFLEMIX_INLINE void pack_rows(const View& x, const Tokens& tokens, int64_t wid
   using A = Acc<T>;
   for (int64_t n = tokens.first; n < tokens.last; ++n, rows += padded) {
     const T* token = x.at<T>(tokens.b, tokens.h, n);
+    for (int64_t d = 0; d < width; d += 64 / sizeof(T)) {
+      __builtin_prefetch(token + kTokensAhead * x.token + d);
+    }
     for (int64_t d = 0; d < padded; d += kLanes<A>) {
       const int64_t rest = std::max<int64_t>(width - d, 0);
       store(rows + d, rest > 0 ? load(token + d, rest) * factor : Vector<A>{});

@@ -54,7 +54,9 @@ def sinkhorn_attention(
         y = block_attention(
             q_blocks, k_blocks, v_blocks, sorted_k, sorted_v, combine, hidden, unseen, dropout_p
         )
-        y = y.flatten(2, 3).roll(rotation, 2)
+        y = y.flatten(2, 3)
+        if rotation:  # torch copies for none too
+            y = y.roll(rotation, 2)
     return y if full is None else y + full
 
 
@@ -164,12 +166,15 @@ def attend(
         # A query without a key would give NaN: it sees all keys, and is zeroed afterwards.
         mask = ~hidden | blind
         if q.dim() == 5 and mask.dim() > 2:
-            mask = mask.reshape(*(1,) * (5 - mask.dim()), *mask.shape)
-            mask = mask.expand(-1, *q.shape[1:3], -1, -1).flatten(1, 2)
-    shape = q.shape
-    if q.dim() == 5:  # heads and blocks in one axis: the fused kernels take four axes
-        q, k, v = q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2)
-    y = dropout_attention(q, k, v, mask=mask, dropout_p=dropout_p).reshape(shape)
+            mask = mask.reshape(*(1,) * (5 - mask.dim()), *mask.shape).transpose(1, 2)
+            mask = mask.expand(q.shape[0], q.shape[2], -1, -1, -1).flatten(0, 1)
+    if q.dim() == 4:
+        y = dropout_attention(q, k, v, mask=mask, dropout_p=dropout_p)
+    else:  # samples and blocks in one axis: the fused kernels take four, and leave heads together
+        batch = len(q)
+        q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
+        y = dropout_attention(q, k, v, mask=mask, dropout_p=dropout_p)
+        y = y.unflatten(0, (batch, -1)).transpose(1, 2)
     return y if blind is None else y.masked_fill(blind, 0.0)
 
 

@@ -1,0 +1,105 @@
+"""Features of linear attention that keep as little for the gradient as they can."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rifflemix.compat import has_plain_autograd, leaves_package
+
+LOG_ZERO = -1e30
+"""Stands for the log of zero, and stays finite in a row that holds nothing else."""
+
+
+def fuses_features() -> bool:
+    """Whether these functions run: graphs and transforms take formulas they can look into."""
+    return has_plain_autograd() and not (torch.compiler.is_compiling() or leaves_package())
+
+
+def random_features(
+    x: Tensor, rows: Tensor, padded: Tensor | None, offset: float, *, over_tokens: bool
+) -> Tensor:
+    """(exp(w x - |x|^2 / 2 - largest) + offset) / sqrt(M) for all rows w, in one new tensor.
+
+    Args:
+        x: (B, H, N, D).
+        rows: (M, D), without a gradient.
+        padded: broadcasts to (B, H, N, M), True = counts as a product of LOG_ZERO.
+        offset: added to the exponentials.
+        over_tokens: `largest` is the largest product of a head, not that of each token.
+
+    Returns:
+        (B, H, N, M).
+    """
+    features: Tensor = _RandomFeatures.apply(  # type: ignore[no-untyped-call]
+        x, rows, padded, offset, over_tokens
+    )
+    return features
+
+
+class _RandomFeatures(torch.autograd.Function):
+    """Autograd would keep every step, each of them several times as large as x.
+
+    The derivative by an exponent is the feature without its offset. `largest` has one too, that of
+    the product which it is; it reaches the result through the offset alone.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, rows: Tensor, padded: Tensor | None, offset: float, over_tokens: bool
+    ) -> Tensor:
+        y = x @ rows.mT
+        if padded is not None:
+            y.masked_fill_(padded, LOG_ZERO)
+        if over_tokens:
+            # The token with the largest product, then the row of that product.
+            token = y.amax(-1, keepdim=True).argmax(-2, keepdim=True)
+            largest, row = y.take_along_dim(token, -2).max(-1, keepdim=True)
+        else:
+            token = None
+            largest, row = y.max(-1, keepdim=True)
+        y.sub_(0.5 * x.square().sum(-1, keepdim=True) + largest)
+        ctx.scale = 1.0 / math.sqrt(len(rows))
+        y.exp_().add_(offset).mul_(ctx.scale)
+        ctx.offset = offset
+        ctx.save_for_backward(x, rows, y, token, row)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, rows, y, token, row = ctx.saved_tensors
+        grads = (y - ctx.offset * ctx.scale).mul_(grad)  # of the exponents
+        total = grads.sum(-1, keepdim=True)
+        of_largest = rows[row.squeeze(-1)]
+        grad_x = grads @ rows - total * (x if token is not None else x + of_largest)
+        if token is not None:
+            at = token.expand(-1, -1, -1, x.shape[-1])
+            grad_x = grad_x.scatter_add(-2, at, -total.sum(-2, keepdim=True) * of_largest)
+        return grad_x, None, None, None, None
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """Elu(x) + 1, in one new tensor where that can be."""
+    if not fuses_features():
+        return F.elu(x) + 1.0
+    features: Tensor = _EluPlusOne.apply(x)  # type: ignore[no-untyped-call]
+    return features
+
+
+class _EluPlusOne(torch.autograd.Function):
+    """The derivative is exp(x) = y below 0 and 1 above: y alone is kept, and x need not be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = F.elu(x).add_(1.0)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return y.clamp(max=1.0).mul_(grad)
