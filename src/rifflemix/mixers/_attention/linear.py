@@ -130,7 +130,9 @@ def linear_attention(
     if k.dtype == _wide(k) == v.dtype and not autocast_enabled(q.device.type):
         # One more value, which is 1 in all tokens, sums the weights on the way.
         y, total = (q @ (k.mT @ F.pad(v, (0, 1), value=1.0))).split((v.shape[-1], 1), -1)
-        return y * (total + epsilon).reciprocal()  # whose gradient takes half the passes of y / x
+        # The gradient takes half the passes of that of a quotient.
+        normalised: Tensor = y * (total + epsilon).reciprocal()
+        return normalised
     norms = k.sum(-2, keepdim=True, dtype=_wide(k))
     return _divided(q @ (k.mT @ v), (q * norms).sum(-1, keepdim=True), epsilon)
 

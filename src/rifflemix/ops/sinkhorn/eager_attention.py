@@ -171,7 +171,7 @@ def attend(
     if q.dim() == 4:
         y = dropout_attention(q, k, v, mask=mask, dropout_p=dropout_p)
     else:  # samples and blocks in one axis: the fused kernels take four, and leave heads together
-        batch = len(q)
+        batch = q.shape[0]
         q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
         y = dropout_attention(q, k, v, mask=mask, dropout_p=dropout_p)
         y = y.unflatten(0, (batch, -1)).transpose(1, 2)
