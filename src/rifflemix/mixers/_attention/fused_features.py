@@ -102,4 +102,5 @@ class _EluPlusOne(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
-        return y.clamp(max=1.0).mul_(grad)
+        grad_x: Tensor = y.clamp(max=1.0).mul_(grad)
+        return grad_x

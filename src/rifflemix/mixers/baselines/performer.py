@@ -145,26 +145,23 @@ class Performer(LinearAttentionMixer):
         """Rows of the projection, or the channels of the head without one."""
         return self.head_dim if self.projection is None else self.projection.shape[0]
 
-    def _rows(self, x: Tensor) -> Tensor:
-        """The rows w, of the type of x; only in a layer that has a projection."""
-        assert self.projection is not None
-        return self.projection.to(x.dtype)
-
     def _projected(self, x: Tensor) -> Tensor:
-        return x if self.projection is None else x @ self._rows(x).mT
+        return x if self.projection is None else x @ self.projection.to(x.dtype).mT
 
     def _relu_features(self, x: Tensor) -> Tensor:
         return torch.relu(self._projected(x)) + _RELU_OFFSET
 
     def _query_features(self, q: Tensor) -> Tensor:
-        if fuses_features():
-            return random_features(q, self._rows(q), None, _SOFTMAX_OFFSET, over_tokens=False)
+        if self.projection is not None and fuses_features():
+            rows = self.projection.to(q.dtype)
+            return random_features(q, rows, None, _SOFTMAX_OFFSET, over_tokens=False)
         products = self._projected(q)
         return _exponential_features(q, products, products.amax(-1, keepdim=True))
 
     def _key_features(self, k: Tensor, padded: Tensor | None) -> Tensor:
-        if fuses_features() and not self.causal:
-            return random_features(k, self._rows(k), padded, _SOFTMAX_OFFSET, over_tokens=True)
+        if self.projection is not None and fuses_features() and not self.causal:
+            rows = self.projection.to(k.dtype)
+            return random_features(k, rows, padded, _SOFTMAX_OFFSET, over_tokens=True)
         products = self._projected(k)
         if padded is not None:
             products = products.masked_fill(padded, LOG_ZERO)
