@@ -163,10 +163,11 @@ class Sinkhorn(TokenMixer):
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = torch.unflatten(self.qkv(x), -1, (-1, self.num_heads, self.dim // self.num_heads))
         # Taken apart as they lie: their gradients go together in one copy.
-        parts = [part.transpose(1, 2) for part in heads.unbind(2)]
+        parts = heads.unbind(2)
         # A third copied is less to keep for the gradient than all three, of which keys and values
         # are needed in blocks only.
-        q, k, v = parts[0].clone(), parts[1], parts[-1]
+        q = parts[0].transpose(1, 2).clone()
+        k, v = parts[1].transpose(1, 2), parts[-1].transpose(1, 2)
         if not self.rotate_heads:
             y = self._attend_heads(x, q, k, v, mask, slice(None), 0)
         else:
