@@ -97,7 +97,7 @@ WRONG_TABLES = {
     "short row": ("text,y\nx\n", {}, "line 2 has 1 fields, the header 2"),
     "open quote": ('text,y\n"x,1\n', {}, "damaged or truncated .unexpected end of data"),
     "two names": ("text,text\nx,1\n", {}, "two columns of its header have one name"),
-    "no text": (b"text,y\n\xff\xfe,1\n", {}, "expected text in UTF-8, got bytes that are none"),
+    "no text": (b"text,y\n\xff\xfe,1\n", {}, "the file is damaged, or its text is not UTF-8"),
     "semicolons": ("text;y\nx;1\n", {}, "separated by ',', got ';' in the header"),
     "tabs": ("text\ty\nx\t1\n", {}, r"separated by ',', got '\\t' in the header; .*tsv tabs"),
     "label read": ("text,y\nx,1\n", {"input": "y"}, "input: expected columns beside the label 'y'"),

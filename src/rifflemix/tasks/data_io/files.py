@@ -206,8 +206,8 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: the file is missing") from None
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path}: expected text in UTF-8, got bytes that are none ({error.reason}); save it as "
-            "UTF-8, or get a fresh copy"
+            f"{path}: the file is damaged, or its text is not UTF-8 ({error.reason}); get a fresh "
+            "copy, or save it as UTF-8"
         ) from error
     except _OF_DECODERS as error:
         why = (str(error) or type(error).__name__).splitlines()[0][:200]
