@@ -307,8 +307,11 @@ def test_compiles_for_changing_lengths(options: dict[str, Any], masked: bool) ->
 
 @pytest.mark.parametrize(
     ("options", "multiple"),
-    [({}, 2), ({"shift": "power", "num_groups": 1}, 1), ({"group_size": 1}, 1)],
-    ids=["pairs", "power", "shift"],
+    [
+        pytest.param({}, 2, id="pairs"),
+        pytest.param({"shift": "power", "num_groups": 1}, 1, id="power", marks=pytest.mark.slow),
+        pytest.param({"group_size": 1}, 1, id="shift", marks=pytest.mark.slow),
+    ],
 )
 def test_exports_with_any_length(options: dict[str, Any], multiple: int) -> None:
     mixer = create_mixer("csp", 16, **options)
