@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
@@ -51,3 +52,26 @@ def test_environment_holds_what_a_reader_needs() -> None:
     assert {"command", "time", "git_commit", "libraries", "hardware", "python"} <= set(found)
     assert found["libraries"]["torch"] == torch.__version__
     assert str(found["hardware"]["cores"]) in describe_hardware(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [
+        ({}, "rifflemix"),
+        (
+            {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+            "torchrun --nproc-per-node 4 -m rifflemix",
+        ),
+        ({"WORLD_SIZE": "8"}, "rifflemix"),  # of a launcher that is not torchrun
+    ],
+    ids=["alone", "torchrun", "another launcher"],
+)
+def test_the_command_is_as_a_reader_types_it(
+    given: dict[str, str], start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/any/__main__.py", "bench", "parallel"])
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert environment()["command"] == f"{start} bench parallel"

@@ -74,8 +74,9 @@ def _command() -> str:
     """The command line as a reader would type it, with what was set for the allocator."""
     program = Path(sys.argv[0]).name
     words = ["rifflemix" if program == "__main__.py" else program, *sys.argv[1:]]
-    if is_one_of_many() and program == "__main__.py":
-        words = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", *words]
+    here = os.environ.get("LOCAL_WORLD_SIZE")  # torchrun's; other launchers may not set it
+    if is_one_of_many() and here is not None and program == "__main__.py":
+        words = ["torchrun", "--nproc-per-node", here, "-m", *words]
     allocator = (f"{k}={v}" for k, v in sorted(os.environ.items()) if k.startswith("MALLOC_"))
     return shlex.join([*allocator, *words])
 

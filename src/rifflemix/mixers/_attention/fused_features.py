@@ -35,7 +35,7 @@ def random_features(
     Returns:
         (B, H, N, M).
     """
-    features: Tensor = _RandomFeatures.apply(  # type: ignore[no-untyped-call]
+    features: Tensor = _RandomFeatures.apply(  # type: ignore[no-untyped-call] # torch's own
         x, rows, padded, offset, over_tokens
     )
     return features
@@ -86,7 +86,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
     """Elu(x) + 1, in one new tensor where that can be."""
     if not fuses_features():
         return F.elu(x) + 1.0
-    features: Tensor = _EluPlusOne.apply(x)  # type: ignore[no-untyped-call]
+    features: Tensor = _EluPlusOne.apply(x)  # type: ignore[no-untyped-call] # torch's own
     return features
 
 

@@ -39,13 +39,13 @@
 #define RIFFLEMIX_V4 "arch=x86-64-v4"
 #endif
 #define RIFFLEMIX_FOR(set) __attribute__((noinline, target(set)))
-#define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...)          \
-  RIFFLEMIX_FOR(RIFFLEMIX_V4) static Result name##_v4 parameters __VA_ARGS__  \
-  RIFFLEMIX_FOR(RIFFLEMIX_V3) static Result name##_v3 parameters __VA_ARGS__  \
-  [[maybe_unused]] static Result name parameters {                            \
+#define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...)            \
+  RIFFLEMIX_FOR(RIFFLEMIX_V4) static Result name##_v4 parameters __VA_ARGS__    \
+  RIFFLEMIX_FOR(RIFFLEMIX_V3) static Result name##_v3 parameters __VA_ARGS__    \
+  [[maybe_unused]] static Result name parameters {                              \
     return rifflemix::level() == 4 ? name##_v4 arguments : name##_v3 arguments; \
   }
-// For a function of which AVX2 is enough, and that is called where there is AVX2.
+// For a function that is built for AVX2 alone, which runs on AVX-512 processors, too.
 #define RIFFLEMIX_AVX2 RIFFLEMIX_FOR(RIFFLEMIX_V3)
 #else
 #define RIFFLEMIX_AVX2
