@@ -22,6 +22,12 @@ FAMILIES = [
     for name in NAMES
 ]
 
+# As they are registered; other mixers and settings are in test_packed_models.py.
+TAKE_PACKED = {
+    "encoder", "gpt", "gpt2_base", "imdb_classifier", "point_cloud", "tost_lm_base",
+    "tost_lm_medium", "tost_lm_large",
+}  # fmt: skip
+
 
 def gradients(model: rm.models.Model, name: str) -> list[Tensor]:
     """Of a loss that every output has a part in; the same dropout each time."""
@@ -90,6 +96,21 @@ def test_samples_do_not_meet(name: str) -> None:
         alone = model(*(a[one] for a in args), **{k: v[one] for k, v in options.items()})
         for whole, part in zip(together, outputs_of(alone), strict=True):
             torch.testing.assert_close(whole[one], part, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_packed_sequences_are_taken_or_refused(name: str) -> None:
+    model = build(name).eval()
+    args, options = sample(name, 1)
+    options.pop("key_padding_mask", None)
+    model(*args, **options, cu_seqlens=None)
+    packed = {**options, "cu_seqlens": torch.tensor([0, 3, 12])}
+    if name in TAKE_PACKED:
+        for output in outputs_of(model(*args, **packed)):
+            assert torch.isfinite(output).all()
+    else:
+        with pytest.raises(rm.InputError, match=r"^cu_seqlens: expected None"):
+            model(*args, **packed)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -73,6 +73,28 @@ def test_encoders(settings: dict[str, Any]) -> None:
     assert_as_alone(drawn("encoder", num_classes=3, **settings), row, 0)
 
 
+@pytest.mark.parametrize(
+    ("mixer", "norm", "norm_kind"),
+    [("tssa", "pre", "batch"), ("csp", "post", "layer"), ("sliceformer", "post", "batch")],
+)
+def test_stacks_of_mixers(mixer: str, norm: str, norm_kind: str) -> None:
+    settings = {"num_classes": 3, "vocab_size": 9, "norm": norm, "norm_kind": norm_kind}
+    ids = torch.randint(9, (1, N), generator=torch.Generator().manual_seed(2))
+    assert_as_alone(drawn("mixer_stack", mixer=mixer, **settings), ids, 0)
+
+
+def test_batch_norm_in_training_is_that_of_a_padded_batch() -> None:
+    packed = drawn("mixer_stack", mixer="tssa", num_classes=3, in_channels=4).train()
+    padded = copy.deepcopy(packed)
+    row = torch.randn(1, N, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    batch = nn.utils.rnn.pad_sequence(list(row[0].split(LENGTHS)), batch_first=True)
+    mask = torch.arange(max(LENGTHS)) >= torch.tensor(LENGTHS).unsqueeze(1)
+    together, apart = packed(row, cu_seqlens=BOUNDS), padded(batch, key_padding_mask=mask)
+    torch.testing.assert_close(together, apart, rtol=1e-9, atol=1e-10)
+    for ours, theirs in zip(packed.buffers(), padded.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
 def test_gradient_checkpointing() -> None:
     model = drawn("gpt", mixer="tssa", vocab_size=9).train()
     model.gradient_checkpointing = True
@@ -92,14 +114,14 @@ def test_gradient_checkpointing() -> None:
          "key_padding_mask: expected None beside cu_seqlens"),
         ("encoder", {}, {"cu_seqlens": torch.tensor([0, 7, 7, N])},
          "at least one token in each sequence, got none in 1"),
-        ("s4_lra_listops", {"dim": 8, "num_layers": 1}, {}, "this MixerClassifier takes no packed"),
+        ("mixer_stack", {"mixer": "s4"}, {}, r"expected None: S4 .* takes no packed"),
+        ("encoder", {"num_sequences": 2}, {}, "packed sequences are no pairs and have no padd"),
     ],
 )  # fmt: skip
 def test_what_is_refused(
     name: str, settings: dict[str, Any], options: dict[str, Any], sentence: str
 ) -> None:
-    sizes = {} if name.startswith("s4") else {**SIZES, "mixer": "tssa", "vocab_size": 9}
-    model = rm.create_model(name, **{**sizes, **settings})
+    model = rm.create_model(name, **{**SIZES, "mixer": "tssa", "vocab_size": 9, **settings})
     with pytest.raises(rm.InputError, match=sentence):
         model(torch.zeros(1, N, dtype=torch.int64), **{"cu_seqlens": BOUNDS, **options})
 

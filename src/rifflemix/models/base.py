@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,6 +13,7 @@ from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.mixers.packed import packing_refused
 from rifflemix.models import pretrained
 from rifflemix.models.batch_statistics import has_batch_norm, once_in_statistics
 
@@ -27,6 +30,18 @@ class Model(nn.Module):
         self.name: str | None = None
         self.settings: dict[str, Any] = {}
         self.gradient_checkpointing = False
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """`forward`; a model whose own has no `cu_seqlens` refuses packed sequences.
+
+        Raises:
+            InputError: as `forward`, and for such sequences.
+        """
+        if "cu_seqlens" in options and not _takes_packed(self.forward):
+            cu_seqlens = options.pop("cu_seqlens")
+            if cu_seqlens is not None:
+                raise packing_refused(f"this {type(self).__name__}", cu_seqlens)
+        return super().__call__(*args, **options)
 
     def run_block(self, block: nn.Module, *inputs: Any, **options: Any) -> Any:
         """Call `block`; with `gradient_checkpointing`, keep only its inputs for the backward."""
@@ -73,6 +88,14 @@ class Model(nn.Module):
                 "use rifflemix.models.from_pretrained"
             )
         return model
+
+
+def _takes_packed(forward: Callable[..., Any]) -> bool:
+    try:
+        signature(forward).bind_partial(cu_seqlens=None)
+    except TypeError:
+        return False
+    return True
 
 
 def check_ids(name: str, ids: Tensor, layout: str, *, below: int, rank: int = 2) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -12,14 +13,14 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_padding_mask, check_tokens
 from rifflemix.errors import bad_argument
-from rifflemix.mixers.packed import packing_refused
 from rifflemix.models.base import Model, check_ids
+from rifflemix.models.packing import check_no_empty, lengths_in_row, with_class_tokens
 from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.heads import PAIR_FEATURES, classifier_head, pair_features
 from rifflemix.models.sequence.norms import TokenNorm
 from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.pooling import Pooling
-from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions
+from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, packed_positions
 
 
 class SequenceClassifier(Model):
@@ -109,8 +110,36 @@ class SequenceClassifier(Model):
     def encode_packed(
         self, inputs: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor
     ) -> Tensor:
-        """A row of packed sequences -> one vector each, (S, C); here refused."""
-        raise packing_refused(f"this {type(self).__name__}", cu_seqlens)
+        """A row of packed sequences -> one vector each, (S, C).
+
+        Raises:
+            InputError: as `TokenMixer.forward`, a sequence without tokens, or a model of pairs or
+                with settings that pad.
+        """
+        if self.num_sequences > 1 or self.padding != "batch" or self.padding_id is not None:
+            raise bad_argument(
+                "cu_seqlens",
+                "None, since packed sequences are no pairs and have no padding",
+                f"a model with num_sequences={self.num_sequences}, padding={self.padding!r} and "
+                f"padding_id={self.padding_id}",
+            )
+        self._check_inputs(inputs)
+        x = self.embed(inputs)
+        lengths = lengths_in_row(x, key_padding_mask, cu_seqlens, self.max_length)
+        check_no_empty(lengths)
+        if self.cls is not None:
+            x = with_class_tokens(self.cls, x, lengths)
+            lengths = [length + 1 for length in lengths]
+        if self.embedding_scale is not None:
+            x = x * self.embedding_scale
+        if not isinstance(self.positions, nn.Identity):
+            x = self.positions(x, packed_positions(lengths, x.device))
+        x = self.drop(self.embedding_norm(x))
+        bounds = torch.tensor([0, *accumulate(lengths)], device="cpu")
+        for index in range(self.num_layers):
+            x = self.run_block(self.blocks[index % len(self.blocks)], x, cu_seqlens=bounds)
+        parts = self.finish(x, None).split(lengths, dim=1)
+        return torch.cat([self.pool(part) for part in parts])
 
     def _encode_pair(self, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         if not isinstance(inputs, Tensor) or inputs.dim() < 3 or inputs.shape[1] != 2:

@@ -6,16 +6,13 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rifflemix.checks import check_positive
-from rifflemix.errors import bad_argument, check_choice
+from rifflemix.errors import check_choice
 from rifflemix.models.mixing import block_mixer
-from rifflemix.models.packing import check_no_empty, lengths_in_row, with_class_tokens
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
 from rifflemix.models.sequence.config import ClassifierConfig
@@ -24,7 +21,6 @@ from rifflemix.models.sequence.xavier import xavier_uniform
 from rifflemix.nn.block import NORMS, Block
 from rifflemix.nn.embeddings import input_embedding
 from rifflemix.nn.feed_forward import FeedForward
-from rifflemix.nn.positions import packed_positions
 
 INITS = ("torch", "xavier", "bert")
 
@@ -116,35 +112,6 @@ class Encoder(SequenceClassifier):
             xavier_uniform(self.blocks)
         elif config.init == "bert":
             bert_normal(self)
-
-    def encode_packed(
-        self, inputs: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor
-    ) -> Tensor:
-        """See `SequenceClassifier.encode_packed`; not of pairs, nor with settings that pad."""
-        if self.num_sequences > 1 or self.padding != "batch" or self.padding_id is not None:
-            raise bad_argument(
-                "cu_seqlens",
-                "None, since packed sequences are no pairs and have no padding",
-                f"a model with num_sequences={self.num_sequences}, padding={self.padding!r} and "
-                f"padding_id={self.padding_id}",
-            )
-        self._check_inputs(inputs)
-        x = self.embed(inputs)
-        lengths = lengths_in_row(x, key_padding_mask, cu_seqlens, self.max_length)
-        check_no_empty(lengths)
-        if self.cls is not None:
-            x = with_class_tokens(self.cls, x, lengths)
-            lengths = [length + 1 for length in lengths]
-        if self.embedding_scale is not None:
-            x = x * self.embedding_scale
-        if not isinstance(self.positions, nn.Identity):
-            x = self.positions(x, packed_positions(lengths, x.device))
-        x = self.drop(self.embedding_norm(x))
-        bounds = torch.tensor([0, *accumulate(lengths)], device="cpu")
-        for index in range(self.num_layers):
-            x = self.run_block(self.blocks[index % len(self.blocks)], x, cu_seqlens=bounds)
-        parts = self.finish(x, None).split(lengths, dim=1)
-        return torch.cat([self.pool(part) for part in parts])
 
     # The registry, and help(), read the settings and their values here.
     __init__.__signature__ = inspect.signature(EncoderConfig.__init__)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from rifflemix.checks import check_integer, check_positive, check_probability
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.baselines.mega_layer import MegaLayer
 from rifflemix.mixers.named import mixer_class
+from rifflemix.mixers.packed import packing_refused
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.classifier import SequenceClassifier
@@ -170,6 +171,12 @@ class MegaClassifier(SequenceClassifier):
                 head_dropout=dropout,
             ),
         )
+
+    def encode_packed(
+        self, inputs: Tensor, key_padding_mask: Tensor | None, cu_seqlens: Tensor
+    ) -> Tensor:
+        """Refused: MEGA's layers take no packed sequences."""
+        raise packing_refused(f"this {type(self).__name__}", cu_seqlens)
 
 
 def _small(branch: FeedForward) -> FeedForward:

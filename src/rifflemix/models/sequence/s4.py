@@ -42,11 +42,18 @@ class MixerBlock(nn.Module):
         self.drop = Dropout(dropout)
         self.is_post_norm = norm == "post"
 
-    def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """(B, N, C) -> (B, N, C); key_padding_mask (B, N) bool, True = padding."""
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """(B, N, C) -> (B, N, C); masks and packed rows as `TokenMixer.forward` takes them."""
         mask = key_padding_mask
+        options = {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
         normed = x if self.is_post_norm else self.norm(x, mask)
-        y: Tensor = x + self.drop(self.mixer(normed, key_padding_mask=mask))
+        y: Tensor = x + self.drop(self.mixer(normed, key_padding_mask=mask, **options))
         return self.norm(y, mask) if self.is_post_norm else y
 
 
