@@ -287,6 +287,28 @@ def fsdp_processes(model: nn.Module) -> list[list[int]]:
     return [list(processes) for processes in sorted(found)]
 
 
+def fsdp_holds(model: nn.Module) -> bool:
+    """Whether FSDP, the first or the second, around a model or inside, has its parameters."""
+    return any(getattr(part, "_is_fsdp_managed_module", False) for part in model.modules())
+
+
+def first_fsdp_holds(model: nn.Module) -> bool:
+    """Whether FullyShardedDataParallel, the first FSDP, has parameters of a model.
+
+    It is seen from the outside in calls that are differentiated: there parameters are tensors that
+    were computed, or none at all.
+    """
+    if not fsdp_holds(model):
+        return False
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return (
+        any(isinstance(part, FullyShardedDataParallel) for part in model.modules())
+        or any(not getattr(part, "_fsdp_use_orig_params", True) for part in model.modules())
+        or any(not parameter.is_leaf for parameter in model.parameters())
+    )
+
+
 def sent_bytes(operator: Any, args: tuple[Any, ...], rank: int, size: int) -> float:
     """Bytes of floating-point numbers that a process sends by an operator; 0 if it sends none.
 
@@ -333,6 +355,8 @@ __all__ = [
     "as_operand",
     "attention_on_cpu",
     "constant_for_compiler",
+    "first_fsdp_holds",
+    "fsdp_holds",
     "fsdp_processes",
     "fused_attention_inputs",
     "fused_attention_node",

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import rifflemix as rm
 import rifflemix.cli
+from rifflemix.mixers.tssa import TSSA
 from rifflemix.nn.block import Block
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.parallel import gather_tokens, mean_over_tokens, shard_sequence, shard_tokens
@@ -270,6 +271,40 @@ def meshes_of_fsdp_that_leave_processes_out() -> None:
         called = found["around"] if "around" in parts else model
         with pytest.raises(rm.InputError, match=r"all processes of its sequence, \[\d, \d\], got"):
             called(ids)
+
+
+def first_fsdp_is_refused(where: str, *, keeps_parameters: bool) -> None:
+    """At the next call on every process: around the model, around its block, or around both."""
+    from torch.distributed.fsdp import FullyShardedDataParallel as FirstFSDP
+
+    settings: dict[str, Any] = {"mixer": "tssa", "vocab_size": 9, "dim": 4, "num_layers": 1}
+    model = rm.create_model("encoder", max_length=9, **settings)
+    called: nn.Module = shard_sequence(model, grid()["sequence"])
+    wrap = functools.partial(
+        FirstFSDP,
+        process_group=grid()["data"].get_group(),
+        use_orig_params=keeps_parameters,
+        device_id=torch.device("cpu"),
+    )
+    if "block" in where:
+        model.blocks[0] = wrap(model.blocks[0])
+    if "around" in where:
+        called = wrap(nn.Sequential(model))
+    with pytest.raises(rm.InputError, match=r"without FSDP1 \(FullyShardedDataParallel\), under"):
+        called(torch.zeros(B, EACH, dtype=torch.int64))
+
+
+def what_fsdp_has_sharded_is_refused() -> None:
+    """Its weights, of which each process has others, stay as they are."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(rm.create_mixer("tssa", C), nn.Linear(C, C))
+    fully_shard(model[1], mesh=meshes()[4])
+    before = model[1].weight.to_local().clone()
+    with pytest.raises(rm.InputError, match="got one that FSDP has sharded; call fully_shard"):
+        shard_sequence(model, grid()["sequence"])
+    assert torch.equal(model[1].weight.to_local(), before)
+    assert type(model[0]) is TSSA
 
 
 def copies_average_their_gradients() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import rifflemix as rm
 from rifflemix.bench import traffic
@@ -74,6 +74,11 @@ SENTENCES = {
         lambda: nn.Sequential(ClassToken(8, std=1.0), ClassToken(8, std=1.0), _mixer("tssa")),
         "model: expected one class token at most, got 2",
     ),
+    "sharded by FSDP": (
+        lambda: fully_shard(_mixer("tssa"), mesh=init_device_mesh("cpu", (1,))),
+        "model: expected one that is whole, got one that FSDP has sharded; call fully_shard after "
+        "this",
+    ),
 }
 
 
@@ -122,6 +127,18 @@ def test_meshes_of_fsdp_are_found(mesh: DeviceMesh) -> None:
     assert fsdp_processes(model) == []
     fully_shard(model[0], mesh=mesh)
     assert fsdp_processes(model) == [[0]]
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`:UserWarning")
+@pytest.mark.filterwarnings("ignore:The `NO_SHARD` sharding strategy:FutureWarning")
+@pytest.mark.parametrize("keeps_parameters", [False, True])
+def test_the_first_fsdp_is_refused(mesh: DeviceMesh, keeps_parameters: bool) -> None:
+    mixer = rm.parallel.shard_sequence(rm.create_mixer("tssa", 8), mesh)
+    wrapped = FullyShardedDataParallel(
+        nn.Sequential(mixer), use_orig_params=keeps_parameters, device_id=torch.device("cpu")
+    )
+    with pytest.raises(rm.InputError, match=r"without FSDP1 \(FullyShardedDataParallel\)"):
+        wrapped(torch.zeros(1, 4, 8))
 
 
 def test_the_plan_on_paper_is_what_the_formulas_say() -> None:

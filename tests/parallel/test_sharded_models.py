@@ -74,6 +74,16 @@ def test_fsdp_over_too_small_a_mesh(four: Processes) -> None:
     four.run(cases.meshes_of_fsdp_that_leave_processes_out)
 
 
+@pytest.mark.parametrize("keeps_parameters", [False, True])
+@pytest.mark.parametrize("where", ["around", "block", "block and around"])
+def test_the_first_fsdp(four: Processes, where: str, keeps_parameters: bool) -> None:
+    four.run(cases.first_fsdp_is_refused, where, keeps_parameters=keeps_parameters)
+
+
+def test_models_that_fsdp_has_sharded(four: Processes) -> None:
+    four.run(cases.what_fsdp_has_sharded_is_refused)
+
+
 def test_copies_average_their_gradients(four: Processes) -> None:
     four.run(cases.copies_average_their_gradients)
 

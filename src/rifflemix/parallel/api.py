@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from rifflemix.compat import BatchNorm, all_gather
+from rifflemix.compat import BatchNorm, all_gather, fsdp_holds
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.baselines.average import AveragePooling
@@ -103,13 +103,18 @@ def shard_sequence(model: _M, mesh: DeviceMesh) -> _M:
 
     Raises:
         InputError: a mesh of more dimensions, or without this process; a model without mixers, with
-            mixers or settings that have no sharded form, or with batch normalisation; nothing is
-            changed then. From calls of the model: shards of different shapes, or parameters that
-            `fully_shard` was given too small a mesh for.
+            mixers or settings that have no sharded form, with batch normalisation, or sharded by
+            FSDP already; nothing is changed then. From calls of the model: shards of different
+            shapes, parameters that `fully_shard` was given too small a mesh for, or
+            FullyShardedDataParallel (FSDP1).
     """
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
     sequence = sequence_group(mesh)
+    if fsdp_holds(model):
+        raise bad_argument(
+            "model", "one that is whole", "one that FSDP has sharded", "call fully_shard after this"
+        )
     changes, extra = _planned(model)
     sequence = SequenceGroup(sequence.group, sequence.rank, sequence.size, extra)
     for module, sharded in changes:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rifflemix.compat import all_reduce, fsdp_processes
+from rifflemix.compat import all_reduce, first_fsdp_holds, fsdp_processes
 from rifflemix.errors import bad_argument
 from rifflemix.parallel.shards import SequenceGroup
 
@@ -19,11 +19,20 @@ def average_gradients(sequence: SequenceGroup, model: nn.Module) -> None:
     """Average the gradients of all parameters, where that is not done already.
 
     FSDP2 replaces parameters, and with them what is registered here; it averages over the processes
-    of its own mesh, which must be enough. A copy of a model has new parameters, too.
+    of its own mesh, which must be enough. What FSDP1 makes of parameters has a hook here or not,
+    by its settings. A copy of a model has new parameters, too.
 
     Raises:
-        InputError: the mesh of FSDP2 leaves processes of the sequence out.
+        InputError: the mesh of FSDP2 leaves processes of the sequence out, or FSDP1.
     """
+    if first_fsdp_holds(model):
+        raise bad_argument(
+            "model",
+            "one without FSDP1 (FullyShardedDataParallel), under which not all gradients are "
+            "averaged over the sequence",
+            "one that it wraps",
+            "use torch.distributed.fsdp.fully_shard (FSDP2), with a mesh of all dimensions",
+        )
     sharded = fsdp_processes(model)
     for processes in sharded:
         _check_covers(processes, sequence)
