@@ -134,6 +134,17 @@ def mixer_is_the_same(
     assert sharded.state_dict().keys() == alone.state_dict().keys()
 
 
+def index_is_of_the_whole_sequence(name: str, options: dict[str, Any]) -> None:
+    """Where each value came from, which gathers it from all tokens."""
+    mesh, length = meshes()[4], 4 * EACH
+    mixer = drawn(rm.create_mixer(name, C, max_length=length + 1, **options))
+    v = tokens(length, ties=True)
+    _, whole = copy.deepcopy(mixer).permute(v, None, with_index=True)
+    y, index = shard_sequence(mixer, mesh).permute(shard_tokens(v, mesh), None, with_index=True)
+    assert torch.equal(index, shard_tokens(whole, mesh))
+    assert torch.equal(y, v.gather(1, index))
+
+
 def encoder_is_the_same(size: int, kind: str, settings: dict[str, Any]) -> None:
     """Scores are those of one device on every process, and so are all gradients of their loss."""
     mesh, length = meshes()[size], size * EACH

@@ -46,6 +46,12 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
     "csp, more processes than channels": ("csp", {"dim": 3, "num_heads": 1}),
     "csp, ascending": ("csp", {"order": "ascending", "group_size": 4, "pad": True}),
     "csp, list of shifts": ("csp", {"shift": [1, 2, 3, 0, 7, 5], "heads": 2}),
+    "csp, groups alone": ("csp", {"shift": "none"}),
+    "csp, short shifts": ("csp", {"shift": [0, 1, -1, 12, 0, 1], "layout": "length"}),
+    "csp, short, ascending": (
+        "csp",
+        {"shift": [1, 0, 0, 1, 0, 1], "order": "ascending", "group_size": 2, "pad": True},
+    ),
 }
 
 
@@ -65,6 +71,9 @@ WITHOUT_MASK = (
     "sliceformer, causal",
     "csp",
     "csp, causal",
+    "csp, groups alone",
+    "csp, short shifts",
+    "csp, short, ascending",
 )
 
 
@@ -84,11 +93,21 @@ def test_mixers_on_two_processes(four: Processes, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "any"])
-@pytest.mark.parametrize("name", ["sliceformer", "csp, one group", "csp, causal, no shift"])
+@pytest.mark.parametrize(
+    "name", ["sliceformer", "csp, one group", "csp, groups alone", "csp, causal, no shift"]
+)
 def test_equal_values_keep_their_order(four: Processes, name: str, kind: str) -> None:
     mixer, options = MIXERS[name]
     plain = {"value_proj": False} if mixer == "csp" else {}
     four.run(cases.mixer_is_the_same, 4, mixer, options | plain, kind, ties=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sliceformer", "csp", "csp, groups alone", "csp, short shifts", "csp, short, ascending"],
+)
+def test_indices(four: Processes, name: str) -> None:
+    four.run(cases.index_is_of_the_whole_sequence, *MIXERS[name])
 
 
 def test_what_is_sent(four: Processes) -> None:

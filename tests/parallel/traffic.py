@@ -13,7 +13,15 @@ from rifflemix.parallel import SHARDED_MIXERS, shard_sequence
 C, H, EACH = 8, 4, 16
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "csp": [{}, {"order": "ascending"}, {"heads": 2}, {"heads": 4}],
+    "csp": [
+        {},
+        {"order": "ascending"},
+        {"heads": 2},
+        {"heads": 4},
+        {"shift": "none"},
+        {"shift": "none", "group_size": 3, "pad": True},
+        {"shift": [0, 1, 2, -1, 0, 0, 1, 3]},
+    ],
     "sinkhorn": [{"block_size": 8}, {"block_size": 8, "causal": True}],
     "butterfly": [{}, {"layer_index": 1, "num_layers": 2}],
     "grouped": [{}, {"layer_index": 1, "num_layers": 2}],
@@ -59,6 +67,9 @@ def formulas_hold(mesh: Any) -> None:
             else:
                 assert most == expected, (name, options, most, expected)
                 assert sum(mesh_values(mesh, backward - forward)) == 0, (name, options, backward)
+    # Groups that end with the shards need nothing of the others; shifts need a few tokens.
+    assert sent_by(mesh, "csp", {"shift": "none"})[2] == 0
+    assert sent_by(mesh, "csp", {"shift": [0, 1, 2, -1, 0, 0, 1, 3]})[2] == (3 + 1) * C * 8
     for name in ("average", "linear", "tssa"):
         forward, _, expected = sent_by(mesh, name, {"causal": True})
         assert forward * (size - 1) == later * expected, (name, forward, expected)

@@ -5,6 +5,7 @@ docs/scale.md has the formulas.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.mixers.value_maps import PermutedValues
+from rifflemix.parallel.permutations import near_groups
+from rifflemix.parallel.shards import Shards
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,27 @@ def expected_bytes(mixer: TokenMixer, s: Sizes) -> float:
     if isinstance(mixer, PermutedValues):
         if mixer.windows is not None:
             return reached(s, mixer.windows.depth)
-        return permuted(s, _references(mixer, s) if isinstance(mixer, CSP) else 0)
+        return csp(mixer, s) if isinstance(mixer, CSP) else permuted(s)
     if name in ("butterfly", "grouped"):
         return grouped(s)
     if isinstance(mixer, Sinkhorn):
         return sinkhorn(s, mixer.block_size, 2 if mixer.causal else 1)
     return {"identity": lambda _: 0.0, "softmax": softmax}[name](s)
+
+
+def csp(mixer: CSP, s: Sizes) -> float:
+    """Tokens to channels, and back; of short groups with short shifts, what the others reach of."""
+    shards = Shards(None, 0, (s.here,) * s.processes)
+    near = near_groups(mixer, shards)
+    if near is None:
+        return permuted(s, _references(mixer, s))
+    holders = Counter(
+        token % shards.length // s.here
+        for rank, reach in enumerate(near.reach)
+        for token in reach
+        if token % shards.length // s.here != rank
+    )
+    return s.batch * max(holders.values(), default=0) * s.dim * s.number
 
 
 def _references(mixer: CSP, s: Sizes) -> int:

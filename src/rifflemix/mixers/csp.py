@@ -181,7 +181,7 @@ class CSP(PermutedValues):
         groups = -(-length // size)
         if groups * size == length:
             return self.permute_groups(v, steps, groups, mask, with_index)
-        v, mask = _padded(v, mask, groups * size - length)
+        v, mask = filled(v, mask, groups * size - length)
         y, index = self.permute_groups(v, steps, groups, mask, with_index)
         return y[:, :length], None if index is None else index[:, :length]
 
@@ -190,6 +190,15 @@ class CSP(PermutedValues):
         if self.num_groups is None:
             return min(self.group_size, laid_out)
         return -(-laid_out // self.num_groups)
+
+    def size_and_steps(self, length: int) -> tuple[int, list[int]]:
+        """Tokens of a group, and the steps of all channels, of so many tokens: on the host."""
+        laid_out = self.layout_length or length
+        size = self._group_size(laid_out)
+        if not isinstance(self.shift, str):
+            return min(size, length), list(self.shift)
+        steps = self._shift_steps(laid_out, laid_out, size, torch.device("cpu"))
+        return min(size, length), [0] * self.inner_dim if steps is None else steps.tolist()
 
     def permute_groups(
         self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool
@@ -221,7 +230,7 @@ class CSP(PermutedValues):
         missing = groups * size - length
         if statically_known_true(missing == 0):
             return self.permute_groups(v, steps, groups, mask, with_index)
-        v, mask = _padded(v, mask, missing)
+        v, mask = filled(v, mask, missing)
         y, index = self.permute_groups(v, steps, groups, mask, with_index)
         return take_first(y, length, 1), None if index is None else take_first(index, length, 1)
 
@@ -299,7 +308,7 @@ class CSP(PermutedValues):
         return f"dim={self.dim}, {groups}, shift={shift}, order={self.order}, heads={self.heads}"
 
 
-def _padded(v: Tensor, mask: Tensor | None, missing: int) -> tuple[Tensor, Tensor]:
+def filled(v: Tensor, mask: Tensor | None, missing: int) -> tuple[Tensor, Tensor]:
     """Values and mask with so many positions of padding, which every operator leaves alone."""
     mask = v.new_zeros(v.shape[:2], dtype=torch.bool) if mask is None else mask
     return F.pad(v, (0, 0, 0, missing)), F.pad(mask, (0, missing), value=True)

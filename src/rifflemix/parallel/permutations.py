@@ -1,16 +1,19 @@
 """Channel-wise permutations of a sequence in shards: whole channels go to one process each.
 
-One all-to-all brings all tokens of a share of the channels together, one brings them back. The
-causal forms reach back a few tokens only, and ask the process before for these.
+One all-to-all brings all tokens of a share of the channels together, one brings them back. What
+reaches a few tokens only asks the processes beside for these: the causal forms, and CSP in short
+groups with short shifts.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rifflemix.compat import stable_order
-from rifflemix.mixers.csp import CSP
+from rifflemix.mixers.csp import CSP, filled
 from rifflemix.mixers.padding import mix_valid_tokens
 from rifflemix.mixers.sliceformer import Sliceformer
 from rifflemix.mixers.value_maps import PermutedValues
@@ -60,8 +63,48 @@ class ShardedSliceformer(ShardedPermutation, Sliceformer):
         return shards.to_tokens(y, widths), back
 
 
+class Near(NamedTuple):
+    """Short groups of a sequence in shards, and the tokens that they are made of.
+
+    Attributes:
+        size: tokens of a group; the last of all may have fewer.
+        back: how many steps back each channel of a token comes from, or, below 0, ahead.
+        groups: the tokens of all groups that hold tokens of a process, for each.
+        reach: the tokens, modulo N, that these are made of.
+    """
+
+    size: int
+    back: list[int]
+    groups: list[range]
+    reach: list[range]
+
+
+def near_groups(mixer: CSP, shards: Shards) -> Near | None:
+    """How each process makes its own groups, where groups and shifts are short.
+
+    None where that is not less to send than whole channels, of which a process sends nearly all
+    of its tokens twice, and in a traced graph, which cannot read the steps.
+    """
+    length = shards.length
+    if torch.compiler.is_compiling():
+        return None
+    size, steps = mixer.size_and_steps(length)
+    half = length // 2  # more than that back is less ahead
+    back = [(step + half) % length - half for step in steps]
+    groups = []
+    for start, here in zip(shards.starts(), shards.lengths, strict=True):
+        stop = -(-(start + here) // size) * size
+        groups.append(range(start // size * size, min(stop, length)))
+    reach = [range(group.start - max(back), group.stop - min(back)) for group in groups]
+    more = max(len(of) - here for of, here in zip(reach, shards.lengths, strict=True))
+    processes = len(shards.lengths)
+    if more * processes >= 2 * (processes - 1) * min(shards.lengths):
+        return None
+    return Near(size, back, groups, reach)
+
+
 class ShardedCSP(ShardedPermutation, CSP):
-    """CSP: every process permutes its share of the channels.
+    """CSP: every process permutes its share of the channels, or all of its groups.
 
     In reference order, the reference channel of a head in whose midst a share starts comes along.
     """
@@ -69,6 +112,9 @@ class ShardedCSP(ShardedPermutation, CSP):
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
         """See `CSP.permute`; the index holds positions in the whole sequence."""
         shards = self.shards(v.shape[1])
+        near = near_groups(self, shards) if mask is None else None
+        if near is not None:
+            return self._permute_near(v, shards, near, with_index=with_index)
         shares = shards.shares(v.shape[2])
         columns = shards.to_channels(v, [self._with_reference(share) for share in shares])
         y, index = super().permute(columns, shards.gather_mask(mask), with_index=with_index)
@@ -76,6 +122,28 @@ class ShardedCSP(ShardedPermutation, CSP):
         first = y.shape[2] - widths[shards.rank]
         back = None if index is None else shards.to_tokens(index[..., first:], widths)
         return shards.to_tokens(y[..., first:], widths), back
+
+    def _permute_near(self, v: Tensor, shards: Shards, near: Near, *, with_index: bool) -> Permuted:
+        """`permute`, all channels of the own groups by each process."""
+        if not self.pad:
+            self._check_groups_fill(shards.length)
+        group, most = near.groups[shards.rank], max(near.back)
+        positions = (torch.arange(reach.start, reach.stop) % shards.length for reach in near.reach)
+        x = shards.exchange(v, list(positions))
+        back = torch.tensor(near.back, device=v.device)
+        if most > min(near.back):
+            # What goes round is not among the groups.
+            x, _ = unchecked.circular_shift(x, back - most)
+        x, mask = x[:, : len(group)], None
+        if missing := -len(group) % near.size:
+            x, mask = filled(x, mask, missing)
+        spec = SortSpec(x.shape[1] // near.size, self.order == "reference", self.heads)
+        y, index = unchecked.group_sort(x, spec, mask, with_index)
+        first = shards.offset - group.start
+        own = slice(first, first + shards.here)
+        if index is not None:
+            index = (index[:, own] + group.start - back) % shards.length
+        return y[:, own], index
 
     def permute_groups(
         self, v: Tensor, steps: Tensor | None, groups: int, mask: Tensor | None, with_index: bool
