@@ -6,6 +6,7 @@ import copy
 import json
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,11 @@ from processes import Processes
 import rifflemix as rm
 import rifflemix.cli
 from command_line import Cli
+from fsdp_on_cpu import shard_training
 from rifflemix.files import read_tensors
 from rifflemix.reproduction import ReproduceOptions, plan_reproduction, run_reproduction
 from rifflemix.runs.split import check_split, split_model
+from rifflemix.train import engine
 from rifflemix.train.engine import Engine
 from small_recipes import QUICK, small
 
@@ -67,6 +70,41 @@ def test_a_comparison_on_two_by_two_processes(
         assert 0 < ours["peak_memory_bytes"] < theirs["peak_memory_bytes"]
 
 
+@pytest.mark.parametrize(
+    ("version", "plan", "sentence"),
+    [
+        (1, {}, "context_parallel: expected 1 under FSDP1, got 2; launch with --fsdp_version 2"),
+        (2, {"tp_size": 2}, "tp_size of accelerate's ParallelismConfig: expected 1, got 2; --cont"),
+        (2, {"sp_size": 4}, "sp_size of accelerate's ParallelismConfig: expected 1, got 4; --cont"),
+        (2, {"cp_size": 4}, "Config: expected 1, or 2 as context_parallel, got 4; --context-par"),
+    ],
+)
+def test_what_accelerate_may_not_share(
+    monkeypatch: pytest.MonkeyPatch, version: int, plan: dict[str, int], sentence: str
+) -> None:
+    accelerator = SimpleNamespace(
+        device=torch.device("cpu"),
+        num_processes=4,
+        process_index=0,
+        distributed_type="FSDP",
+        state=SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=version)),
+        parallelism_config=SimpleNamespace(**plan),
+    )
+    monkeypatch.setattr(engine, "_start_accelerator", lambda *_: accelerator)
+    with pytest.raises(rm.InputError, match=sentence):
+        Engine(QUICK, "cpu", 2)
+    accelerator.state.fsdp_plugin.fsdp_version = 2
+    accelerator.parallelism_config = SimpleNamespace(cp_size=2, dp_shard_size=2)
+    Engine(QUICK, "cpu", 2)
+
+
+def test_a_launch_that_accelerate_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "0")
+    with pytest.raises(rm.InputError, match="accelerate cannot start: cp_size must be at least"):
+        Engine(QUICK, "cpu")
+
+
 def reproduced(out: Path, context_parallel: int) -> dict[str, Any]:
     options = ReproduceOptions(device="cpu", threads=1, context_parallel=context_parallel)
     return run_reproduction(plan_reproduction(small(train=QUICK), out, options))
@@ -92,6 +130,38 @@ def test_a_reproduction_on_four_processes(four: Processes, tmp_path: Path) -> No
         reproduced(tmp_path / "four", 1)
 
 
+def _reproduced_under_fsdp(out: Path, plan: dict[str, int], settings: dict[str, Any]) -> None:
+    """As accelerate would be launched with it: pairs share sequences, and all four the weights."""
+    from accelerate.parallelism_config import ParallelismConfig
+
+    with cases.torchrun() as patch, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Slicing a flattened dim")  # what accelerate does
+        shard_training(patch, plan=ParallelismConfig(**plan) if plan else None, **settings)
+        reproduced(out, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plan", "settings"),
+    [
+        ({}, {"auto_wrap_policy": "transformer_based_wrap",
+              "transformer_cls_names_to_wrap": ["Block"]}),
+        ({}, {"cpu_ram_efficient_loading": True}),
+        ({"dp_shard_size": 2, "cp_size": 2}, {}),
+        ({"dp_replicate_size": 2, "dp_shard_size": 2}, {}),
+    ],
+    ids=["blocks", "loaded by one", "cp", "replicas"],
+)  # fmt: skip
+def test_a_reproduction_under_fsdp(
+    four: Processes, tmp_path: Path, plan: dict[str, int], settings: dict[str, Any]
+) -> None:
+    four.run(_reproduced_under_fsdp, tmp_path / "four", plan, settings)
+    reproduced(tmp_path / "one", 1)
+    assert_same_log(tmp_path / "four", tmp_path / "one")
+    weights = [read_tensors(tmp_path / name / "best.safetensors")[0] for name in ("four", "one")]
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
+
+
 def _whole_batches_are_the_same(kind: str) -> None:
     """Outputs, and gradients of their loss, of 13 tokens on four processes."""
     draws = torch.Generator().manual_seed(4)
@@ -109,10 +179,10 @@ def _whole_batches_are_the_same(kind: str) -> None:
     cases.drawn(model)
     alone = copy.deepcopy(model)
     mesh = cases.meshes()[4]
-    engine: Any = SimpleNamespace(
+    processes: Any = SimpleNamespace(
         context_parallel=4, device=torch.device("cpu"), sequence_mesh=lambda: mesh
     )
-    split = split_model(model, engine)
+    split = split_model(model, processes)
     if kind == "position_mean":
         with pytest.raises(rm.InputError, match="that 4 processes divide, since"):
             split(ids)

@@ -66,6 +66,7 @@ class Engine:
         self.replica = self.rank // context_parallel
         _check_batch(config, self.replicas)
         _check_sharding(config, self.is_sharded)
+        _check_sharing(self.accelerator, context_parallel, self.is_sharded)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Put both on the device, the model wrapped for autocast and for several processes.
@@ -176,11 +177,14 @@ def _start_accelerator(config: TrainConfig, device: torch.device) -> Any:
     AcceleratorState._reset_state(reset_partial_state=True)
     plugin = GradientAccumulationPlugin(num_steps=config.accumulation, sync_with_dataloader=False)
     with _chosen_device(device):
-        return Accelerator(
-            cpu=device.type == "cpu",
-            mixed_precision=config.precision,
-            gradient_accumulation_plugin=plugin,
-        )
+        try:
+            return Accelerator(
+                cpu=device.type == "cpu",
+                mixed_precision=config.precision,
+                gradient_accumulation_plugin=plugin,
+            )
+        except ValueError as error:  # what it was launched with, and finds in the environment
+            raise InputError(f"accelerate cannot start: {error}") from error
 
 
 @contextmanager
@@ -240,6 +244,25 @@ def _check_sharding(config: TrainConfig, is_sharded: bool) -> None:
         raise bad_argument("optimizer", "adamw, adam or sgd under FSDP", repr(config.optimizer))
     if is_sharded and config.clip_value is not None:
         raise bad_argument("clip_value", "None under FSDP", config.clip_value, "use clip_norm")
+
+
+def _check_sharing(accelerator: Any, context_parallel: int, is_sharded: bool) -> None:
+    """Raise InputError where accelerate was launched to share what the loop shares, or cannot."""
+    version = getattr(getattr(accelerator.state, "fsdp_plugin", None), "fsdp_version", 1)
+    if is_sharded and version == 1 and context_parallel > 1:
+        raise bad_argument(
+            "context_parallel", "1 under FSDP1", context_parallel, "launch with --fsdp_version 2"
+        )
+    plan = getattr(accelerator, "parallelism_config", None)
+    for name, own in {"tp_size": 1, "sp_size": 1, "cp_size": context_parallel}.items():
+        size = getattr(plan, name, 1)
+        if size not in (1, own):
+            raise bad_argument(
+                f"{name} of accelerate's ParallelismConfig",
+                "1" if own == 1 else f"1, or {own} as context_parallel",
+                size,
+                "--context-parallel alone lets processes share sequences",
+            )
 
 
 def _check_batch(config: TrainConfig, replicas: int) -> None:
