@@ -107,6 +107,18 @@ def attended() -> list[Tensor]:
     return gradients(ops.dropout_attention(q, k, v, 0.2, backend="cpu"), q, k, v)
 
 
+def balanced() -> list[Tensor]:
+    scores = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    return gradients(ops.sinkhorn(scores, 3, backend="cpu"), scores)
+
+
+def sorted_beside() -> list[Tensor]:
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 3, 300, 16).requires_grad_() for _ in range(3)]
+    inputs.append(torch.randn(2, 3, 10, 10).softmax(-1).requires_grad_())
+    return gradients(ops.sinkhorn_attention(*inputs, 30, backend="cpu"), *inputs)
+
+
 CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "sort": lambda: permuted(8, shifted=False),
     "shift and sort": lambda: permuted(8, shifted=True),
@@ -116,6 +128,8 @@ CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "statistics": lambda: statistic(causal=False),
     "causal statistics": lambda: statistic(causal=True),
     "attention": attended,
+    "balancing": balanced,
+    "sorted blocks": sorted_beside,
 }
 
 

@@ -63,6 +63,24 @@ def attention() -> Arguments:
     }
 
 
+def blocks() -> Arguments:
+    return {
+        "q": rand(B, H, 6, D),
+        "k": rand(B, H, 6, D),
+        "v": rand(B, H, 6, D),
+        "sort": rand(B, H, 3, 3),
+        "block_size": 2,
+    }
+
+
+def balancing() -> Arguments:
+    return {
+        "log_scores": rand(B, H, 4, 4),
+        "live": rand(B, H, 4, 4) > 0.7,
+        "num_iterations": 2,
+    }
+
+
 CALLS: dict[str, Callable[[], Arguments]] = {
     "group_sort": lambda: {
         "x": x(),
@@ -168,6 +186,14 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "lse": rand(B, H, 4),
         "grad_y": rand(B, H, 4, 3) - 1,
     },
+    "sinkhorn_attention": blocks,
+    "sinkhorn_attention_backward": lambda: {
+        **blocks(),
+        "lse": rand(B, H, 6),
+        "grad_y": rand(B, H, 6, D) - 1,
+    },
+    "balance": balancing,
+    "balance_backward": lambda: {**balancing(), "grad_sort": rand(B, H, 4, 4) - 1},
     "power_shift_steps": lambda: {
         "kind": "power",
         "num_tokens": N,
@@ -277,6 +303,19 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "sure": {"p": 1.0},
         "not a number": {"p": float("nan")},
     },
+    "sinkhorn_attention": {
+        "no blocks": {"block_size": 0},
+        "block_size": {"block_size": 4},
+        "integers": {"q": rand(B, H, 6, D).int()},
+        "no features": {name: rand(B, H, 6, 0) for name in "qkv"},
+        "some rows": {"sort": rand(B, H, 4, 3)},
+    },
+    "balance": {
+        "no iterations": {"num_iterations": 0},
+        "no matrix": {"log_scores": rand(4), "live": rand(4) > 0.7},
+        "no rows": {"log_scores": rand(B, H, 0, 0), "live": rand(B, H, 0, 0) > 0.7},
+        "bfloat16": {"log_scores": rand(B, H, 4, 4).bfloat16()},
+    },
     "power_shift_steps": {
         "kind": {"kind": "linear"},
         "tokens": {"num_tokens": 0},
@@ -322,6 +361,10 @@ def bad_calls(name: str) -> Iterator[tuple[str, Arguments]]:
             for kind, bad in bad_tensors(key if key == first else "", value):
                 if (name, key, kind[5:]) == ("dropout_attention", "v", "along 3"):
                     continue  # features of the values, of which there may be any number
+                if (name, key, kind) == ("balance", "log_scores", "floats of another type"):
+                    continue  # which are as good
+                if (key, kind) == ("sort", "more along 2"):
+                    continue  # sorted blocks for each block of queries, likewise
                 if (key, kind[5:]) == ("kernel", "along 1"):
                     continue  # a period, which may be any that is long enough
                 yield f"{key} {kind}", {key: bad}

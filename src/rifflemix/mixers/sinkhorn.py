@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer
 from rifflemix.compat import statically_known_true, take_first
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers._attention.apart import apart
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import missing_tokens, move_padding_back, move_padding_last
 from rifflemix.mixers.sorting_networks import BlockSorter, SortOptions
@@ -162,12 +163,8 @@ class Sinkhorn(TokenMixer):
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = torch.unflatten(self.qkv(x), -1, (-1, self.num_heads, self.dim // self.num_heads))
-        # Taken apart as they lie: their gradients go together in one copy.
-        parts = heads.unbind(2)
-        # A third copied is less to keep for the gradient than all three, of which keys and values
-        # are needed in blocks only.
-        q = parts[0].transpose(1, 2).clone()
-        k, v = parts[1].transpose(1, 2), parts[-1].transpose(1, 2)
+        parts = apart(heads)
+        q, k, v = (parts[i].transpose(1, 2) for i in (0, 1, -1))
         if not self.rotate_heads:
             y = self._attend_heads(x, q, k, v, mask, slice(None), 0)
         else:

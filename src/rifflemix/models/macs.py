@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ def _is_counted(layer: nn.Module) -> bool:
 def attention_on_cpu() -> dict[Any, Any]:
     """A `custom_mapping` for torch's counter, which knows the attention kernels of GPUs only.
 
-    Attention with dropout, which runs in kernels of this library, is in it too.
+    Attention with dropout and Sinkhorn attention, which run in kernels of this library, are in it
+    too. What a backward pass finds again counts.
     """
     from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
@@ -67,9 +69,24 @@ def attention_on_cpu() -> dict[Any, Any]:
     def dropout_backward(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
         return int(sdpa_backward_flop_count(q[:-1] + v[-1:], q, k, v))
 
+    def blocks(q: Any, k: Any, v: Any, sort: Any, block_size: int, *_: Any, **__: Any) -> int:
+        # Each query meets its block and the sorted ones beside it twice, each row all sources.
+        per_block = sort[-2] // sort[-1] + 1
+        attended = 4 * math.prod(q) * per_block * block_size
+        return attended + 4 * math.prod(sort) * block_size * q[-1]
+
+    def blocks_backward(
+        q: Any, k: Any, v: Any, sort: Any, block_size: int, *_: Any, **__: Any
+    ) -> int:
+        sorting = 4 * math.prod(sort) * block_size * q[-1]
+        attended = blocks(q, k, v, sort, block_size) - sorting
+        return attended // 2 * 5 + 3 * sorting
+
     ours = torch.ops.rifflemix
     return {
         **dict(zip(compat.attention_on_cpu(), (forward, backward), strict=True)),
         ours.dropout_attention: forward,
         ours.dropout_attention_backward: dropout_backward,
+        ours.sinkhorn_attention: blocks,
+        ours.sinkhorn_attention_backward: blocks_backward,
     }

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.ops import gumbel_noise, gumbel_sinkhorn, sinkhorn, top_k_blocks
+from rifflemix.ops.native import library
 
+needs_kernels = pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
 DOUBLE = torch.float64
 
 
@@ -148,6 +150,46 @@ def test_gradients_are_finite_in_float32(scale: float, causal: bool) -> None:
     scores = (scale * torch.randn(2, 8, 8)).requires_grad_()
     sinkhorn(scores, 8, causal=causal)[..., 1].square().sum().backward()
     assert scores.grad.isfinite().all()
+
+
+@needs_kernels
+@pytest.mark.parametrize("n", [1, 3, 8, 17])
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32], ids=str)
+def test_kernel_equals_eager(n: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(n)
+    scores = scores_of(2, 3, n, n, scale=3.0)
+    scores[0, 0, n // 2, n // 3] = -math.inf
+    scores[1, 1, 0] = -math.inf
+    scores[1, 2, :, 0] = -math.inf
+    dead = torch.zeros(2, n, dtype=torch.bool)
+    dead[0, n - 1] = True
+    inputs = scores.to(dtype).requires_grad_(), scores.requires_grad_()
+    grad = scores_of(2, 3, n, n)
+    sorts = [
+        sinkhorn(given, 6, block_padding_mask=dead, backend=backend)
+        for given, backend in zip(inputs, ("cpu", "eager"), strict=True)
+    ]
+    found, expected = (
+        (sort, *torch.autograd.grad(sort, given, grad.to(sort.dtype)))
+        for sort, given in zip(sorts, inputs, strict=True)
+    )
+    tolerance = 1e-12 if dtype == DOUBLE else 3e-6
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, atol=tolerance, rtol=0)
+
+
+@needs_kernels
+def test_second_derivatives_of_the_kernel() -> None:
+    scores = scores_of(2, 4, 4).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda s: sinkhorn(s, 3, backend="cpu"), (scores,))
+
+
+@needs_kernels
+def test_kernel_refuses_what_it_does_not_know() -> None:
+    for options in ({"causal": True}, {"num_iterations": 0}):
+        with pytest.raises(InputError, match=r"^backend:"):
+            sinkhorn(scores_of(3, 3), **{"num_iterations": 2, **options}, backend="cpu")
 
 
 def test_bfloat16_is_balanced_in_float32() -> None:

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from rifflemix.errors import InputError
 from rifflemix.ops import block_attention, sinkhorn, sinkhorn_attention, top_k_blocks
+from rifflemix.ops.native import instruction_level
+from rifflemix.runs.device import using_threads
 
+needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
 DOUBLE = torch.float64
 COMBINE = ("concat", "sum_logits", "sum_out")
 BATCH, HEADS, WIDTH = 2, 2, 3
@@ -208,6 +211,89 @@ def test_bfloat16_is_finite_and_near(causal: bool, options: dict[str, Any]) -> N
     y = sinkhorn_attention(*low, 4, causal=causal, **options)
     assert y.dtype == torch.bfloat16
     assert (y.double() - expected).abs().mean() < 0.05 * expected.abs().mean()
+
+
+SHAPES = [
+    pytest.param(5, 7, 9, 1, id="odd"),
+    pytest.param(2, 16, 16, 2, id="whole vectors, two sorted blocks each"),
+    pytest.param(70, 2, 3, 1, id="more blocks than are sorted together"),
+    pytest.param(1, 1, 1, 1, id="one token"),
+]
+
+
+def kernel_inputs(n: int, block: int, width: int, rows: int, dtype: torch.dtype) -> list[Tensor]:
+    """Queries, keys and values side by side, as a linear map gives them, and a sort matrix."""
+    torch.manual_seed(n)
+    qkv = torch.randn(BATCH, n * block, 3, HEADS, width, dtype=DOUBLE).to(dtype)
+    sort = torch.randn(BATCH, HEADS, n * rows, n, dtype=DOUBLE).softmax(-1).to(dtype)
+    heads = [part.transpose(1, 2).requires_grad_() for part in qkv.unbind(2)]
+    return [*heads, sort.requires_grad_()]
+
+
+@needs_kernels
+@pytest.mark.parametrize(("n", "block", "width", "rows"), SHAPES)
+def test_kernel_equals_reference(n: int, block: int, width: int, rows: int) -> None:
+    inputs = kernel_inputs(n, block, width, rows, DOUBLE)
+    y, expected = (
+        sinkhorn_attention(*inputs, block, backend=backend) for backend in ("cpu", "reference")
+    )
+    torch.testing.assert_close(y, expected)
+    grad = torch.randn_like(y)
+    eager = sinkhorn_attention(*inputs, block, backend="eager")
+    found = torch.autograd.grad(y, inputs, grad)
+    torch.testing.assert_close(found, torch.autograd.grad(eager, inputs, grad))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)],
+    ids=str,
+)
+def test_kernel_in_other_types(dtype: torch.dtype, tolerance: float) -> None:
+    inputs = kernel_inputs(5, 7, 20, 1, dtype)
+    y = sinkhorn_attention(*inputs, 7, backend="cpu")
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    expected = sinkhorn_attention(*exact, 7, backend="eager")
+    grad = torch.randn_like(y)
+    assert y.dtype == dtype
+    pairs = zip(
+        (y, *torch.autograd.grad(y, inputs, grad)),
+        (expected, *torch.autograd.grad(expected, exact, grad.double())),
+        strict=True,
+    )
+    for found, true in pairs:
+        assert found.dtype == dtype
+        assert (found.double() - true).abs().max() < tolerance * true.abs().max()
+
+
+@needs_kernels
+def test_kernel_on_any_number_of_threads() -> None:
+    inputs = kernel_inputs(5, 7, 9, 1, torch.float32)
+    results = []
+    for threads in (1, 3):
+        with using_threads(threads):
+            y = sinkhorn_attention(*inputs, 7, backend="cpu")
+            results.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@needs_kernels
+def test_second_derivatives_of_the_kernel() -> None:
+    inputs = kernel_inputs(2, 3, 2, 1, DOUBLE)
+
+    def run(*inputs: Tensor) -> Tensor:
+        return sinkhorn_attention(*inputs, 3, backend="cpu")
+
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+
+
+@needs_kernels
+def test_kernel_refuses_what_it_does_not_know() -> None:
+    inputs = kernel_inputs(2, 4, 3, 1, DOUBLE)
+    for options in ({"combine": "sum_out"}, {"sortcut": 1}, {"mixture": True}, {"causal": True}):
+        with pytest.raises(InputError, match=r"^backend:"):
+            sinkhorn_attention(*inputs, 4, backend="cpu", **options)
 
 
 def test_dropout_drops_in_eager_only() -> None:

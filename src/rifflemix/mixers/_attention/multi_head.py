@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_divides, check_integer
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.mixers._attention.apart import apart
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.packed import Segments
 
@@ -123,8 +124,7 @@ class MultiHeadMixer(TokenMixer):
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, 3 inner_dim) -> three times (B, H, N, D)."""
         heads = qkv.unflatten(-1, (3, self.num_heads, self.head_dim))
-        # Taken apart as they lie: the three gradients go together in one copy.
-        q, k, v = heads.unbind(2)
+        q, k, v = apart(heads)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def dropout_p(self) -> float:

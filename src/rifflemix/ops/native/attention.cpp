@@ -7,39 +7,13 @@
 #include <limits>
 
 #include "kept.h"
-#include "multiply.h"
 #include "threads.h"
+#include "tokens.h"
 
 namespace rifflemix::attention {
 
 struct Sizes {
   int64_t batch, heads, queries, keys, width, value_width, causal, threads;
-};
-
-// (batch, heads, tokens, features) of any type, with the strides of the first three; features lie
-// side by side.
-struct View {
-  void* data;
-  int64_t batch, head, token;
-  template <class T>
-  RIFFLEMIX_INLINE T* at(int64_t b, int64_t h, int64_t n) const {
-    return static_cast<T*>(data) + b * batch + h * head + n * token;
-  }
-};
-
-// Tokens [first, last) of a slice.
-struct Tokens {
-  int64_t b, h, first, last;
-};
-
-// How tokens of one type become rows of numbers, and back. All that lies between is the same for
-// all types that are summed in one.
-template <class A>
-struct Rows {
-  void (*pack)(const View& x, const Tokens& tokens, int64_t width, int64_t padded, A factor,
-               A* rows);
-  void (*write)(const A* rows, int64_t padded, int64_t width, A factor, const View& x,
-                const Tokens& tokens);
 };
 
 template <class A>
@@ -61,79 +35,6 @@ struct Problem {
 inline int64_t queries_at_once(const Sizes& sizes) {
   const int64_t most = (int64_t{1} << 16) / std::max<int64_t>(sizes.keys, 1);
   return std::min(sizes.queries, std::clamp<int64_t>(most / 4 * 4, 16, 64));
-}
-
-// Tokens of a head lie far apart: no processor foresees that they will be read.
-constexpr int64_t kTokensAhead = 40;
-
-// Tokens as rows of `padded` numbers, zeros after the features.
-template <class T>
-RIFFLEMIX_INLINE void pack_rows(const View& x, const Tokens& tokens, int64_t width, int64_t padded,
-                                Acc<T> factor, Acc<T>* rows) {
-  using A = Acc<T>;
-  for (int64_t n = tokens.first; n < tokens.last; ++n, rows += padded) {
-    const T* token = x.at<T>(tokens.b, tokens.h, n);
-    for (int64_t d = 0; d < width; d += 64 / sizeof(T)) {
-      __builtin_prefetch(token + kTokensAhead * x.token + d);
-    }
-    for (int64_t d = 0; d < padded; d += kLanes<A>) {
-      const int64_t rest = std::max<int64_t>(width - d, 0);
-      store(rows + d, rest > 0 ? load(token + d, rest) * factor : Vector<A>{});
-    }
-  }
-}
-
-// Rows of tokens, transposed, in panels: entry (d, n) is panels[n / P][d][n % P], zeros at the end.
-template <class A>
-RIFFLEMIX_INLINE void transpose_rows(const A* rows, int64_t count, int64_t width, int64_t padded,
-                                     A* panels) {
-  constexpr int64_t panel = kPanel<A>;
-  for (int64_t first = 0; first < count; first += panel, panels += panel * width) {
-    const int64_t some = std::min<int64_t>(panel, count - first);
-    for (int64_t d = 0; d < width; ++d) {
-      for (int64_t j = 0; j < some; ++j) panels[d * panel + j] = rows[(first + j) * padded + d];
-      for (int64_t j = some; j < panel; ++j) panels[d * panel + j] = A(0);
-    }
-  }
-}
-
-template <class T>
-RIFFLEMIX_INLINE void write_rows(const Acc<T>* rows, int64_t padded, int64_t width, Acc<T> factor,
-                                 const View& x, const Tokens& tokens) {
-  using A = Acc<T>;
-  for (int64_t n = tokens.first; n < tokens.last; ++n, rows += padded) {
-    T* token = x.at<T>(tokens.b, tokens.h, n);
-    for (int64_t d = 0; d < width; d += kLanes<A>) {
-      store(token + d, load(rows + d) * factor, width - d);
-    }
-  }
-}
-
-#define RIFFLEMIX_ATTENTION_ROWS(T)                                                               \
-  RIFFLEMIX_DISPATCH(void, pack,                                                             \
-                          (const View& x, const Tokens& tokens, int64_t width, int64_t padded,    \
-                           Acc<T> factor, Acc<T>* rows, T),                                       \
-                          (x, tokens, width, padded, factor, rows, T{}), {                        \
-    pack_rows<T>(x, tokens, width, padded, factor, rows);                                         \
-  })                                                                                              \
-  RIFFLEMIX_DISPATCH(void, write,                                                            \
-                          (const Acc<T>* rows, int64_t padded, int64_t width, Acc<T> factor,      \
-                           const View& x, const Tokens& tokens, T),                               \
-                          (rows, padded, width, factor, x, tokens, T{}), {                        \
-    write_rows<T>(rows, padded, width, factor, x, tokens);                                        \
-  })
-RIFFLEMIX_ATTENTION_ROWS(float)
-RIFFLEMIX_ATTENTION_ROWS(double)
-RIFFLEMIX_ATTENTION_ROWS(Bfloat16)
-RIFFLEMIX_ATTENTION_ROWS(Float16)
-
-template <class T>
-Rows<Acc<T>> rows_of() {
-  using A = Acc<T>;
-  return {[](const View& x, const Tokens& tokens, int64_t width, int64_t padded, A factor,
-             A* rows) { pack(x, tokens, width, padded, factor, rows, T{}); },
-          [](const A* rows, int64_t padded, int64_t width, A factor, const View& x,
-             const Tokens& tokens) { write(rows, padded, width, factor, x, tokens, T{}); }};
 }
 
 // One slice made ready, and scratch for some of its queries; a thread has one for all its slices.

@@ -36,12 +36,10 @@ template <int kRows, class A>
 RIFFLEMIX_INLINE void multiply_rows(const A* a, int64_t row, int64_t column, int64_t inner,
                                     const A* b, int64_t b_row, A* c, int64_t c_row, bool add) {
   constexpr int lanes = kLanes<A>;
-  Vector<A> left[kRows] = {}, right[kRows] = {};
-  if (add) {
-    for (int i = 0; i < kRows; ++i) {
-      left[i] = load(c + i * c_row);
-      right[i] = load(c + i * c_row + lanes);
-    }
+  Vector<A> left[kRows], right[kRows];
+  for (int i = 0; i < kRows; ++i) {
+    left[i] = add ? load(c + i * c_row) : Vector<A>{};
+    right[i] = add ? load(c + i * c_row + lanes) : Vector<A>{};
   }
   for (int64_t t = 0; t < inner; ++t) {
     const Vector<A> b_left = load(b + t * b_row), b_right = load(b + t * b_row + lanes);

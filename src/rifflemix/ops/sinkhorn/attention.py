@@ -129,7 +129,8 @@ def sinkhorn_attention(
         rotation: causal only: blocks start at this token, and the earlier tokens attend only to
             each other. `sort` belongs to the sequence rolled left by as much.
         dropout_p: probability of dropping an attention weight.
-        backend: "auto", "reference" (no dropout) or "eager".
+        backend: "auto", "reference" (no dropout), "eager" or "cpu" (without masks, causal forms,
+            SortCut and dropout; on a CPU).
 
     Returns:
         (B, H, N, D); zero for a query that sees no key.

@@ -47,7 +47,7 @@ def sinkhorn(
         block_padding_mask: (B, n) bool, True = a block that holds padding only; B is the first
             axis of `log_scores`, absent where that is (n, n). Such blocks are neither source
             nor destination, and the others come out as if they were not there.
-        backend: "auto", "reference" or "eager".
+        backend: "auto", "reference", "eager" or "cpu" (not causal; at least one iteration).
 
     Returns:
         S, the shape and dtype of `log_scores`; zero rows and columns where nothing is live.

@@ -50,7 +50,20 @@ def sinkhorn(
 ) -> Tensor:
     """See `rifflemix.ops.sinkhorn.sinkhorn`."""
     live = live_entries(log_scores, causal, block_padding_mask)
-    r = log_scores.to(statistics_dtype(log_scores.dtype)).masked_fill(~live, LOG_ZERO)
+    wide = log_scores.to(statistics_dtype(log_scores.dtype))
+    sort = balance(wide, live, num_iterations, causal, final_row_norm)
+    return sort.to(log_scores.dtype)
+
+
+def balance(
+    log_scores: Tensor,
+    live: Tensor,
+    num_iterations: int,
+    causal: bool = False,
+    final_row_norm: bool = False,
+) -> Tensor:
+    """The sort matrix of scores in the type of statistics; `live` broadcasts to them."""
+    r = log_scores.masked_fill(~live, LOG_ZERO)
     for _ in range(num_iterations):
         r = (r - r.logsumexp(-1, keepdim=True)).masked_fill(~live, LOG_ZERO)
         # A causal column may only be normalised over the destinations seen so far.
@@ -58,7 +71,7 @@ def sinkhorn(
         r = (r - columns).masked_fill(~live, LOG_ZERO)
     if causal and final_row_norm and num_iterations:
         r = (r - r.logsumexp(-1, keepdim=True)).masked_fill(~live, LOG_ZERO)
-    return r.exp().to(log_scores.dtype)
+    return r.exp()
 
 
 def top_k_blocks(

@@ -42,6 +42,9 @@ def sinkhorn_attention(
         hidden = None if unseen is None else unseen.flatten(2).unsqueeze(2)
         y = attend(q, sorted_k.flatten(2, 3), sorted_v.flatten(2, 3), hidden, dropout_p)
     else:
+        # Heads of one token lie together, apart from keys and values: a third copied is less to
+        # keep for the gradient than all three, of which those are needed in blocks only.
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
         blocks = (-1, block_size)
         q_blocks, k_blocks = torch.unflatten(q, 2, blocks), torch.unflatten(k, 2, blocks)
         v_blocks = torch.unflatten(v, 2, blocks)

@@ -9,13 +9,21 @@ import torch
 from torch import Tensor
 
 from rifflemix.ops.dispatch import PLAIN, Family
-from rifflemix.ops.sinkhorn import eager, eager_attention, reference, reference_attention
+from rifflemix.ops.native import note_slow_call
+from rifflemix.ops.sinkhorn import (
+    cpu,
+    cpu_attention,
+    eager,
+    eager_attention,
+    reference,
+    reference_attention,
+)
 
 KERNELS = ("exp", "relu")
 _RELU_EPSILON = 1e-6
 _GUMBEL_EPSILON = 1e-6
-_BLOCKS = Family(reference, eager)
-_ATTENTION = Family(reference_attention, eager_attention)
+_BLOCKS = Family(reference, eager, cpu=cpu)
+_ATTENTION = Family(reference_attention, eager_attention, cpu=cpu_attention)
 
 
 def pool_blocks(
@@ -74,7 +82,9 @@ def sinkhorn(
     backend: str = "auto",
 ) -> Tensor:
     """`rifflemix.ops.sinkhorn`."""
-    sort: Tensor = _BLOCKS.pick(backend).sinkhorn(
+    runs = cpu.supports_balancing(log_scores, num_iterations, causal)
+    module = _BLOCKS.pick(backend, _available(runs, log_scores))
+    sort: Tensor = module.sinkhorn(
         log_scores, num_iterations, causal, final_row_norm, block_padding_mask
     )
     return sort
@@ -108,10 +118,9 @@ def gumbel_sinkhorn(
     logits = scores if kernel == "exp" else torch.log(scores.relu() + _RELU_EPSILON)
     if noise is not None:
         logits = logits + noise
-    sort: Tensor = _BLOCKS.pick(backend).sinkhorn(
-        logits / temperature, num_iterations, causal, final_row_norm, block_padding_mask
+    return sinkhorn(
+        logits / temperature, num_iterations, causal, final_row_norm, block_padding_mask, backend
     )
-    return sort
 
 
 def top_k_blocks(
@@ -161,11 +170,20 @@ def sinkhorn_attention(
     **settings: Any,
 ) -> Tensor:
     """`rifflemix.ops.sinkhorn_attention`, whose keyword arguments must all be given."""
-    module = _ATTENTION.pick(backend, _attention_backends(dropout_p))
-    y: Tensor = module.sinkhorn_attention(
-        q, k, v, sort, block_size, dropout_p=dropout_p, **settings
-    )
+    settings["dropout_p"] = dropout_p
+    runs = cpu_attention.supports_attention(q, k, v, sort, settings)
+    available = _available(runs, q) if not dropout_p else _attention_backends(dropout_p)
+    module = _ATTENTION.pick(backend, available)
+    y: Tensor = module.sinkhorn_attention(q, k, v, sort, block_size, **settings)
     return y
+
+
+def _available(kernels_run: bool, x: Tensor) -> tuple[str, ...]:
+    """The backends that support these arguments here, slowest first."""
+    if kernels_run:
+        return (*PLAIN, "cpu")
+    note_slow_call(x)
+    return PLAIN
 
 
 def _attention_backends(dropout_p: float) -> tuple[str, ...]:

@@ -1,0 +1,196 @@
+// Sinkhorn balancing of small matrices: rows and columns of logarithms are normalised in turn.
+//
+// Notation: a step r' = r - log sum exp(r), over a row or a column, of the entries that are live;
+// the others stay at kLogZero. Its gradient: dr = dr' - exp(r') sum dr'.
+
+#include "threads.h"
+#include "vector.h"
+
+namespace rifflemix::balance {
+
+// Stands for the log of zero, and is finite: no difference of two such is NaN.
+constexpr double kLogZero = -1e30;
+
+// `size` x `size` matrices; `live` has 1 for each entry that is; `grad_sort` is null in the forward
+// pass, in which `out` is the sort matrix. In the backward pass it is the gradient of the scores.
+template <class A>
+struct Problem {
+  int64_t count, size, iterations;
+  const A* scores;
+  const uint8_t* live;
+  const A* grad_sort;
+  A* out;
+};
+
+// Matrices with rows of whole vectors; a thread has them for all its share. `dead` is 0 at live
+// entries and kLogZero elsewhere; `steps` are the logarithms, in the backward pass after each step.
+template <class A>
+struct Scratch {
+  const int64_t row, area;
+  std::vector<A> dead, grad, steps;
+
+  RIFFLEMIX_INLINE explicit Scratch(const Problem<A>& p)
+      : row((p.size + kLanes<A> - 1) / kLanes<A> * kLanes<A>), area(p.size * row), dead(area),
+        grad(p.grad_sort == nullptr ? 0 : area),
+        steps(area * (p.grad_sort == nullptr ? 1 : 2 * p.iterations + 1)) {}
+};
+
+template <class A>
+RIFFLEMIX_INLINE Vector<A> live_or_zero(Vector<A> r, const A* dead) {
+  const Vector<A> d = load(dead);
+  return select<A>(d < A(0), d, r);
+}
+
+template <class A>
+RIFFLEMIX_INLINE void normalise_rows(const Scratch<A>& s, const A* from, A* to) {
+  for (int64_t i = 0; i < s.area; i += s.row) {
+    Vector<A> most = load(from + i), sums{};
+    for (int64_t j = kLanes<A>; j < s.row; j += kLanes<A>) {
+      const Vector<A> x = load(from + i + j);
+      most = select<A>(x > most, x, most);
+    }
+    A largest = most[0];
+    for (int lane = 1; lane < kLanes<A>; ++lane) {
+      largest = most[lane] > largest ? most[lane] : largest;
+    }
+    for (int64_t j = 0; j < s.row; j += kLanes<A>) {
+      sums += exp_of_negative(load(from + i + j) - largest);
+    }
+    const A all = largest + std::log(sum_lanes<A>(sums));
+    for (int64_t j = 0; j < s.row; j += kLanes<A>) {
+      store(to + i + j, live_or_zero<A>(load(from + i + j) - all, &s.dead[i + j]));
+    }
+  }
+}
+
+template <class A>
+RIFFLEMIX_INLINE void normalise_columns(const Scratch<A>& s, const A* from, A* to) {
+  for (int64_t j = 0; j < s.row; j += kLanes<A>) {
+    Vector<A> most = load(from + j), sums{};
+    for (int64_t i = s.row; i < s.area; i += s.row) {
+      const Vector<A> x = load(from + i + j);
+      most = select<A>(x > most, x, most);
+    }
+    for (int64_t i = 0; i < s.area; i += s.row) {
+      sums += exp_of_negative(load(from + i + j) - most);
+    }
+    for (int lane = 0; lane < kLanes<A>; ++lane) most[lane] += std::log(sums[lane]);
+    for (int64_t i = 0; i < s.area; i += s.row) {
+      store(to + i + j, live_or_zero<A>(load(from + i + j) - most, &s.dead[i + j]));
+    }
+  }
+}
+
+// The logarithms of a matrix after all steps.
+template <class A>
+RIFFLEMIX_INLINE const A* balance(const Problem<A>& p, Scratch<A>& s, int64_t index) {
+  const A* scores = p.scores + index * p.size * p.size;
+  const uint8_t* live = p.live + index * p.size * p.size;
+  A* at = s.steps.data();
+  std::fill(s.dead.begin(), s.dead.end(), static_cast<A>(kLogZero));
+  std::fill(at, at + s.area, static_cast<A>(kLogZero));
+  for (int64_t i = 0; i < p.size; ++i) {
+    for (int64_t j = 0; j < p.size; ++j) {
+      if (!live[i * p.size + j]) continue;
+      s.dead[i * s.row + j] = A(0);
+      at[i * s.row + j] = scores[i * p.size + j];
+    }
+  }
+  const int64_t next = p.grad_sort == nullptr ? 0 : s.area;
+  for (int64_t n = 0; n < p.iterations; ++n) {
+    normalise_rows<A>(s, at, at + next);
+    normalise_columns<A>(s, at + next, at + 2 * next);
+    at += 2 * next;
+  }
+  return at;
+}
+
+// Of a gradient by the logarithms after a step, by those before it; `after` holds the former ones.
+template <class A>
+RIFFLEMIX_INLINE void backward_columns(const Scratch<A>& s, const A* after, A* grad) {
+  for (int64_t j = 0; j < s.row; j += kLanes<A>) {
+    Vector<A> sum{};
+    for (int64_t i = 0; i < s.area; i += s.row) sum += load(grad + i + j);
+    for (int64_t i = 0; i < s.area; i += s.row) {
+      store(grad + i + j, load(grad + i + j) - exp_of_negative(load(after + i + j)) * sum);
+    }
+  }
+}
+
+template <class A>
+RIFFLEMIX_INLINE void backward_rows(const Scratch<A>& s, const A* after, A* grad) {
+  for (int64_t i = 0; i < s.area; i += s.row) {
+    Vector<A> sums{};
+    for (int64_t j = 0; j < s.row; j += kLanes<A>) sums += load(grad + i + j);
+    const A sum = sum_lanes<A>(sums);
+    for (int64_t j = 0; j < s.row; j += kLanes<A>) {
+      store(grad + i + j, load(grad + i + j) - exp_of_negative(load(after + i + j)) * sum);
+    }
+  }
+}
+
+// exp of the logarithms, or its product with the gradient, which is that by the logarithms.
+template <class A>
+RIFFLEMIX_INLINE void find_sort(const Problem<A>& p, Scratch<A>& s, int64_t index) {
+  const A* logs = balance<A>(p, s, index);
+  A* out = p.out + index * p.size * p.size;
+  for (int64_t i = 0; i < p.size; ++i) {
+    for (int64_t j = 0; j < p.size; j += kLanes<A>) {
+      store(out + i * p.size + j, exp_of_negative(load(logs + i * s.row + j)), p.size - j);
+    }
+  }
+}
+
+template <class A>
+RIFFLEMIX_INLINE void find_gradient(const Problem<A>& p, Scratch<A>& s, int64_t index) {
+  const A* logs = balance<A>(p, s, index);
+  const int64_t start = index * p.size * p.size;
+  A* grad = s.grad.data();
+  for (int64_t i = 0; i < p.size; ++i) {
+    for (int64_t j = 0; j < s.row; j += kLanes<A>) {
+      const Vector<A> by_sort = load(p.grad_sort + start + i * p.size + j, p.size - j);
+      store(grad + i * s.row + j, by_sort * exp_of_negative(load(logs + i * s.row + j)));
+    }
+  }
+  for (int64_t n = 0; n < p.iterations; ++n, logs -= 2 * s.area) {
+    backward_columns<A>(s, logs, grad);
+    backward_rows<A>(s, logs - s.area, grad);
+  }
+  for (int64_t i = 0; i < p.size; ++i) {
+    for (int64_t j = 0; j < p.size; j += kLanes<A>) {
+      store(p.out + start + i * p.size + j, load(grad + i * s.row + j), p.size - j);
+    }
+  }
+}
+
+#define RIFFLEMIX_BALANCE(A)                                                                 \
+  RIFFLEMIX_DISPATCH(void, balance_some, (const Problem<A>& p, int64_t first, int64_t last), \
+                     (p, first, last), {                                                     \
+    Scratch<A> s(p);                                                                         \
+    for (int64_t i = first; i < last; ++i) {                                                 \
+      p.grad_sort == nullptr ? find_sort<A>(p, s, i) : find_gradient<A>(p, s, i);            \
+    }                                                                                        \
+  })
+RIFFLEMIX_BALANCE(float)
+RIFFLEMIX_BALANCE(double)
+
+template <class A>
+int run(const Problem<A>& p, int64_t threads) {
+  return guarded([&] {
+    parallel_for(p.count, static_cast<int>(threads),
+                 [&](int64_t first, int64_t last) { balance_some(p, first, last); });
+    return 0;
+  });
+}
+
+}  // namespace rifflemix::balance
+
+#define RIFFLEMIX_SINKHORN(name, A)                                                              \
+  RIFFLEMIX_EXPORT int rifflemix_balance_##name(                                                 \
+      int64_t count, int64_t size, int64_t iterations, const A* scores, const uint8_t* live,     \
+      const A* grad_sort, A* out, int64_t threads) {                                             \
+    return rifflemix::balance::run<A>({count, size, iterations, scores, live, grad_sort, out},   \
+                                      threads);                                                  \
+  }
+RIFFLEMIX_SINKHORN(float32, float)
+RIFFLEMIX_SINKHORN(float64, double)

@@ -1,0 +1,344 @@
+// Attention of blocks of queries to their own keys and to blocks of keys sorted beside them.
+//
+// Notation, for a block u of a slice (sample and head), source blocks v, sort rows r of block u:
+//   k'_r = sum_v S_rv k_v and v'_r likewise; a query i of block u has weights w_j = softmax_j(s q k_j)
+//   over the keys j of all k'_r and of k_u; y = sum_j w_j v_j
+//   gradients: dv_j = sum_i w_j dy, ds_j = w_j (dp_j - sum_j w_j dp_j) with dp_j = sum_d dy v_j; those
+//   of k'_r and v'_r go on to dS_rv = sum k_v dk'_r + sum v_v dv'_r and, by S transposed, to k and v
+//
+// Sorted keys and values exist for some blocks at a time only. Weights are kept with a row for each
+// key, so that sums over keys run along whole vectors of queries.
+
+#include "threads.h"
+#include "tokens.h"
+
+namespace rifflemix::blocks {
+
+// `rows` of the sort matrix: a multiple of the blocks. `block` tokens in a block.
+struct Sizes {
+  int64_t batch, heads, tokens, width, block, rows, threads;
+};
+
+template <class A>
+struct Problem {
+  Sizes sizes;
+  Rows<A> rows;
+  A scale;  // of the scores
+  View q, k, v, sort;
+  A* lse;  // (batch, heads, tokens)
+  View y, grad_y;
+  View grad_q, grad_k, grad_v, grad_sort;  // null in the forward pass
+};
+
+// Rows of the sort matrix whose blocks are sorted together.
+constexpr int64_t kRowsTogether = 64;
+// Rows whose products with one other are summed together: as many as sums are in flight.
+constexpr int kRowsCompared = 8;
+
+// One slice made ready, and scratch for some of its blocks; a thread has one for all its slices.
+template <class A>
+struct Slice {
+  const Problem<A>& p;
+  const int64_t block, blocks, per_block;  // tokens in a block; blocks; sorted blocks for each
+  const int64_t width, columns, sources;   // of tokens, of queries and of the sort matrix, padded
+  const int64_t step;                      // from block to block; its end keeps caches apart
+  const int64_t together;                  // blocks of queries in a group
+  int64_t b = 0, h = 0;
+  std::vector<A> keys, values, sort, sorted_keys, sorted_values;
+  std::vector<A> queries, queries_across, weights, out;
+
+  RIFFLEMIX_INLINE explicit Slice(const Problem<A>& problem)
+      : p(problem), block(p.sizes.block), blocks(p.sizes.tokens / block),
+        per_block(p.sizes.rows / blocks), width(whole_panels<A>(p.sizes.width)),
+        columns(whole_panels<A>(block)), sources(whole_panels<A>(blocks)),
+        step(block * width + kPanel<A>),
+        together(std::clamp<int64_t>(kRowsTogether / per_block, 1, blocks)), keys(blocks * step),
+        values(blocks * step), sort(p.sizes.rows * sources),
+        sorted_keys(together * per_block * step), sorted_values(together * per_block * step),
+        queries(block * width), queries_across(columns * p.sizes.width),
+        weights((per_block + 1) * block * columns), out(block * width) {}
+
+  RIFFLEMIX_INLINE Tokens tokens(int64_t u) const { return {b, h, u * block, (u + 1) * block}; }
+
+  RIFFLEMIX_INLINE void take(int64_t slice) {
+    b = slice / p.sizes.heads, h = slice % p.sizes.heads;
+    for (int64_t u = 0; u < blocks; ++u) {
+      p.rows.pack(p.k, tokens(u), p.sizes.width, width, A(1), &keys[u * step]);
+      p.rows.pack(p.v, tokens(u), p.sizes.width, width, A(1), &values[u * step]);
+    }
+    p.rows.pack(p.sort, {b, h, 0, p.sizes.rows}, blocks, sources, A(1), sort.data());
+  }
+
+  // The sorted keys and values of query blocks [first, last).
+  RIFFLEMIX_INLINE void sort_blocks(int64_t first, int64_t last) {
+    const Matrix<const A> rows{&sort[first * per_block * sources], sources, 1};
+    const int64_t count = (last - first) * per_block;
+    multiply<A>(count, blocks, block * width, rows, {keys.data(), kPanel<A>, step},
+                sorted_keys.data(), step, false);
+    multiply<A>(count, blocks, block * width, rows, {values.data(), kPanel<A>, step},
+                sorted_values.data(), step, false);
+  }
+
+  // Part j of the keys of block u, or of the values: sorted blocks, then its own. `at`: of `u` in
+  // the group.
+  RIFFLEMIX_INLINE A* part(std::vector<A>& own, std::vector<A>& sorted, int64_t u, int64_t at,
+                           int64_t j) const {
+    return j < per_block ? &sorted[(at * per_block + j) * step] : &own[u * step];
+  }
+
+  // to[key][query]: products of all keys of block u, or of its values, with queries or gradients.
+  RIFFLEMIX_INLINE void compare(std::vector<A>& own, std::vector<A>& sorted, int64_t u, int64_t at,
+                                const std::vector<A>& across, std::vector<A>& to) const {
+    const int64_t inner = p.sizes.width;
+    for (int64_t j = 0; j <= per_block; ++j) {
+      multiply<A>(block, inner, columns, {part(own, sorted, u, at, j), width, 1},
+                  {across.data(), inner * kPanel<A>, kPanel<A>}, &to[j * block * columns], columns,
+                  false);
+    }
+  }
+
+  RIFFLEMIX_INLINE void find_scores(int64_t u, int64_t at) {
+    p.rows.pack(p.q, tokens(u), p.sizes.width, width, p.scale, queries.data());
+    transpose_rows(queries.data(), block, p.sizes.width, width, queries_across.data());
+    compare(keys, sorted_keys, u, at, queries_across, weights);
+  }
+
+  // out[query] = sum over all keys of from[key][query] times the parts' rows.
+  RIFFLEMIX_INLINE void gather(const std::vector<A>& from, std::vector<A>& own,
+                               std::vector<A>& sorted, int64_t u, int64_t at,
+                               std::vector<A>& to) const {
+    for (int64_t j = 0; j <= per_block; ++j) {
+      multiply<A>(block, block, width, {&from[j * block * columns], 1, columns},
+                  {part(own, sorted, u, at, j), kPanel<A>, width}, to.data(), width, j > 0);
+    }
+  }
+};
+
+// Scores to exponentials; the sum of those of each query goes to `sums`, its logarithm to `lse`.
+template <class A>
+RIFFLEMIX_INLINE void find_weights(A* weights, int64_t keys, int64_t columns, int64_t queries,
+                                   A* sums, A* lse) {
+  for (int64_t i = 0; i < columns; i += kLanes<A>) {
+    Vector<A> most = load(weights + i), sum{};
+    for (int64_t j = 1; j < keys; ++j) {
+      const Vector<A> x = load(weights + j * columns + i);
+      most = select<A>(x > most, x, most);
+    }
+    for (int64_t j = 0; j < keys; ++j) {
+      const Vector<A> weight = exp_of_negative(load(weights + j * columns + i) - most);
+      sum += weight;
+      store(weights + j * columns + i, weight);
+    }
+    store(sums + i, sum);
+    const int64_t some = std::min<int64_t>(kLanes<A>, queries - i);
+    for (int64_t lane = 0; lane < some; ++lane) {
+      lse[i + lane] = most[lane] + std::log(sum[lane]);
+    }
+  }
+}
+
+template <class A>
+RIFFLEMIX_INLINE void forward_slice(Slice<A>& s, A* sums, int64_t index) {
+  const Problem<A>& p = s.p;
+  s.take(index);
+  for (int64_t first = 0; first < s.blocks; first += s.together) {
+    const int64_t last = std::min(s.blocks, first + s.together);
+    s.sort_blocks(first, last);
+    for (int64_t u = first; u < last; ++u) {
+      s.find_scores(u, u - first);
+      find_weights<A>(s.weights.data(), (s.per_block + 1) * s.block, s.columns, s.block, sums,
+                      p.lse + index * p.sizes.tokens + u * s.block);
+      s.gather(s.weights, s.values, s.sorted_values, u, u - first, s.out);
+      for (int64_t i = 0; i < s.block; ++i) {
+        const A factor = A(1) / sums[i];
+        A* row = &s.out[i * s.width];
+        for (int64_t d = 0; d < s.width; d += kLanes<A>) store(row + d, load(row + d) * factor);
+      }
+      p.rows.write(s.out.data(), s.width, p.sizes.width, A(1), p.y, s.tokens(u));
+    }
+  }
+}
+
+// Scores to weights, and the gradients of weights to those of scores.
+template <class A>
+RIFFLEMIX_INLINE void find_gradients(A* weights, A* grads, int64_t keys, int64_t columns,
+                                     int64_t queries, const A* lse) {
+  for (int64_t i = 0; i < columns; i += kLanes<A>) {
+    const int64_t some = std::max<int64_t>(queries - i, 0);
+    const Vector<A> log_sum = some > 0 ? load(lse + i, some) : Vector<A>{};
+    Vector<A> along{};
+    for (int64_t j = 0; j < keys; ++j) {
+      A* weight = weights + j * columns + i;
+      store(weight, exp_of_negative(load(weight) - log_sum));
+      along += load(weight) * load(grads + j * columns + i);
+    }
+    for (int64_t j = 0; j < keys; ++j) {
+      A* grad = grads + j * columns + i;
+      store(grad, load(weights + j * columns + i) * (load(grad) - along));
+    }
+  }
+}
+
+template <class A>
+struct BackwardSlice : Slice<A> {
+  std::vector<A> grad_y, grad_y_across, grads, grad_q, grad_keys, grad_values;
+  std::vector<A> grad_sorted_keys, grad_sorted_values, grad_sort;
+
+  RIFFLEMIX_INLINE explicit BackwardSlice(const Problem<A>& p)
+      : Slice<A>(p), grad_y(this->block * this->width),
+        grad_y_across(this->columns * p.sizes.width), grads(this->weights.size()),
+        grad_q(this->block * this->width), grad_keys(this->keys.size()),
+        grad_values(this->keys.size()), grad_sorted_keys(this->sorted_keys.size()),
+        grad_sorted_values(this->sorted_keys.size()),
+        grad_sort(this->together * this->per_block * this->sources) {}
+};
+
+// Gradients of the queries of block u, and those of its keys and values, sorted and own.
+template <class A>
+RIFFLEMIX_INLINE void backward_block(BackwardSlice<A>& s, const A* lse, int64_t u, int64_t at) {
+  const Problem<A>& p = s.p;
+  const int64_t block = s.block, width = s.width, columns = s.columns;
+  s.find_scores(u, at);
+  p.rows.pack(p.grad_y, s.tokens(u), p.sizes.width, width, A(1), s.grad_y.data());
+  transpose_rows(s.grad_y.data(), block, p.sizes.width, width, s.grad_y_across.data());
+  s.compare(s.values, s.sorted_values, u, at, s.grad_y_across, s.grads);
+  find_gradients<A>(s.weights.data(), s.grads.data(), (s.per_block + 1) * block, columns, block,
+                    lse + u * block);
+  for (int64_t j = 0; j <= s.per_block; ++j) {
+    const int64_t first = j * block * columns;
+    const bool add = j == s.per_block;  // sorted blocks are new, own ones have other shares
+    multiply<A>(block, block, width, {&s.weights[first], columns, 1},
+                {s.grad_y.data(), kPanel<A>, width},
+                s.part(s.grad_values, s.grad_sorted_values, u, at, j), width, add);
+    multiply<A>(block, block, width, {&s.grads[first], columns, 1},
+                {s.queries.data(), kPanel<A>, width},
+                s.part(s.grad_keys, s.grad_sorted_keys, u, at, j), width, add);
+  }
+  s.gather(s.grads, s.keys, s.sorted_keys, u, at, s.grad_q);
+  p.rows.write(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q, s.tokens(u));
+}
+
+// c[i][j] (+)= the product of row i of `a` with row j of `b`, of `inner` numbers in whole vectors.
+template <int kRows, class A>
+RIFFLEMIX_INLINE void compare_rows(const A* a, const A* b, int64_t count, int64_t step,
+                                   int64_t inner, A* c, int64_t c_row, bool add) {
+  for (int64_t j = 0; j < count; ++j, b += step) {
+    Vector<A> sums[kRows] = {};
+    for (int64_t t = 0; t < inner; t += kLanes<A>) {
+      const Vector<A> other = load(b + t);
+      for (int i = 0; i < kRows; ++i) sums[i] += load(a + i * step + t) * other;
+    }
+    for (int i = 0; i < kRows; ++i) {
+      c[i * c_row + j] = sum_lanes<A>(sums[i]) + (add ? c[i * c_row + j] : A(0));
+    }
+  }
+}
+
+// The same for `count` blocks of gradients and all sources, into the gradient of the sort matrix.
+template <class A>
+RIFFLEMIX_INLINE void compare_blocks(BackwardSlice<A>& s, const A* grads, const A* sources,
+                                     int64_t count, bool add) {
+  const int64_t inner = s.block * s.width;
+  int64_t i = 0;
+  for (; i + kRowsCompared <= count; i += kRowsCompared) {
+    compare_rows<kRowsCompared, A>(grads + i * s.step, sources, s.blocks, s.step, inner,
+                                   &s.grad_sort[i * s.sources], s.sources, add);
+  }
+  for (; i < count; ++i) {
+    compare_rows<1, A>(grads + i * s.step, sources, s.blocks, s.step, inner,
+                       &s.grad_sort[i * s.sources], s.sources, add);
+  }
+}
+
+// Gradients of sorted blocks go on to the sort matrix, and by it to the sources.
+template <class A>
+RIFFLEMIX_INLINE void backward_sort(BackwardSlice<A>& s, int64_t first, int64_t last) {
+  const Problem<A>& p = s.p;
+  const int64_t count = (last - first) * s.per_block, inner = s.block * s.width;
+  compare_blocks<A>(s, s.grad_sorted_keys.data(), s.keys.data(), count, false);
+  compare_blocks<A>(s, s.grad_sorted_values.data(), s.values.data(), count, true);
+  p.rows.write(s.grad_sort.data(), s.sources, s.blocks, A(1), p.grad_sort,
+               {s.b, s.h, first * s.per_block, last * s.per_block});
+  const Matrix<const A> across{&s.sort[first * s.per_block * s.sources], 1, s.sources};
+  multiply<A>(s.blocks, count, inner, across, {s.grad_sorted_keys.data(), kPanel<A>, s.step},
+              s.grad_keys.data(), s.step, true);
+  multiply<A>(s.blocks, count, inner, across, {s.grad_sorted_values.data(), kPanel<A>, s.step},
+              s.grad_values.data(), s.step, true);
+}
+
+template <class A>
+RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
+  const Problem<A>& p = s.p;
+  s.take(index);
+  std::fill(s.grad_keys.begin(), s.grad_keys.end(), A(0));
+  std::fill(s.grad_values.begin(), s.grad_values.end(), A(0));
+  for (int64_t first = 0; first < s.blocks; first += s.together) {
+    const int64_t last = std::min(s.blocks, first + s.together);
+    s.sort_blocks(first, last);
+    for (int64_t u = first; u < last; ++u) {
+      backward_block<A>(s, p.lse + index * p.sizes.tokens, u, u - first);
+    }
+    backward_sort<A>(s, first, last);
+  }
+  for (int64_t u = 0; u < s.blocks; ++u) {
+    p.rows.write(&s.grad_keys[u * s.step], s.width, p.sizes.width, A(1), p.grad_k, s.tokens(u));
+    p.rows.write(&s.grad_values[u * s.step], s.width, p.sizes.width, A(1), p.grad_v, s.tokens(u));
+  }
+}
+
+#define RIFFLEMIX_BLOCK_SLICES(A)                                                               \
+  RIFFLEMIX_DISPATCH(void, forward_slices,                                                      \
+                     (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), {    \
+    Slice<A> s(p);                                                                              \
+    std::vector<A> sums(s.columns);                                                             \
+    for (int64_t slice = first; slice < last; ++slice) forward_slice<A>(s, sums.data(), slice); \
+  })                                                                                            \
+  RIFFLEMIX_DISPATCH(void, backward_slices,                                                     \
+                     (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), {    \
+    BackwardSlice<A> s(p);                                                                      \
+    for (int64_t slice = first; slice < last; ++slice) backward_slice<A>(s, slice);             \
+  })
+RIFFLEMIX_BLOCK_SLICES(float)
+RIFFLEMIX_BLOCK_SLICES(double)
+
+template <class A>
+int run(const Problem<A>& p) {
+  return guarded([&] {
+    parallel_for(p.sizes.batch * p.sizes.heads, static_cast<int>(p.sizes.threads),
+                 [&](int64_t first, int64_t last) {
+                   p.grad_q.data == nullptr ? forward_slices(p, first, last)
+                                            : backward_slices(p, first, last);
+                 });
+    return 0;
+  });
+}
+
+// `tensors`: lse, then q, k, v, sort and y, or for the backward pass q, k, v, sort, gradients of y,
+// q, k, v and sort; `strides`: three for each of them but lse.
+template <class T>
+int call(const Sizes& sizes, double scale, void* const* tensors, const int64_t* strides,
+         bool backward) {
+  const auto view = [&](int tensor) {
+    const int64_t* s = strides + 3 * (tensor - 1);
+    return View{tensors[tensor], s[0], s[1], s[2]};
+  };
+  using A = Acc<T>;
+  Problem<A> p{sizes, rows_of<T>(), static_cast<A>(scale), view(1), view(2), view(3), view(4),
+               static_cast<A*>(tensors[0]), {}, {}, {}, {}, {}, {}};
+  (backward ? p.grad_y : p.y) = view(5);
+  if (backward) p.grad_q = view(6), p.grad_k = view(7), p.grad_v = view(8), p.grad_sort = view(9);
+  return run<A>(p);
+}
+
+}  // namespace rifflemix::blocks
+
+#define RIFFLEMIX_BLOCK_ATTENTION(name, T)                                                    \
+  RIFFLEMIX_EXPORT int rifflemix_block_attention_##name(                                      \
+      const rifflemix::blocks::Sizes* sizes, double scale, void* const* tensors,              \
+      const int64_t* strides, int backward) {                                                 \
+    return rifflemix::blocks::call<T>(*sizes, scale, tensors, strides, backward != 0);        \
+  }
+RIFFLEMIX_BLOCK_ATTENTION(float32, float)
+RIFFLEMIX_BLOCK_ATTENTION(float64, double)
+RIFFLEMIX_BLOCK_ATTENTION(bfloat16, rifflemix::Bfloat16)
+RIFFLEMIX_BLOCK_ATTENTION(float16, rifflemix::Float16)
