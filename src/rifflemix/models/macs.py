@@ -73,14 +73,14 @@ def attention_on_cpu() -> dict[Any, Any]:
         # Each query meets its block and the sorted ones beside it twice, each row all sources.
         per_block = sort[-2] // sort[-1] + 1
         attended = 4 * math.prod(q) * per_block * block_size
-        return attended + 4 * math.prod(sort) * block_size * q[-1]
+        return int(attended + 4 * math.prod(sort) * block_size * q[-1])
 
     def blocks_backward(
         q: Any, k: Any, v: Any, sort: Any, block_size: int, *_: Any, **__: Any
     ) -> int:
         sorting = 4 * math.prod(sort) * block_size * q[-1]
         attended = blocks(q, k, v, sort, block_size) - sorting
-        return attended // 2 * 5 + 3 * sorting
+        return int(attended // 2 * 5 + 3 * sorting)
 
     ours = torch.ops.rifflemix
     return {

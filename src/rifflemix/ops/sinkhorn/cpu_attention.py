@@ -22,7 +22,7 @@ from rifflemix.ops.sinkhorn import eager_attention
 
 # Without vector instructions torch's matrix products are faster.
 _HAS_VECTORS = instruction_level() >= 2
-_PLAIN = {
+_PLAIN: dict[str, Any] = {
     "combine": "concat",
     "sortcut": 0,
     "mixture": False,
