@@ -45,27 +45,25 @@ RIFFLEMIX_INLINE Short<Bits> reordered(Short<Bits> bits) {
 }
 
 // A vector of keys of 16 bits as two of 32: each holds every other channel's keys and, below them,
-// the row of the token, so that no two keys of a channel are equal.
+// the number of the token in its stretch, so that no two keys of a channel are equal.
 typedef Short<int16_t> Narrow;
 typedef Short<int32_t> Wide;
 constexpr int kWideLanes = kShortBytes / sizeof(int32_t);
+static_assert(kTokensOfStretch + kPast + kTogether <= kTop<int16_t>, "numbers of 15 bits");
 
-RIFFLEMIX_INLINE Narrow high_halves(Wide even, Wide odd) {
-  return (Narrow)(((even >> 16) & 0xFFFF) | (odd & ~0xFFFF));
-}
-RIFFLEMIX_INLINE Narrow low_halves(Wide even, Wide odd) {
-  return (Narrow)((even & 0xFFFF) | (odd << 16));
+// The lower halves of one vector and the upper halves of the other.
+RIFFLEMIX_INLINE Wide halves(Wide low, Wide high) {
+  return (Wide)alternate((Narrow)low, (Narrow)high);
 }
 
-// Writes a vector of keys of a row.
+// Writes a vector of keys of the token of a number.
 template <class Bits>
 RIFFLEMIX_INLINE void put_keys(Short<Bits> keys, int64_t, Bits* to) {
   std::memcpy(to, &keys, sizeof(keys));
 }
-RIFFLEMIX_INLINE void put_keys(Narrow keys, int64_t row, int32_t* to) {
-  const Wide both = (Wide)keys;
-  const Wide even = (both << 16) | static_cast<int32_t>(row);
-  const Wide odd = (both & ~0xFFFF) | static_cast<int32_t>(row);
+RIFFLEMIX_INLINE void put_keys(Narrow keys, int64_t number, int32_t* to) {
+  const Wide both = (Wide)keys, below = Wide{} + static_cast<int32_t>(number);
+  const Wide even = (both << 16) | below, odd = halves(below, both);
   std::memcpy(to, &even, sizeof(even));
   std::memcpy(to + kWideLanes, &odd, sizeof(odd));
 }
@@ -74,13 +72,13 @@ RIFFLEMIX_INLINE void put_keys(Narrow keys, int64_t row, int32_t* to) {
 // then NaN and -0.0 have the order that equal tokens need.
 template <class Bits, class Key>
 RIFFLEMIX_INLINE bool put_four(const Four<Bits>& four, int64_t at, const Format<Bits>& format,
-                               int64_t row, Key* keys) {
+                               int64_t token, Key* keys) {
   using V = Short<Bits>;
   V most = {}, special = {};
 #pragma GCC unroll 4
   for (int i = 0; i < kTogether; ++i) {
     const V value = load<V>(four.x.row(i) + at);
-    put_keys(reordered<Bits>(value), row + i, keys + i * kShortWidth);
+    put_keys(reordered<Bits>(value), token + i, keys + i * kShortWidth);
     most = larger(most, value & kTop<Bits>);
     special |= value == kSign<Bits>;
   }
@@ -89,7 +87,7 @@ RIFFLEMIX_INLINE bool put_four(const Four<Bits>& four, int64_t at, const Format<
     const V value = load<V>(four.x.row(i) + at), last = V{} + static_cast<Bits>(kTop<Bits> - 1);
     const V number = value == kSign<Bits> ? V{} : reordered<Bits>(value);
     const V key = (value & kTop<Bits>) > format.infinity ? last : number;
-    put_keys(key, row + i, keys + i * kShortWidth);
+    put_keys(key, token + i, keys + i * kShortWidth);
   }
   return true;
 }
@@ -133,30 +131,36 @@ RIFFLEMIX_INLINE void filter_by_key(const Stretch<Bits>& s, const Four<Bits>& fo
   }
 }
 
-// The same by keys that hold the row of their token.
+// The same by keys that hold the number of their token.
 template <int kMost>
 RIFFLEMIX_INLINE void filter_by_wide_key(const Stretch<int16_t>& s, const Four<int16_t>& four,
-                                         int64_t at, const int32_t* keys, int64_t row,
+                                         int64_t at, const int32_t* keys, int64_t number,
                                          bool special) {
   const Windows<kMost, int32_t> windows{s.p.group_size};
   const Wide wanted = load<Wide>(s.wanted + at);
   Wide even[kTogether], odd[kTogether];
-  windows.filter(keys, (wanted << 16) >> 16, even);
+  windows.filter(keys, wanted, even);  // whose ranks the bits of others are above
   windows.filter(keys + kWideLanes, wanted >> 16, odd);
-  Narrow ago[kTogether];
-#pragma GCC unroll 4
-  for (int w = 0; w < kTogether; ++w) {
-    ago[w] = static_cast<int16_t>(row + w) - low_halves(even[w], odd[w]);
-    Narrow value = reordered<int16_t>(high_halves(even[w], odd[w]));
-    if (special && four.n + w < s.last) value = value_ago(s, four.n + w, at, ago[w]);
-    std::memcpy(four.y.row(w) + at, &value, sizeof(value));
-  }
 #pragma GCC unroll 2
   for (int w = 0; w < kTogether; w += 2) {
-    const Bytes bytes = by_part<2>((Bytes)(ago[w] | (ago[w + 1] << 8)));
-    std::memcpy(four.ago.row(w) + at, &bytes, sizeof(bytes) / 2);
-    std::memcpy(four.ago.row(w + 1) + at, reinterpret_cast<const char*>(&bytes) + sizeof(bytes) / 2,
-                sizeof(bytes) / 2);
+    // Two windows side by side.
+    const Wide own = Wide{} + static_cast<int32_t>((number + w) | (number + w + 1) << 16);
+    const Narrow even_ago = (Narrow)own - (Narrow)halves(even[w], even[w + 1] << 16);
+    const Narrow odd_ago = (Narrow)own - (Narrow)halves(odd[w], odd[w + 1] << 16);
+    const Narrow ago = by_part<2>(even_ago | (odd_ago << 8));
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const char* const bytes = reinterpret_cast<const char*>(&ago) + i * sizeof(ago) / 2;
+      std::memcpy(four.ago.row(w + i) + at, bytes, sizeof(ago) / 2);
+      const Wide both = halves(even[w + i] >> 16, odd[w + i]);
+      Narrow value = reordered<int16_t>((Narrow)both);
+      if (special && four.n + w + i < s.last) {
+        value = value_ago(s, four.n + w + i, at,
+                          __builtin_convertvector(
+                              load<permutation::Vector<int8_t, kShortBytes / 2>>(bytes), Narrow));
+      }
+      std::memcpy(four.y.row(w + i) + at, &value, sizeof(value));
+    }
   }
 }
 
@@ -164,30 +168,22 @@ RIFFLEMIX_INLINE void filter_by_wide_key(const Stretch<int16_t>& s, const Four<i
 // windows have yet to pass a value that its key does not give back.
 template <int kMost, bool kKeep, class Key, class Bits>
 RIFFLEMIX_INLINE void filter_four(const Stretch<Bits>& s, const Four<Bits>& four, Key* keys,
-                                  int64_t row, uint8_t* special) {
+                                  uint8_t* special) {
   constexpr int64_t lanes = sizeof(Short<Bits>) / sizeof(Bits);
+  const int64_t number = four.n - s.first + kPast;
   for (int64_t at = 0; at < s.count; at += lanes, ++special) {
     if (at % kLine<Bits> == 0) {
       foresee(four.x.row(kTogether) + at, four.x.stride * sizeof(Bits), kTogether);
       foresee(four.y.row(kTogether) + at, four.y.stride * sizeof(Bits), kTogether);
       if (kKeep) foresee(four.ago.row(kTogether) + at, four.ago.stride, kTogether);
     }
-    const bool is_special = put_four(four, at, s.format, row, keys + at);
+    const bool is_special = put_four(four, at, s.format, number, keys + at);
     *special = is_special ? kSpecialFours : *special - (*special > 0);
     if constexpr (sizeof(Key) == sizeof(Bits)) {
       filter_by_key<kMost, kKeep>(s, four, at, keys + at, *special > 0);
     } else {
-      filter_by_wide_key<kMost>(s, four, at, keys + at, row, *special > 0);
+      filter_by_wide_key<kMost>(s, four, at, keys + at, number, *special > 0);
     }
-  }
-}
-
-// The last keys become the past of the next run; the rows that they hold become lower, too.
-template <class Key>
-RIFFLEMIX_INLINE void move_on(Key* rows, int64_t count, Key lower) {
-  for (int64_t i = 0; i < kPast; ++i) {
-    Key* const to = rows + i * kShortWidth;
-    for (int64_t at = 0; at < count; ++at) to[at] = to[kRun * kShortWidth + at] - lower;
   }
 }
 
@@ -212,7 +208,7 @@ RIFFLEMIX_INLINE void filter_windows(const Stretch<Bits>& s) {
     for (int64_t m = std::max<int64_t>(n, 0); !inside && m < last; ++m) {
       std::memcpy(in + (m - n) * width, s.x(m), s.count * sizeof(Bits));
     }
-    filter_four<kMost, kKeep>(s, four, rows + row * width, row, special);
+    filter_four<kMost, kKeep>(s, four, rows + row * width, special);
     for (int64_t m = std::max(n, s.first); !inside && m < last; ++m) {
       std::memcpy(s.y(m), out + (m - n) * width, s.count * sizeof(Bits));
       if (kKeep) std::memcpy(s.ago(m), out_ago + (m - n) * width, s.count);
@@ -220,8 +216,7 @@ RIFFLEMIX_INLINE void filter_windows(const Stretch<Bits>& s) {
     row += kTogether;
     if (row < kPast + kRun) continue;
     row = kPast;
-    const int64_t used = quotient_up(s.count, lanes) * lanes;
-    move_on<Key>(rows, used, sizeof(Key) > sizeof(Bits) ? kRun : 0);
+    std::memcpy(rows, rows + kRun * width, kPast * width * sizeof(Key));
   }
 }
 

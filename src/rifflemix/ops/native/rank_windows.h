@@ -4,7 +4,7 @@
 // two others what the last two do; then each window lacks one token, and its rank is taken by that
 // token or by one of the two sorted ones that it may come between. An exchange is a minimum and a
 // maximum of keys. Where it matters which token a key came from, one of 16 bits is joined with the
-// token's row, and one of 32 bits is looked for among the keys of its window.
+// token's number, and one of 32 bits is looked for among the keys of its window.
 
 #pragma once
 
@@ -16,7 +16,7 @@ namespace rifflemix::permutation {
 
 constexpr int64_t kTogether = 4;  // windows
 constexpr int64_t kPast = 8;      // tokens before a run, which its windows reach
-constexpr int64_t kRun = 8;       // tokens after which the last ones become the past
+constexpr int64_t kRun = 8;      // tokens after which the last ones become the past
 constexpr int kSpecialFours = 3;  // fours of windows that one token may be in
 static_assert(kPast + kRun == kShortRows && kPast >= kShortWindow, "windows of a run in the rows");
 
@@ -82,6 +82,9 @@ RIFFLEMIX_INLINE void insert_two(const V* sorted, V a, V b, V* all) {
   }
 }
 
+// Of 1, 2 and 4.
+constexpr int log2_of(int bit) { return bit / 2; }
+
 // Windows of up to kMost tokens, 4 or 8, of keys whose rows are kShortWidth apart. In place of
 // tokens that a smaller window lacks there is the largest key.
 template <int kMost, class Key>
@@ -145,7 +148,7 @@ struct Windows {
     around[kMost] = V{} + kTop<Key>;
 #pragma GCC unroll 4
     for (int bit = kMost / 2; bit > 0; bit /= 2) {
-      const V past = (wanted & static_cast<Key>(bit)) != 0;
+      const V past = (wanted << (8 * sizeof(Key) - 1 - log2_of(bit))) < 0;
 #pragma GCC unroll 8
       for (int i = 0; i <= bit; ++i) around[i] = past ? around[i + bit] : around[i];
     }
@@ -200,19 +203,35 @@ RIFFLEMIX_INLINE V find_among_equals(const Key* last, V taken, V wanted, int64_t
   return ago;
 }
 
-// The bytes of a vector, all first ones of its elements before all second ones.
-template <int kParts, class Bytes, std::size_t... At>
-RIFFLEMIX_INLINE Bytes by_part(Bytes bytes, std::index_sequence<At...>) {
-  constexpr int lanes = sizeof...(At) / kParts;
+// Elements of two vectors, counted through both.
+template <int... kAt, class V>
+RIFFLEMIX_INLINE V chosen(V first, V second) {
 #if defined(__clang__)
-  return __builtin_shufflevector(bytes, bytes, (int(At) % lanes * kParts + int(At) / lanes)...);
+  return __builtin_shufflevector(first, second, kAt...);
 #else
-  return __builtin_shuffle(bytes, Bytes{(int(At) % lanes * kParts + int(At) / lanes)...});
+  return __builtin_shuffle(first, second, V{kAt...});
 #endif
 }
-template <int kParts>
-RIFFLEMIX_INLINE Bytes by_part(Bytes elements) {
-  return by_part<kParts>(elements, std::make_index_sequence<sizeof(Bytes)>());
+
+// The even elements of one vector between the odd ones of the other.
+template <class V, std::size_t... At>
+RIFFLEMIX_INLINE V alternate(V even, V odd, std::index_sequence<At...>) {
+  return chosen<int(At + At % 2 * sizeof...(At))...>(even, odd);
+}
+template <class V>
+RIFFLEMIX_INLINE V alternate(V even, V odd) {
+  return alternate(even, odd, std::make_index_sequence<sizeof(V) / sizeof(even[0])>());
+}
+
+// The elements of a vector, every kParts-th from the first on, then from the second on.
+template <int kParts, class V, std::size_t... At>
+RIFFLEMIX_INLINE V by_part(V vector, std::index_sequence<At...>) {
+  constexpr int lanes = sizeof...(At) / kParts;
+  return chosen<(int(At) % lanes * kParts + int(At) / lanes)...>(vector, vector);
+}
+template <int kParts, class V>
+RIFFLEMIX_INLINE V by_part(V vector) {
+  return by_part<kParts>(vector, std::make_index_sequence<sizeof(V) / sizeof(vector[0])>());
 }
 
 }  // namespace rifflemix::permutation
