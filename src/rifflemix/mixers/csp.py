@@ -126,8 +126,7 @@ class CSP(PermutedValues):
         if shift is None:
             shift = "power" if self.causal else "linear"
         self.shift = _check_shift(shift, self.inner_dim)
-        explicit = None if isinstance(self.shift, str) else torch.tensor(self.shift)
-        self.register_buffer("steps", None if self.causal else explicit, persistent=False)
+        self.register_buffer("steps", self._constant_steps(), persistent=False)
         self.windows = None
         if self.causal:
             self._refuse(num_groups=num_groups, order=order, pad=pad, layout=layout)
@@ -140,6 +139,17 @@ class CSP(PermutedValues):
         for name, value in options.items():
             if value is not None:
                 raise bad_argument(name, "None with causal=True, which has no groups", repr(value))
+
+    def _constant_steps(self) -> Tensor | None:
+        """(C,) steps of every number of tokens; None where they depend on it, or there are none."""
+        if self.causal:
+            return None
+        if not isinstance(self.shift, str):
+            return torch.tensor(self.shift)
+        most = self.layout_length
+        if most is None:
+            return None
+        return self._scheduled_steps(most, most, self._group_size(most), torch.get_default_device())
 
     def _causal_steps(self, reach: int | None) -> Tensor:
         """(C,) steps back, on the CPU, where they can be read."""
@@ -197,7 +207,7 @@ class CSP(PermutedValues):
         size = self._group_size(laid_out)
         if not isinstance(self.shift, str):
             return min(size, length), list(self.shift)
-        steps = self._shift_steps(laid_out, laid_out, size, torch.device("cpu"))
+        steps = self._scheduled_steps(laid_out, laid_out, size, torch.device("cpu"))
         return min(size, length), [0] * self.inner_dim if steps is None else steps.tolist()
 
     def permute_groups(
@@ -276,12 +286,18 @@ class CSP(PermutedValues):
         self, length: int, modulus: int | Tensor, size: int | Tensor, device: torch.device
     ) -> Tensor | None:
         """(C,) steps for this many tokens in groups of `size`; None where nothing shifts."""
+        if self.steps is not None:
+            return self.steps
+        return self._scheduled_steps(length, modulus, size, device)
+
+    def _scheduled_steps(
+        self, length: int, modulus: int | Tensor, size: int | Tensor, device: torch.device
+    ) -> Tensor | None:
+        """`_shift_steps` by the schedule."""
         if self.shift == "none":
             return None
-        if not isinstance(self.shift, str):
-            return self.steps
         steps = scheduled_steps(
-            self.shift,
+            cast(str, self.shift),
             length,
             modulus,
             self.inner_dim,

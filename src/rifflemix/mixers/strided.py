@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from rifflemix.checks import check_integer
 from rifflemix.compat import as_constant, constant_for_compiler, is_known, take_first
+from rifflemix.errors import bad_argument
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.padding import layout_length, missing_tokens
-from rifflemix.ops.butterfly import butterfly_layout, butterfly_split, unchecked
+from rifflemix.ops.butterfly import butterfly_layout, unchecked
 
 
 class StridedGroups(TokenMixer):
@@ -62,7 +64,7 @@ class StridedGroups(TokenMixer):
     def strides(self, length: int) -> list[int]:
         """Strides that layers 0, 1, ... use on `length` tokens, before they repeat."""
         laid_out, is_fixed = self.layout_length or length, self.layout_length is not None
-        strides = _constant_strides(laid_out, self._block(laid_out), is_fixed)
+        strides = list(_constant_strides(laid_out, self._block(laid_out), is_fixed))
         return strides[::-1] if self.reverse else strides
 
     def groups(self, length: int) -> tuple[int, int, int]:
@@ -94,9 +96,14 @@ class StridedGroups(TokenMixer):
 
 
 @constant_for_compiler
-def _constant_strides(length: int, block: int, serve_fewer: bool) -> list[int]:
+def _constant_strides(length: int, block: int, serve_fewer: bool) -> tuple[int, ...]:
     """Of `butterfly_layout`, where a compiler must not trace into its search."""
-    return butterfly_layout(length, block, serve_fewer=serve_fewer)[1]
+    return _known_strides(length, block, serve_fewer)
+
+
+@functools.lru_cache(maxsize=256)
+def _known_strides(length: int, block: int, serve_fewer: bool) -> tuple[int, ...]:
+    return tuple(butterfly_layout(length, block, serve_fewer=serve_fewer)[1])
 
 
 def fitted_groups(block: int, stride: int, length: int) -> tuple[int, int, int]:
@@ -143,11 +150,12 @@ def mix_groups(
 
     Source: Dimension Mixer, Algorithm 1.
     """
-    batch, mask = x.shape[0], None
-    split = butterfly_split if is_known(x.shape[1]) else unchecked.butterfly_split
+    (batch, length), mask = x.shape[:2], None
+    if is_known(length) and length % (block * stride):
+        raise bad_argument("stride", f"a divisor of N / block = {length} / {block}", stride)
     if key_padding_mask is not None:
         x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
-    groups = split(x, block, stride)
+    groups = unchecked.butterfly_split(x, block, stride)
     if key_padding_mask is not None:
         mask = unchecked.butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
         # Softmax over no token is NaN: a group of padding goes in as zeros, and is zeroed again.
