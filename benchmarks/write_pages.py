@@ -77,6 +77,13 @@ CURVES = "docs/performance.png"
 """Time against N, of the newest scaling on a CPU: our mixers and softmax."""
 # Passes of the short tables, by benchmark; the CSV files have all.
 _PASSES = {"models": "training_step"}
+# What else to ask for to fill a folder, beside device and type.
+_FEW = "--mixers csp,sliceformer,tssa,butterfly --peers"
+_ASKED = {
+    "small/models": "--shape 1,64,256,8 --shape 1,128,256,8 --shape 1,256,256,8 "
+    f"{_FEW} --repeats 21 --threads 1 ",
+    "vit/models": f"--model vit --layers 12 {_FEW} ",
+}
 _SAME = ("task", "model", "dim", "num_layers", "num_heads", "mixers", "seeds", "train")
 
 _BENCHMARK = re.compile(
@@ -194,22 +201,33 @@ def _files(page: Path, results: Path, benchmark: str, device: str, dtype: str) -
     if path is None:
         *folder, name = benchmark.split("/")
         out = "/".join(["benchmarks/results", *folder])
-        options = f"--device {device} --dtype {dtype} --out {out}"
+        asked = _ASKED.get(benchmark, "")
+        options = f"{asked}--device {device} --dtype {dtype} --out {out}"
         return f"Not measured yet: `rifflemix bench {name} {options}`\n"
     every = ", ".join(_cited(page, file) for file in csv_tables(path, read_result(path)))
     return f"From {_cited(page, path)}. Every row: {every}.\n"
 
 
 def short_table(result: Mapping[str, Any]) -> BenchTable:
-    """Of our mixers, or of the operators' fastest forms at the first shape: training."""
+    """Of our mixers, or of the operators' fastest forms at the first shape: training.
+
+    Of models over several N it is inference.
+    """
+    tables = bench_tables(of_ours(result))
+    if result["benchmark"] == "models" and tables[0].headers[1].startswith("N="):
+        return tables[0]
     title = PASS_TITLES[_PASSES.get(result["benchmark"], "forward_backward")]
     times = {"scaling": f"{title}, ms (x softmax)"}.get(result["benchmark"], f": {title}")
-    (table,) = (t for t in bench_tables(of_ours(result)) if t.title.endswith(times))
+    (table,) = (t for t in tables if t.title.endswith(times))
     return table
 
 
 def of_ours(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result without baselines and packages, and with one shape and form of an operator."""
+    """A result without baselines and packages, and with one shape and form of an operator.
+
+    Packages' whole models stay: there is one beside ours, of the same size.
+    """
+    are_models = result["benchmark"] == "models"
     baselines = {
         name
         for name in list_mixers()
@@ -217,7 +235,7 @@ def of_ours(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
     def is_shown(entry: Mapping[str, Any]) -> bool:
-        return entry["kind"] != PEER and entry["name"] not in baselines
+        return (are_models or entry["kind"] != PEER) and entry["name"] not in baselines
 
     rows = [row for row in result["rows"] if is_shown(row)]
     if result["benchmark"] == "ops":

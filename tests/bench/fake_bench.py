@@ -56,7 +56,8 @@ def models() -> dict[str, Any]:
     row = _row("model", "tssa", 64, 0.5)
     row.passes = {"training_step": row.passes["forward"]}
     row.extra = {
-        "steps_per_second": 2.0,
+        "samples_per_second": 2.0,
+        "forward_samples_per_second": 8.0,
         "tokens_per_second": 128.0,
         "kernel_share": 0.5,
         "parameters": 1234,

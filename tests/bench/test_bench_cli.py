@@ -129,6 +129,8 @@ def test_a_result_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
         ("scaling --mixers nothing", "unknown mixer 'nothing'"),
         ("scaling --max-seconds 0", "max_seconds: expected a number above 0"),
         ("models --layers 0", "layers: expected at least 1"),
+        ("models --model vits", "model: expected one of encoder, vit"),
+        ("models --model vit --shape 1,60,8,2", "tokens: expected a square number"),
         ("models --shape 1,2,3", "--shape: expected BATCH,TOKENS,CHANNELS,HEADS"),
         ("ops --repeats 0", "repeats: expected at least 1"),
         ("ops --threads 0", "--threads: expected 1 to 1,024"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rifflemix.bench import layers, models, ops, scaling
+from rifflemix.bench.backbones import BACKBONES
 from rifflemix.bench.rows import Shape
 from rifflemix.bench.runner import Settings
 from rifflemix.bench.scaling_plot import scaling_plot
@@ -227,7 +228,7 @@ def test_the_floor_of_models_has_no_mixer(trained: Measured) -> None:
 def test_a_training_step_trains() -> None:
     shape = Shape(2, 16, 16, 2)
     torch.manual_seed(0)
-    model = models._model("tssa", 1, shape)
+    model = BACKBONES["encoder"].make("tssa", 1, shape)
     labels = torch.randint(models.CLASSES, (shape.batch,))
     step = models.training_step(model, models.byte_inputs(model, shape), labels)
     before = [parameter.clone() for parameter in model.parameters()]

@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import fake_bench
 import pytest
 
 from document_scripts import load_script
@@ -79,18 +80,19 @@ def is_shown(text: str, value: float) -> bool:
 
 
 def kind_and_name(text: str, benchmark: str) -> tuple[str, str]:
-    if benchmark != "scaling":
-        return {"ops": "operator", "layers": LAYER, "models": "model"}[benchmark], text
     name = text.removesuffix(" (package)")
-    return (PEER if name != text else LAYER), name
+    ours = {"scaling": LAYER, "layers": LAYER, "ops": "operator", "models": "model"}[benchmark]
+    return (PEER if name != text else ours), name
 
 
-def check_by_tokens(table: list[list[str]], name: str, rows: dict[Any, Any]) -> None:
+def check_by_tokens(
+    table: list[list[str]], benchmark: str, name: str, rows: dict[Any, Any]
+) -> None:
     header, _, *lines = table
     tokens = [int(cell.removeprefix("N=").replace(",", "")) for cell in header[1:]]
     for line in lines:
         for n, cell in zip(tokens, line[1:], strict=True):
-            row = rows[*kind_and_name(line[0], "scaling"), None, n]
+            row = rows[*kind_and_name(line[0], benchmark), None, n]
             if name not in row["passes"]:
                 assert cell == row["status"]
                 continue
@@ -117,27 +119,29 @@ def check_pass(title: str, table: list[list[str]], benchmark: str, rows: list[An
         fastest = min(forms, key=lambda row: row["passes"][PASSES[name]]["p50"])
         assert fastest["backend"] == backend
         assert is_shown(shown["p50, ms"], 1e3 * fastest["passes"][PASSES[name]]["p50"])
-        if "Steps/s" in shown:
-            assert is_shown(shown["Steps/s"], fastest["extra"]["steps_per_second"])
+        if "Samples/s" in shown:
+            assert is_shown(shown["Samples/s"], fastest["extra"]["samples_per_second"])
+        if benchmark == "models":
             assert number(shown["Parameters"]) == fastest["extra"]["parameters"]
 
 
-OURS = {"softmax", "csp", "sliceformer", "tssa", "butterfly", "token_parallel", "sinkhorn"}
+HEADLINE = {"softmax", "csp", "sliceformer", "tssa", "butterfly"}
+OURS = HEADLINE | {"token_parallel", "sinkhorn"}
 
 
 def test_times_on_the_page_are_those_of_the_files() -> None:
     blocks = cited_blocks("performance.md")
-    assert [file["benchmark"] for file, _ in blocks] == ["scaling", "layers", "ops", "models"]
+    shown = [file["benchmark"] for file, _ in blocks]
+    assert shown[:2] == ["scaling", "models"]
+    assert set(shown[2:]) <= {"models"}  # the vision transformer, and small inputs
     for file, ((title, table),) in blocks:
         benchmark, rows = file["benchmark"], file["rows"]
-        names = {line[0] for line in table[2:]}
-        if benchmark != "ops":
-            assert names - {"two linear maps", "no mixer"} == OURS
-        else:
-            assert names == {row["name"] for row in rows}
-        if title.endswith("ms (x softmax)"):
+        names = {line[0] for line in table[2:] if not line[0].endswith(" (package)")}
+        assert HEADLINE <= names - {"two linear maps", "no mixer"} <= OURS
+        name, by_tokens, _ = title.partition(", ms (x softmax)")
+        if by_tokens:
             at = {(r["kind"], r["name"], r["backend"], r["shape"]["tokens"]): r for r in rows}
-            check_by_tokens(table, PASSES[title.removesuffix(", ms (x softmax)")], at)
+            check_by_tokens(table, benchmark, PASSES[name], at)
         else:
             check_pass(title, table, benchmark, rows)
 
@@ -300,6 +304,31 @@ def test_the_newest_complete_result_is_shown(tmp_path: Path) -> None:
     assert page.startswith("# Title\n<!-- results: ops, cpu, float32 -->\n")
     assert page.endswith("<!-- /results -->\nend\n")
     assert WRITER.filled(tmp_path / "page.md", page, tmp_path) == page
+
+
+def test_whole_models_keep_their_packages_and_baselines_go() -> None:
+    names = ["softmax", "tssa", "linformer"]
+    made = fake_bench.scaling(names, peers=("timm",), tokens=(64, 256))
+    made |= {"benchmark": "models", "peers": []}
+    for row in made["rows"]:
+        row["kind"] = {"layer": "model"}.get(row["kind"], row["kind"])
+    table = WRITER.short_table(made)
+    assert table.title == "forward, ms (x softmax), % in kernels"
+    assert [row[0] for row in table.rows] == ["softmax", "tssa", "timm (package)"]
+
+
+@pytest.mark.parametrize(
+    ("block", "asked"),
+    [
+        ("vit/models", "--model vit --layers 12 "),
+        ("small/models", "--shape 1,64,256,8 --shape 1,128,256,8 "),
+    ],
+)
+def test_a_folder_that_needs_options_says_which(block: str, asked: str, tmp_path: Path) -> None:
+    empty = f"<!-- results: {block}, cpu, float32 -->\n<!-- /results -->\n"
+    page = WRITER.filled(tmp_path / "page.md", empty, tmp_path)
+    assert f"Not measured yet: `rifflemix bench models {asked}" in page
+    assert page.count(f"--out benchmarks/results/{block.partition('/')[0]}`") == 1
 
 
 def test_without_a_result_the_command_stands_there(tmp_path: Path) -> None:

@@ -33,8 +33,10 @@ def test_a_table_for_every_pass_with_ratios_and_failures() -> None:
 
 def test_training_steps_show_rates() -> None:
     (table,) = bench_tables(fake_bench.models())
-    assert table.headers[-4:] == ["Steps/s", "Tokens/s", "In kernels, %", "Parameters"]
-    assert table.rows[0][-4:] == ["2.00", "128", "50.00", "1,234"]
+    assert table.headers[-5:] == [
+        "Samples/s", "Inference, samples/s", "Tokens/s", "In kernels, %", "Parameters"
+    ]  # fmt: skip
+    assert table.rows[0][-5:] == ["2.00", "8.00", "128", "50.00", "1,234"]
 
 
 def test_scaling_shows_growth_first_and_then_a_column_an_n() -> None:

@@ -120,7 +120,7 @@ def gate_mixer(build: Build, settings: Settings, shape: Shape) -> list[Check]:
 def _gate_peer(build: Build, settings: Settings, shape: Shape) -> list[Check]:
     at, module, x = _gate_layer(build, settings, shape)
     actual = output_and_gradients(lambda: module(x), (x, *module.parameters()))
-    return [check_finite(at, x, actual)]
+    return [check_finite("the input's shape, finite values", at, x.shape, actual)]
 
 
 def _gate_layer(build: Build, settings: Settings, shape: Shape) -> tuple[Shape, nn.Module, Tensor]:

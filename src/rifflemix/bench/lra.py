@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from rifflemix.bench.models import CLASSES, Subject
+from rifflemix.bench.backbones import CLASSES
+from rifflemix.bench.models import Subject
 from rifflemix.bench.printed_speed import LENGTHS, PRINTED
 from rifflemix.bench.rows import MODEL, Shape
 from rifflemix.bench.runner import Group, Hooks, Settings, run_benchmark

@@ -1,4 +1,4 @@
-"""`rifflemix bench models`: the encoder's training step with every mixer in it."""
+"""`rifflemix bench models`: whole models with every mixer in them, inference and training."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rifflemix.bench.gate import OPERATOR_TOLERANCE, Check, check, output_and_gradients
-from rifflemix.bench.rows import FORWARD, MODEL, TRAINING_STEP, Row, Shape
-from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark
-from rifflemix.errors import bad_argument
+from rifflemix.bench.backbones import BACKBONES, CLASSES, Backbone, Inputs, byte_inputs
+from rifflemix.bench.gate import (
+    OPERATOR_TOLERANCE,
+    Check,
+    check,
+    check_finite,
+    output_and_gradients,
+)
+from rifflemix.bench.peers import peer_status
+from rifflemix.bench.rows import FORWARD, MODEL, PEER, TRAINING_STEP, Row, Shape
+from rifflemix.bench.runner import Built, Candidate, Group, Hooks, Settings, run_benchmark, switch
+from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers import mixer_card, usable_mixers
-from rifflemix.models import create_model
 from rifflemix.nn.block import Block
 from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.runs.measure import kernel_share
 
 NO_MIXER, SOFTMAX = "no mixer", "softmax"
-DEFAULT_SHAPES = (Shape(4, 1024, 256, 8),)
 DEFAULT_LAYERS = 4
-_VOCABULARY, CLASSES = 256, 10
+_SHARE_SECONDS = 0.05  # a short call is made so long to see what share of it kernels take
 
 
 class NoMixer(nn.Module):
@@ -36,57 +42,71 @@ class NoMixer(nn.Module):
 
 
 def run(
-    shapes: Sequence[Shape] = DEFAULT_SHAPES,
+    shapes: Sequence[Shape] = (),
     *,
+    model: str = "encoder",
     layers: int = DEFAULT_LAYERS,
     mixers: Sequence[str] | None = None,
+    peers: bool = False,
     settings: Settings | None = None,
     hooks: Hooks | None = None,
 ) -> dict[str, Any]:
-    """Measure training steps of the encoder: forward, loss, backward, AdamW.
+    """Measure inference and training steps (forward, loss, backward, AdamW) of a model.
 
     Args:
-        shapes: batch, tokens, channels and heads to measure at.
-        layers: blocks of the encoder.
+        shapes: batch, tokens, channels and heads to measure at; the model's own where empty. Tokens
+            of "vit" are patches of a square image.
+        model: "encoder" of bytes, or "vit" of images.
+        layers: blocks of the model.
         mixers: registry names, all by default; softmax always takes part.
+        peers: let another package's model of the same size take part if it is installed: BERT of
+            transformers beside the encoder, timm's vision transformer beside "vit".
         settings: type, device, number of timings and limits.
         hooks: progress, stopping and saving.
 
     Returns:
-        See benchmarks/README.md. Rows of kind "model", passes "forward" and "training_step",
-        ratios to "no mixer" (the backbone alone) and "softmax"; "extra" has steps_per_second,
-        tokens_per_second, parameters and kernel_share.
+        See benchmarks/README.md. Rows of kind "model" and "peer", passes "forward" and
+        "training_step", ratios to "no mixer" (the backbone alone) and "softmax"; "extra" has
+        parameters, and of both passes rates and the share of kernels; "peers" says which package
+        took part.
 
     Raises:
-        InputError: an unknown mixer, or a setting out of range.
+        InputError: an unknown model or mixer, or a setting out of range.
     """
     settings = settings or Settings()
+    check_choice("model", model, BACKBONES)
     if layers < 1:
         raise bad_argument("layers", "at least 1", layers)
+    backbone = BACKBONES[model]
+    shapes = shapes or (backbone.shape,)
+    for shape in shapes:
+        backbone.check(shape)
     names = usable_mixers() if mixers is None else [mixer_card(name).name for name in mixers]
     names = [NO_MIXER, SOFTMAX, *(name for name in names if name != SOFTMAX)]
-    subjects = [Subject(name, partial(_model, name, layers)) for name in names]
-    candidates = [subject.candidate(settings) for subject in subjects]
+    subject = partial(Subject, inputs=backbone.inputs, gate_tokens=backbone.gate_tokens)
+    subjects = [subject(name, partial(_model, backbone, name, layers)) for name in names]
+    peer = backbone.peer(layers)
+    status = [peer_status(peer, settings.torch_device)] if peers else []
+    if any(one["takes_part"] for one in status):
+        subjects.append(subject(peer.name, peer.build, kind=PEER))
+    candidates = [one.candidate(settings) for one in subjects]
     references = tuple((MODEL, name) for name in (NO_MIXER, SOFTMAX))
     groups = [Group(shape, candidates, references) for shape in shapes]
-    details = {"layers": layers, "mixers": names[1:], "optimizer": "AdamW"}
-    return run_benchmark("models", groups, settings, details, hooks=hooks)
+    details = {
+        "model": model, "layers": layers, "mixers": names[1:], "peers": peers, "optimizer": "AdamW"
+    }  # fmt: skip
+    return run_benchmark(
+        "models", groups, settings, details, hooks=hooks, summarise=lambda rows: {"peers": status}
+    )
 
 
 Make = Callable[[Shape], nn.Module]
 """A model for a shape, on the CPU in float32, of `CLASSES` classes or more."""
-Inputs = Callable[[nn.Module, Shape], Tensor]
-"""Random inputs of a model, as many as the shape's batch."""
-
-
-def byte_inputs(model: nn.Module, shape: Shape) -> Tensor:
-    """(B, N) ids from 1 to 255."""
-    return torch.randint(1, _VOCABULARY, (shape.batch, shape.tokens))
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model whose training step is measured, gated against the eager operators.
+    """A model whose inference and training step are measured, gated against the eager operators.
 
     Attributes:
         name: of the row.
@@ -94,6 +114,7 @@ class Subject:
         inputs: what it reads.
         gate_tokens: most tokens that the gate compares; None where the model has its own number.
         extra: what the row says beside rates and parameters.
+        kind: of the row. A peer, another package's model, is gated for shape and finite values.
     """
 
     name: str
@@ -101,11 +122,12 @@ class Subject:
     inputs: Inputs = byte_inputs
     gate_tokens: int | None = 128
     extra: Mapping[str, float] = field(default_factory=dict)
+    kind: str = MODEL
 
     def candidate(self, settings: Settings) -> Candidate:
         """The forward pass and the training step, for the runner."""
         return Candidate(
-            MODEL,
+            self.kind,
             self.name,
             None,
             build=partial(self._build, settings),
@@ -120,6 +142,8 @@ class Subject:
         model.eval()
         leaves = tuple(model.parameters())
         actual = output_and_gradients(lambda: model(inputs), leaves)
+        if self.kind == PEER:
+            return [check_finite("logits, finite values", small, (2, CLASSES), actual)]
         with prefer_backend("eager"):
             expected = output_and_gradients(lambda: model(inputs), leaves)
         tolerance = OPERATOR_TOLERANCE[settings.torch_dtype]
@@ -130,20 +154,25 @@ class Subject:
         step = training_step(model, inputs, labels)
 
         def forward() -> Tensor:
-            model.eval()
-            with torch.no_grad():
+            switch(model, training=False)
+            with torch.inference_mode():
                 out: Tensor = model(inputs)
             return out
 
+        passes = {FORWARD: forward, TRAINING_STEP: step}
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        known = {"parameters": parameters, **self.extra}
-        device = settings.torch_device
-        return Built(
-            {FORWARD: forward, TRAINING_STEP: step},
-            describe=lambda row: (
-                _rates(row) | {"kernel_share": kernel_share(step, device), **known}
-            ),
-        )
+
+        def describe(row: Row) -> dict[str, float]:
+            shares = {name: _share(call, row, name, settings) for name, call in passes.items()}
+            return {
+                **_rates(row),
+                "kernel_share": shares[TRAINING_STEP],
+                "forward_kernel_share": shares[FORWARD],
+                "parameters": parameters,
+                **self.extra,
+            }
+
+        return Built(passes, describe)
 
     def _ready(self, settings: Settings, shape: Shape) -> tuple[nn.Module, Tensor, Tensor]:
         """The model, its inputs and a label for each."""
@@ -163,7 +192,7 @@ def training_step(model: nn.Module, inputs: Tensor, labels: Tensor) -> Callable[
     optimizer.zero_grad(set_to_none=True)
 
     def step() -> None:
-        model.train()
+        switch(model, training=True)
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(model(inputs).float(), labels).backward()
         optimizer.step()
@@ -172,24 +201,22 @@ def training_step(model: nn.Module, inputs: Tensor, labels: Tensor) -> Callable[
 
 
 def _rates(row: Row) -> dict[str, float]:
-    seconds = row.passes[TRAINING_STEP].p50
+    step, forward = (row.shape.batch / row.passes[name].p50 for name in (TRAINING_STEP, FORWARD))
     return {
-        "steps_per_second": 1 / seconds,
-        "tokens_per_second": row.shape.batch * row.shape.tokens / seconds,
+        "steps_per_second": step / row.shape.batch,
+        "tokens_per_second": step * row.shape.tokens,
+        "samples_per_second": step,
+        "forward_samples_per_second": forward,
     }
 
 
-def _model(name: str, layers: int, shape: Shape) -> nn.Module:
-    model = create_model(
-        "encoder",
-        mixer=SOFTMAX if name == NO_MIXER else name,
-        dim=shape.channels,
-        num_layers=layers,
-        num_heads=shape.heads,
-        num_classes=CLASSES,
-        vocab_size=_VOCABULARY,
-        max_length=shape.tokens,
-    )
+def _share(call: Callable[[], object], row: Row, name: str, settings: Settings) -> float:
+    loops = max(1, round(_SHARE_SECONDS / row.passes[name].p50))
+    return kernel_share(call, settings.torch_device, loops)
+
+
+def _model(backbone: Backbone, name: str, layers: int, shape: Shape) -> nn.Module:
+    model = backbone.make(SOFTMAX if name == NO_MIXER else name, layers, shape)
     if name == NO_MIXER:
         for block in model.modules():
             if isinstance(block, Block):

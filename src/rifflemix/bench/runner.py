@@ -146,19 +146,20 @@ def forward_and_backward(
     """
 
     def forward() -> Tensor:
-        _switch(module, training=False)
+        switch(module, training=False)
         with torch.no_grad():
             return run()
 
     def forward_backward() -> tuple[Tensor, ...]:
-        _switch(module, training=True)
+        switch(module, training=True)
         y = run()
         return torch.autograd.grad(y, leaves, torch.ones_like(y), materialize_grads=True)
 
     return {FORWARD: forward, FORWARD_BACKWARD: forward_backward}
 
 
-def _switch(module: nn.Module | None, *, training: bool) -> None:
+def switch(module: nn.Module | None, *, training: bool) -> None:
+    """Put a module into training or evaluation; each layer is told only where that is new."""
     if module is not None and module.training != training:
         module.train(training)
 

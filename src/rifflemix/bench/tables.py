@@ -32,6 +32,7 @@ _SHORT = {
     _IN_PLACE: "softmax in place",
 }
 _SOFTMAX, _MAPS = "softmax", "two linear maps"
+_MILLISECONDS = "ms (x softmax)"
 
 AXES = {"tokens": "N", "channels": "C"}
 
@@ -49,7 +50,10 @@ class BenchTable:
 
 
 def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
-    """The tables of a result: of some benchmarks by N, otherwise one per shape and pass."""
+    """The tables of a result: of some benchmarks by N, otherwise one per shape and pass.
+
+    Those of models are by N where the shapes differ in nothing else.
+    """
     rows = result["rows"]
     if result["benchmark"] == "scaling":
         axis = axis_of(result)
@@ -60,6 +64,8 @@ def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
         return _tables_of_processes(rows, result["settings"]["processes"])
     if result["benchmark"] == "lra":
         return _tables_beside_printed(rows, result["printed"])
+    if result["benchmark"] == "models" and _differ_in_tokens(rows):
+        return _model_tables_by_tokens(rows)
     tables = []
     for shape in dict.fromkeys(_shape_text(row) for row in rows):
         here = [row for row in rows if _shape_text(row) == shape]
@@ -168,15 +174,42 @@ def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
     """A row a layer and a column an N (or C): times with their ratio to softmax, floor, memory."""
     forward, both = "forward", "forward_backward"
     columns: list[tuple[str, str, Show]] = [
-        ("forward, ms (x softmax)", forward, _time_and(_SOFTMAX)),
+        (f"forward, {_MILLISECONDS}", forward, _time_and(_SOFTMAX)),
         ("forward, peak memory", forward, _memory),
-        ("forward and backward, ms (x softmax)", both, _time_and(_SOFTMAX)),
+        (f"forward and backward, {_MILLISECONDS}", both, _time_and(_SOFTMAX)),
         ("forward and backward, x two linear maps", both, _ratio(_MAPS)),
         ("forward and backward, peak memory", both, _memory),
     ]
     return [
         _by_axis(title, _timed(name, show, _status), rows, axis) for title, name, show in columns
     ]
+
+
+def _differ_in_tokens(rows: Sequence[Row]) -> bool:
+    sizes = {tuple(n for axis, n in row["shape"].items() if axis != "tokens") for row in rows}
+    return len(sizes) == 1 and len({row["shape"]["tokens"] for row in rows}) > 1
+
+
+def _model_tables_by_tokens(rows: Sequence[Row]) -> list[BenchTable]:
+    """A row a model and a column an N: times with their ratio and the share of kernels; memory."""
+    shares = {"forward": "forward_kernel_share", "training_step": "kernel_share"}
+
+    def time_and_share(name: str) -> Show:
+        time, share = _timed(name, _time_and(_SOFTMAX), _status), _extra(shares[name], _whole)
+        return lambda row: f"{time(row)}, {share(row)}" if row["passes"] else time(row)
+
+    return [
+        _by_axis(f"{PASS_TITLES[name]}, {title}", cell, rows, "tokens")
+        for name in shares
+        for title, cell in (
+            (f"{_MILLISECONDS}, % in kernels", time_and_share(name)),
+            ("peak memory", _timed(name, _memory)),
+        )
+    ]
+
+
+def _whole(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %"
 
 
 def _tables_by_context(rows: Sequence[Row]) -> list[BenchTable]:
@@ -356,9 +389,14 @@ def _caption(result: Mapping[str, Any]) -> str:
 
 # What else is known of a row, beside the pass that it is of.
 _EXTRA: Mapping[str, tuple[tuple[str, str, Show], ...]] = {
-    "forward": (("package_calls", "Calls in rifflemix", format_count),),
+    "forward": (
+        ("package_calls", "Calls in rifflemix", format_count),
+        ("forward_samples_per_second", "Samples/s", format_rate),
+        ("forward_kernel_share", "In kernels, %", format_percent),
+    ),
     "training_step": (
-        ("steps_per_second", "Steps/s", format_rate),
+        ("samples_per_second", "Samples/s", format_rate),
+        ("forward_samples_per_second", "Inference, samples/s", format_rate),
         ("tokens_per_second", "Tokens/s", format_rate),
         ("kernel_share", "In kernels, %", format_percent),
         ("parameters", "Parameters", format_count),

@@ -131,22 +131,33 @@ def layers(
 @app.command(
     epilog="Examples:  rifflemix bench models   |   "
     "rifflemix bench models --shape 4,4096,256,8 --layers 2 --mixers tssa,csp --out models.json"
+    "   |   rifflemix bench models --model vit --layers 12 --peers"
 )
 def models(
     *,
     shape: Shapes | None = None,
-    layers: Annotated[int, Option("Blocks of the encoder.")] = 4,
+    model: Annotated[str, Option("encoder, of bytes, or vit, of square images.")] = "encoder",
+    layers: Annotated[int, Option("Blocks of the model.")] = 4,
     mixers: Mixers | None = None,
+    peers: Annotated[
+        bool, Option("Let BERT of transformers, or timm's vision transformer, take part.")
+    ] = False,
     measurement: Measurement,
 ) -> None:
-    """Training steps of the encoder with every mixer, against no mixer and softmax."""
-    from rifflemix.bench.models import DEFAULT_SHAPES, run
+    """Inference and training of a model with every mixer, against no mixer and softmax."""
+    from rifflemix.bench.models import run
 
-    shapes = _shapes(shape) or DEFAULT_SHAPES
+    shapes = _shapes(shape)
     names = None if mixers is None else parse_names(mixers, "--mixers")
     measurement.measure(
         lambda settings, hooks: run(
-            shapes, layers=layers, mixers=names, settings=settings, hooks=hooks
+            shapes,
+            model=model,
+            layers=layers,
+            mixers=names,
+            peers=peers,
+            settings=settings,
+            hooks=hooks,
         )
     )
 

@@ -98,11 +98,17 @@ def peak_memory(call: Call, device: torch.device) -> int:
     return _highest_level(record)
 
 
-def kernel_share(call: Call, device: torch.device) -> float:
+def kernel_share(call: Call, device: torch.device, loops: int = 1) -> float:
     """Share of a call's time that is spent computing; the rest is Python, autograd and launching.
 
-    On a GPU its kernels count, on a CPU torch's operators. The profiler slows the rest down a
-    little, so that the true share is somewhat higher.
+    On a GPU its kernels count, on a CPU torch's operators and those of this package, which are
+    Python around a compiled kernel and count whole. The profiler slows the rest down a little, so
+    that the true share is somewhat higher.
+
+    Args:
+        call: what is made.
+        device: where it computes.
+        loops: how often it is made, for a short one.
 
     Returns:
         0..1.
@@ -110,7 +116,7 @@ def kernel_share(call: Call, device: torch.device) -> float:
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as record:
-        seconds = seconds_of(call, device)
+        seconds = loops * seconds_of(call, device, loops)
     events = record.key_averages()
     if on_gpu:
         busy = sum(e.self_device_time_total for e in events if runs_on_gpu(e))
