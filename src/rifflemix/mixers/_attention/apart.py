@@ -17,7 +17,7 @@ def apart(heads: Tensor) -> tuple[Tensor, ...]:
     Gradients that lie side by side as the views do, as our kernels write them, are the gradient of
     the whole; others go together in one copy.
     """
-    if not (fuses_features() and heads.requires_grad):
+    if not (heads.requires_grad and fuses_features()):
         return heads.unbind(2)
     parts: tuple[Tensor, ...] = _Apart.apply(heads)  # type: ignore[no-untyped-call] # torch's own
     return parts
