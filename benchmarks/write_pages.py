@@ -70,6 +70,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/start.md", "docs/performance.md",
                                        "docs/comparing.md",
                                        "docs/learned-permutations.md",
+                                       "docs/causal-permutations.md",
                                        "docs/scale.md"))  # fmt: skip
 REPORT = ROOT / "docs" / "reproduced" / "report.md"
 DEMO_PLOT = "docs/demo.png"
@@ -249,10 +250,12 @@ def of_ours(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def csv_tables(path: Path, result: Mapping[str, Any]) -> dict[Path, str]:
     """The CSV files beside a result: a line a row and pass, and of scaling the growth."""
-    tables = {path.with_suffix(".csv"): _csv(line for row in result["rows"] for line in _flat(row))}
+    tables = {
+        path.with_suffix(".csv"): csv_text(line for row in result["rows"] for line in _flat(row))
+    }
     if "growth" in result:
         growth = path.with_name(f"{path.stem}-growth.csv")
-        tables[growth] = _csv(map(_flat_growth, result["growth"]))
+        tables[growth] = csv_text(map(_flat_growth, result["growth"]))
     return tables
 
 
@@ -279,7 +282,7 @@ def _flat_growth(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _csv(lines: Iterable[Mapping[str, Any]]) -> str:
+def csv_text(lines: Iterable[Mapping[str, Any]]) -> str:
     """Lines under all headers that any of them has."""
     lines = list(lines)
     text = io.StringIO()

@@ -42,6 +42,16 @@ class Curve:
     points: tuple[tuple[float, float], ...]
 
 
+@dataclass(frozen=True)
+class Point:
+    """A name at (across, up), and how far up and down the value may be off."""
+
+    name: str
+    across: float
+    up: float
+    error: float
+
+
 def dots(title: str, rows: Sequence[Row], rule: float | None = None) -> str:
     """Rows of marks over one scale; `rule` is where a line goes down through all."""
     values = [v for row in rows for m in row.marks for v in (m.value, m.low, m.high)
@@ -103,6 +113,39 @@ def curves(
         parts.append(_line(x + 2, y, right + 10, ends[curve.name], "leader"))
         parts.append(_text(right + 14, ends[curve.name] + 4, curve.name, f"small t{number % 7}"))
     said = "; ".join(f"{c.name}: {c.points[0][1]:.3g} to {c.points[-1][1]:.3g}" for c in drawn)
+    return _sheet(f"{title}. {said}.", bottom + _FOOT, parts)
+
+
+def scatter(title: str, drawn: Mapping[str, Sequence[Point]]) -> str:
+    """A panel of named points for each heading, over one scale across and one up."""
+    points = [point for panel in drawn.values() for point in panel]
+    levels = _ticks(*_span([v for p in points for v in (p.up - p.error, p.up + p.error)]))
+    ticks = _ticks(0.0, max(point.across for point in points))
+    gap, top, bottom = 60, _HEAD + 22, 320
+    width = (_WIDTH - gap) / len(drawn) - gap
+    up = _scale(levels[0], levels[-1], bottom, top)
+    parts = [_text(gap, 18, title, "title")]
+    for number, (heading, panel) in enumerate(drawn.items()):
+        left = gap + number * (width + gap)
+        across = _scale(ticks[0], ticks[-1], left, left + width)
+        parts.append(_text(left, _HEAD + 8, heading, "heading"))
+        for level in levels:
+            parts.append(_line(left, up(level), left + width, up(level), "grid"))
+            parts.append(_text(left - 8, up(level) + 4, f"{level:g}", "small end"))
+        parts += [_text(across(tick), bottom + 16, f"{tick:g}", "small middle") for tick in ticks]
+        names = _apart({point.name: up(point.up) for point in panel})
+        for point in panel:
+            x, y = across(point.across), up(point.up)
+            parts.append(
+                _line(x, up(point.up - point.error), x, up(point.up + point.error), "bar main")
+            )
+            parts.append(f'<circle class="main" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>')
+            parts.append(_text(x + 9, names[point.name] + 4, point.name, "small"))
+    said = "; ".join(
+        f"{heading}, {p.name}: {p.up:.3g} at {p.across:.3g}"
+        for heading, of in drawn.items()
+        for p in of
+    )
     return _sheet(f"{title}. {said}.", bottom + _FOOT, parts)
 
 

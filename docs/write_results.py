@@ -7,22 +7,19 @@ The page takes what is there: benchmarks/results, docs/claims. After any of them
 
 from __future__ import annotations
 
-import csv
 import functools
-import io
-import json
 import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import write_claims
 import write_mixers
-from results_parallel import told
+from results_beyond import grouped, sharding, text
+from results_common import RESULTS, Answer, by_time, listed, pages, read, scores, task_title
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
 
 from rifflemix.bench import decode
@@ -34,8 +31,6 @@ from rifflemix.report.units import format_duration, format_percent, metric_value
 
 FOLDER = Path(__file__).resolve().parent
 PAGE, FILES = FOLDER / "results.md", FOLDER / "results"
-RESULTS = FOLDER.parent / "benchmarks" / "results"
-_by_time = write_mixers.pages_writer().by_time
 INTRODUCTION = """# Results
 
 A question, a picture, a sentence, and behind links the table, the file that a command wrote, and
@@ -44,33 +39,10 @@ memory at length: [performance](performance.md). Every file names its machine, o
 """
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One question of the page.
-
-    Attributes:
-        question: the heading.
-        says: the answer in words.
-        name: of the files of picture and table.
-        picture: SVG, or the path of a picture that another script draws.
-        table: lines of the CSV file.
-        sources: the result files.
-        commands: what made them.
-    """
-
-    question: str
-    says: str
-    name: str
-    picture: str
-    table: list[dict[str, Any]]
-    sources: Sequence[Path]
-    commands: Sequence[str]
-
-
 def answers() -> list[Answer]:
     """All of the page, in its order."""
-    return [accuracy(), one_task(), small_tasks(), speed(), memory(), decoding(), sharding(),
-            distillation(), printed(), claims(), estimates()]  # fmt: skip
+    return [accuracy(), one_task(), small_tasks(), text(), grouped(), speed(), memory(),
+            decoding(), sharding(), distillation(), printed(), claims(), estimates()]  # fmt: skip
 
 
 def accuracy() -> Answer:
@@ -84,9 +56,9 @@ def accuracy() -> Answer:
         rows = comparison_rows(results)
         shown = {of.row.name: of for of in differences_from_softmax(rows)}
         if shown:
-            drawn.append(Row(f"{_task(results)}, {len(results['seeds'])} seeds"))
+            drawn.append(Row(f"{task_title(results)}, {len(results['seeds'])} seeds"))
         for row in rows:
-            line = _scores(path, row)
+            line = scores(path, row)
             if row.name in shown:
                 of = shown[row.name]
                 low, mean, high = (
@@ -126,13 +98,13 @@ def one_task() -> Answer:
         mean, low, high = (100 * v for v in (row.test.mean, row.test.mean - error,
                                              min(row.test.mean + error, 1.0)))  # fmt: skip
         drawn.append(Row(row.title, (Mark(mean, "main", low, high),), f"{mean:.1f}"))
-        table.append(_scores(path, row))
+        table.append(scores(path, row))
     identity = next(row.test for row in rows if row.name == "identity")
     assert identity is not None
     above = sum(row.test.mean > identity.mean for row in rows if row.test is not None)
     says = (
-        f"On {_task(results)}, {above} of {len(rows)} mixers are above no mixing at all, which "
-        f"reaches {identity} % (dashed): positions and the mean over tokens do most of the "
+        f"On {task_title(results)}, {above} of {len(rows)} mixers are above no mixing at all, "
+        f"which reaches {identity} % (dashed): positions and the mean over tokens do most of the "
         "work there, so this says little about long inputs. One seed, not tuned; bars are the "
         f"error of {size} test samples alone."
     )
@@ -158,7 +130,7 @@ def small_tasks() -> Answer:
         marks = (Mark(100 * row.test.mean, "main"), Mark(100 * row.chance, "other"))
         words = f"{row.test} in {format_duration(seconds)}"
         drawn.append(Row(f"{name}, N = {results['task']['max_length']}", marks, words))
-        line = {"task": name, **_scores(path, row), "chance": row.chance, "seconds": seconds}
+        line = {"task": name, **scores(path, row), "chance": row.chance, "seconds": seconds}
         table.append(line | {"threads": results["config"]["threads"]})
         sources.append(path)
     said = [f"{row.name.partition(',')[0]} {row.words}" for row in drawn]
@@ -185,7 +157,7 @@ def _is_of(results: Mapping[str, Any], task: SuiteTask) -> bool:
 
 
 def speed() -> Answer:
-    """Time over the number of tokens, which benchmarks/write_pages.py draws."""
+    """Time over the number of tokens, which benchmarks/writepages.py draws."""
     path, result = write_mixers.newest_scaling()
     table = [
         {
@@ -230,8 +202,8 @@ def memory() -> Answer:
     less = [name for name, ratio in last.items() if ratio < 1]
     more = [name for name, ratio in last.items() if ratio >= 1]
     says = (
-        f"At {max(base):,} tokens {_listed(less)} hold less than softmax attention, "
-        f"{_listed(more) or 'none'} more. torch's fused attention keeps no N x N map, so memory "
+        f"At {max(base):,} tokens {listed(less)} hold less than softmax attention, "
+        f"{listed(more) or 'none'} more. torch's fused attention keeps no N x N map, so memory "
         "is no reason to leave it unless weights are dropped out or looked at. Peak of a forward "
         "and backward pass, in multiples of softmax attention's."
     )
@@ -242,7 +214,7 @@ def memory() -> Answer:
 
 def decoding() -> Answer:
     """A token after a long context, in multiples of softmax attention with its cache in place."""
-    path = _by_time(RESULTS.glob("decode-*.json"))[-1]
+    path = by_time("decode-*.json")[-1]
     result = read(path)
     rows = [row for row in result["rows"] if row["passes"]]
     table = [
@@ -272,7 +244,7 @@ def decoding() -> Answer:
     least = min(points[0][1] / softmax[0][1] for points in rates.values())
     says = (
         f"A layer of {result['settings']['dim']} channels, after {far:,} tokens, is so many times "
-        f"as fast as softmax attention whose cache is written in place: {_listed(words)}. After "
+        f"as fast as softmax attention whose cache is written in place: {listed(words)}. After "
         f"{near:,} tokens the slowest of them is {least:.2g} times as fast: there Python's calls "
         "are measured. Softmax attention's cache grows with the context, their states do not. "
         "Tokens per second of one sequence, both scales logarithmic."
@@ -283,18 +255,9 @@ def decoding() -> Answer:
                   table, [path], [result["command"]])  # fmt: skip
 
 
-def sharding() -> Answer:
-    """A sequence over several processes."""
-    path = _by_time(RESULTS.glob("parallel-*.json"))[-1]
-    result = read(path)
-    says, picture, table = told(result)
-    return Answer("What does splitting a sequence save, and send?", says, "sharding", picture,
-                  table, [path], [result["command"]])  # fmt: skip
-
-
 def distillation() -> Answer:
     """A trained model whose attention is swapped, before and after distillation."""
-    path = _by_time(RESULTS.glob("distil-*.json"))[-1]
+    path = by_time("distil-*.json")[-1]
     result = read(path)
     half, whole = result["more_steps"], 2 * result["more_steps"]
     stages = {
@@ -348,7 +311,7 @@ def printed() -> Answer:
     full = [result for result in found if not result["is_reduced"]]
     says = (
         f"Of {numbers} printed numbers that have a recipe, {len(found)} were begun and "
-        f"{len(full)} run in full{': ' * bool(full)}{_listed([_against(row) for row in full])}. "
+        f"{len(full)} run in full{': ' * bool(full)}{listed([_against(row) for row in full])}. "
         "A reduced run reproduces nothing: it shows that the model learns. Disks are printed, "
         "rings are ours. [The whole table](reproduced/report.md)."
     )
@@ -375,13 +338,14 @@ def claims() -> Answer:
         for number, claim in enumerate(write_claims.CLAIMS, start=1)
     ]
     kinds = (write_claims.HOLDS, write_claims.FAILS, write_claims.PART)
+    plural = {kind: kind.replace("holds", "hold").replace("does", "do") for kind in kinds}
     papers: dict[str, list[tuple[int, str]]] = {}
     for number, claim, verdict in judged:
         papers.setdefault(claim.paper, []).append((number, verdict))
     counts = Counter(verdict for _, _, verdict in judged)
     says = (
         f"Of {len(judged)} claims "
-        + ", ".join(f"{counts[kind]} {_plural(kind)}" for kind in kinds)
+        + ", ".join(f"{counts[kind]} {plural[kind]}" for kind in kinds)
         + ", on models trained here for minutes. A number is that of [the claim](claims.md)."
     )
     table = [
@@ -395,7 +359,7 @@ def claims() -> Answer:
 
 def estimates() -> Answer:
     """What `list recipes --cost` says of a step, beside a step that was made."""
-    path = _by_time(RESULTS.glob("step-estimates-*.json"))[-1]
+    path = by_time("step-estimates-*.json")[-1]
     rows = read(path)["rows"]
     within = sum(1 / 1.5 <= row["ratio"] <= 1.5 for row in rows)
     drawn = [Row(r["name"], (Mark(r["ratio"]),), f"{r['ratio']:.2f}") for r in rows]
@@ -411,46 +375,15 @@ def estimates() -> Answer:
 @functools.cache
 def comparisons() -> list[Path]:
     """Results of `rifflemix compare`, the demo's newest among them, the oldest first."""
-    demo = _by_time((RESULTS / "demo").glob("*.json"))[-1]
-    return _by_time([*RESULTS.glob("compare-*.json"), demo])
+    kept: list[Path] = pages.by_time(
+        [*RESULTS.glob("compare-*.json"), *by_time("demo/*.json")[-1:]]
+    )
+    return kept
 
 
 def largest() -> Path:
     """The comparison of most mixers."""
     return max(comparisons(), key=lambda path: len(read(path)["mixers"]))
-
-
-@functools.cache
-def read(path: Path) -> dict[str, Any]:
-    """A result file."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
-def _task(results: Mapping[str, Any]) -> str:
-    tuned = ", tuned" if "tuning" in results else ""
-    return f"{results['task']['title']}, N = {results['task']['max_length']}{tuned}"
-
-
-def _scores(path: Path, row: Any) -> dict[str, Any]:
-    line = {"result": path.stem, "mixer": row.name, "title": row.title, "metric": row.metric}
-    for split in ("test", "validation"):
-        score = getattr(row, split)
-        line |= {split: score.mean, f"{split}_std": "" if score.std is None else score.std}
-    return line | {
-        "seeds": row.test.n,
-        "steps_per_second": row.steps_per_second,
-        "peak_memory_bytes": row.peak_memory_bytes,
-        "parameters": row.parameters,
-    }
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
-def _plural(verdict: str) -> str:
-    return verdict.replace("holds", "hold").replace("does", "do")
 
 
 def files() -> dict[Path, str]:
@@ -482,14 +415,11 @@ def _link(path: Path) -> str:
 
 def _csv(lines: Iterable[Mapping[str, Any]]) -> str:
     """Numbers in six digits: nothing here was measured better."""
-    lines = list(lines)
-    text = io.StringIO()
-    headers = dict.fromkeys(key for line in lines for key in line)
-    writer = csv.DictWriter(text, headers, lineterminator="\n")
-    writer.writeheader()
-    for line in lines:
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in line.items()})
-    return text.getvalue()
+    text: str = pages.csv_text(
+        {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in line.items()}
+        for line in lines
+    )
+    return text
 
 
 if __name__ == "__main__":

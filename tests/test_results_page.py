@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 from collections import defaultdict
 from itertools import pairwise
@@ -78,6 +79,36 @@ def test_tables_hold_the_means_of_the_runs_and_their_differences_from_softmax(
     assert compared == sum(len(results["mixers"]) - 1 for results in many)
 
 
+def test_bits_of_a_byte_are_the_means_of_the_runs(writer: ModuleType) -> None:
+    lines = lines_of(writer, "text")
+    assert {line["result"] for line in lines} == {path.stem for path in RESULTS.glob("text-*.json")}
+    for line in lines:
+        runs = [r for r in comparison(line["result"])["runs"] if r["mixer"] == line["mixer"]]
+        bits = [run["test"]["loss"] / math.log(2) for run in runs]  # a token is a byte
+        assert len(bits) == int(line["seeds"]) == 3
+        assert float(line["bits_per_byte"]) == pytest.approx(statistics.fmean(bits), rel=1e-5)
+        assert float(line["bits_per_byte_std"]) == pytest.approx(statistics.stdev(bits), rel=1e-4)
+
+
+def test_groups_are_compared_at_equal_parameters(writer: ModuleType) -> None:
+    lines = lines_of(writer, "grouped")
+    for name in {line["result"] for line in lines}:
+        results = comparison(name)
+        of = {line["mixer"]: line for line in lines if line["result"] == name}
+        assert of.keys() == {"tssa", "grouped"}
+        assert of["tssa"]["parameters"] == of["grouped"]["parameters"]
+        for mixer, line in of.items():
+            found = [r["test"]["accuracy"] for r in results["runs"] if r["mixer"] == mixer]
+            assert float(line["test"]) == pytest.approx(statistics.fmean(found), rel=1e-5)
+
+
+def test_longer_texts_are_shown_as_they_were_measured() -> None:
+    script = load_script("benchmarks/tssa_lengths.py")
+    (path,) = RESULTS.glob("tssa-lengths-*.json")
+    table = script.table(json.loads(path.read_text(encoding="utf-8")))
+    assert table in script.PAGE.read_text(encoding="utf-8")
+
+
 def test_memory_is_that_of_the_scaling(writer: ModuleType) -> None:
     """And softmax attention is its own unit."""
     path, _ = writer.write_mixers.newest_scaling()
@@ -103,6 +134,19 @@ def test_every_question_has_a_picture_with_words_and_a_dark_form(files: dict[Pat
         assert "prefers-color-scheme: dark" in text
     (page,) = (text for path, text in files.items() if path.name == "results.md")
     assert page.count("\n## ") == page.count("![") == page.count("\nTable: ")
+
+
+def test_points_of_a_panel_are_where_their_numbers_say() -> None:
+    pictures = load_script("docs/results_pictures.py")
+    panel = [pictures.Point("a", 2.0, 3.0, 0.1), pictures.Point("b", 4.0, 2.0, 0.0)]
+    sheet = ElementTree.fromstring(pictures.scatter("t", {"one": panel, "two": panel}))
+    (a, b, c, d) = (circle.attrib for circle in sheet.iter("{http://www.w3.org/2000/svg}circle"))
+    assert float(b["cx"]) > float(a["cx"])
+    assert float(b["cy"]) > float(a["cy"])  # down is less
+    assert a["cy"] == c["cy"]
+    step = float(b["cx"]) - float(a["cx"])
+    assert float(d["cx"]) - float(c["cx"]) == pytest.approx(step, abs=0.11)
+    assert float(c["cx"]) > float(b["cx"])
 
 
 def test_labels_of_curves_keep_apart() -> None:
