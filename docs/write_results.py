@@ -295,7 +295,8 @@ def distillation() -> Answer:
 
 def printed() -> Answer:
     """Rows of the papers' tables that were run."""
-    sources = sorted((RESULTS / "reproduce").glob("*.json"))
+    kept_files = sorted((RESULTS / "reproduce").glob("*.json"))
+    sources = [path for path in kept_files if read(path)["printed"] is not None]
     found = [read(path) for path in sources]
     drawn, table = [], []
     for result in found:
@@ -322,7 +323,8 @@ def printed() -> Answer:
 
 def _against(result: Mapping[str, Any]) -> str:
     """Our number of a row in full, the printed one, and the error of the test samples."""
-    share, size = result["ours"] / 100, result["task"]["options"]["num_test"]
+    task, share = result["task"], result["ours"] / 100
+    size = task["sizes"]["test"] if "sizes" in task else task["options"]["num_test"]
     error = 100 * math.sqrt(share * (1 - share) / size)
     return (
         f"{result['recipe']['name']} gives {result['ours']:.2f} for the printed "

@@ -205,7 +205,7 @@ def test_comparisons_on_the_page_are_the_means_of_their_runs() -> None:
 # What is kept.
 
 COMPARISONS = sorted([*RESULTS.glob("compare-*.json"), *(RESULTS / "demo").glob("*.json")])
-CHANCE = {"image": 10.0, "listops": 18.0, "sst": 50.0}
+CHANCE = {"image": 10.0, "listops": 18.0, "sick": 57.0, "sst": 50.0}
 """The commonest answer's share in percent, at most."""
 
 
@@ -223,7 +223,9 @@ def test_reproductions_that_are_kept_have_gone_a_third_of_the_way(path: Path) ->
     results = json.loads(path.read_text(encoding="utf-8"))
     assert results["unit"] == "%"
     chance = CHANCE[results["task"]["name"]]
-    assert results["ours"] - chance >= (results["printed"] - chance) / 3
+    printed = results["printed"]
+    enough = 5.0 if printed is None else (printed - chance) / 3
+    assert results["ours"] - chance >= enough
 
 
 # Formats.

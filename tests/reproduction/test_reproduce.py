@@ -87,6 +87,7 @@ def test_results_of_a_whole_run(tmp_path: Path) -> None:
     assert results["recipe"]["name"] == "test/digits"
     assert results["task"]["name"] == "digits"
     assert results["task"]["options"]["patch_size"] == 4
+    assert results["task"]["sizes"] == {"train": 1087, "validation": 355, "test": 355}
     assert results["protocol"]["model_chosen_on"] == "validation"
     assert [point["step"] for point in results["train_curve"]] == [2, 4, 6, 8]
     assert results["peak_memory_bytes"] > 2**20

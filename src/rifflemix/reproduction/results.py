@@ -63,7 +63,12 @@ def results_of(
         "started_from": None if started_from is None else dict(started_from),
         "command": made_in["command"],
         "protocol": protocol(task),
-        "task": {"name": task.name, "options": dict(task.options), "data": task.data_source},
+        "task": {
+            "name": task.name,
+            "options": dict(task.options),
+            "data": task.data_source,
+            "sizes": {name: len(task.split(name)) for name in ("train", "validation", "test")},
+        },
         "parameters": result.parameters,
         "steps_per_second": result.steps_per_second,
         "tokens_per_second": result.tokens_per_second,
