@@ -39,7 +39,7 @@ from rifflemix.train import TrainConfig, seed_everything, train
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "mixers" / "tssa.md"
 START, END = "<!-- lengths -->\n", "<!-- /lengths -->"
-TRAINED, READ, BATCH, STEPS, LR, SEEDS = 256, 2048, 16, 250, 4e-3, 3
+TRAINED, READ, BATCH, STEPS, LR, SEEDS = 256, 2048, 8, 200, 4e-3, 3
 ENDS = (256, 512, 1024, 2048)
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "(34), bias per position": ("tssa", {}),
