@@ -164,7 +164,7 @@ class Sinkhorn(TokenMixer):
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = torch.unflatten(self.qkv(x), -1, (-1, self.num_heads, self.dim // self.num_heads))
         parts = apart(heads)
-        q, k, v = (parts[i].transpose(1, 2) for i in (0, 1, -1))
+        q, k, v = parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[-1].transpose(1, 2)
         if not self.rotate_heads:
             y = self._attend_heads(x, q, k, v, mask, slice(None), 0)
         else:

@@ -41,7 +41,7 @@ def supports_attention(
     """Whether the kernel can run this."""
     return (
         _HAS_VECTORS
-        and all(settings[name] == value for name, value in _PLAIN.items())
+        and _PLAIN.items() <= settings.items()
         and q.dtype == k.dtype == v.dtype == sort.dtype
         and q.shape == k.shape == v.shape
         and 0 not in q.shape[1:]
@@ -100,7 +100,7 @@ def _backward(
     check_operand("grad_y", grad_y, q.shape, q.dtype, q.device)
     check_operand("lse", lse, q.shape[:3], torch.promote_types(q.dtype, torch.float32), q.device)
     grads, grad_sort = _empty_gradients(q, k, v, sort)
-    outputs = (_with_whole_rows(grad_y), *_by_head(in_huge_pages(grads)), grad_sort)
+    outputs = (grad_y, *_by_head(in_huge_pages(grads)), grad_sort)
     _call(q, k, v, sort, block_size, lse.contiguous(), outputs)
     return grads, grad_sort
 
@@ -123,10 +123,14 @@ def _call(
     outputs: tuple[Tensor, ...],
 ) -> None:
     """Run the kernel: the forward pass with y alone as output, else with what backward has."""
-    tensors = [*map(_with_whole_rows, (q, k, v, sort)), *outputs]
+    # Features lie side by side; what is written does by itself.
+    tensors = [
+        x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+        for x in (q, k, v, sort, *outputs)
+    ]
     batch, heads, length, width = q.shape
     sizes = (batch, heads, length, width, block_size, sort.shape[2], torch.get_num_threads())
-    addresses = [lse.data_ptr(), *(tensor.data_ptr() for tensor in tensors)]
+    addresses = [lse.data_ptr(), *map(Tensor.data_ptr, tensors)]
     strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
     function = getattr(require_library(KERNELS), f"rifflemix_block_attention_{TYPE_NAMES[q.dtype]}")
     result = function(
@@ -149,11 +153,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> No
     blocks = q.shape[2] // block_size
     rows = max(sort.shape[2] // blocks, 1) * blocks if sort.dim() == 4 else blocks
     check_operand("sort", sort, (*q.shape[:2], rows, blocks), q.dtype, q.device)
-
-
-def _with_whole_rows(tokens: Tensor) -> Tensor:
-    """Tokens whose features lie side by side: a copy only where they do not."""
-    return tokens if tokens.stride(-1) == 1 or tokens.shape[-1] == 1 else tokens.contiguous()
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
