@@ -17,6 +17,8 @@ from rifflemix import ops
 from rifflemix.ops import native
 from rifflemix.ops.dropout import cpu_attention as attention
 from rifflemix.ops.permutation import cpu_common as permutation
+from rifflemix.ops.sinkhorn import cpu as balancing
+from rifflemix.ops.sinkhorn import cpu_attention as sorted_blocks
 from rifflemix.ops.statistics import cpu_common as statistics
 from rifflemix.runs.device import using_threads
 
@@ -146,7 +148,8 @@ def test_every_allocation_may_fail(
     kernels.allocations_left.restype = c_long
     monkeypatch.setattr(permutation, "_KERNELS", kernels)
     monkeypatch.setattr(statistics, "_KERNELS", kernels)
-    monkeypatch.setattr(attention, "KERNELS", kernels)
+    for module in (attention, balancing, sorted_blocks):
+        monkeypatch.setattr(module, "KERNELS", kernels)
     with using_threads(threads):
         expected = CALLS[name]()
         kernels.fail_allocation(1 << 40)

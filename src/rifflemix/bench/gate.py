@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 # A gradient that is zero but for rounding is measured against the size of its neighbours.
+# The rounding of 16 bits is more than this.
 _FLOOR = 1e-3
 
 # Largest relative error of the same inputs computed in another precision, and of layers, whose
@@ -86,7 +87,8 @@ def relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> floa
     """Largest |actual - expected| / |expected| in the 2-norm; infinite if shapes differ or NaN."""
     if [a.shape for a in actual] != [e.shape for e in expected]:
         return math.inf
-    floor = _FLOOR * max(_rms(e) for e in expected)
+    share = max(_FLOOR, *(torch.finfo(a.dtype).eps for a in actual))
+    floor = share * max(_rms(e) for e in expected)
     errors = [
         _rms(a.double() - e.double()) / max(_rms(e), floor, 1e-300)
         for a, e in zip(actual, expected, strict=True)
