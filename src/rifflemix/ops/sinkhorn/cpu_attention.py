@@ -38,10 +38,17 @@ _PLAIN: dict[str, Any] = {
 def supports_attention(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, settings: dict[str, Any]
 ) -> bool:
-    """Whether the kernel can run this."""
+    """Whether the kernel can run this; torch.compile cannot trace a comparison with `_PLAIN`."""
     return (
         _HAS_VECTORS
-        and _PLAIN.items() <= settings.items()
+        and settings["combine"] == "concat"
+        and settings["key_padding_mask"] is None
+        and settings["null_kv"] is None
+        and not settings["sortcut"]
+        and not settings["mixture"]
+        and not settings["causal"]
+        and not settings["rotation"]
+        and not settings["dropout_p"]
         and q.dtype == k.dtype == v.dtype == sort.dtype
         and q.shape == k.shape == v.shape
         and 0 not in q.shape[1:]
