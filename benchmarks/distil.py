@@ -27,13 +27,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import rifflemix as rm
-from rifflemix.files import write_bytes, write_json
-from rifflemix.report.markdown import table_lines
+from rifflemix.files import write_json
+from rifflemix.report.markdown import table_lines, write_marked_text
 from rifflemix.runs.environment import describe_hardware, environment
 from rifflemix.tasks import load_task
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "surgery.md"
-START, END = "<!-- distil -->\n", "<!-- /distil -->"
 MIXERS = ("tssa", "linear", "csp")
 STEPS, MORE, BATCH, LR, SLOWER, SEEDS = 300, 150, 64, 3e-3, 1e-3, 3
 COLUMNS = {
@@ -130,13 +129,6 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*rows, "", note])
 
 
-def write_page(result: dict[str, Any]) -> None:
-    """The part of the page between its marks."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
-    write_bytes(PAGE, f"{before}{START}\n{table(result)}\n\n{END}{after}".encode())
-
-
 def main() -> None:
     """Run all seeds, write the file and the page."""
     parser = argparse.ArgumentParser(description="distilling a swapped model")
@@ -161,7 +153,7 @@ def main() -> None:
     }
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     write_json(out / f"distil-{stamp}.json", result)
-    write_page(result)
+    write_marked_text(PAGE, "distil", table(result))
     print(table(result))
 
 

@@ -28,13 +28,12 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
-from rifflemix.files import write_bytes, write_json
-from rifflemix.report.markdown import table_lines
+from rifflemix.files import write_json
+from rifflemix.report.markdown import table_lines, write_marked_text
 from rifflemix.runs.environment import describe_hardware, environment
 from rifflemix.runs.measure import median, median_seconds
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "packed.md"
-START, END = "<!-- results: packed -->\n", "<!-- /results -->"
 DIM, HEADS, SEED = 128, 4, 0
 ROWS = {
     "8 sequences of 256 to 4,096 tokens": (8, 256, 4096),
@@ -144,15 +143,13 @@ def table(result: dict[str, Any], kind: str) -> str:
 
 
 def write_page(result: dict[str, Any], path: Path) -> None:
-    """The part of the page between its marks."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
+    """The tables, and where they are from."""
     tables = "\n\n".join(table(result, kind) for kind in ROWS)
     source = (
         f"One layer of {DIM} channels and {HEADS} heads on {result['hardware']}; "
         f"from [{path.name}](../benchmarks/results/{path.name})."
     )
-    write_bytes(PAGE, f"{before}{START}\n{tables}\n\n{source}\n\n{END}{after}".encode())
+    write_marked_text(PAGE, "packed", f"{tables}\n\n{source}")
 
 
 def main() -> None:

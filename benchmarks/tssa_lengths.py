@@ -30,15 +30,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import rifflemix as rm
-from rifflemix.files import write_bytes, write_json
+from rifflemix.files import write_json
 from rifflemix.mixers.tssa import TSSA
-from rifflemix.report.markdown import table_lines
+from rifflemix.report.markdown import table_lines, write_marked_text
 from rifflemix.runs.environment import describe_hardware, environment
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainConfig, seed_everything, train
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "mixers" / "tssa.md"
-START, END = "<!-- lengths -->\n", "<!-- /lengths -->"
 TRAINED, READ, BATCH, STEPS, LR, SEEDS = 256, 2048, 8, 200, 4e-3, 3
 ENDS = (256, 512, 1024, 2048)
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -147,13 +146,6 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*rows, "", note])
 
 
-def write_page(result: dict[str, Any]) -> None:
-    """The part of the page between its marks."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
-    write_bytes(PAGE, f"{before}{START}\n{table(result)}\n\n{END}{after}".encode())
-
-
 def main() -> None:
     """Run all seeds, write the file and the page."""
     parser = argparse.ArgumentParser(description="causal token statistics on longer texts")
@@ -179,7 +171,7 @@ def main() -> None:
         "environment": here,
     }
     write_json(args.out / result["file"], result)
-    write_page(result)
+    write_marked_text(PAGE, "lengths", table(result))
     print(table(result))
 
 

@@ -15,14 +15,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 FOLDER = Path(__file__).resolve().parent
 PAGE = FOLDER / "hosts.md"
-START, END = "<!-- matrix -->\n", "<!-- /matrix -->"
 sys.path.insert(0, str(FOLDER.parent / "tests" / "surgery"))
 
 import torch  # noqa: E402
 from matrix import PROPERTIES, TRACED, Host, all_hosts, applies  # noqa: E402
 
 import rifflemix as rm  # noqa: E402
-from rifflemix.files import write_bytes  # noqa: E402
+from rifflemix.report.markdown import marked_text, write_marked_text  # noqa: E402
 
 COLOUR = re.compile(r"\x1b\[\d+m")  # of a terminal, in messages of torch's exporter
 LIBRARIES = ("torch", "timm", "transformers", "onnxruntime")
@@ -71,11 +70,9 @@ def table(before: str, names: list[str]) -> str:
 
 
 def main() -> None:
-    """Rewrite the part of the page between its marks."""
+    """Rewrite the table."""
     names = sys.argv[1:] or list(PROPERTIES)
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    old, _, after = rest.partition(END)
-    write_bytes(PAGE, f"{before}{START}\n{table(old, names)}\n\n{END}{after}".encode())
+    write_marked_text(PAGE, "matrix", table(marked_text(PAGE, "matrix"), names))
 
 
 if __name__ == "__main__":

@@ -21,11 +21,10 @@ from rifflemix.files import write_bytes
 from rifflemix.ops import token_statistics
 from rifflemix.ops.statistics.common import ENERGY_FLOOR, renewal_counts
 from rifflemix.ops.statistics.unchecked import renormalized_token_statistics
-from rifflemix.report.markdown import table_lines
+from rifflemix.report.markdown import table_lines, write_marked_text
 
 FOLDER = Path(__file__).resolve().parent / "mixers"
 PAGE, ROWS = FOLDER / "tssa.md", FOLDER / "tssa-renormalized.csv"
-START, END = "<!-- renormalized -->\n", "<!-- /renormalized -->"
 LENGTHS = (127, 511, 2047)  # one token before each form's next renewal: its worst case
 FORMS: dict[int | str, str] = {10_000: "never (34)", "doubling": "doubling", 128: "128", 16: "16"}
 KINDS, TEMPERATURES = ("alike", "wandering"), (1.0, 32.0)
@@ -80,10 +79,8 @@ def main() -> None:
     write_bytes(ROWS, rows.getvalue().encode())
     headers = ["tokens", "temperature", "renewed every", *(f"N = {n:,}" for n in LENGTHS)]
     table = "\n".join(table_lines(headers, lines, range(3, 6)))
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    after = rest.partition(END)[2]
     note = f"Drift, error of the last output. From [{ROWS.name}]({ROWS.name})."
-    write_bytes(PAGE, f"{before}{START}\n{table}\n\n{note}\n\n{END}{after}".encode())
+    write_marked_text(PAGE, "renormalized", f"{table}\n\n{note}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from tiny_models import build, outputs_of, sample, tiny
-from torch import Tensor
+from torch import Tensor, nn
 
 import rifflemix as rm
+from meta_device import ways_to_give_memory
 
 NAMES = rm.list_models()
 # Presets of one family differ in size only: `make test` looks at one of each, CI at all.
@@ -73,6 +75,20 @@ def test_saved_and_loaded_it_is_the_same(name: str, tmp_path: Path) -> None:
         assert torch.equal(found, wanted)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     assert json.loads((tmp_path / "config.json").read_text())["name"] == name
+
+
+@ways_to_give_memory
+@pytest.mark.parametrize("name", FAMILIES)
+def test_built_on_the_meta_device(
+    name: str, give_memory: Callable[[nn.Module, nn.Module], nn.Module]
+) -> None:
+    model = build(name).eval()
+    with torch.device("meta"):
+        outline = build(name).eval()
+    args, options = sample(name)
+    found = outputs_of(give_memory(outline, model)(*args, **options))
+    for output, wanted in zip(found, outputs_of(model(*args, **options)), strict=True):
+        torch.testing.assert_close(output, wanted, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -126,7 +126,7 @@ class CSP(PermutedValues):
         if shift is None:
             shift = "power" if self.causal else "linear"
         self.shift = _check_shift(shift, self.inner_dim)
-        self.register_buffer("steps", self._constant_steps(), persistent=False)
+        self.keep_constants(lambda: {"steps": self._constant_steps()})
         self.windows = None
         if self.causal:
             self._refuse(num_groups=num_groups, order=order, pad=pad, layout=layout)
@@ -149,7 +149,7 @@ class CSP(PermutedValues):
         most = self.layout_length
         if most is None:
             return None
-        return self._scheduled_steps(most, most, self._group_size(most), torch.get_default_device())
+        return self._scheduled_steps(most, most, self._group_size(most), torch.device("cpu"))
 
     def _causal_steps(self, reach: int | None) -> Tensor:
         """(C,) steps back, on the CPU, where they can be read."""

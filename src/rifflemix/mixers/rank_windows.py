@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rifflemix.mixers.padding import last_tokens
+from rifflemix.nn.constants import KeepsConstants
 from rifflemix.ops.permutation import unchecked
 
 
-class RankWindows(nn.Module):
+class RankWindows(KeepsConstants):
     """Channel c takes, J_c tokens back, the value with rank c mod G of the last G tokens.
 
     Tokens before the first are zero. There are no parameters.
 
     Args:
-        steps: (C,) int64, how far back the window of each channel ends.
+        steps: (C,) int64 on the CPU, how far back the window of each channel ends.
         window_size: tokens G in a window.
     """
 
@@ -32,15 +33,14 @@ class RankWindows(nn.Module):
         self.longest, self.window_size = int(steps.max()), window_size
         self.depth = self.longest + window_size - 1
         """Tokens before the own one that matter."""
-        ages = torch.arange(window_size, device=steps.device).flip(0).unsqueeze(1)
-        settings = {
-            "steps": steps,
-            "ranks": torch.arange(len(steps), device=steps.device) % window_size,
-            # (G, C): where a window's tokens are among the last ones, the own one included.
-            "sources": self.depth - steps - ages,
-        }
-        for name, setting in settings.items():
-            self.register_buffer(name, setting.to(torch.get_default_device()), persistent=False)
+        self.keep_constants(
+            lambda: {
+                "steps": steps,
+                "ranks": torch.arange(len(steps)) % window_size,
+                # (G, C): where a window's tokens are among the last ones, the own one included.
+                "sources": self.depth - steps - torch.arange(window_size).flip(0).unsqueeze(1),
+            }
+        )
 
     def forward(self, v: Tensor) -> Tensor:
         """Values (B, N, C), of which padding stands last, to the same shape."""

@@ -82,23 +82,25 @@ class Sliceformer(PermutedValues):
     ) -> None:
         super().__init__(dim, **shared)
         check_choice("variant", variant, VARIANTS)
-        self.value, self.proj = value_and_output_maps(
+        value, self.proj = value_and_output_maps(
             self.dim, inner_dim, bias=bias, out_proj=out_proj, out_bias=out_bias
         )
-        self.variant = variant
+        self.value, self.variant, channels = value, variant, value.out_features
+        self.keep_constants(lambda: {"descending": self._descending(channels, heads, reverse)})
+        self.windows = self._make_windows(window_size) if self.causal else None
+        if not self.causal and window_size is not None:
+            raise bad_argument("window_size", "None without causal=True", window_size)
+
+    def _descending(self, channels: int, heads: int, reverse: bool) -> Tensor:
+        """(C,) bool: the channels that are sorted the other way round."""
         columns = interleave_columns(
-            self.value.out_features,
+            channels,
             self.layer_index,
             heads=heads,
             reverse=reverse,
             num_layers=self.num_layers,
         )
-        if variant == "descending":
-            columns = torch.ones_like(columns)
-        self.register_buffer("descending", columns, persistent=False)
-        self.windows = self._make_windows(window_size) if self.causal else None
-        if not self.causal and window_size is not None:
-            raise bad_argument("window_size", "None without causal=True", window_size)
+        return torch.ones_like(columns) if self.variant == "descending" else columns
 
     def _make_windows(self, window_size: int | None) -> RankWindows:
         if self.variant != "ascending":

@@ -13,10 +13,11 @@ from rifflemix.mixers.base import TokenMixer
 from rifflemix.mixers.packed import Segments
 from rifflemix.mixers.padding import fill_valid_tokens, mix_valid_tokens
 from rifflemix.mixers.rank_windows import RankWindows
+from rifflemix.nn.constants import KeepsConstants
 from rifflemix.ops.permutation.spec import Permuted
 
 
-class PermutedValues(TokenMixer):
+class PermutedValues(KeepsConstants, TokenMixer):
     """Value map, `permute` or, with causal=True, `windows`, output map.
 
     A subclass sets the three layers; `windows` is None in a mixer of both directions.

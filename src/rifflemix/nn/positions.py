@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import bad_argument
+from rifflemix.nn.constants import KeepsConstants
 
 
 class PositionEmbedding(nn.Module):
@@ -38,7 +39,7 @@ class PositionEmbedding(nn.Module):
         return {"table"}
 
 
-class SinusoidalPositions(nn.Module):
+class SinusoidalPositions(KeepsConstants):
     """Adds fixed waves of geometrically growing length.
 
     With `interleaved`, channels 2i and 2i + 1 hold sin(n w_i) and cos(n w_i) for token n, with
@@ -68,8 +69,7 @@ class SinusoidalPositions(nn.Module):
         max_length, dim = check_integer("max_length", max_length, 1), check_integer("dim", dim, 1)
         first = check_integer("first", first, 0)
         waves = interleaved_sinusoids if check_bool("interleaved", interleaved) else sinusoids
-        table = waves(first + max_length, dim)[first:]
-        self.register_buffer("table", table, persistent=False)
+        self.keep_constants(lambda: {"table": waves(first + max_length, dim)[first:]})
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """(B, N, C) -> (B, N, C); `positions` (B, N) int64 are the positions if not 0 to N - 1."""

@@ -1,8 +1,12 @@
-"""Tables in Markdown."""
+"""Markdown: tables, and the parts of a page that a script writes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rifflemix.errors import InputError
+from rifflemix.files import write_bytes
 
 
 def table_lines(
@@ -11,6 +15,30 @@ def table_lines(
     """The lines of a table; the columns in `right` are aligned there."""
     rule = ["---:" if column in right else "---" for column in range(len(headers))]
     return [_line(cells) for cells in (headers, rule, *rows)]
+
+
+def marked_text(page: Path, mark: str) -> str:
+    """What stands between `<!-- mark -->` and `<!-- /mark -->`, a line each.
+
+    Raises:
+        InputError: a page without these lines.
+    """
+    return _around_marks(page, mark)[1].strip("\n")
+
+
+def write_marked_text(page: Path, mark: str, text: str) -> None:
+    """Put a text in the place of `marked_text`."""
+    before, _, after = _around_marks(page, mark)
+    write_bytes(page, f"{before}\n{text}\n\n{after}".encode())
+
+
+def _around_marks(page: Path, mark: str) -> tuple[str, str, str]:
+    start, end = f"<!-- {mark} -->\n", f"<!-- /{mark} -->\n"
+    before, starts, rest = page.read_text(encoding="utf-8").partition(start)
+    text, ends, after = rest.partition(end)
+    if not (starts and ends):
+        raise InputError(f"{page}: expected the lines {start.strip()} and {end.strip()}, got none")
+    return before + start, text, end + after
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -1,0 +1,48 @@
+"""Every mixer can be built on the meta device, as large models are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rifflemix as rm
+from meta_device import ways_to_give_memory
+from rifflemix.mixers.named import mixer_class
+from rifflemix.testing.forms import DIM, Form, forms_of, tokens
+
+FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
+# Constants that the forms do not have.
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "csp of listed shifts": ("csp", {"shift": range(DIM)}),
+    "csp of any length": ("csp", {"max_length": None}),
+    "csp, ascending": ("csp", {"order": "ascending"}),
+    "sliceformer, descending": ("sliceformer", {"variant": "descending"}),
+    "sliceformer, interleave": ("sliceformer", {"variant": "interleave"}),
+}
+
+Give = Callable[[nn.Module, nn.Module], nn.Module]
+
+
+@ways_to_give_memory
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_forms(form: Form, give_memory: Give) -> None:
+    mixer, x = form.build(), tokens(2, 8)
+    with torch.device("meta"):
+        outline = form.build()
+    torch.testing.assert_close(give_memory(outline, mixer)(x), mixer(x), atol=0, rtol=0)
+
+
+@ways_to_give_memory
+@pytest.mark.parametrize(("name", "options"), SETTINGS.values(), ids=SETTINGS)
+def test_settings(name: str, options: dict[str, Any], give_memory: Give) -> None:
+    def build() -> nn.Module:
+        return rm.create_mixer(name, DIM, **{"max_length": 16, **options})
+
+    mixer, x = build(), torch.randn(2, 8, DIM)
+    with torch.device("meta"):
+        outline = build()
+    torch.testing.assert_close(give_memory(outline, mixer)(x), mixer(x), atol=0, rtol=0)
