@@ -30,6 +30,13 @@ def matrices(x: Tensor) -> Tensor:
     return x[:, :4]
 
 
+def sorted_attention(x: Tensor, backend: str, **settings: Any) -> Tensor:
+    """Sinkhorn attention of (B, 8, 4) to itself in blocks of four."""
+    qkv = heads(x)
+    sort = qkv[:, :, :2]
+    return ops.sinkhorn_attention(qkv, qkv, qkv, sort, 4, backend=backend, **settings)
+
+
 Call = Callable[[Tensor, str], Tensor]
 CALLS: dict[str, Call] = {
     "circular_shift": lambda x, b: ops.circular_shift(x, STEPS, backend=b),
@@ -47,8 +54,16 @@ CALLS: dict[str, Call] = {
     "sinkhorn": lambda x, b: ops.sinkhorn(matrices(x), 3, backend=b),
     "causal sinkhorn": lambda x, b: ops.sinkhorn(matrices(x), 3, causal=True, backend=b),
     "top_k_blocks": lambda x, b: ops.top_k_blocks(matrices(x), 2, backend=b),
+    "sinkhorn_attention": lambda x, b: sorted_attention(x, b),
+    "causal sinkhorn_attention": lambda x, b: sorted_attention(x, b, causal=True),
+    "sinkhorn_attention of sums": lambda x, b: sorted_attention(x, b, combine="sum_logits"),
+    "causal_shift": lambda x, b: ops.causal_shift(x, STEPS, backend=b),
+    "rank_filter": lambda x, b: ops.rank_filter(x, torch.tensor([0, 1, 2, 0]), 3, backend=b),
 }
-PLAIN = ("relaxed_group_sort", "pool_blocks", "sinkhorn", "causal sinkhorn", "top_k_blocks")
+PLAIN = (
+    "relaxed_group_sort", "pool_blocks", "causal sinkhorn", "top_k_blocks",
+    "causal sinkhorn_attention", "sinkhorn_attention of sums",
+)  # fmt: skip
 FORMS = [
     pytest.param(call, backend, id=f"{name}-{backend}")
     for name, call in CALLS.items()

@@ -24,7 +24,12 @@ _TYPE_NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 def supports_balancing(log_scores: Tensor, num_iterations: int, causal: bool) -> bool:
     """Whether the kernel can run this; columns that grow from row to row are left to torch."""
-    return not causal and num_iterations > 0 and log_scores.numel() > 0 and supports(log_scores)
+    return (
+        not causal
+        and num_iterations > 0
+        and 0 not in log_scores.shape[-2:]
+        and supports(log_scores)
+    )
 
 
 def sinkhorn(

@@ -174,11 +174,11 @@ def attend(
     if q.dim() == 4:
         y = dropout_attention(q, k, v, mask=mask, dropout_p=dropout_p)
     else:  # samples and blocks in one axis: the fused kernels take four, and leave heads together
-        batch = q.shape[0]
+        batch, blocks = q.shape[0], q.shape[2]
         q = q.transpose(1, 2).flatten(0, 1)
         k, v = k.transpose(1, 2).flatten(0, 1), v.transpose(1, 2).flatten(0, 1)
         y = dropout_attention(q, k, v, mask=mask, dropout_p=dropout_p)
-        y = y.unflatten(0, (batch, -1)).transpose(1, 2)
+        y = y.unflatten(0, (batch, blocks)).transpose(1, 2)
     return y if blind is None else y.masked_fill(blind, 0.0)
 
 
