@@ -367,10 +367,10 @@ def estimates() -> Answer:
     drawn = [Row(r["name"], (Mark(r["ratio"]),), f"{r['ratio']:.2f}") for r in rows]
     says = (
         f"`rifflemix list recipes --cost` is within a factor of 1.5 of the time that was measured "
-        f"in {within} of {len(rows)} rows. Measured over estimated seconds of a step."
+        f"in {within} of {len(rows)} rows. Estimated over measured seconds of a step."
     )
     return Answer("Does the estimated cost of a row hold?", says, "estimates",
-                  dots("Measured over estimated", drawn, rule=1.0), list(rows), [path],
+                  dots("Estimated over measured", drawn, rule=1.0), list(rows), [path],
                   ["python benchmarks/step_estimates.py"])  # fmt: skip
 
 
