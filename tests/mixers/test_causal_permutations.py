@@ -134,6 +134,17 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         {"variant": "descending"},
         "variant: expected 'ascending' with caus",
     ),
+    "window of a group over max_length": (
+        "csp",
+        {"group_size": 17, "max_length": 16},
+        "group_size: expected at most max_length = 16 tokens with causal=True, got 17",
+    ),
+    "reach over max_length": ("csp", {"reach": 17, "max_length": 16}, "reach: expected at most"),
+    "window over max_length": (
+        "sliceformer",
+        {"window_size": 17, "max_length": 16},
+        "window_size: expected at most max_length = 16 tokens with causal=True, got 17",
+    ),
     "no window": ("sliceformer", {"window_size": 0}, "window_size: expected"),
 }
 
@@ -144,6 +155,12 @@ def test_options_of_the_other_direction_are_named(
 ) -> None:
     with pytest.raises(InputError, match=says):
         create_mixer(name, 8, causal=True, **options)
+
+
+@pytest.mark.parametrize("name", ["csp", "sliceformer"])
+def test_defaults_fit_one_token(name: str) -> None:
+    mixer = create_mixer(name, 8, causal=True, max_length=1)
+    assert mixer(torch.randn(2, 1, 8)).shape == (2, 1, 8)
 
 
 @pytest.mark.parametrize(("name", "option"), [("csp", "reach"), ("sliceformer", "window_size")])

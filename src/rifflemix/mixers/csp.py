@@ -14,7 +14,7 @@ from rifflemix.compat import as_operand, is_known, statically_known_true, take_f
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.padding import blocks_and_size, layout_length
-from rifflemix.mixers.rank_windows import RankWindows
+from rifflemix.mixers.rank_windows import RankWindows, check_tokens_back
 from rifflemix.mixers.value_maps import PermutedValues, value_and_output_maps
 from rifflemix.ops.permutation import SHIFT_KINDS, SortSpec, shift_steps, unchecked
 from rifflemix.ops.permutation.schedules import scheduled_steps
@@ -43,7 +43,8 @@ class CSP(PermutedValues):
             position the layer in the schedules "power" and "code_exp"; `dropout` is ignored.
         num_groups: groups K of ceil(N / K) tokens each; 1 sorts the whole sequence. Not with
             `causal=True`.
-        group_size: tokens G in a group, or window; 1 only shifts. 2 when neither is given.
+        group_size: tokens G in a group, or window, which has at most `max_length`; 1 only shifts.
+            2 when neither is given.
         shift: a kind of `rifflemix.ops.shift_steps`, or C integers (a sequence, array or tensor).
             Unset, it is "linear", and "power" with `causal=True`.
         order: "reference" (as published, and where unset) or "ascending" (as in all of the paper's
@@ -55,7 +56,7 @@ class CSP(PermutedValues):
             where there is one, so that a sample gives the same among longer ones as alone; or
             "length", the tokens at hand, padding included. Not with `causal=True`.
         reach: with `causal=True`, the tokens that a kind of shift spreads the channels over, in
-            place of N. Unset, it is 32, or `max_length` where that is less.
+            place of N, at most `max_length`. Unset, it is 32, or `max_length` where that is less.
         heads: contiguous heads the permuted channels are split into.
         inner_dim: channels that are permuted, C where unset; `shift` lists and `heads` are about
             these.
@@ -130,6 +131,8 @@ class CSP(PermutedValues):
         self.windows = None
         if self.causal:
             self._refuse(num_groups=num_groups, order=order, pad=pad, layout=layout)
+            if group_size is not None:
+                check_tokens_back("group_size", self.group_size, self.max_length)
             self.windows = RankWindows(self._causal_steps(reach), self.group_size)
         elif reach is not None:
             raise bad_argument("reach", "None without causal=True", reach)
@@ -161,9 +164,10 @@ class CSP(PermutedValues):
             return torch.tensor(self.shift, device="cpu")
         if reach is None:
             reach = _REACH if self.max_length is None else min(_REACH, self.max_length)
+        reach = check_tokens_back("reach", reach, self.max_length)
         return shift_steps(
             self.shift,
-            check_integer("reach", reach, 1),
+            reach,
             self.inner_dim,
             layer_index=self.layer_index,
             num_layers=self.num_layers,

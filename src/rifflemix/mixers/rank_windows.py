@@ -9,9 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.checks import check_integer
+from rifflemix.errors import bad_argument
 from rifflemix.mixers.padding import last_tokens
 from rifflemix.nn.constants import KeepsConstants
 from rifflemix.ops.permutation import unchecked
+
+
+def check_tokens_back(name: str, value: int, max_length: int | None) -> int:
+    """`value`, tokens of a window or a reach; raise unless a sequence has as many."""
+    count = check_integer(name, value, 1)
+    if max_length is not None and count > max_length:
+        expected = f"at most max_length = {max_length} tokens with causal=True"
+        raise bad_argument(name, expected, count, "no sequence has more")
+    return count
 
 
 class RankWindows(KeepsConstants):

@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.rank_windows import RankWindows
+from rifflemix.mixers.rank_windows import RankWindows, check_tokens_back
 from rifflemix.mixers.value_maps import PermutedValues, value_and_output_maps
 from rifflemix.ops.permutation import SortSpec, interleave_columns, unchecked
 from rifflemix.ops.permutation.spec import Permuted
@@ -36,7 +35,8 @@ class Sliceformer(PermutedValues):
             `rifflemix.ops.interleave_columns`) or "max_exchange". Ascending with `causal=True`.
         heads: contiguous heads the sorted channels are split into.
         reverse: count layers from the last one, as the authors' vision code does.
-        window_size: with `causal=True`, the tokens G in a window; 2 where unset.
+        window_size: with `causal=True`, the tokens G in a window, at most `max_length`; 2 where
+            unset.
         inner_dim: channels that are sorted, C where unset.
         bias: add a bias to the value map.
         out_proj: have an output map; without one, the sorted values are the output.
@@ -105,7 +105,9 @@ class Sliceformer(PermutedValues):
     def _make_windows(self, window_size: int | None) -> RankWindows:
         if self.variant != "ascending":
             raise bad_argument("variant", "'ascending' with causal=True", repr(self.variant))
-        size = _WINDOW if window_size is None else check_integer("window_size", window_size, 1)
+        size = _WINDOW
+        if window_size is not None:
+            size = check_tokens_back("window_size", window_size, self.max_length)
         return RankWindows(torch.zeros(len(self.descending), dtype=torch.int64, device="cpu"), size)
 
     def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
