@@ -12,6 +12,8 @@ from torch import nn
 import rifflemix as rm
 from meta_device import ways_to_give_memory
 from rifflemix.mixers.named import mixer_class
+from rifflemix.mixers.sliceformer import Sliceformer
+from rifflemix.mixers.value_maps import PermutedValues
 from rifflemix.testing.forms import DIM, Form, forms_of, tokens
 
 FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
@@ -34,6 +36,13 @@ def test_forms(form: Form, give_memory: Give) -> None:
     with torch.device("meta"):
         outline = form.build()
     torch.testing.assert_close(give_memory(outline, mixer)(x), mixer(x), atol=0, rtol=0)
+
+
+def test_a_mixer_of_permuted_values_may_keep_no_constants() -> None:
+    class Plain(PermutedValues):
+        card = Sliceformer.card
+
+    assert Plain(DIM).double().dim == DIM
 
 
 @ways_to_give_memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ class KeepsConstants(nn.Module):
     knows of buffers that no file holds.
     """
 
-    _constants: dict[str, Tensor]
+    _constants: Mapping[str, Tensor] = MappingProxyType({})
+    """On the CPU, by name; none in a subclass that keeps none."""
 
     def keep_constants(self, compute: Callable[[], Mapping[str, Tensor | None]]) -> None:
         """Register what `compute` returns, by name, as buffers on the default device."""
@@ -30,7 +32,7 @@ class KeepsConstants(nn.Module):
             self.register_buffer(name, on_device, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch gives it no types
         with torch.no_grad():
             for name, value in self._constants.items():
                 buffer = self.get_buffer(name)

@@ -18,7 +18,7 @@ def table_lines(
 
 
 def marked_text(page: Path, mark: str) -> str:
-    """What stands between `<!-- mark -->` and `<!-- /mark -->`, a line each.
+    """What stands between `<!-- mark -->` and `<!-- /mark -->`, each on a line of its own.
 
     Raises:
         InputError: a page without these lines.
@@ -27,7 +27,7 @@ def marked_text(page: Path, mark: str) -> str:
 
 
 def write_marked_text(page: Path, mark: str, text: str) -> None:
-    """Put a text in the place of `marked_text`."""
+    """Put a text in the place of `marked_text`, which raises for the same pages."""
     before, _, after = _around_marks(page, mark)
     write_bytes(page, f"{before}\n{text}\n\n{after}".encode())
 
