@@ -15,7 +15,7 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of
 from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, mixer_macs
 from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, name_of, takes_option
-from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select
+from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select, unknown_attention
 
 INITS = ("copy", "fresh")
 _BEFORE = "_before_surgery"
@@ -78,7 +78,7 @@ def replace_attention(
     if causal is not None:
         check_bool("causal", causal)
     sites = find_sites(model)
-    chosen, skipped = _choose(sites, layers, dry_run)
+    chosen, skipped = _choose(model, sites, layers, dry_run)
     wishes = _Wishes(mixer, dict(mixer_options or {}), max_length, causal, init)
     position = depths(sites)
     with torch.random.fork_rng(enabled=dry_run):
@@ -173,13 +173,13 @@ class _Wishes(NamedTuple):
 
 
 def _choose(
-    sites: Sequence[Site], layers: Layers, dry_run: bool
+    model: nn.Module, sites: Sequence[Site], layers: Layers, dry_run: bool
 ) -> tuple[list[Site], list[tuple[str, str]]]:
     """The sites to replace, and the others with the reason why not."""
     if not sites:
         raise InputError(
             "model: expected attention of torch.nn, timm, transformers or x-transformers, got "
-            "none; tell of other hosts with register_adapter"
+            f"{unknown_attention(model)}; tell of other hosts with register_adapter"
         )
     chosen, skipped = [], []
     for site, wanted in zip(sites, select(sites, layers), strict=True):

@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,63 +24,55 @@ from rifflemix.surgery.adapters import (
     ParentChange,
     SwappedAttention,
     class_names,
-    is_linear,
-    not_plain,
 )
+from rifflemix.surgery.hosts.transformers_maps import maps_of, num_heads, read_weights, unreadable
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 from rifflemix.surgery.hosts.transformers_saving import PushToHub, SavePretrained
 from rifflemix.surgery.masks import check_causality
-from rifflemix.surgery.weights import HostWeights, Projection
+from rifflemix.surgery.weights import HostWeights
 
-
-class _Maps(NamedTuple):
-    """Names of the query, key, value and output maps; one name for the three is a fused map."""
-
-    query: str
-    key: str
-    value: str
-    output: str | None
-
-
-_MAPS = (
-    _Maps("query", "key", "value", None),
-    _Maps("q_proj", "k_proj", "v_proj", "o_proj"),
-    _Maps("q_proj", "k_proj", "v_proj", "out_proj"),
-    _Maps("q_lin", "k_lin", "v_lin", "out_lin"),
-    _Maps("c_attn", "c_attn", "c_attn", "c_proj"),
-)
 # Some return a third value, which a mixer has not.
-_ENDS_IN = re.compile(r"return attn_output, attn_weights(_reshaped)?$", re.MULTILINE)
+_ENDS_IN = re.compile(
+    r"return (attn_output|output|context_layer), (attn_weights(_reshaped)?|attention_probs)$",
+    re.MULTILINE,
+)
+_TURNS = re.compile(r"rotary|(?<![a-z])rope", re.IGNORECASE)
 _OF_ANOTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
 # What hosts hand on beside the mask, which then does not say it.
 _OF_PACKED_SEQUENCES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+_CACHES = ("past_key_values", "layer_past")
 _KNOWN_ARGUMENTS = {
     "self",
     "hidden_states",
     "attention_mask",
-    "past_key_values",
     "position_embeddings",
     "position_ids",
     "cache_position",
     "output_attentions",
     "use_cache",
     "encoder_attention_mask",
+    *_CACHES,
     *_OF_ANOTHER_SEQUENCE,
 }
-_QUERY_NORMS = ("q_norm", "k_norm")
+_NORM = re.compile(r"(q|k|v|qk|query|key|value)_?(layer)?_?norm")
+# A dropout after the output map is the host's, not the mixer's.
+_DROPOUTS = ("resid_dropout", "out_drop", "projection_dropout")
 _BIASED = "it adds a bias of relative positions to its scores, and a token mixer has no scores"
+_WITH_BIAS = ("T5", "MT5", "UMT5", "LongT5", "SwitchTransformers", "Udop", "Pop2Piano")
 _REFUSED = {
     "DisentangledSelfAttention": "its attention is disentangled: relative positions are part of "
     "its scores, and a token mixer has no scores",
-    "T5Attention": _BIASED,
-    "MT5Attention": _BIASED,
+    "MPNetSelfAttention": _BIASED,
+    **{f"{name}Attention": _BIASED for name in _WITH_BIAS},
 }
 _ROTARY = (
     "{name}: the rotary positions of its queries and keys are lost, and nothing else in the model "
     "tells positions; a mixer that knows no order by itself only has causality to tell it"
 )
 _NORMS = "{name}: the norms of its queries and keys are lost"
+_VALUE_NORM = "{name}: the norm of its values is lost"
 _CAP = "{name}: the cap on its scores (attn_logit_softcapping) is lost"
+_CLIP = "{name}: the bounds of its queries, keys and values (clip_qkv) are lost"
 
 
 class SwappedTransformersAttention(SwappedAttention):
@@ -97,10 +89,10 @@ class SwappedTransformersAttention(SwappedAttention):
     def __init__(self, mixer: TokenMixer, original: nn.Module) -> None:
         super().__init__(mixer, original)
         self.names = tuple(inspect.signature(type(original).forward).parameters)[2:]
-        self.layer_idx = getattr(original, "layer_idx", None)
+        self.layer_idx = getattr(original, "layer_idx", getattr(original, "layer_id", None))
         self.is_causal = mixer.causal
-        # A dropout after the output map is the host's, not the mixer's.
-        self.resid_dropout = getattr(original, "resid_dropout", None)
+        found = (getattr(original, name, None) for name in _DROPOUTS)
+        self.output_dropout = next((part for part in found if part is not None), None)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         """(B, N, C) tokens of the host -> the mixed tokens, and None in place of weights.
@@ -111,14 +103,16 @@ class SwappedTransformersAttention(SwappedAttention):
         """
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
         self._check(arguments)
-        mask, past = arguments.get("attention_mask"), arguments.get("past_key_values")
+        mask = arguments.get("attention_mask")
+        caches = (arguments.get(name) for name in _CACHES)
+        past = next((cache for cache in caches if cache is not None), None)
         if past is None:
             y = self.mixer(hidden_states, key_padding_mask=self._padding(hidden_states, mask))
         else:
             from rifflemix.surgery.hosts.transformers_cache import continue_stream
 
             y = continue_stream(self.mixer, hidden_states, mask, past, self.layer_idx)
-        return (y if self.resid_dropout is None else self.resid_dropout(y)), None
+        return (y if self.output_dropout is None else self.output_dropout(y)), None
 
     def _padding(self, x: Tensor, mask: Any) -> Tensor | None:
         return padding_of(mask, x, causal=self.mixer.causal)
@@ -156,7 +150,7 @@ class TransformersAttention(Adapter):
     def matches(self, module: nn.Module) -> bool:
         """A class of transformers, or derived from one, whose forward is written as it knows."""
         return _is_attention(_class(module)) and (
-            _refusal(module) != "" or _maps(module) is not None
+            _refusal(module) != "" or maps_of(module) is not None
         )
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
@@ -167,21 +161,17 @@ class TransformersAttention(Adapter):
         name = type(module).__name__
         weights = None if refusal else self.weights(module)
         if weights is None:
-            reason = refusal or "its maps cannot be read"
-            return HostAttention(dim=1, num_heads=1, refusal=reason)
-        lost = [_ROTARY] if "position_embeddings" in _arguments(_class(module)) else []
-        lost += [_NORMS] if _has_query_norms(module) else []
-        lost += [_CAP] if getattr(module, "attn_logit_softcapping", None) is not None else []
+            return HostAttention(dim=1, num_heads=1, refusal=refusal)
         inner, dim = weights.value.weight.shape
         return HostAttention(
             dim=dim,
-            num_heads=_num_heads(module, inner),
-            causal=bool(getattr(module, "is_causal", False)),
+            num_heads=num_heads(module, inner),
+            causal=_is_causal(module),
             dropout=_dropout(module),
             inner_dim=inner,
             max_length=_longest(parents),
             class_token=any(hasattr(part, "cls_token") for part in _embeddings(parents)),
-            warnings=tuple(sentence.format(name=name) for sentence in lost),
+            warnings=tuple(sentence.format(name=name) for sentence in _lost(module)),
         )
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
@@ -190,23 +180,8 @@ class TransformersAttention(Adapter):
 
     def weights(self, module: nn.Module) -> HostWeights | None:
         """Its maps; shared keys and values are repeated, and its scale is in the queries."""
-        maps = _maps(module)
-        if maps is None:
-            return None
-        if maps.query == maps.key:
-            fused = _projection(module, maps.query)
-            query, key, value = _thirds(fused)
-        else:
-            query, key, value = (_projection(module, name) for name in maps[:3])
-        width = len(query.weight) // _num_heads(module, len(query.weight))
-        groups = len(query.weight) // len(key.weight)
-        scale = float(getattr(module, "scaling", width**-0.5)) * width**0.5
-        return HostWeights(
-            _scaled(query, scale),
-            _repeated(key, width, groups),
-            _repeated(value, width, groups),
-            None if maps.output is None else _projection(module, maps.output),
-        )
+        maps = maps_of(module)
+        return None if maps is None else read_weights(module, maps)
 
     def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
         """Models that hold it write the swap where they save themselves."""
@@ -244,10 +219,15 @@ def _is_attention(cls: Any) -> bool:
     arguments = _arguments(cls)
     if arguments[:1] != ("hidden_states",):
         return False
+    return _ENDS_IN.search(_source(cls)) is not None
+
+
+def _source(cls: Any) -> str:
+    """The text of its `forward`; empty where there is none."""
     try:
-        return _ENDS_IN.search(inspect.getsource(cls.forward)) is not None
+        return inspect.getsource(cls.forward)
     except (OSError, TypeError):
-        return False
+        return ""
 
 
 @cache
@@ -272,82 +252,74 @@ def _unknown_arguments(module: nn.Module) -> str:
 
 def _unknown_parts(module: nn.Module) -> str:
     """A reason if it has parameters beside the four maps, a window, or weights elsewhere."""
-    maps = [name for name in _maps(module) or () if name is not None]
-    for name in maps:
-        if not _is_plain(getattr(module, name)):
-            return not_plain(name, getattr(module, name))
-    known = {*maps, *_QUERY_NORMS}
-    others = {name.partition(".")[0] for name, _ in module.named_parameters()} - known
+    maps = maps_of(module)
+    if maps is None:
+        return "its maps cannot be read"
+    reason = unreadable(module, maps)
+    if reason:
+        return reason
+    parts = {name.partition(".")[0] for name, _ in module.named_parameters()}
+    others = [name for name in sorted(parts - {*maps.names}) if not _NORM.fullmatch(name)]
     if others:
-        return f"a token mixer has no place for its {', '.join(sorted(others))}"
-    of_model = getattr(getattr(module, "config", None), "sliding_window", None)
-    window = getattr(module, "sliding_window", of_model)
-    if window is not None:
-        return (
-            f"it sees a sliding window of {window} tokens; set sliding_window=None in the model's "
-            "config if it need not"
-        )
+        return f"a token mixer has no place for its {', '.join(others)}"
+    reason = _window(module)
+    if reason:
+        return reason
     hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
     if any(getattr(hook, "offload", False) for hook in hooks):
         return "its weights are offloaded (device_map); load the model into memory first"
     return ""
 
 
-def _has_query_norms(module: nn.Module) -> bool:
-    norms = (getattr(module, name, None) for name in _QUERY_NORMS)
-    return any(part is not None and not isinstance(part, nn.Identity) for part in norms)
+def _window(module: nn.Module) -> str:
+    """Why attention that sees only tokens nearby cannot be replaced; empty if it sees all."""
+    config = getattr(module, "config", None)
+    window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
+    if getattr(module, "attention_type", "") == "local":  # GPT-Neo
+        window = getattr(config, "window_size", None)
+    if window is None:
+        return ""
+    mixed = getattr(config, "layer_types", getattr(config, "attention_types", None))
+    setting = "sliding_window=None" if mixed is None else "this layer's type to full attention"
+    return (
+        f"it sees a sliding window of {window} tokens; set {setting} in the model's config if it "
+        "need not"
+    )
 
 
-def _maps(module: nn.Module) -> _Maps | None:
-    """The names of its maps, None where they are none that is known."""
-    for names in _MAPS:
-        parts = [getattr(module, name, None) for name in names if name is not None]
-        if all(isinstance(part, nn.Module) for part in parts):
-            return names
-    return None
+def _lost(module: nn.Module) -> list[str]:
+    """What a mixer does not do in its place, as sentences with a place for its name."""
+    norms = [
+        name
+        for name, part in module.named_children()
+        if _NORM.fullmatch(name) and not isinstance(part, nn.Identity)
+    ]
+    of_values = [name for name in norms if name.startswith("v")]
+    clip = getattr(module, "clip_qkv", getattr(getattr(module, "config", None), "clip_qkv", None))
+    found = {
+        _ROTARY: _is_turned(module),
+        _NORMS: len(norms) > len(of_values),
+        _VALUE_NORM: len(of_values) > 0,
+        _CAP: getattr(module, "attn_logit_softcapping", None) is not None,
+        _CLIP: clip is not None,
+    }
+    return [sentence for sentence, is_so in found.items() if is_so]
 
 
-def _is_plain(part: Any) -> bool:
-    return is_linear(part) or type(part).__name__ == "Conv1D"
+def _is_turned(module: nn.Module) -> bool:
+    """Whether it turns queries and keys by their positions."""
+    by_name = getattr(module, "position_embedding_type", "rotary") == "rotary"
+    return by_name and bool(getattr(module, "use_rope", True)) and _has_rotary(_class(module))
 
 
-def _projection(module: nn.Module, name: str) -> Projection:
-    """A map as (out, in); transformers' own Conv1D has it the other way round."""
-    layer = getattr(module, name)
-    weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
-    return Projection(weight.detach(), None if layer.bias is None else layer.bias.detach())
+@cache
+def _has_rotary(cls: Any) -> bool:
+    return "position_embeddings" in _arguments(cls) or bool(_TURNS.search(_source(cls)))
 
 
-def _thirds(fused: Projection) -> list[Projection]:
-    biases = (None,) * 3 if fused.bias is None else fused.bias.chunk(3)
-    return [Projection(w, b) for w, b in zip(fused.weight.chunk(3), biases, strict=True)]
-
-
-def _scaled(part: Projection, factor: float) -> Projection:
-    if abs(factor - 1.0) < 1e-12:
-        return part
-    return Projection(part.weight * factor, None if part.bias is None else part.bias * factor)
-
-
-def _repeated(part: Projection, width: int, groups: int) -> Projection:
-    """Each head of `width` rows as often as queries share it."""
-
-    def repeat(t: Tensor) -> Tensor:
-        heads: Tensor = t.unflatten(0, (-1, width))
-        return heads.repeat_interleave(groups, 0).flatten(0, 1)
-
-    if groups == 1:
-        return part
-    return Projection(repeat(part.weight), None if part.bias is None else repeat(part.bias))
-
-
-def _num_heads(module: nn.Module, rows: int) -> int:
-    """Heads of the queries, whose map has so many rows."""
-    for name in ("num_heads", "num_attention_heads", "n_heads"):
-        if isinstance(getattr(module, name, None), int):
-            return int(getattr(module, name))
-    head_dim: Any = module.head_dim
-    return rows // int(head_dim)
+def _is_causal(module: nn.Module) -> bool:
+    """Whether it says that it hides later tokens; some say only that they are of a decoder."""
+    return bool(getattr(module, "is_causal", False) or getattr(module, "is_decoder", False))
 
 
 def _dropout(module: nn.Module) -> float:

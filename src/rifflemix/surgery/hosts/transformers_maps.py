@@ -1,0 +1,157 @@
+"""How attention of transformers holds its maps: their names, whether fused, and its scale."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from rifflemix.surgery.adapters import class_names, is_linear, not_plain
+from rifflemix.surgery.weights import HostWeights, Projection
+
+
+class Maps(NamedTuple):
+    """Names of the query, key, value and output maps; one name for the three is a fused map.
+
+    The rows of a fused map are those of all queries, then all keys, then all values; with
+    `by_head` head after head, each with its query, key and value.
+    """
+
+    query: str
+    key: str
+    value: str
+    output: str | None
+    by_head: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Each once."""
+        return list(dict.fromkeys(name for name in self[:4] if name is not None))
+
+    @property
+    def fused(self) -> bool:
+        """Whether one map makes queries, keys and values."""
+        return self.query == self.key
+
+
+_KNOWN = (
+    Maps("query", "key", "value", "output"),
+    Maps("query", "key", "value", None),
+    Maps("q_proj", "k_proj", "v_proj", "o_proj"),
+    Maps("q_proj", "k_proj", "v_proj", "out_proj"),
+    Maps("q_proj", "k_proj", "v_proj", "dense"),
+    Maps("q_proj", "k_proj", "v_proj", "projection_layer"),
+    Maps("q_proj", "k_proj", "v_proj", "Wo"),
+    Maps("q_lin", "k_lin", "v_lin", "out_lin"),
+    Maps("c_attn", "c_attn", "c_attn", "c_proj"),
+    Maps("qkv_proj", "qkv_proj", "qkv_proj", "o_proj"),
+    Maps("qkv", "qkv", "qkv", "projection"),
+    Maps("Wqkv", "Wqkv", "Wqkv", "Wo"),
+    Maps("query_key_value", "query_key_value", "query_key_value", "dense", by_head=True),
+)
+# Their attribute `scaling` is not the factor of their scores: it is the usual one, which the
+# queries have already, or there is none.
+_SCALED_BEFORE = {"EsmSelfAttention", "EvollaSaProtSelfAttention"}
+_UNSCALED = {"GPTNeoSelfAttention"}
+
+
+def maps_of(module: nn.Module) -> Maps | None:
+    """The names of its maps, None where they are none that is known."""
+    for maps in _KNOWN:
+        if all(isinstance(getattr(module, name, None), nn.Module) for name in maps.names):
+            # StarCoder's: with a key for each head they lie head by head.
+            by_head = maps.by_head or getattr(module, "multi_query", True) is False
+            return maps._replace(by_head=by_head)
+    return None
+
+
+def unreadable(module: nn.Module, maps: Maps) -> str:
+    """Why its maps cannot be read; empty if they can."""
+    parts = {name: getattr(module, name) for name in maps.names}
+    return next((not_plain(name, part) for name, part in parts.items() if not _is_plain(part)), "")
+
+
+def read_weights(module: nn.Module, maps: Maps) -> HostWeights:
+    """Its maps; shared keys and values are repeated, and its scale is in the queries."""
+    query, key, value = _separate(module, maps)
+    width = len(query.weight) // num_heads(module, len(query.weight))
+    groups = len(query.weight) // len(key.weight)
+    return HostWeights(
+        _scaled(query, _scale(module, width) * width**0.5),
+        _repeated(key, width, groups),
+        _repeated(value, width, groups),
+        None if maps.output is None else _projection(module, maps.output),
+    )
+
+
+def num_heads(module: nn.Module, rows: int) -> int:
+    """Heads of the queries, whose map has so many rows."""
+    for name in ("num_heads", "num_attention_heads", "n_heads"):
+        if isinstance(getattr(module, name, None), int):
+            return int(getattr(module, name))
+    return rows // _head_dim(module)
+
+
+def _head_dim(module: nn.Module) -> int:
+    names = ("head_dim", "head_size", "attention_head_size")
+    return next(int(getattr(module, name)) for name in names if hasattr(module, name))
+
+
+def _scale(module: nn.Module, width: int) -> float:
+    """The factor of its scores."""
+    names = class_names(module)
+    if names & _UNSCALED:
+        return 1.0
+    usual = width**-0.5
+    return usual if names & _SCALED_BEFORE else float(getattr(module, "scaling", usual))
+
+
+def _is_plain(part: Any) -> bool:
+    return is_linear(part) or type(part).__name__ == "Conv1D"
+
+
+def _projection(module: nn.Module, name: str) -> Projection:
+    """A map as (out, in); transformers' own Conv1D has it the other way round."""
+    layer = getattr(module, name)
+    weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
+    return Projection(weight.detach(), None if layer.bias is None else layer.bias.detach())
+
+
+def _separate(module: nn.Module, maps: Maps) -> list[Projection]:
+    """The maps of queries, keys and values."""
+    if not maps.fused:
+        return [_projection(module, name) for name in maps[:3]]
+    fused = _projection(module, maps.query)
+    weights = _rows(module, maps, fused.weight)
+    biases = (None,) * 3 if fused.bias is None else _rows(module, maps, fused.bias)
+    return [Projection(w, b) for w, b in zip(weights, biases, strict=True)]
+
+
+def _rows(module: nn.Module, maps: Maps, t: Tensor) -> tuple[Tensor, ...]:
+    """The rows of queries, keys and values of a fused map."""
+    if maps.by_head:
+        heads = t.unflatten(0, (-1, 3, _head_dim(module)))
+        return tuple(part.flatten(0, 1) for part in heads.unbind(1))
+    names = ("num_key_value_heads", "kv_heads")
+    shared = next((getattr(module, name) for name in names if hasattr(module, name)), None)
+    keys = len(t) // 3 if shared is None else int(shared) * _head_dim(module)
+    parts: tuple[Tensor, ...] = t.split([len(t) - 2 * keys, keys, keys])
+    return parts
+
+
+def _scaled(part: Projection, factor: float) -> Projection:
+    if abs(factor - 1.0) < 1e-12:
+        return part
+    return Projection(part.weight * factor, None if part.bias is None else part.bias * factor)
+
+
+def _repeated(part: Projection, width: int, groups: int) -> Projection:
+    """Each head of `width` rows as often as queries share it."""
+
+    def repeat(t: Tensor) -> Tensor:
+        heads: Tensor = t.unflatten(0, (-1, width))
+        return heads.repeat_interleave(groups, 0).flatten(0, 1)
+
+    if groups == 1:
+        return part
+    return Projection(repeat(part.weight), None if part.bias is None else repeat(part.bias))

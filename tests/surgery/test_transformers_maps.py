@@ -1,0 +1,206 @@
+"""Attention of transformers whose maps are fused, named or scaled in a way of its own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_transformers import HEADS, VOCABULARY, inputs_of, outputs_of, transformers
+from torch import Tensor, nn
+
+import rifflemix as rm
+from rifflemix.surgery import replace_attention, restore_attention
+from rifflemix.surgery.sites import find_sites
+
+EXACT = {"atol": 2e-5, "rtol": 1e-5}
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": 24,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+DECODER = {**SIZES, "attention_dropout": 0.0}
+IMAGES = {**SIZES, "image_size": 8, "patch_size": 4}
+SHARED = {"num_attention_heads": 4, "num_key_value_heads": 2}
+FULL = {"layer_types": ["full_attention"] * 2}
+
+
+def model_of(kind: str, config: str | None = None, **settings: Any) -> Any:
+    """A model of transformers with random weights, none of them zero."""
+    torch.manual_seed(5)
+    made = getattr(transformers, f"{config or kind}Config")(**settings)
+    model = getattr(transformers, kind if config else f"{kind}Model")(made).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def gpt_neo(**changed: Any) -> Any:
+    sizes = {**SIZES, "num_layers": 2, "num_heads": HEADS, "attention_types": [[["global"], 2]]}
+    del sizes["num_hidden_layers"], sizes["num_attention_heads"]
+    return model_of("GPTNeo", **{**sizes, **changed})
+
+
+def gpt_bigcode(**changed: Any) -> Any:
+    names = {"n_embd": 16, "n_layer": 2, "n_head": HEADS, "n_positions": 24, "n_inner": 24}
+    return model_of("GPTBigCode", vocab_size=VOCABULARY, **names, **changed)
+
+
+def xglm() -> Any:
+    names = {"d_model": 16, "ffn_dim": 24, "num_layers": 2, "attention_heads": HEADS}
+    return model_of("XGLM", vocab_size=VOCABULARY, max_position_embeddings=24, **names)
+
+
+# Several heads of several channels each, so that no two ways of reading a fused map agree.
+HOSTS: dict[str, Callable[[], Any]] = {
+    "esm": lambda: model_of("Esm", **SIZES, token_dropout=False),
+    "esm, rotary": lambda: model_of("Esm", **SIZES, position_embedding_type="rotary"),
+    "gpt_bigcode": gpt_bigcode,
+    "gpt_bigcode, a key for each head": lambda: gpt_bigcode(multi_query=False),
+    "gpt_neo": gpt_neo,
+    "gpt_neox": lambda: model_of("GPTNeoX", **DECODER),
+    "gpt_neox, no bias": lambda: model_of("GPTNeoX", **DECODER, attention_bias=False),
+    "gptj": lambda: model_of(
+        "GPTJ", vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=HEADS, rotary_dim=4
+    ),
+    "phi": lambda: model_of("Phi", **DECODER),
+    "phi, norms": lambda: model_of("Phi", **DECODER, qk_layernorm=True),
+    "phi3": lambda: model_of("Phi3", **DECODER),
+    "phi3, shared keys": lambda: model_of("Phi3", **{**DECODER, **SHARED}),
+    "lfm2": lambda: model_of("Lfm2", **SIZES, num_key_value_heads=1, **FULL),
+    "modernbert": lambda: model_of("ModernBert", **DECODER, **FULL),
+    "modernbert_decoder": lambda: model_of("ModernBertDecoder", **DECODER, **FULL),
+    "olmo": lambda: model_of("Olmo", **DECODER, clip_qkv=100.0),
+    "xglm": xglm,
+    "blip": lambda: model_of("Blip2VisionModel", "Blip2Vision", **IMAGES),
+    "internvl": lambda: model_of("InternVLVisionModel", "InternVLVision", **IMAGES),
+    "yolos": lambda: model_of("Yolos", **{**IMAGES, "image_size": [8, 8]}, num_detection_tokens=3),
+    "videomae": lambda: model_of("VideoMAE", **IMAGES, num_frames=2),
+}
+CAUSAL = {
+    *("gpt_bigcode", "gpt_bigcode, a key for each head", "gpt_neo", "gpt_neox", "gptj", "lfm2"),
+    *("gpt_neox, no bias", "modernbert_decoder", "olmo", "phi", "phi, norms", "phi3", "xglm"),
+    "phi3, shared keys",
+}
+NOTHING = {
+    *("blip", "esm", "gpt_bigcode", "gpt_bigcode, a key for each head", "gpt_neo", "internvl"),
+    *("videomae", "xglm", "yolos"),
+}
+MORE = {
+    "lfm2": ("norms of its queries and keys",),
+    "olmo": ("clip_qkv",),
+    "phi, norms": ("norms of its queries and keys",),
+}
+
+
+def inputs_for(name: str, model: Any) -> dict[str, Tensor]:
+    """A batch; one position for all tokens, which turns rotary positions off."""
+    torch.manual_seed(6)
+    if name == "videomae":
+        return {"pixel_values": torch.randn(2, 2, 3, 8, 8)}
+    if not hasattr(model.config, "vocab_size") or "image_size" in vars(model.config):
+        return {"pixel_values": torch.randn(2, 3, 8, 8)}
+    inputs = inputs_of("gpt2")
+    return {**inputs, "position_ids": torch.zeros_like(inputs["input_ids"])}
+
+
+def without_norms(model: nn.Module) -> None:
+    for module in model.modules():
+        for norm in ("q_layernorm", "k_layernorm"):
+            if hasattr(module, norm):
+                setattr(module, norm, nn.Identity())
+
+
+@pytest.mark.filterwarnings("ignore:.*are lost")
+@pytest.mark.parametrize("name", HOSTS)
+def test_softmax_with_the_hosts_weights_is_the_host(name: str) -> None:
+    model = HOSTS[name]()
+    without_norms(model)
+    inputs = inputs_for(name, model)
+    before = outputs_of(model, inputs)
+    assert len(replace_attention(model, "softmax").replaced) == 2
+    torch.testing.assert_close(outputs_of(model, inputs), before, **EXACT)
+    restore_attention(model)
+    assert torch.equal(outputs_of(model, inputs), before)
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_what_hides_later_tokens_is_known(name: str) -> None:
+    sites = find_sites(HOSTS[name]())
+    assert {site.host.causal for site in sites} == {name in CAUSAL}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_what_is_lost_is_warned_of(name: str) -> None:
+    warned = {warning for site in find_sites(HOSTS[name]()) for warning in site.host.warnings}
+    expected = () if name in NOTHING else ("rotary positions", *MORE.get(name, ()))
+    assert len(warned) == len(expected)
+    for words in expected:
+        assert any(words in warning for warning in warned)
+
+
+@pytest.mark.filterwarnings("ignore:.*are lost")
+@pytest.mark.parametrize("name", ["gpt_neox", "gpt_neo", "gpt_bigcode", "phi3", "xglm"])
+def test_a_cache_under_any_name_holds_the_stream(name: str) -> None:
+    model = HOSTS[name]()
+    replace_attention(model, "tssa")
+    ids = inputs_of("gpt2", padding=False)["input_ids"]
+    with torch.no_grad():
+        whole = model(ids, use_cache=False)[0]
+        first = model(ids[:, :8], use_cache=True)
+        second = model(ids[:, 8:], past_key_values=first.past_key_values, use_cache=True)
+    found = torch.cat([first[0], second[0]], 1)
+    torch.testing.assert_close(found, whole, **EXACT)
+
+
+def test_windows_are_refused_where_they_are() -> None:
+    """Layers that see all tokens are replaced beside them."""
+    mixed = gpt_neo(attention_types=[[["global", "local"], 1]], window_size=5)
+    report = replace_attention(mixed, "tssa")
+    assert report.replaced == ["h.0.attn.attention"]
+    name, reason = report.skipped[0]
+    assert name == "h.1.attn.attention"
+    assert "a sliding window of 5 tokens; set this layer's type to full attention" in reason
+
+
+def test_a_dropout_after_the_output_map_stays() -> None:
+    model = model_of("InternVLVisionModel", "InternVLVision", **IMAGES, projection_dropout=0.5)
+    replace_attention(model, "identity")
+    attention = model.encoder.layer[0].attention.train()
+    y, _ = attention(torch.ones(20, 5, 16))
+    assert set(y.unique().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("kind", ["UMT5", "MPNet"])
+def test_relative_biases_are_refused(kind: str) -> None:
+    names = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    sizes = {"vocab_size": 37, **names} if kind == "UMT5" else SIZES
+    with pytest.raises(rm.InputError, match="it adds a bias of relative positions to its scores"):
+        replace_attention(model_of(kind, **sizes), "softmax")
+
+
+def test_attention_that_no_adapter_knows_is_named() -> None:
+    sizes = {k: v for k, v in SIZES.items() if k != "num_attention_heads"}
+    model = model_of("Bloom", **sizes, n_head=2)
+    found = r"got h\.0\.self_attention \(BloomAttention\), which is written in another way"
+    with pytest.raises(rm.InputError, match=found):
+        replace_attention(model, "softmax")
+    with pytest.raises(rm.InputError, match="got none; tell of other hosts"):
+        replace_attention(nn.Sequential(nn.Linear(2, 2)), "softmax")
+
+
+def test_warnings_say_each_thing_once() -> None:
+    model = HOSTS["olmo"]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        replace_attention(model, "tssa")
+    assert len(caught) == 2
