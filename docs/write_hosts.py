@@ -1,6 +1,6 @@
 """Writes the table of docs/hosts.md: runs the matrix of tests/surgery/matrix.py, minutes long.
 
-python docs/write_hosts.py [PROPERTY ...]    (only these columns anew, the others as they stand)
+python docs/write_hosts.py [PROPERTY or HOST ...]    (only these anew, the others as they stand)
 """
 
 from __future__ import annotations
@@ -43,19 +43,27 @@ def cell(host: Host, name: str, failures: list[str]) -> str:
 
 
 def table(before: str, names: list[str]) -> str:
-    """The matrix as Markdown, what it was run with, and what failed; other columns as before."""
+    """The matrix as Markdown, what it was run with, and what failed; other cells as before.
+
+    Args:
+        before: the matrix as it stands.
+        names: properties and hosts to run; all where only some of the others are named.
+    """
+    hosts = all_hosts()
+    columns = [name for name in PROPERTIES if name in names] or list(PROPERTIES)
+    anew = [host.name for host in hosts if host.name in names] or [host.name for host in hosts]
     rows = {line.split(" | ")[0]: line.strip("|").split("|") for line in before.splitlines()}
     failures = [
         line
         for line in before.splitlines()
-        if line.startswith("- ") and line.partition(": ")[0].rpartition(", ")[2] not in names
+        if line.startswith("- ") and not _is_anew(line, anew, columns)
     ]
     lines = [f"| host | {' | '.join(PROPERTIES)} |", f"| --- |{' ---: |' * len(PROPERTIES)}"]
-    for host in all_hosts():
+    for host in hosts:
         torch.manual_seed(0)
         old = rows.get(f"| {host.name}", [""] * (len(PROPERTIES) + 1))[1:]
         cells = [
-            cell(host, name, failures) if name in names else kept.strip()
+            cell(host, name, failures) if host.name in anew and name in columns else kept.strip()
             for name, kept in zip(PROPERTIES, old, strict=True)
         ]
         lines.append(f"| {host.name} | {' | '.join(cells)} |")
@@ -69,10 +77,18 @@ def table(before: str, names: list[str]) -> str:
     return "\n".join([*lines, "", made, "", *found])
 
 
+def _is_anew(line: str, hosts: list[str], properties: list[str]) -> bool:
+    """Whether a line of a failure, "- host, mixer, property: reason", is of what is run again."""
+    host, _, name = line.removeprefix("- ").partition(": ")[0].rsplit(", ", 2)
+    return host in hosts and name in properties
+
+
 def main() -> None:
     """Rewrite the table."""
-    names = sys.argv[1:] or list(PROPERTIES)
-    write_marked_text(PAGE, "matrix", table(marked_text(PAGE, "matrix"), names))
+    unknown = {*sys.argv[1:]} - {*PROPERTIES} - {host.name for host in all_hosts()}
+    if unknown:
+        sys.exit(f"expected properties and hosts of {PAGE.name}, got {', '.join(sorted(unknown))}")
+    write_marked_text(PAGE, "matrix", table(marked_text(PAGE, "matrix"), sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -445,9 +445,11 @@ def transformers_hosts() -> list[Host]:
     return [
         encoder("bert", "BERT", traced=True),
         encoder("roberta", "RoBERTa", quick=False),
+        encoder("modernbert", "ModernBERT", quick=False),
         Host("transformers ViT", layers("vit", "layers"), run_layers, quick=False),
         Host("transformers Whisper", layers("whisper", "encoder.layers"), run_layers, quick=False),
         language("gpt2", "GPT-2", traced=True),
+        language("gpt_neox", "GPT-NeoX", quick=False),
         language("llama", "Llama"),
         language("qwen2", "Qwen2", quick=False),
     ]

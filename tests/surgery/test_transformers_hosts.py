@@ -17,7 +17,7 @@ from rifflemix.surgery import replace_attention, restore_attention
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}
-WITH_ROTARY = ["llama", "qwen2", "qwen3"]
+WITH_ROTARY = ["llama", "qwen2", "qwen3", "gpt_neox", "modernbert"]
 REFUSED = ["mistral", "deberta", "deberta_v2"]
 WITHOUT_ROTARY = [name for name in MODELS if name not in WITH_ROTARY + REFUSED]
 SMALL = {

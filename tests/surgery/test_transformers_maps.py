@@ -67,8 +67,7 @@ HOSTS: dict[str, Callable[[], Any]] = {
     "gpt_bigcode": gpt_bigcode,
     "gpt_bigcode, a key for each head": lambda: gpt_bigcode(multi_query=False),
     "gpt_neo": gpt_neo,
-    "gpt_neox": lambda: model_of("GPTNeoX", **DECODER),
-    "gpt_neox, no bias": lambda: model_of("GPTNeoX", **DECODER, attention_bias=False),
+    "gpt_neox": lambda: model_of("GPTNeoX", **DECODER, attention_bias=False),
     "gptj": lambda: model_of(
         "GPTJ", vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=HEADS, rotary_dim=4
     ),
@@ -88,8 +87,7 @@ HOSTS: dict[str, Callable[[], Any]] = {
 }
 CAUSAL = {
     *("gpt_bigcode", "gpt_bigcode, a key for each head", "gpt_neo", "gpt_neox", "gptj", "lfm2"),
-    *("gpt_neox, no bias", "modernbert_decoder", "olmo", "phi", "phi, norms", "phi3", "xglm"),
-    "phi3, shared keys",
+    *("modernbert_decoder", "olmo", "phi", "phi, norms", "phi3", "phi3, shared keys", "xglm"),
 }
 NOTHING = {
     *("blip", "esm", "gpt_bigcode", "gpt_bigcode, a key for each head", "gpt_neo", "internvl"),

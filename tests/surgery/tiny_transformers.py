@@ -88,6 +88,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "qwen2": lambda **changed: _decoder("Qwen2", **{**_ONE_GROUP, **changed}),
     "mistral": lambda **changed: _decoder("Mistral", **{**_ONE_GROUP, **changed}),
     "qwen3": lambda: _decoder("Qwen3", **_ONE_GROUP, head_dim=4),
+    "gpt_neox": lambda: _decoder("GPTNeoX"),
+    "modernbert": lambda: _bert("ModernBert", **_IDS, layer_types=["full_attention"] * 2),
     "deberta": lambda: _bert("Deberta"),
     "deberta_v2": lambda: _bert("DebertaV2"),
 }

@@ -7,7 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rifflemix.compat import is_known, stable_order, statically_known_true
+from rifflemix.compat import (
+    is_known,
+    stable_order,
+    statically_known_true,
+    values_can_be_read,
+)
 from rifflemix.errors import bad_argument, check_choice
 
 LAYOUTS = ("max_length", "length")
@@ -76,16 +81,37 @@ def _blocks_of_any_length(size: int, length: int) -> int:
     return blocks
 
 
-def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Valid tokens first, in order; also their mask and where each position came from, (B, N)."""
+def move_padding_last(x: Tensor, key_padding_mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Valid tokens first, in order.
+
+    Args:
+        x: (B, N, C) tokens.
+        key_padding_mask: (B, N) bool, True = padding, any pattern.
+
+    Returns:
+        The tokens; their mask; where each position came from, (B, N), or None where the padding is
+        seen to stand last already, as most tasks have it, and nothing was moved.
+    """
+    if _stands_last(key_padding_mask):
+        return x, key_padding_mask, None
     order = stable_order(key_padding_mask.to(torch.uint8), 1)
     moved = x.gather(1, order.unsqueeze(-1).expand_as(x))
     return moved, key_padding_mask.gather(1, order), order
 
 
-def move_padding_back(y: Tensor, order: Tensor) -> Tensor:
+def move_padding_back(y: Tensor, order: Tensor | None) -> Tensor:
     """Undo `move_padding_last` on outputs (B, N, C)."""
+    if order is None:
+        return y
     return y.gather(1, order.argsort(1).unsqueeze(-1).expand_as(y))
+
+
+def _stands_last(key_padding_mask: Tensor) -> bool:
+    """Whether no token follows padding; False where that cannot be read, or only by waiting."""
+    on_cpu = type(key_padding_mask) is Tensor and key_padding_mask.device.type == "cpu"
+    if not (on_cpu and values_can_be_read()):
+        return False
+    return not bool((key_padding_mask[:, :-1] & ~key_padding_mask[:, 1:]).any())
 
 
 def mix_valid_tokens(

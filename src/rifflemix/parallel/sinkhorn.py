@@ -44,8 +44,7 @@ class ShardedSinkhorn(ShardedMixer, Sinkhorn):
         blocks, hidden = pad_to_blocks(columns, hidden, self.block_size, masked=not self.causal)
         sort = self._sort(x, mask, hidden, blocks.shape[1] // self.block_size, shards)[:, heads]
         y = self._attend_share(blocks, sort, hidden, heads)[:, : shards.length]
-        if order is not None:
-            y = move_padding_back(y, order)
+        y = move_padding_back(y, order)
         width = self.dim // self.num_heads
         out: Tensor = self.proj(shards.to_tokens(y, [width * len(share) for share in shares]))
         return out
