@@ -298,6 +298,12 @@ def printed() -> Answer:
     kept_files = sorted((RESULTS / "reproduce").glob("*.json"))
     sources = [path for path in kept_files if read(path)["printed"] is not None]
     found = [read(path) for path in sources]
+    last_weights = by_time("last-weights-*.json")[-1:]
+    by_last_weights = {
+        row["recipe"]: 100 * row["last"]["test"]
+        for path in last_weights
+        for row in read(path)["rows"]
+    }
     drawn, table = [], []
     for result in found:
         recipe = result["recipe"]
@@ -307,30 +313,52 @@ def printed() -> Answer:
         marks = (Mark(result["printed"], "main"), Mark(result["ours"], "other"))
         drawn.append(Row(recipe["name"].partition("/")[2], marks, words))
         kept = ("printed", "ours", "unit", "steps", "steps_planned", "is_reduced", "seed")
-        table.append({"recipe": recipe["name"], **{key: result[key] for key in kept}})
+        line = {"recipe": recipe["name"], **{key: result[key] for key in kept}}
+        error = "" if result["is_reduced"] else _standard_error(result)
+        last = by_last_weights.get(recipe["name"], "")
+        table.append(line | {"standard_error": error, "last_weights": last})
     numbers = sum(get_recipe(name).printed is not None for name in list_recipes())
     full = [result for result in found if not result["is_reduced"]]
+    beyond = [result for result in full if abs(result["difference"]) > 2 * _standard_error(result)]
     says = (
-        f"Of {numbers} printed numbers that have a recipe, {len(found)} were begun and "
-        f"{len(full)} run in full{': ' * bool(full)}{listed([_against(row) for row in full])}. "
-        "A reduced run reproduces nothing: it shows that the model learns. Disks are printed, "
-        "rings are ours. [The whole table](reproduced/report.md)."
+        f"Of {numbers} printed numbers that have a recipe, {len(found)} were begun and {len(full)} "
+        f"run in full, with one seed each. Of these {len(full) - len(beyond)} lie within two "
+        f"standard errors of the test samples{', not ' * bool(beyond)}"
+        f"{listed([_against(result, by_last_weights) for result in beyond])}. A reduced run "
+        "reproduces nothing: it shows that the model learns. Disks are printed, rings are ours. "
+        "[The whole table](reproduced/report.md)."
     )
+    sources = [*sources, *last_weights]
     return Answer("Do the papers' numbers come out?", says, "printed",
                   dots("Printed and ours, %", drawn), table, sources,
-                  [result["command"] for result in found])  # fmt: skip
+                  [*(result["command"] for result in found),
+                   *(f"python benchmarks/{_command(path)}" for path in last_weights)])  # fmt: skip
 
 
-def _against(result: Mapping[str, Any]) -> str:
-    """Our number of a row in full, the printed one, and the error of the test samples."""
+def _command(path: Path) -> str:
+    return str(read(path)["environment"]["command"])
+
+
+def _standard_error(result: Mapping[str, Any]) -> float:
+    """Of an accuracy in percent on the row's test samples."""
     task, share = result["task"], result["ours"] / 100
     size = task["sizes"]["test"] if "sizes" in task else task["options"]["num_test"]
-    error = 100 * math.sqrt(share * (1 - share) / size)
-    return (
-        f"{result['recipe']['name']} gives {result['ours']:.2f} for the printed "
-        f"{result['printed']:.2f} (one seed; the standard error of {size:,} test samples is "
-        f"{error:.2f})"
+    return 100 * math.sqrt(share * (1 - share) / size)
+
+
+def _against(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str:
+    """Our number of a row in full, the printed one, and what the last weights give."""
+    name = result["recipe"]["name"]
+    words = (
+        f"{name}, {result['ours']:.2f} for the printed {result['printed']:.2f} (standard error "
+        f"{_standard_error(result):.2f}"
     )
+    if name in by_last_weights:
+        words += (
+            f"; ours is of the weights that validation chose, the last weights give "
+            f"{by_last_weights[name]:.2f}"
+        )
+    return f"{words})"
 
 
 def claims() -> Answer:
