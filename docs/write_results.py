@@ -141,6 +141,14 @@ def small_tasks() -> Answer:
     )
     if missing:
         says += f" Not measured yet: {', '.join(missing)}."
+    smoke = by_time("suite-lra-small-smoke-*.json")[-1]
+    made = read(smoke)
+    seconds = sum(task["wall_seconds"] for task in made["tasks"].values())
+    says += (
+        f" The suite's smoke test of {listed([mixer['name'] for mixer in made['mixers']])}, half "
+        f"the steps of each task, took {format_duration(seconds)} in all."
+    )
+    sources.append(smoke)
     return Answer("Does softmax attention learn the small tasks in minutes?", says, "small-tasks",
                   dots("Test accuracy, %", drawn), table, sources,
                   [read(path)["command"] for path in sources])  # fmt: skip
