@@ -156,7 +156,8 @@ class Sinkhorn(TokenMixer):
         y = self._attend(blocks, mask)
         if blocks is not x:
             y = take_first(y, length, 1)
-        y = move_padding_back(y, order)
+        if order is not None:
+            y = move_padding_back(y, order)
         out: Tensor = self.proj(y)
         return out
 
