@@ -47,7 +47,8 @@ def table(before: str, names: list[str]) -> str:
 
     Args:
         before: the matrix as it stands.
-        names: properties and hosts to run; all where only some of the others are named.
+        names: properties and hosts to run anew; without a property all properties of the named
+            hosts, without a host the named properties of all hosts.
     """
     hosts = all_hosts()
     columns = [name for name in PROPERTIES if name in names] or list(PROPERTIES)
