@@ -17,6 +17,7 @@ import rifflemix as rm
 from rifflemix.comparison import plan_comparison, run_comparison
 from rifflemix.comparison.files import comparison_files
 from rifflemix.comparison.notes import comparison_notes
+from rifflemix.comparison.suite_report import answers
 from rifflemix.runs.results import summarise
 from rifflemix.runs.status import RunStatus
 from rifflemix.train import loop
@@ -140,6 +141,8 @@ def test_stopped_tuning_goes_on_bit_for_bit(
         assert stopped["runs"] == []
         assert all(mixer["tuning"]["chosen"] is None for mixer in stopped["mixers"])
         assert " of 8 trials and 0 of 4 runs are done" in comparison_notes(stopped)[0]
+        unfinished = "a is not finished (0 of 8 trials and 0 of 4 runs), so it ranks nobody yet."
+        assert unfinished in answers({"a": stopped})
         assert comparison_files(stopped).keys() == {"table.md", "plot.png", "report.html"}
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == stopped
     complete = start(tmp_path / "out", **TUNED)

@@ -18,7 +18,7 @@ from rifflemix.comparison.choices import (
 )
 from rifflemix.comparison.config import FORMAT, default_mixers
 from rifflemix.comparison.files import write_comparison_files
-from rifflemix.comparison.notes import comparison_notes
+from rifflemix.comparison.notes import comparison_notes, done_so_far
 from rifflemix.comparison.page import html_fragment
 from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan, plan_comparison
 from rifflemix.comparison.results import title_of
@@ -107,8 +107,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         names = ", ".join(mixer["name"] for mixer in self.results["mixers"])
-        done = f"{self.results['runs_done']} of {self.results['runs_planned']} runs"
-        return f"Comparison({self.results['task']['name']}: {names}; {done})"
+        return f"Comparison({self.results['task']['name']}: {names}; {done_so_far(self.results)})"
 
     def _repr_html_(self) -> str:
         return html_fragment(self.results, comparison_notes(self.results))

@@ -9,6 +9,7 @@ from typing import Any
 
 from rifflemix.comparison.api import Comparison
 from rifflemix.comparison.files import comparison_files
+from rifflemix.comparison.notes import done_so_far
 from rifflemix.comparison.plan import RESULTS_FILE
 from rifflemix.comparison.progress import Run
 from rifflemix.comparison.results import cost_of, scores_of, tried_of
@@ -68,8 +69,8 @@ def _check(parts: Mapping[Path, Results]) -> None:
     (first, reference), *others = parts.items()
     for path, results in parts.items():
         if results["status"] != "complete":
-            done = f"{results['runs_done']} of {results['runs_planned']} runs"
-            raise bad_argument("merge", "finished comparisons", f"{path} with {done}")
+            got = f"{path} with {done_so_far(results)}"
+            raise bad_argument("merge", "finished comparisons", got)
     for path, results in others:
         difference = first_difference(reference["config"], results["config"], _FREE)
         if difference is not None:

@@ -41,12 +41,18 @@ def brief_notes(results: Mapping[str, Any]) -> list[str]:
 
 def partial_note(results: Mapping[str, Any]) -> str:
     """The share of the plan that has been done."""
-    done = f"{results['runs_done']} of {results['runs_planned']} runs"
-    if "tuning" in results:
-        tuning = results["tuning"]
-        tried = len(tuning["trials"]) + len(tuning["failed_trials"])
-        done = f"{tried} of {tuning['trials_planned']} trials and {done}"
+    done = done_so_far(results)
     return f"Partial results: {done} are done; run the same command to continue."
+
+
+def done_so_far(results: Mapping[str, Any]) -> str:
+    """Such as "2 of 4 runs", with the trials before them where settings are tuned."""
+    done = f"{results['runs_done']} of {results['runs_planned']} runs"
+    if "tuning" not in results:
+        return done
+    tuning = results["tuning"]
+    tried = len(tuning["trials"]) + len(tuning["failed_trials"])
+    return f"{tried} of {tuning['trials_planned']} trials and {done}"
 
 
 def bold_note(results: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rifflemix.comparison.differences import difference_cells, differences_from_softmax
-from rifflemix.comparison.notes import brief_notes
+from rifflemix.comparison.notes import brief_notes, done_so_far
 from rifflemix.comparison.ranking import (
     Standing,
     mean_ratio,
@@ -147,8 +147,7 @@ def _answers(comparisons: Comparisons, mixers: Sequence[Overall]) -> Iterator[st
         if results["status"] == "complete" and nothing_learned(comparison_rows(results)):
             yield f"On {task} nothing learned, so it ranks nobody."
         elif results["status"] != "complete":
-            done = f"{results['runs_done']} of {results['runs_planned']} runs"
-            yield f"{task} is not finished ({done}), so it ranks nobody yet."
+            yield f"{task} is not finished ({done_so_far(results)}), so it ranks nobody yet."
     if len(next(iter(comparisons.values()))["seeds"]) == 1:
         yield "One seed decides no difference: ranks are shared, and only speed and memory differ."
 
