@@ -65,8 +65,8 @@ def test_cells_show_mean_spread_and_ratio() -> None:
     ]  # fmt: skip
     assert csp[4].text == "25.0 (2.50x)"
     assert csp[5].text == "1.00 MiB (1.00x)"
-    assert [cell.best for cell in csp] == [False, False, True, True, True, True, True, False]
-    assert softmax[5].best  # equal memory: both are best
+    assert [cell.best for cell in csp] == [False, False, True, True, True, False, True, False]
+    assert not softmax[5].best  # equal memory: neither is better
 
 
 def test_one_seed_has_no_spread() -> None:
@@ -214,6 +214,55 @@ def test_mixers_without_a_run_are_shown_as_missing() -> None:
     cells = table_cells(comparison_rows(unfinished()))
     assert [cell.text for cell in cells[0][1:6]] == ["0", "-", "-", "-", "-"]
     assert terminal_table(unfinished()).row_count == 2
+
+
+def test_a_mixer_with_one_seed_left_hides_no_difference_of_others() -> None:
+    two = {"softmax": [(0.9, 9.0), (0.9, 9.0)], "csp": [(0.5, 4.0), (0.5, 4.0)]}
+    results = results_of(**two, tssa=[(0.95, 20.0)])
+    results["failed_runs"] = [{"mixer": "tssa", "seed": 1, "error": "training diverged"}]
+    assert bold(results, 2) == bold(results, 4) == [True, False, False]
+    note = softmax_note(results)
+    assert "fewer diverged runs than Tssa" in note
+    assert note.endswith("Fewer than two common seeds tell nothing of Tssa.")
+    assert "of a mixer with one seed nothing is told" in bold_note(results)
+
+
+def test_equal_counts_are_nobodys_best() -> None:
+    results = results_of(softmax=[(0.9, 9.0), (0.9, 9.0)], tssa=[(0.9, 9.0), (0.9, 9.0)])
+    for entry in results["mixers"]:
+        entry["parameters"] = 7
+    assert bold(results, 5) == bold(results, 6) == [False, False]
+
+
+def test_softmax_is_not_faster_where_one_seed_was_not() -> None:
+    results = results_of(softmax=[(0.9, 8.0), (0.9, 12.0)], csp=[(0.9, 9.0), (0.9, 9.0)])
+    assert "faster training" not in softmax_note(results)
+
+
+def test_no_difference_is_not_shown_as_minus_zero() -> None:
+    results = results_of(softmax=[(0.9, 9.0), (0.9, 9.0)], csp=[(0.9, 9.0), (0.9 - 1e-9, 9.0)])
+    assert difference_cells(comparison_rows(results))[0][1] == "+0.00"
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_the_finite_split_counts_for_other_metrics_where_it_was_measured(
+    is_measured: bool,
+) -> None:
+    """Seeds alone tell 20 from 19; 300 samples with a deviation of 60 do not."""
+    results = with_perplexity(comparison(mixers=2), accuracy=False)
+    for entry in results["runs"]:
+        mean = {"softmax": 20.0, "csp": 19.0}[entry["mixer"]]
+        entry["test"]["perplexity"] = mean + entry["seed"] / 100
+        if is_measured:
+            entry["test"]["perplexity_deviation"] = 60.0
+    for of in results["mixers"]:
+        own = [r["test"]["perplexity"] for r in results["runs"] if r["mixer"] == of["name"]]
+        of["metric"]["test"] = summarise(own)
+    rows = comparison_rows(results)
+    (found,) = differences_from_softmax(rows)
+    assert found.is_shown is not is_measured
+    assert ("Both count the finite test set" in markdown_differences(rows)) is is_measured
+    assert ("with the error of the finite split" in bold_note(results)) is is_measured
 
 
 def test_unmeasured_speed_is_missing() -> None:

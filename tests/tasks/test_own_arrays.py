@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,38 @@ def test_floats_are_numbers_and_not_classes() -> None:
     assert task.target_mean == pytest.approx(np.mean(train))
     assert task.target_std == pytest.approx(np.std(train))
     batch = task.collate([(torch.zeros(4, 1), 0.9), (torch.zeros(4, 1), 1.7)])
-    assert batch["labels"].tolist() == pytest.approx([0.9, 1.7])
+    found = batch["labels"] * task.target_std + task.target_mean
+    assert found.tolist() == pytest.approx([0.9, 1.7])
+
+
+@pytest.mark.parametrize("offset", [0.0, 2_459_000.5, 1.7e9])
+def test_a_large_offset_of_the_numbers_changes_no_error(offset: float) -> None:
+    """Days of a calendar and seconds of a clock: float32 rounds these to quarters and minutes."""
+    x, y = RANDOM.normal(size=(60, 4, 3)), RANDOM.normal(size=60)
+    task = rm.Task.from_arrays(x, offset + y)
+    assert isinstance(task, NumberTask)
+    split = task.split("test")
+    batch = task.collate([split[i] for i in range(len(split))])
+    wanted = np.array([split[i][1] for i in range(len(split))]) - task.target_mean
+    assert len(set(batch["labels"].tolist())) == len(split)
+    sums = task.metrics(torch.zeros(len(split), 1), batch)
+    assert sums["mae"][0] == pytest.approx(np.abs(wanted).sum(), rel=1e-5)
+
+
+def test_the_deviation_of_an_error_gives_its_standard_error() -> None:
+    """Against the spread of the error over many test splits of one model."""
+    task = rm.Task.from_arrays(RANDOM.normal(size=(40, 3)), RANDOM.normal(size=40))
+    assert isinstance(task, NumberTask)
+    for metric in ("rmse", "mae"):
+        one, found = replace(task, metric=metric), []
+        for _ in range(400):
+            errors = torch.tensor(RANDOM.exponential(size=200), dtype=torch.float32)
+            sums = one.metrics(errors.unsqueeze(1), {"labels": torch.zeros(200)})
+            means = {name: total / count for name, (total, count) in sums.items()}
+            summary = means | one.summarise(means)
+            found.append((summary[metric], summary[f"{metric}_deviation"] / 200**0.5))
+        values, errors_of = np.array(found).T
+        assert errors_of.mean() == pytest.approx(values.std(), rel=0.1)
 
 
 def test_a_classification_refuses_labels_with_a_fraction() -> None:
@@ -147,9 +179,13 @@ def test_metrics_of_numbers_equal_their_definitions() -> None:
     y = torch.tensor([97.0, 101.5, 108.0, 99.0, 90.0])
     found = torch.tensor([98.0, 100.0, 103.0, 99.5, 95.0])
     outputs = ((found - task.target_mean) / task.target_std).unsqueeze(1)
+
+    def labels(part: slice) -> dict[str, torch.Tensor]:
+        return {"labels": (y[part] - task.target_mean) / task.target_std}
+
     sums: dict[str, tuple[float, int]] = {}
     for part in (slice(0, 2), slice(2, 5)):  # as two batches
-        for name, (total, count) in task.metrics(outputs[part], {"labels": y[part]}).items():
+        for name, (total, count) in task.metrics(outputs[part], labels(part)).items():
             before = sums.get(name, (0.0, 0))
             sums[name] = (before[0] + total, before[1] + count)
     means = {name: total / count for name, (total, count) in sums.items()}

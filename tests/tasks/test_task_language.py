@@ -8,6 +8,7 @@ import math
 import pickle
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,8 +232,26 @@ def test_units(level: str, stride: int | None, ptb: Path) -> None:
     assert task.summarise(means) == {
         "perplexity": pytest.approx(2, rel=1e-5),
         "word_perplexity": pytest.approx(2 ** ((len(tokens) - 1) / words), rel=1e-5),
+        "perplexity_deviation": pytest.approx(0, abs=1e-3),
     }
     assert (words == len(tokens) - 1) is (level == "word")
+
+
+@pytest.mark.parametrize("metric", ["perplexity", "bits_per_byte"])
+def test_the_deviation_of_a_metric_is_that_over_windows(metric: str, ptb: Path) -> None:
+    """Of windows of equally many tokens, each of which a model finds as likely as it likes."""
+    task = replace(load(ptb, level="byte", max_length=7), metric=metric)
+    split = task.split("validation")
+    whole = [index for index in range(len(split)) if (split[index][1] >= 0).all()]
+    batch = task.collate([split[index] for index in whole])
+    outputs = torch.randn(*batch["labels"].shape, task.num_classes)
+    nats = torch.nn.functional.cross_entropy(
+        outputs.flatten(0, 1), batch["labels"].flatten(), reduction="none"
+    ).view_as(batch["labels"])
+    means = {name: total / count for name, (total, count) in task.metrics(outputs, batch).items()}
+    spread = nats.mean(dim=1).std(correction=0).item()
+    factor = math.exp(means["loss"]) if metric == "perplexity" else 1 / math.log(2)
+    assert task.summarise(means)[f"{metric}_deviation"] == pytest.approx(factor * spread, rel=1e-4)
 
 
 def test_word_perplexity_is_that_of_the_papers_factor(ptb: Path) -> None:

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rifflemix.comparison.paired import LEVEL, Difference, holm
-from rifflemix.comparison.table import Row, baseline_row
+from rifflemix.comparison.table import Row, baseline_row, counts_samples
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import SHARES, metric_title, metric_value
 
-HOW_TO_READ = (
+_HOW_TO_READ = (
     "Paired over seeds. The interval is Student's t for that row alone; p is corrected for the "
-    "number of rows (Holm). Both count the finite test set, as if each mixer had one of its own."
+    "number of rows (Holm). "
 )
+_SAMPLES = {
+    True: "Both count the finite test set, as if each mixer had one of its own.",
+    False: "Neither counts the finite test set, whose error was not measured.",
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,11 @@ def differences_from_softmax(rows: Sequence[Row]) -> list[RowDifference]:
     ]
 
 
+def how_to_read(rows: Sequence[Row]) -> str:
+    """What the table of differences counts as noise."""
+    return _HOW_TO_READ + _SAMPLES[counts_samples(rows)]
+
+
 def difference_headers(rows: Sequence[Row]) -> list[str]:
     """Column titles of the table of differences."""
     title = metric_title(rows[0].metric).replace(", %", ", points")
@@ -79,7 +88,7 @@ def markdown_differences(rows: Sequence[Row]) -> str:
         return ""
     headers = difference_headers(rows)
     table = table_lines(headers, cells, range(1, len(headers)))
-    lines = ["", "## Differences from softmax attention", "", *table, "", HOW_TO_READ, ""]
+    lines = ["", "## Differences from softmax attention", "", *table, "", how_to_read(rows), ""]
     return "\n".join(lines)
 
 
@@ -95,4 +104,4 @@ def _cells(of: RowDifference) -> list[str]:
 
 
 def _signed(metric: str, value: float) -> str:
-    return f"{metric_value(metric, value):+{'.2f' if metric in SHARES else '.4g'}}"
+    return f"{metric_value(metric, value):+z{'.2f' if metric in SHARES else '.4g'}}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rifflemix.comparison.differences import differences_from_softmax
+from rifflemix.comparison.differences import RowDifference, differences_from_softmax
 from rifflemix.comparison.table import (
     BASELINE,
     Row,
     baseline_row,
     comparison_rows,
+    counts_samples,
+    is_slower,
     nothing_learned,
 )
 from rifflemix.comparison.tuning import tuning_notes
@@ -63,9 +65,9 @@ def bold_note(results: Mapping[str, Any]) -> str:
     if not nothing_learned(rows):
         return (
             "Bold: what cannot be told from the best of its column; where that is every mixer, "
-            "nothing. Scores are told apart by their differences seed by seed (t test with the "
-            "error of the finite split, Holm-corrected, 5 %), speeds where no seed of one is as "
-            "fast as any of the other."
+            f"nothing. Scores are told apart by their differences seed by seed (t test "
+            f"{_split_error(rows)}, Holm-corrected, 5 %), speeds where no seed of one is as fast "
+            "as any of the other; of a mixer with one seed nothing is told."
         )
     best = max((row for row in rows if row.test), key=lambda row: row.test.mean if row.test else 0)
     is_known = results["task"].get("majority_share") is not None
@@ -74,6 +76,12 @@ def bold_note(results: Mapping[str, Any]) -> str:
         f"Nothing learned: the best test accuracy, {best.test} %, is within noise of {answer} "
         f"({format_percent(best.chance or 0.0)} %). Nothing is bold."
     )
+
+
+def _split_error(rows: Sequence[Row]) -> str:
+    if counts_samples(rows):
+        return "with the error of the finite split"
+    return "over seeds alone, without the error of the finite split, which was not measured"
 
 
 def softmax_note(results: Mapping[str, Any]) -> str:
@@ -86,9 +94,12 @@ def softmax_note(results: Mapping[str, Any]) -> str:
     differences = differences_from_softmax(rows)
     contests = {
         f"better mean test {_metric(softmax)}": [of.row for of in differences if of.is_loss],
-        "faster training": [row for row in others if _is_slower(row, softmax)],
+        "faster training": [row for row in others if is_slower(row, softmax)],
         "less memory": [row for row in others if _is_larger(row, softmax)],
         "fewer parameters": [row for row in others if row.parameters > softmax.parameters],
+        "fewer diverged runs": [
+            row for row in rows if _diverged(row, results) > _diverged(softmax, results)
+        ],
     }
     wins = [
         f"{what} than {', '.join(row.title for row in beaten)}"
@@ -102,25 +113,31 @@ def softmax_note(results: Mapping[str, Any]) -> str:
     )
     if nothing_learned(rows):
         return sentence
-    shown = {of.row.name for of in differences if of.is_shown}
-    alike = [row.title for row in others if row.name not in shown]
-    return sentence + _no_difference(_metric(softmax), alike, len(others), len(results["seeds"]))
+    if len(results["seeds"]) == 1:
+        return f"{sentence} One seed shows no difference in test {_metric(softmax)}."
+    return sentence + _no_difference(_metric(softmax), others, differences)
 
 
-def _no_difference(metric: str, alike: list[str], others: int, seeds: int) -> str:
-    if seeds == 1:
-        return f" One seed shows no difference in test {metric}."
-    if len(alike) == others:
-        return f" No difference in test {metric} is larger than noise."
-    return f" No difference in test {metric} is shown from {', '.join(alike)}." if alike else ""
+def _no_difference(metric: str, others: list[Row], differences: list[RowDifference]) -> str:
+    known = {of.row.name for of in differences}
+    unknown = [row.title for row in others if row.name not in known]
+    alike = [of.row.title for of in differences if not of.is_shown]
+    said = ""
+    if alike:
+        is_all = len(alike) == len(others)
+        which = "is larger than noise" if is_all else f"is shown from {', '.join(alike)}"
+        said = f" No difference in test {metric} {which}."
+    if unknown:
+        said += f" Fewer than two common seeds tell nothing of {', '.join(unknown)}."
+    return said
+
+
+def _diverged(row: Row, results: Mapping[str, Any]) -> int:
+    return sum(run["mixer"] == row.name for run in results["failed_runs"])
 
 
 def _metric(row: Row) -> str:
     return row.metric.replace("_", " ")
-
-
-def _is_slower(row: Row, softmax: Row) -> bool:
-    return (softmax.steps_per_second or 0.0) > (row.steps_per_second or 0.0)
 
 
 def _is_larger(row: Row, softmax: Row) -> bool:

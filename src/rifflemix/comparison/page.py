@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rifflemix.comparison.curves import loss_curves, score_curves
-from rifflemix.comparison.differences import HOW_TO_READ, difference_cells, difference_headers
+from rifflemix.comparison.differences import difference_cells, difference_headers, how_to_read
 from rifflemix.comparison.notes import partial_note
 from rifflemix.comparison.table import comparison_rows, table_cells, table_headers
 from rifflemix.comparison.tuning import HOW_TO_READ as TRIALS
@@ -55,7 +55,7 @@ def html_report(results: Mapping[str, Any], notes: Iterable[str], plot: bytes) -
         differences={
             "headers": difference_headers(rows),
             "rows": difference_cells(rows),
-            "caption": HOW_TO_READ,
+            "caption": how_to_read(rows),
         },
         tuning={
             "title": tuning_title(results),

@@ -25,6 +25,8 @@ class Score:
             mixer say little. None where no mixer has two.
         samples: size of the split; None where it is not known.
         values: seed -> the metric.
+        deviation: of a metric that is no share: its standard error from samples that are drawn,
+            times the root of their number. None where it was not measured.
     """
 
     mean: float
@@ -34,6 +36,7 @@ class Score:
     spread: float | None = None
     samples: int | None = None
     values: Mapping[int, float] = field(default_factory=dict)
+    deviation: float | None = None
 
     def __str__(self) -> str:
         """Percent: "98.77 ± 0.12"."""
@@ -44,6 +47,11 @@ class Score:
     def shown(self) -> float:
         """The mean as printed, so that two mixers that print alike tie."""
         return float(self._text(self.mean))
+
+    @property
+    def counts_samples(self) -> bool:
+        """Whether the error of the finite split is known."""
+        return bool(self.samples) and (self.metric in SHARES or self.deviation is not None)
 
     def difference(self, other: Score) -> Difference | None:
         """Our score minus the other, paired over common seeds; None for fewer than two of them.
@@ -62,24 +70,31 @@ class Score:
     def _seed_error(self) -> float:
         return max(self.spread or 0.0, self.std or 0.0) / math.sqrt(self.n)
 
-    def _sampling_error(self, share: float) -> float:
-        """Standard error of a share of this many samples (binomial); 0 for other metrics."""
-        if self.metric not in SHARES or not self.samples:
+    def _sampling_error(self, mean: float) -> float:
+        """Standard error that the finite split gives a mean; 0 where it is not known."""
+        if not self.counts_samples or not self.samples:
             return 0.0
-        return math.sqrt(max(share * (1 - share), 0.0) / self.samples)
+        deviation = self.deviation
+        if self.metric in SHARES:
+            deviation = math.sqrt(max(mean * (1 - mean), 0.0))  # binomial
+        return (deviation or 0.0) / math.sqrt(self.samples)
 
     def _text(self, value: float) -> str:
         return format_percent(value) if self.metric in SHARES else f"{value:.4g}"
 
 
 def told_apart(score: Score, others: Sequence[Score]) -> list[bool] | None:
-    """Which others differ from `score` by more than noise; None where nothing is known of noise."""
+    """Which others differ from `score` by more than noise.
+
+    One that shares fewer than two seeds with it is not told apart, and none else is corrected for
+    it; None where that is so of all: then nothing is known of noise.
+    """
     differences = [score.difference(other) for other in others]
-    known = [difference for difference in differences if difference is not None]
-    if len(known) < len(differences):
+    known = [difference.probability for difference in differences if difference is not None]
+    if not known:
         return None
-    corrected = holm([difference.probability for difference in known])
-    return [probability < LEVEL for probability in corrected]
+    corrected = iter(holm(known))
+    return [found is not None and next(corrected) < LEVEL for found in differences]
 
 
 def pooled_spread(stds: Iterable[tuple[float | None, int]]) -> float | None:

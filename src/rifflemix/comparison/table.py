@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from rifflemix.comparison.scores import Score, pooled_spread, told_apart
@@ -71,7 +72,8 @@ class _Column:
     """How a column is shown and ranked; `value` is None for columns that rank nothing.
 
     `told_apart` says which rows differ from the best by more than noise, or None where nothing
-    is known of the noise. Counts and bytes have none: what is not equal differs.
+    is known of the noise, and `value` is None of a single seed then. Counts and bytes have none:
+    what is not equal differs.
     """
 
     header: str
@@ -105,6 +107,11 @@ def nothing_learned(rows: Iterable[Row]) -> bool:
     """Whether the best test accuracy is within noise of an answer that looks at no input."""
     known = [(row.test, row.chance) for row in rows if row.test and row.chance is not None]
     return bool(known) and not any(test.is_above(chance) for test, chance in known)
+
+
+def counts_samples(rows: Iterable[Row]) -> bool:
+    """Whether differences in the test score count the error of the finite split."""
+    return all(row.test is None or row.test.counts_samples for row in rows)
 
 
 def baseline_row(rows: Iterable[Row]) -> Row | None:
@@ -178,7 +185,9 @@ def _scores(
             return None
         spread, values = spreads[metric, split], {run["seed"]: run[split][metric] for run in runs}
         mean, std, n = summary["mean"], summary["std"], summary["n"]
-        return Score(mean, std, n, metric, spread, sizes[split], values)
+        deviations = [run[split].get(f"{metric}_deviation") for run in runs]
+        deviation = None if None in deviations or not runs else fmean(deviations)
+        return Score(mean, std, n, metric, spread, sizes[split], values, deviation)
 
     accuracy = {split: score(mixer[split], "accuracy", split) for split in _SPLITS}
     chosen = mixer.get("metric")
@@ -238,7 +247,7 @@ def _score_column(header: str, name: str, higher_is_better: bool) -> _Column:
 
     def shown(row: Row) -> float | None:
         found = score(row)
-        return None if found is None else found.shown
+        return None if found is None or found.n < 2 else found.shown
 
     def differ(best: Row, others: Sequence[Row]) -> list[bool] | None:
         first, rest = score(best), [found for row in others if (found := score(row)) is not None]
@@ -257,7 +266,8 @@ def _best(column: _Column, rows: list[Row]) -> list[bool]:
         return [False] * len(rows)
     best = (max if column.higher_is_better else min)(ranked.values())
     if column.told_apart is None:
-        return [value == best for value in values]
+        differs = len(set(ranked.values())) > 1
+        return [differs and value == best for value in values]
     first, *others = sorted(ranked, key=lambda index: ranked[index] != best)
     apart = column.told_apart(rows[first], [rows[index] for index in others])
     if apart is None or not any(apart):
@@ -266,12 +276,13 @@ def _best(column: _Column, rows: list[Row]) -> list[bool]:
     return [index in ranked and index not in worse for index in range(len(rows))]
 
 
-def _speeds_apart(best: Row, others: Sequence[Row]) -> list[bool] | None:
-    """Which mixers had no seed as fast as the slowest of the fastest mixer."""
-    slowest, fastest = best.slowest, [row.fastest for row in others]
-    if slowest is None or None in fastest:
-        return None
-    return [speed < slowest for speed in fastest if speed is not None]
+def is_slower(row: Row, other: Row) -> bool:
+    """Whether no seed of a mixer trained as fast as the slowest of another; False for one seed."""
+    return row.fastest is not None and other.slowest is not None and row.fastest < other.slowest
+
+
+def _speeds_apart(best: Row, others: Sequence[Row]) -> list[bool]:
+    return [is_slower(row, best) for row in others]
 
 
 def _show_score(score: Score | None) -> str:
@@ -313,7 +324,7 @@ _COLUMNS = (
     _Column(
         "Steps/s (vs softmax)",
         _show_speed,
-        lambda row: row.steps_per_second,
+        lambda row: None if row.slowest is None else row.steps_per_second,
         told_apart=_speeds_apart,
     ),
     _Column(

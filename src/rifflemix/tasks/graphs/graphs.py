@@ -148,5 +148,5 @@ class GraphRegression(NumberTask):
             ]
             batch[name] = torch.stack(parts)
         batch["key_padding_mask"] = torch.arange(nodes) >= sizes[:, None]
-        batch["labels"] = self.targets(samples)
+        batch["labels"] = self.deviations(samples)
         return batch

@@ -20,6 +20,7 @@ UNCOUNTED = -100
 """The label of a token that is not predicted."""
 
 _HASHED_AT_ONCE = 2**20
+_PROPORTIONAL = ("loss", "bits_per_byte", "bits_per_character", "nats_per_word")
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +109,8 @@ class NextTokenTask(Task):
         self._check_outputs(outputs, batch)
         counted = batch["labels"] != UNCOUNTED
         labels, logits = batch["labels"][counted], outputs[counted].float()
-        nats = functional.cross_entropy(logits, labels, reduction="sum").item()
+        each = functional.cross_entropy(logits, labels, reduction="none")
+        nats = each.sum().item()
         positions, words = labels.cpu().numpy(), self.vocabulary
         measured = {
             "loss": (nats, len(labels)),
@@ -119,13 +121,21 @@ class NextTokenTask(Task):
             bits, before = nats / math.log(2), batch["inputs"][counted].cpu().numpy()
             measured["bits_per_character"] = bits, int(words.num_characters[positions].sum())
             measured["nats_per_word"] = nats, words.count_words(before, positions)
-        return measured
+        return measured | _moments(each, counted)
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Metrics computed from means over a split: perplexity per token and per word."""
+        """Metrics computed from means over a split: perplexity per token and per word.
+
+        And the deviation of the task's metric: its standard error, from windows that are drawn,
+        times the root of their number.
+        """
         found = {"perplexity": _exp(means["loss"])}
         if "nats_per_word" in means:
             found["word_perplexity"] = _exp(means["nats_per_word"])
+        slope = _slope(self.metric, {**means, **found})
+        if slope is not None and "_window" in means:
+            variance = max(means["_window_square"] - means["_window"] ** 2, 0.0)
+            found[f"{self.metric}_deviation"] = slope * math.sqrt(variance)
         return found
 
     def _check_outputs(self, outputs: Tensor, batch: Batch) -> None:
@@ -137,6 +147,27 @@ class NextTokenTask(Task):
                 tuple(outputs.shape),
                 "a language task needs a causal language model, such as gpt",
             )
+
+
+def _moments(nats: Tensor, counted: Tensor) -> dict[str, tuple[float, int]]:
+    """Sum, and sum of squares, of the mean nats of each window, from those of counted tokens."""
+    tokens = counted.sum(dim=1)
+    window = torch.arange(len(counted), device=nats.device).repeat_interleave(tokens)
+    sums = torch.zeros(len(counted), dtype=torch.float64, device=nats.device)
+    means = sums.index_add(0, window, nats.double())[tokens > 0] / tokens[tokens > 0]
+    return {
+        "_window": (float(means.sum().item()), len(means)),
+        "_window_square": (float(means.square().sum().item()), len(means)),
+    }
+
+
+def _slope(metric: str, means: Mapping[str, float]) -> float | None:
+    """How much a metric grows with a nat of loss; None where it does not follow from the loss."""
+    if metric == "perplexity":
+        return means[metric]
+    if metric in _PROPORTIONAL and means["loss"]:
+        return means[metric] / means["loss"]
+    return None
 
 
 def _exp(nats: float) -> float:
