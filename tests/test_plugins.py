@@ -27,6 +27,7 @@ import rifflemix.tasks.registry as tasks
 from rifflemix.errors import InputWarning
 from rifflemix.models import ModelCard
 from rifflemix.plugins import load_plugin, loading, outside, plugin_files
+from rifflemix.runs.outside import checked_mixers
 from rifflemix.tasks import TaskCard, load_task, task_card
 from rifflemix.testing import check_mixer
 
@@ -490,3 +491,80 @@ def test_a_name_that_is_taken_is_left_out_with_a_warning(
     mixers._OUTSIDE.forget()
     with pytest.warns(InputWarning, match="'spin' of package second .* package first has the name"):
         assert rm.list_mixers().count("spin") == 1
+
+
+def _mixing(name: str, mix: Callable[..., Any], *, causal: bool = False) -> type[rm.TokenMixer]:
+    card = replace(CARD, name=name, title=name.title(), causal=causal)
+
+    def build(self: Any, dim: int, **shared: Any) -> None:
+        rm.TokenMixer.__init__(self, dim, **shared)
+        self.proj = nn.Linear(dim, dim)
+
+    return rm.register_mixer(
+        type(name.title(), (rm.TokenMixer,), {"card": card, "__init__": build, "mix": mix})
+    )
+
+
+def _leave(self: Any, x: Tensor, mask: Any) -> Tensor:
+    sys.exit(3)
+
+
+UNTRUE = {
+    "tuple": (lambda self, x, mask: (x, x), "tokens' shape .*, got tuple"),
+    "broadcast": (lambda self, x, mask: self.proj(x).mean(1, keepdim=True), r"got \(2, 1, 16\)"),
+    "batch": (lambda self, x, mask: self.proj(x) + x.mean(0), "whatever the others of its batch"),
+    "wrong": (lambda self, x, mask: self.missing, r"test_plugins\.py, line \d+: AttributeError"),
+    "leaves": (_leave, r"test_plugins\.py, line \d+: SystemExit: 3"),
+}
+
+
+@pytest.mark.parametrize("kind", UNTRUE)
+def test_a_mixer_whose_scores_would_be_worthless_is_not_compared(kind: str, tmp_path: Path) -> None:
+    mix, message = UNTRUE[kind]
+    _mixing(f"bad-{kind}", mix)
+    out = tmp_path / "out"
+    with pytest.raises(rm.InputError, match=f"(?s)mixer bad-{kind}: .*{message}"):
+        rm.compare("digits", [f"bad-{kind}"], dim=16, max_steps=1, out=out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("reach", [-1, 1])
+def test_a_causal_mixer_that_looks_ahead_is_not_compared(reach: int) -> None:
+    def shifted(self: Any, x: Tensor, mask: Any) -> Tensor:
+        return self.proj(x) + nn.functional.pad(x, (0, 0, reach, -reach))
+
+    _mixing("shifted", shifted, causal=True)
+    model = rm.create_model(
+        "gpt", vocab_size=9, max_length=12, dim=16, num_layers=1, num_heads=2, mixer="shifted"
+    ).eval()
+    tokens = torch.randint(1, 9, (2, 12))
+    with torch.no_grad(), checked_mixers(model):
+        if reach == 1:
+            model(tokens)
+            return
+        with pytest.raises(rm.InputError, match="expected causal outputs, got some that change"):
+            model(tokens)
+
+
+def test_a_class_that_is_defined_anew_does_not_go_on_with_the_runs_of_the_old_one(
+    tmp_path: Path,
+) -> None:
+    def define(gain: float) -> None:
+        exec(  # as a notebook's cell, which has no file
+            "@rm.register_mixer\nclass Cell(rm.TokenMixer):\n"
+            "    card = replace(CARD, name='cell', title='Cell', causal=False)\n"
+            "    def __init__(self, dim, **shared):\n"
+            "        super().__init__(dim, **shared)\n"
+            "        self.proj = nn.Linear(dim, dim)\n"
+            f"    def mix(self, x, mask):\n        return {gain} * self.proj(x)\n",
+            {"rm": rm, "nn": nn, "replace": replace, "CARD": CARD, "__name__": "__main__"},
+        )
+
+    settings: dict[str, Any] = {"dim": 16, "num_layers": 1, "max_steps": 1, "out": tmp_path / "out"}
+    define(1.0)
+    first = rm.compare("digits", ["cell"], **settings)
+    define(1.0)
+    assert rm.compare("digits", ["cell"], **settings).results["runs"] == first.results["runs"]
+    define(50.0)
+    with pytest.raises(rm.InputError, match="mixer cell"):
+        rm.compare("digits", ["cell"], **settings)

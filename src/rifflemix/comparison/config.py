@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
-from rifflemix.mixers import list_mixers, mixer_card, usable_mixers
+from rifflemix.mixers import list_mixers, mixer_card, mixer_class, usable_mixers
 from rifflemix.models import list_models, model_card
 from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
-from rifflemix.plugins import plugin_files
+from rifflemix.plugins import code_hash, is_of_a_file, is_outside, plugin_files
 from rifflemix.runs.device import check_device
 from rifflemix.runs.grid import Grid, Point, check_grid, grid_points, point_label
 from rifflemix.runs.options import (
@@ -146,7 +146,7 @@ class CompareConfig:
             "device": self.device,
             "threads": self.threads,
             **({"context_parallel": self.context_parallel} if self.context_parallel != 1 else {}),
-            **_plugins(),
+            **_plugins(self.mixer_name(mixer) for mixer in self.mixers),
         }
 
     def model_settings(self, mixer: str) -> dict[str, Any]:
@@ -158,14 +158,18 @@ class CompareConfig:
             "dim": self.dim,
             "num_layers": self.num_layers,
             "num_heads": self.num_heads,
-            **_plugins(),
+            **_plugins([self.mixer_name(mixer)]),
         }
 
 
-def _plugins() -> dict[str, Any]:
-    """The files that may define mixers, task or model: a run goes on only with the same."""
-    files = plugin_files()
-    return {"plugins": files} if files else {}
+def _plugins(mixers: Iterable[str]) -> dict[str, Any]:
+    """What is not the package's: files, and mixers of no file. A run goes on with the same only."""
+    found = plugin_files()
+    for name in mixers:
+        cls = mixer_class(name)
+        if is_outside(cls) and not is_of_a_file(cls):
+            found[f"mixer {name}"] = code_hash(cls)
+    return {"plugins": found} if found else {}
 
 
 def default_mixers(task: str | TaskCard) -> tuple[str, ...]:

@@ -70,6 +70,11 @@ def plugin_files() -> dict[str, str]:
     return {file.name: sha256 for file, sha256 in sorted(_loaded.items())}
 
 
+def is_of_a_file(value: type) -> bool:
+    """Whether a class was defined by a plugin's file."""
+    return value.__module__.startswith(_PREFIX)
+
+
 def note_registration() -> None:
     """Count one more registration: by this the files that register nothing are told."""
     global _registrations

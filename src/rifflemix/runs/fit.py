@@ -9,6 +9,7 @@ import torch
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.models import Model, create_model, model_settings
+from rifflemix.runs.outside import checked_mixers
 from rifflemix.tasks import Task
 from rifflemix.tasks.images.pixels import WholeImages
 from rifflemix.train.evaluate import run_model
@@ -76,13 +77,13 @@ def try_out(build: Callable[[], Model], task: Task) -> Model:
         The model, in evaluation mode.
 
     Raises:
-        InputError: it cannot be built or run here, or its outputs are of another kind than the
-            task's, or not finite.
+        InputError: it cannot be built or run here, its outputs are of another kind than the
+            task's, or not finite, or a mixer from outside breaks what a score rests on.
     """
     try:
         model = build().eval()
         batch = task.collate([task.split("train")[index] for index in range(2)])
-        with torch.no_grad():
+        with torch.no_grad(), checked_mixers(model):
             outputs = run_model(model, batch)
             loss = task.loss(outputs, batch)  # refuses outputs of another kind
     except InputError:
