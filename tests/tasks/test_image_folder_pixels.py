@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import resource
@@ -21,6 +22,7 @@ from rifflemix.errors import InputError
 from rifflemix.tasks import load_task, prepare_task
 from rifflemix.tasks.core.base import SPLITS
 from rifflemix.tasks.images import image_files, image_folder, imagenet_layouts
+from rifflemix.tasks.images.image_listing import Entry, Listing
 
 # Pixels.
 
@@ -117,13 +119,13 @@ def test_bad_options(pets: Path, options: dict[str, Any], message: str) -> None:
 # What a file may be.
 
 
+def chunk(kind: bytes, content: bytes) -> bytes:
+    check = zlib.crc32(kind + content)
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+
+
 def png(width: int, height: int, bits: int = 8, color: int = 0) -> bytes:
     """A PNG file with a header and nothing of its pixels."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        check = zlib.crc32(kind + content)
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
-
     header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
@@ -140,16 +142,28 @@ def jpeg() -> bytes:
     return content.getvalue()
 
 
-def gif() -> bytes:
+def icon() -> bytes:
     content = io.BytesIO()
-    Image.new("L", (8, 8)).save(content, format="GIF")
+    Image.new("L", (16, 16)).save(content, format="ICO")
     return content.getvalue()
 
 
-def sixteen_bits() -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(np.zeros((8, 8), np.uint16)).save(content, format="PNG")
-    return content.getvalue()
+def tiff(bits: int) -> bytes:
+    """An RGB TIFF file of 8 x 8 black pixels."""
+    pixels = bytes(8 * 8 * 3 * bits // 8)
+    end = 8 + 2 + 9 * 12 + 4
+    numbers = {256: 8, 257: 8, 258: end, 259: 1, 262: 2, 273: end + 6, 277: 3, 278: 8}
+    entries = [struct.pack("<HHII", tag, 3, 1, value) for tag, value in numbers.items()]
+    entries[2] = struct.pack("<HHII", 258, 3, 3, end)
+    entries.append(struct.pack("<HHII", 279, 4, 1, len(pixels)))
+    head = b"II*\0" + struct.pack("<IH", 8, len(entries)) + b"".join(entries)
+    return head + bytes(4) + struct.pack("<3H", bits, bits, bits) + pixels
+
+
+def ppm(kind: bytes, most: int) -> bytes:
+    """An RGB file of 8 x 8 black pixels, as text or in one or two bytes a channel."""
+    pixels = b"0 " * 192 if kind == b"P3" else bytes(192 if most < 256 else 384)
+    return kind + b"\n# 9 9\n8 8 # of 8\n%d\n" % most + pixels
 
 
 @pytest.mark.parametrize(
@@ -160,11 +174,15 @@ def sixteen_bits() -> bytes:
         pytest.param(jpeg()[:2000], "damaged or truncated", id="half a JPEG"),
         pytest.param(png(8, 8)[:40], "damaged or truncated", id="half a header"),
         pytest.param(png(8, 8, bits=3), "damaged or truncated", id="odd header"),
-        pytest.param(gif(), "no JPEG, PNG, BMP, PPM, TIFF or WEBP image", id="another format"),
+        pytest.param(icon(), "no JPEG, PNG, BMP, PPM, TIFF or WEBP image", id="another format"),
         pytest.param(png(8192, 8193), "at most 67,108,864 pixels, got 8192 x 8193", id="large"),
         pytest.param(png(12000, 10000), "at most 67,108,864 pixels, got 12000", id="larger"),
         pytest.param(png(60000, 60000), "at most 67,108,864 pixels, got more", id="bomb"),
-        pytest.param(sixteen_bits(), "expected 8 bits a channel, got .* I;16", id="16 bits"),
+        pytest.param(
+            png(8, 8)[:8] + chunk(b"tEXt", b"a\0b") + png(8, 8, bits=16, color=2)[8:],
+            "does not begin with the header of PNG",
+            id="late header",
+        ),
     ],
 )
 def test_damaged_images(pets: Path, content: bytes, message: str) -> None:
@@ -173,6 +191,40 @@ def test_damaged_images(pets: Path, content: bytes, message: str) -> None:
         load(pets, "dogs_vs_cats")
     assert "dog.7.jpg" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+# Pillow cuts all but gray ones to 8 bits when it opens them.
+DEEP = {
+    "gray": png(8, 8, bits=16, color=0),
+    "RGB": png(8, 8, bits=16, color=2),
+    "gray and alpha": png(8, 8, bits=16, color=4),
+    "RGBA": png(8, 8, bits=16, color=6),
+    "TIFF": tiff(16),
+    "PPM": ppm(b"P6", 65535),
+    "PPM of 9 bits": ppm(b"P6", 256),
+    "PPM as text": ppm(b"P3", 65535),
+}
+
+
+@pytest.mark.parametrize("content", DEEP.values(), ids=DEEP)
+def test_more_than_8_bits_are_refused(data: Path, content: bytes) -> None:
+    (data / "x.png").write_bytes(content)
+    with pytest.raises(
+        InputError, match=r"x\.png: expected at most 8 bits a channel, got (16|9); convert"
+    ):
+        image_of(data / "x.png", 8)
+
+
+@pytest.mark.parametrize("content", [tiff(8), ppm(b"P6", 255), ppm(b"P6", 15), ppm(b"P3", 255)])
+def test_8_bits_and_fewer_are_read(data: Path, content: bytes) -> None:
+    (data / "x.png").write_bytes(content)
+    assert np.array_equal(image_of(data / "x.png", 8), np.zeros((8, 8, 3)))
+
+
+def test_bits_of_floats_are_refused(data: Path) -> None:
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(data / "x.tif")
+    with pytest.raises(InputError, match="expected at most 8 bits a channel, got 32"):
+        image_of(data / "x.tif", 8)
 
 
 def test_largest_image_that_is_read(
@@ -206,6 +258,15 @@ def test_decoded_once(pets: Path, cache: Path) -> None:
         path.write_bytes(bytes(len(content)))
         os.utime(path, ns=(time, time))
     assert len(load(pets, "dogs_vs_cats").split("train")) == 16
+
+
+def test_copies_that_may_hold_more_than_8_bits_cut_are_made_again() -> None:
+    """Those of JPEG files stay: `before` is the key that they were kept under."""
+    for ending, is_kept in ((".JPEG", True), (".bmp", True), (".png", False), (".TIF", False)):
+        entry = Entry(f"bee/0{ending}", 0, 12, 34)
+        before = hashlib.blake2b(f"bee|wasptrain\n{entry}\n".encode(), digest_size=12)
+        listing = Listing(Path(), ("bee", "wasp"), {"train": (entry,)})
+        assert (listing.key() == before.hexdigest()) is is_kept
 
 
 def test_a_changed_file_is_read_again(pets: Path, write: Write) -> None:

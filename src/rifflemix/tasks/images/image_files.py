@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".
 # The largest image of ImageNet has 61 million pixels.
 MOST_PIXELS = 1 << 26
 _MOST_BYTES = 1 << 28
+_BITS_PER_SAMPLE = 258
+_PPM_MOST = re.compile(rb"P[36](?:(?:\s|#[^\r\n]*[\r\n])+(\d+)){3}")
 _EIGHT_BIT = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr")
 
 
@@ -76,7 +79,7 @@ def read_image(path: Path, size: int, share: float, color: str) -> NDArray[np.ui
 
     Raises:
         InputError: the file is missing, damaged, no image of `FORMATS`, has over `MOST_PIXELS`
-            pixels or not 8 bits a channel, or Pillow is not there.
+            pixels or over 8 bits a channel, or Pillow is not there.
     """
     with opened_image(path) as image:
         return _square(image, size, share, color)
@@ -90,7 +93,7 @@ def opened_image(
 
     Raises:
         InputError: the file is missing, damaged, no image of `formats`, has over `most_bytes`
-            bytes, over `MOST_PIXELS` pixels or not 8 bits a channel, or Pillow is not there.
+            bytes, over `MOST_PIXELS` pixels or over 8 bits a channel, or Pillow is not there.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -104,7 +107,7 @@ def opened_image(
         content = read_bytes(path, most_bytes)
         try:
             with Image.open(io.BytesIO(content), formats=formats) as image:
-                _check(path, image)
+                _check(path, image, content)
                 yield image
         except Image.DecompressionBombError:
             raise _too_large(path, "more") from None
@@ -113,14 +116,28 @@ def opened_image(
             raise damaged(path, f"no {names} image") from None
 
 
-def _check(path: Path, image: Image.Image) -> None:
+def _check(path: Path, image: Image.Image, content: bytes) -> None:
     width, height = image.size
     if width * height > MOST_PIXELS:
         raise _too_large(path, f"{width} x {height}")
-    if image.mode not in _EIGHT_BIT:
-        raise InputError(
-            f"{path}: expected 8 bits a channel, got pixels of kind {image.mode}; convert it first"
-        )
+    bits = _bits(path, image, content)
+    if bits > 8 or image.mode not in _EIGHT_BIT:
+        got = bits if bits > 8 else f"pixels of kind {image.mode}"
+        raise InputError(f"{path}: expected at most 8 bits a channel, got {got}; convert it first")
+
+
+def _bits(path: Path, image: Image.Image, content: bytes) -> int:
+    """Bits of a channel in the file: Pillow tells only what it would cut them to."""
+    from PIL.TiffImagePlugin import TiffImageFile
+
+    if image.format == "PNG":
+        if content[12:16] != b"IHDR":
+            raise damaged(path, "it does not begin with the header of PNG")
+        return content[24]
+    if isinstance(image, TiffImageFile):
+        return int(max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,))))
+    largest = _PPM_MOST.match(content) if image.format == "PPM" else None
+    return int(largest[1]).bit_length() if largest else 8
 
 
 def _too_large(path: Path, got: str) -> InputError:

@@ -19,6 +19,8 @@ _PARTS = {
     "test": ("test", "testing"),
 }
 
+_DEEP = (".png", ".ppm", ".pgm", ".tif", ".tiff")
+
 
 class Entry(NamedTuple):
     """One image: its path below the root, its label, the size of its file and when it changed."""
@@ -44,12 +46,18 @@ class Listing:
     parts: Mapping[str, tuple[Entry, ...]]
 
     def key(self) -> str:
-        """Changes when an image is added, removed, renamed, relabelled or written again."""
+        """Changes when an image is added, removed, renamed, relabelled or written again.
+
+        Copies from before images of 16 bits were refused may hold them cut to 8: of formats that
+        know 16 bits they are made again.
+        """
         total = hashlib.blake2b("|".join(self.classes).encode(), digest_size=12)
         for part, entries in sorted(self.parts.items()):
             total.update(f"{part}\n".encode())
             for entry in sorted(entries):
                 total.update(f"{entry}\n".encode(errors="surrogateescape"))
+        if any(e.path.lower().endswith(_DEEP) for part in self.parts.values() for e in part):
+            total.update(b"no more than 8 bits")
         return total.hexdigest()
 
     def splits(self) -> tuple[dict[str, list[Entry]], str]:
