@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from image_folders import Write, load, pixels_of
 
-from rifflemix.errors import InputError
+from rifflemix.errors import InputError, InputWarning
 from rifflemix.tasks import load_task, task_status
 from rifflemix.tasks.core.base import SPLITS
 from rifflemix.tasks.images import image_folder, imagenet_layouts
@@ -97,6 +99,22 @@ def test_splits_depend_on_names_alone(tmp_path: Path, write: Write) -> None:
             content = (tmp_path / "one" / name / f"{number}.png").read_bytes()
             (tmp_path / "two" / name / f"{number}.png").write_bytes(content)
     assert load(tmp_path / "one").fingerprint() == load(tmp_path / "two").fingerprint()
+
+
+def test_images_in_two_splits_are_found_and_told(data: Path, write: Write) -> None:
+    for name in ("bee", "wasp"):
+        for part in ("train", "val", "test"):
+            for number in range(3):
+                write(data / part / name / f"{number}.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(data)
+    shutil.copy(data / "train" / "bee" / "0.png", data / "val" / "bee" / "other.png")
+    shutil.copytree(data / "train" / "wasp", data / "test" / "wasp", dirs_exist_ok=True)
+    told = "inputs that an earlier split holds too: 1 of validation and 3 of test"
+    with pytest.warns(InputWarning, match=f"task image_folder: {told}"):
+        task = load(data)
+    assert task.split_note.endswith(f"; {told}")
 
 
 def test_what_does_not_count(data: Path, write: Write) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.errors import InputError, InputWarning, bad_argument, check_choice
 from rifflemix.tasks.core.base import (
     SPLITS,
     Request,
@@ -20,6 +21,7 @@ from rifflemix.tasks.core.base import (
     check_integer,
     check_number,
 )
+from rifflemix.tasks.core.leaks import leaks
 from rifflemix.tasks.data_io.files import Array, absent, cache_root, missing_data
 from rifflemix.tasks.data_io.shards import check_room, prepare_stack
 from rifflemix.tasks.images.image_files import FileMaker
@@ -87,6 +89,10 @@ class ImageFolder:
             name: self._stack(listing, folder, name, entries[name], request, options)
             for name in reversed(SPLITS)
         }
+        doubles = leaks({name: _hashes(*split) for name, split in splits.items()})
+        if doubles:
+            note = f"{note}; {doubles}"
+            warnings.warn(f"task {self.card.name}: {doubles}", InputWarning, stacklevel=4)
         return pixel_task(
             self.card,
             options,
@@ -173,6 +179,10 @@ class ImageFolder:
             max(1, min(1000, _SHARD_BYTES // (size * size * _CHANNELS[color]))),
         )
         return images, Array(np.array(labels, dtype=np.uint16)), np.arange(len(entries))
+
+
+def _hashes(images: ImageStack, _: Array, rows: NDArray[np.int64]) -> Iterator[int]:
+    return (hash(content) for content in images.content(rows))
 
 
 def _why_not(data_dir: Path | None) -> str:

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from rifflemix.checks import check_integer
 from rifflemix.errors import InputWarning, bad_argument, check_choice
 from rifflemix.tasks.core.base import SPLITS, Budget, Sample, Task, TaskCard
+from rifflemix.tasks.core.leaks import leaks
 from rifflemix.tasks.core.numbers import NumberTask
 from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
 from rifflemix.tasks.images.pixels import LAYOUTS, WholeImages
 from rifflemix.tasks.own.labels import Labels, read_labels
 from rifflemix.tasks.own.samples import Samples, contents, read_samples
-from rifflemix.tasks.own.splitting import Division, divide, leaks
+from rifflemix.tasks.own.splitting import Division, divide
 
 _MOST_PATCHES = 256
 _MOST_LENGTH = 1 << 32  # more than any sample in memory has
@@ -143,7 +144,8 @@ def from_arrays(
 def _note(samples: Samples, division: Division, most: int | None, origin: Origin) -> str:
     """Where the splits come from and what to know of them; told at once where it may mislead."""
     notes = [origin.split_note or division.note]
-    doubles = leaks(division.rows, contents(samples))
+    hashes = [hash(content) for content in contents(samples)]
+    doubles = leaks({name: (hashes[row] for row in rows) for name, rows in division.rows.items()})
     if doubles:
         notes.append(doubles)
         warnings.warn(f"task {origin.name}: {doubles}", InputWarning, stacklevel=5)

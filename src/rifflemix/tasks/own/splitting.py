@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,21 +41,6 @@ def divide(split: Any, labels: Labels, groups: Any, seed: int) -> Division:
         division = _draw(_shares(split), labels, members, seed)
     _check(division.rows, labels, members)
     return division
-
-
-def leaks(rows: Rows, contents: Iterable[bytes]) -> str:
-    """A clause on samples of a split whose inputs an earlier split holds; empty without any."""
-    hashes = [hash(content) for content in contents]
-    seen: set[int] = set()
-    counts: dict[str, int] = {}
-    for name in SPLITS:
-        here = {hashes[row] for row in rows[name].tolist()}
-        counts[name] = sum(hashes[row] in seen for row in rows[name].tolist())
-        seen |= here
-    told = [f"{count:,} of {name}" for name, count in counts.items() if count]
-    if not told:
-        return ""
-    return f"inputs that an earlier split holds too: {' and '.join(told)}"
 
 
 def _are_names(split: Any) -> bool:
