@@ -198,6 +198,40 @@ def test_wrong_folders_are_refused(
         rm.Task.from_folder(tmp_path, **options)
 
 
+OTHERS = (
+    "testing.csv", "eval.csv", "test_v2.csv", "test.csv.zip", "test.parquet", "Test.CSV", "test/",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_data_that_is_not_recognised_is_not_left_out(tmp_path: Path, other: str) -> None:
+    """Another test split was drawn from the training samples in its place."""
+    (tmp_path / "train.csv").write_text(table(40), encoding="utf-8")
+    for name in ("README.md", "._test.csv"):  # no data: what people and systems leave there
+        (tmp_path / name).write_text("nothing", encoding="utf-8")
+    assert sizes(rm.Task.from_folder(tmp_path)) == [24, 8, 8]
+    path = tmp_path / other
+    path.mkdir() if other.endswith("/") else path.write_text(table(9), encoding="utf-8")
+    message = rf"expected only train, validation and test .*, got {path.name}; rename it, or move"
+    with pytest.raises(rm.InputError, match=message):
+        rm.Task.from_folder(tmp_path)
+    (tmp_path / "train.csv").unlink()
+    if not other.endswith("/"):
+        with pytest.raises(rm.InputError, match=message):
+            rm.Task.from_folder(tmp_path)
+
+
+def test_names_of_splits_in_capitals(tmp_path: Path) -> None:
+    for name, count in (("Train", 30), ("VAL", 8), ("Test", 6)):
+        (tmp_path / f"{name}.csv").write_text(table(count, name), encoding="utf-8")
+    assert sizes(rm.Task.from_folder(tmp_path)) == [30, 8, 6]
+
+
+def table(count: int, word: str = "text") -> str:
+    rows = "".join(f"{word} {i},{'odd' if i % 2 else 'even'}\n" for i in range(count))
+    return f"text,label\n{rows}"
+
+
 def test_pickled_objects_are_not_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", x=np.array([{}] * 9, dtype=object), y=np.arange(9) % 2)
     with pytest.raises(rm.InputError, match="pickled objects, which can run code and are not read"):

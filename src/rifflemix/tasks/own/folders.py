@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rifflemix.tasks.own.parts import NAMES, Part, from_parts
 from rifflemix.tasks.own.tables import ENDINGS, ending, read_table, table_part, wanted_columns
 
 _ARRAYS = ".npz"
+_KINDS = (_ARRAYS, *ENDINGS)
 
 
 def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **options: Any) -> Task:
@@ -62,21 +64,39 @@ def _table(file: Path, input: Any, label: str, group: str | None) -> Part:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The file of each split, all of one kind."""
-    kinds = (_ARRAYS, *ENDINGS)
+    """The file of each split, all of one kind; none where the folder holds images by class."""
     found: dict[str, Path] = {}
-    for file in sorted(folder.iterdir()):
-        stem = file.name.split(".")[0]
-        if file.is_file() and stem in NAMES and ending(file) in kinds:
-            name = NAMES[stem]
-            if name in found:
-                both = f"{found[name].name} and {file.name}"
-                raise InputError(f"{folder}: expected one file for {name}, got {both}")
-            found[name] = file
+    others = []
+    for path in sorted(folder.iterdir()):
+        name = NAMES.get(_stem(path))
+        if name is None or not path.is_file() or ending(path) not in _KINDS:
+            others.append(path)
+        elif name in found:
+            both = f"{found[name].name} and {path.name}"
+            raise InputError(f"{folder}: expected one file for {name}, got {both}")
+        else:
+            found[name] = path
+    if found or not any(path.is_dir() for path in others):
+        _check_others(folder, others)
     if len({ending(file) for file in found.values()}) > 1:
         names = ", ".join(file.name for file in found.values())
         raise InputError(f"{folder}: expected files of one kind, got {names}")
     return found
+
+
+def _stem(path: Path) -> str:
+    return path.name.split(".")[0].lower()
+
+
+def _check_others(folder: Path, others: Sequence[Path]) -> None:
+    """Raise at data that would be left out, and another split drawn in its place."""
+    for path in others:
+        is_data = path.is_file() and any(suffix.lower() in _KINDS for suffix in path.suffixes)
+        if (is_data and _stem(path)) or _stem(path) in NAMES:
+            raise InputError(
+                f"{folder}: expected only train, validation and test as .npz, .csv, .tsv or "
+                f".jsonl, got {path.name}; rename it, or move it to another folder"
+            )
 
 
 def _images(folder: Path, options: dict[str, Any]) -> Task:
