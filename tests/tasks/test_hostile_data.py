@@ -34,7 +34,7 @@ from rifflemix.tasks.data_io.download import Remote
 from rifflemix.tasks.data_io.files import check_ids, load_arrays, store_arrays
 from rifflemix.tasks.data_io.scratch import scratch_folder
 from rifflemix.tasks.graphs.smiles import decode_molecules, read_csv
-from rifflemix.tasks.own import tables
+from rifflemix.tasks.own import rows as table_rows
 from rifflemix.tasks.pathfinder.files import read_gray_png
 
 # CSV.
@@ -98,7 +98,7 @@ def test_bombs_of_lines(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A table is read line by line, and a field that never ends is no longer than a line."""
     path = tmp_path / f"x.{end}"
     line = b'{"t": "a", "y": 1}\n' if end == "jsonl.gz" else b"a,1\n"
-    for module in (bounded, tables):
+    for module in (bounded, table_rows):
         monkeypatch.setattr(module, "MOST_BYTES", 1000)
     path.write_bytes(gzip.compress(b"t,y\n" * (end == "csv.gz") + line * 10_000))
     with pytest.raises(InputError, match="more than 1,000 bytes"):

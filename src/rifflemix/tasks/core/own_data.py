@@ -135,7 +135,8 @@ class OwnData:
             path: of the file.
             input: column of texts (in JSON lines, also of lists of numbers), or several columns
                 of numbers, which make a sequence of one number each.
-            label: column of labels. Numbers with a decimal point are regression.
+            label: column of labels. Numbers with a decimal point are regression, NA and the
+                like are missing.
             group: column of groups.
             split: as for `from_arrays`, or the name of a column of split names.
             options: as for `from_arrays`.

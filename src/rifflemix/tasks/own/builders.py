@@ -14,7 +14,8 @@ from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
 from rifflemix.tasks.own.arrays import Origin
 from rifflemix.tasks.own.folders import from_folder, npz_part
 from rifflemix.tasks.own.parts import from_parts
-from rifflemix.tasks.own.tables import data_file, ending, from_csv
+from rifflemix.tasks.own.rows import ending
+from rifflemix.tasks.own.tables import data_file, from_csv
 
 _SHARED = {
     "data": None,
@@ -83,8 +84,12 @@ def _read_table(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
     for name in ("input", "label"):
         if options[name] is None:
             raise bad_argument(name, "the name of a column", None, f"give it with --{name}")
-    names = options.pop("input").split(",")
-    return from_csv(path, input=names[0] if len(names) == 1 else names, origin=origin, **options)
+    return from_csv(path, input=_columns(options.pop("input")), origin=origin, **options)
+
+
+def _columns(input: str) -> str | list[str]:
+    """A column of texts, or columns of numbers: names with commas, one name with a last comma."""
+    return input.removesuffix(",").split(",") if "," in input else input
 
 
 _ENDINGS_OF = {"csv": ("csv", "tsv"), "jsonl": ("jsonl",)}
@@ -98,6 +103,8 @@ def _read_npz(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
 
 
 def _read_folder(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
+    if options["input"] is not None:
+        options["input"] = _columns(options["input"])
     task = from_folder(path, origin=origin, **options)
     if task.card is None:
         raise InputError(f"{path}: no train.npz or train.jsonl here; images are task image_folder")
@@ -122,7 +129,8 @@ OWN_FILES = (
         "csv",
         "Table (CSV)",
         "Your own .csv or .tsv with a header: column input holds texts, read as bytes, or several "
-        "columns with commas between their names hold a number each; column label the answers.",
+        "columns with commas between their names hold a number each (one with a last comma: v,); "
+        "column label the answers.",
         _read_table,
     ),
     _task(

@@ -15,7 +15,8 @@ from rifflemix.tasks.data_io.files import Arrays
 from rifflemix.tasks.images.image_folder import IMAGE_FOLDER
 from rifflemix.tasks.own.arrays import Origin
 from rifflemix.tasks.own.parts import NAMES, Part, from_parts
-from rifflemix.tasks.own.tables import ENDINGS, ending, read_table, table_part, wanted_columns
+from rifflemix.tasks.own.rows import ending
+from rifflemix.tasks.own.tables import ENDINGS, read_table, table_parts, wanted_columns
 
 _ARRAYS = ".npz"
 _KINDS = (_ARRAYS, *ENDINGS)
@@ -32,14 +33,18 @@ def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **op
     origin = origin or Origin("folder", title=folder.name, data_source=f"{folder.name}/")
     input, label = options.pop("input", None), options.pop("label", None)
     group, lengths = options.pop("group", None), options.pop("lengths", None)
-    parts = {}
-    for name, file in files.items():
-        if ending(file) == _ARRAYS:
-            parts[name] = npz_part(file, input or "x", label or "y", group, lengths)
-        else:
-            if lengths is not None:
-                raise bad_argument("lengths", "None for tables", repr(lengths))
-            parts[name] = _table(file, input or "text", label or "label", group)
+    if ending(next(iter(files.values()))) == _ARRAYS:
+        parts = {
+            n: npz_part(f, input or "x", label or "y", group, lengths) for n, f in files.items()
+        }
+    elif lengths is not None:
+        raise bad_argument("lengths", "None for tables", repr(lengths))
+    else:
+        input, label = input or "text", label or "label"
+        wanted = wanted_columns(input, label, group)
+        tables = [read_table(file, wanted) for file in files.values()]
+        read = table_parts(tables, input, label, group, options.get("kind", "auto"))
+        parts = dict(zip(files, read, strict=True))
     return from_parts(parts, origin, options)
 
 
@@ -56,11 +61,6 @@ def _array(file: Path, arrays: Arrays, name: str) -> Any:
     if not isinstance(name, str) or name not in arrays:
         raise unknown_name(f"array of {file.name}", name, arrays)
     return arrays[name]
-
-
-def _table(file: Path, input: Any, label: str, group: str | None) -> Part:
-    columns = read_table(file, wanted_columns(input, label, group))
-    return table_part(file, columns, input, label, group)
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -92,7 +92,9 @@ def _numbers(values: NDArray[Any]) -> Labels:
     try:
         numbers = values.astype(np.float64)
     except ValueError:
-        raise bad_argument("y", "numbers for regression", shown(values[0])) from None
+        row = next(row for row, value in enumerate(values.tolist()) if not _is_number(value))
+        got = f"{str(values[row])!r} for sample {row}"
+        raise bad_argument("y", "numbers for regression", got) from None
     most = float(np.finfo(np.float32).max)
     wrong = np.flatnonzero(~(np.abs(numbers) <= most))
     if len(wrong):
@@ -101,6 +103,14 @@ def _numbers(values: NDArray[Any]) -> Labels:
     if len(set(numbers.tolist())) < 2:
         raise bad_argument("y", "numbers that differ", f"{numbers[0]:g} for every sample")
     return Labels(numbers)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _classes(values: NDArray[Any], kind: str) -> Labels:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,19 +11,35 @@ from typing import Any
 import numpy as np
 
 from rifflemix.errors import InputError, bad_argument, unknown_name
-from rifflemix.files import parse_json, user_path
+from rifflemix.files import user_path
 from rifflemix.tasks.core.base import Task
 from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
-from rifflemix.tasks.data_io.bounded import MOST_BYTES, read_csv_lines, read_lines, too_large
-from rifflemix.tasks.data_io.files import damaged, reading
+from rifflemix.tasks.data_io.files import reading
 from rifflemix.tasks.own.arrays import Origin, from_arrays
+from rifflemix.tasks.own.cells import are_numbers, read_label_texts, read_numbers
 from rifflemix.tasks.own.parts import NAMES, Part
+from rifflemix.tasks.own.rows import ending, table_rows
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
-_PACKED = (".gz", ".xz")
-_LONGEST_FIELD = 1 << 26
 
-Columns = dict[str, list[Any]]
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of a file.
+
+    Attributes:
+        file: that they were read from.
+        columns: the values of each, one a row.
+        lines: the line on which each row begins, from 1.
+    """
+
+    file: Path
+    columns: Mapping[str, list[Any]]
+    lines: list[int]
+
+    def where(self, row: int) -> str:
+        """The file and line of a row, for errors."""
+        return f"{self.file}, line {self.lines[row]}"
 
 
 def from_csv(
@@ -43,10 +57,10 @@ def from_csv(
     wanted = wanted_columns(input, label, group)
     if isinstance(split, str):
         wanted.append(split)
-    columns = read_table(file, wanted)
-    part = table_part(file, columns, input, label, group)
+    table = read_table(file, wanted)
+    [part] = table_parts([table], input, label, group, options.get("kind", "auto"))
     if isinstance(split, str):
-        split = _split_names(file, split, columns[split])
+        split = _split_names(table, split)
     origin = origin or Origin(ending(file).strip("."), title=file.name, data_source=file.name)
     options = {"name": origin.name, **options}
     return from_arrays(part.x, part.y, groups=part.groups, split=split, **options, origin=origin)
@@ -70,28 +84,22 @@ def data_file(name: str, path: str | PathLike[str]) -> Path:
     return file
 
 
-def ending(file: Path) -> str:
-    """The ending of a file's name, without that of its compression."""
-    return Path(file.stem).suffix if file.suffix in _PACKED else file.suffix
+def table_parts(
+    tables: Sequence[Table], input: str | Sequence[str], label: str, group: str | None, kind: str
+) -> list[Part]:
+    """Inputs, labels and groups of each table; what labels are is told by all of them."""
+    return [
+        Part(_inputs(table, input), y, groups=None if group is None else table.columns[group])
+        for table, y in zip(tables, _labels(tables, label, kind), strict=True)
+    ]
 
 
-def table_part(
-    file: Path, columns: Columns, input: str | Sequence[str], label: str, group: str | None
-) -> Part:
-    """Inputs, labels and groups of a table."""
-    if isinstance(input, str):
-        x: Any = columns[input]
-    else:
-        x = np.array([_floats(file, name, columns[name]) for name in input]).T
-    y = _labels(columns[label]) if ending(file) != ".jsonl" else columns[label]
-    return Part(x, y, groups=None if group is None else columns[group])
-
-
-def read_table(file: Path, wanted: Sequence[str]) -> Columns:
+def read_table(file: Path, wanted: Sequence[str]) -> Table:
     """The wanted columns of a table; every row has a value in each.
 
     Raises:
-        InputError: another kind of file, a damaged one, a missing column or value, no rows.
+        InputError: another kind of file, a row that cannot be read, a missing column or value, no
+            rows.
     """
     kind = ending(file)
     if kind not in ENDINGS:
@@ -101,10 +109,10 @@ def read_table(file: Path, wanted: Sequence[str]) -> Columns:
     for name in wanted:
         if not isinstance(name, str) or not name:
             raise bad_argument("input, label and group", "names of columns", repr(name))
-    read = _json_rows if kind == ".jsonl" else _csv_rows
-    columns: Columns = {name: [] for name in wanted}
+    columns: dict[str, list[Any]] = {name: [] for name in wanted}
+    lines = []
     with reading(file):
-        for line, row in read(file):
+        for line, row in table_rows(file):
             for name in columns:
                 value = row.get(name)
                 if value is None or value == "":
@@ -114,86 +122,46 @@ def read_table(file: Path, wanted: Sequence[str]) -> Columns:
                         f"{file}, line {line}: expected a value of column {name!r}, got none"
                     )
                 columns[name].append(value)
-    if not columns[wanted[0]]:
+            lines.append(line)
+    if not lines:
         raise InputError(f"{file}: expected rows below the header, got none")
-    return columns
+    return Table(file, columns, lines)
 
 
-def _csv_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    delimiter = "\t" if ending(file) == ".tsv" else ","
-    with _long_fields():
-        rows = csv.reader(read_csv_lines(file), delimiter=delimiter, strict=True)
-        header = next(rows, [])
-        others = [mark for mark in ";\t|," if mark != delimiter and mark in "".join(header)]
-        if len(header) == 1 and others:
+def _inputs(table: Table, input: str | Sequence[str]) -> Any:
+    if isinstance(input, str):
+        values = table.columns[input]
+        if ending(table.file) != ".jsonl" and are_numbers(values):
             raise InputError(
-                f"{file}: expected columns separated by {delimiter!r}, got {others[0]!r} in the "
-                "header; .csv has commas, .tsv tabs"
+                f"{table.file}: expected texts in column {input!r}, got numbers alone; for a "
+                f"vector of one number give --input {input}, (in Python input=[{input!r}]), texts "
+                "of digits are strings in a .jsonl file"
             )
-        if len(set(header)) != len(header):
-            raise damaged(file, "two columns of its header have one name")
-        for row in rows:
-            if not row:  # an empty line
-                continue
-            if len(row) != len(header):
-                raise damaged(
-                    file, f"line {rows.line_num} has {len(row)} fields, the header {len(header)}"
-                )
-            yield rows.line_num, dict(zip(header, row, strict=True))
+        return values
+    return np.array([read_numbers(name, table.columns[name], table.where) for name in input]).T
 
 
-@contextmanager
-def _long_fields() -> Iterator[None]:
-    """Texts may be longer than the csv module expects."""
-    before = csv.field_size_limit(min(_LONGEST_FIELD, sys.maxsize))
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
+def _labels(tables: Sequence[Table], name: str, kind: str) -> list[list[Any]]:
+    """The labels of each table."""
+    columns = [table.columns[name] for table in tables]
+    if ending(tables[0].file) == ".jsonl":
+        return columns
+    places = [(table, row) for table in tables for row in range(len(table.lines))]
+
+    def where(number: int) -> str:
+        table, row = places[number]
+        return table.where(row)
+
+    labels = read_label_texts(name, [text for column in columns for text in column], where, kind)
+    ends = np.cumsum([len(column) for column in columns]).tolist()
+    return [labels[end - len(column) : end] for column, end in zip(columns, ends, strict=True)]
 
 
-def _json_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    left = MOST_BYTES
-    for line, content in read_lines(file):
-        left -= len(content)
-        if left < 0:
-            raise too_large(file, MOST_BYTES)
-        if content.strip():
-            try:
-                row = parse_json(content)
-            except ValueError as error:
-                raise damaged(file, f"line {line}: {error}") from error
-            if not isinstance(row, dict):
-                raise damaged(file, f"line {line} is no JSON object")
-            yield line, row
-
-
-def _labels(texts: list[str]) -> list[Any]:
-    """Whole numbers, else numbers, else the texts."""
-    for convert in (int, float):
-        try:
-            return [convert(text) for text in texts]
-        except ValueError:
-            continue
-    return texts
-
-
-def _floats(file: Path, name: str, values: list[Any]) -> list[float]:
-    for row, value in enumerate(values):
-        try:
-            float(value)
-        except (TypeError, ValueError):
-            raise InputError(
-                f"{file}: expected numbers in column {name!r}, got {value!r} in row {row + 1}"
-            ) from None
-    return [float(value) for value in values]
-
-
-def _split_names(file: Path, name: str, values: list[Any]) -> list[str]:
-    for row, value in enumerate(values):
+def _split_names(table: Table, name: str) -> list[str]:
+    for row, value in enumerate(table.columns[name]):
         if value not in NAMES:
             raise InputError(
-                f"{file}: expected train, validation or test in column {name!r}, got {value!r} in "
-                f"row {row + 1}"
+                f"{table.where(row)}: expected train, validation or test in column {name!r}, got "
+                f"{value!r}"
             )
-    return [NAMES[value] for value in values]
+    return [NAMES[value] for value in table.columns[name]]

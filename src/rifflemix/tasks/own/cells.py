@@ -1,0 +1,93 @@
+"""What the cells of a table stand for: labels, numbers or texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rifflemix.errors import InputError
+
+_MISSING = frozenset(("", "NA", "N/A", "NaN", "nan", "null", "None", "?"))
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes it back, of 64 bits
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_WITH_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
+
+Where = Callable[[int], str]
+"""The file and line of a row, for errors."""
+
+
+def read_label_texts(name: str, texts: Sequence[str], where: Where, kind: str) -> list[Any]:
+    """The labels of a column of texts: whole numbers, numbers with a point, else the texts.
+
+    Args:
+        name: of the column.
+        texts: (M,) its cells; spaces around them do not count.
+        where: each of them is.
+        kind: "classification" or "regression" where the texts do not say; "auto".
+
+    Raises:
+        InputError: a label is missing, is no number among numbers, or may be either.
+    """
+    texts = [text.strip() for text in texts]
+    for row, text in enumerate(texts):
+        if text in _MISSING:
+            raise InputError(
+                f"{where(row)}: expected a label in column {name!r}, got {text!r}, which stands "
+                "for a missing one; leave the row out, or write a class of that name otherwise"
+            )
+    if kind == "regression":
+        return read_numbers(name, texts, where)
+    if _are_whole(texts):
+        return [int(text) for text in texts]
+    if kind == "classification":
+        return texts
+    odd = [text for text in texts if not _NUMBER.fullmatch(text)]
+    if not odd and _have_points(texts):
+        _check_written_alike(name, texts, where)
+    elif not odd or not (2 * len(odd) < len(texts) or all(map(_WITH_COMMA.fullmatch, odd))):
+        return texts
+    return read_numbers(name, texts, where, "; names of classes take kind 'classification'")
+
+
+def read_numbers(name: str, values: Iterable[Any], where: Where, hint: str = "") -> list[float]:
+    """The numbers of a column; raise at the first value that is none, and say `hint` there."""
+    numbers = []
+    for row, value in enumerate(values):
+        text = str(value).strip()
+        if not _NUMBER.fullmatch(text):
+            point = "; write a decimal point, no comma" if _WITH_COMMA.fullmatch(text) else ""
+            raise InputError(
+                f"{where(row)}: expected a number in column {name!r}, got {value!r}{point}{hint}"
+            )
+        numbers.append(float(text))
+    return numbers
+
+
+def are_numbers(texts: Sequence[str]) -> bool:
+    """Whether texts are whole numbers, or numbers some of which have a point; codes are neither."""
+    return _are_whole(texts) or (
+        _have_points(texts) and all(_NUMBER.fullmatch(text) for text in texts)
+    )
+
+
+def _are_whole(texts: Sequence[str]) -> bool:
+    return all(_WHOLE.fullmatch(text) for text in texts)
+
+
+def _have_points(texts: Sequence[str]) -> bool:
+    return any("." in text for text in texts)
+
+
+def _check_written_alike(name: str, texts: Sequence[str], where: Where) -> None:
+    """Raise where two texts are one number: versions and chapters are 1.1 and 1.10."""
+    seen: dict[float, str] = {}
+    for row, text in enumerate(texts):
+        number = float(text)
+        before = seen.setdefault(number, text)
+        if number and before != text:
+            raise InputError(
+                f"{where(row)}: expected labels that differ as numbers in column {name!r}, got "
+                f"{before!r} and {text!r}; give kind 'regression' for numbers, 'classification' "
+                "for names of classes"
+            )
