@@ -165,8 +165,11 @@ def test_a_validation_split_that_is_missing_comes_from_training(tmp_path: Path) 
         for name in ("train", "validation")
     }
     assert not firsts["train"] & firsts["validation"]  # four samples of 6 tokens are a group
-    with pytest.raises(rm.InputError, match="split: expected none beside the splits"):
-        rm.Task.from_folder(tmp_path, split=(0.8, 0.1, 0.1))
+    for split in ((0.8, 0.1, 0.1), 0.5, None, "part", {"train": [0]}):
+        with pytest.raises(rm.InputError, match="split: expected none beside the splits"):
+            rm.Task.from_folder(tmp_path, split=split, group="who")
+    for same in ([0.6, 0.2, 0.2], np.array([0.6, 0.2, 0.2])):
+        assert sizes(rm.Task.from_folder(tmp_path, split=same)) == [32, 8, 6]
 
 
 def test_a_folder_of_json_lines_is_split_here(tmp_path: Path) -> None:
@@ -174,6 +177,53 @@ def test_a_folder_of_json_lines_is_split_here(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("\n".join(lines), encoding="utf-8")
     task = rm.Task.from_folder(tmp_path, split=(0.5, 0.25, 0.25))
     assert (sizes(task), task.metric) == ([10, 5, 5], "rmse")
+
+
+INTS, FLOATS = np.arange(80).reshape(20, 4), np.linspace(0, 1, 80).reshape(20, 4)
+CLASSES = np.arange(20) % 2
+UNLIKE = {
+    "pixels": ("x", INTS.astype(np.uint8).reshape(20, 2, 2, 1), FLOATS.reshape(20, 2, 2, 1)),
+    "tokens": ("x", INTS, FLOATS),
+    "numbers": ("x", FLOATS.astype(np.float32), INTS),
+    "classes": ("y", CLASSES, CLASSES / 2),
+    "bools": ("y", CLASSES == 0, CLASSES),
+    "texts": ("y", CLASSES, np.array(["a", "b"] * 10)),
+}
+
+
+@pytest.mark.parametrize(("name", "train", "test"), UNLIKE.values(), ids=UNLIKE)
+@pytest.mark.parametrize("form", ["npz", "jsonl"])
+def test_parts_of_unlike_types_are_not_joined(
+    tmp_path: Path, name: str, train: Any, test: Any, form: str
+) -> None:
+    for split, values in (("train", train), ("test", test)):
+        columns = {"x": INTS, "y": CLASSES, name: values}
+        if form == "npz":
+            np.savez(tmp_path / f"{split}.npz", **columns)
+            continue
+        rows = zip(columns["x"].tolist(), columns["y"].tolist(), strict=True)
+        lines = [json.dumps({"x": x, "y": y}) for x, y in rows]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    message = (
+        rf"{name}: expected one type .*, got \w+ in train\.{form} and \w+ in test\.{form}; save"
+    )
+    with pytest.raises(rm.InputError, match=message):
+        rm.Task.from_folder(tmp_path, input="x", label="y")
+
+
+def test_whole_numbers_of_one_part_beside_others(tmp_path: Path) -> None:
+    """Integers of several widths are of one type, and the kind says that labels are numbers."""
+    np.savez(tmp_path / "train.npz", x=INTS.astype(np.uint8), y=np.arange(20) / 3)
+    np.savez(tmp_path / "test.npz", x=INTS + 99, y=np.arange(20))
+    task = rm.Task.from_folder(tmp_path, kind="regression")
+    assert (sizes(task), task.metric) == ([16, 4, 20], "rmse")
+    lines = {"train": [[0.5, 1], [2, 3]] * 15, "test": [[0.25, 7], [2.5, 8]] * 3}
+    (tmp_path / "tables").mkdir()
+    for name, values in lines.items():
+        rows = [json.dumps({"x": [*x, i / 2, len(name)], "y": i % 2}) for i, x in enumerate(values)]
+        (tmp_path / "tables" / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    floats = rm.Task.from_folder(tmp_path / "tables", input="x", label="y")
+    assert floats.input_kind == "vectors"
 
 
 WRONG_FOLDERS: dict[str, tuple[dict[str, bytes], dict[str, Any], str]] = {

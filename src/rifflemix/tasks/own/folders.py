@@ -51,10 +51,10 @@ def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **op
 def npz_part(file: Path, x: str, y: str, group: str | None, lengths: str | None) -> Part:
     """The arrays of these names of an .npz file."""
     arrays = read_npz(file)
-    found = [
+    samples, labels, counts, groups = (
         None if name is None else _array(file, arrays, name) for name in (x, y, lengths, group)
-    ]
-    return Part(*found)
+    )
+    return Part(samples, labels, counts, groups, file.name)
 
 
 def _array(file: Path, arrays: Arrays, name: str) -> Any:

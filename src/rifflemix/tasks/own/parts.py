@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from rifflemix.errors import InputError, unknown_name
+from rifflemix.checks import shown
+from rifflemix.errors import InputError, bad_argument, unknown_name
 from rifflemix.tasks.core.base import SPLITS, Task
 from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
 from rifflemix.tasks.own.arrays import Origin, from_arrays
 from rifflemix.tasks.own.labels import Labels, read_labels
+from rifflemix.tasks.own.samples import as_numpy, plain_array
 from rifflemix.tasks.own.splitting import divide
 
 NAMES = {
@@ -26,12 +28,18 @@ _HELD_OUT = 0.2  # of the training samples, where a split is missing
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The samples of one split: inputs, labels, and what else `from_arrays` takes of them."""
+    """The samples of one split.
+
+    Attributes:
+        x, y, lengths, groups: as `from_arrays` takes them.
+        source: the name of the file that they were read from; empty without one.
+    """
 
     x: Any
     y: Any
     lengths: Any = None
     groups: Any = None
+    source: str = ""
 
 
 def from_parts(parts: Mapping[str, Part], origin: Origin, options: Mapping[str, Any]) -> Task:
@@ -45,21 +53,24 @@ def from_parts(parts: Mapping[str, Part], origin: Origin, options: Mapping[str, 
         options: of `from_arrays`.
 
     Raises:
-        InputError: no training part, a split asked for beside given ones, and as `from_arrays`.
+        InputError: no training part, parts of several types, a split asked for beside given ones,
+            and as `from_arrays`.
     """
     if "train" not in parts:
         raise InputError(f"{origin.data_source}: expected a train split, got {', '.join(parts)}")
     given = [name for name in SPLITS if name in parts]
+    _check_alike({parts[name].source or name: parts[name] for name in given}, options)
     whole = {
         name: _joined([getattr(parts[part], name) for part in given])
         for name in ("x", "y", "lengths", "groups")
     }
     options = dict(options)
     if len(given) > 1:
-        if "split" in options and tuple(options["split"]) != DEFAULT_SPLIT:
+        split = options.get("split", DEFAULT_SPLIT)
+        if plain_array(split).tolist() != list(DEFAULT_SPLIT):
             raise InputError(
                 f"split: expected none beside the splits of {origin.data_source}, got "
-                f"{options['split']!r}"
+                f"{shown(split)}"
             )
         sizes = [len(parts[name].y) for name in given]
         rows = _rows(given, sizes)
@@ -82,6 +93,39 @@ def split_name(name: str) -> str:
     if name not in NAMES:
         raise unknown_name("split", name, NAMES)
     return NAMES[name]
+
+
+def _check_alike(parts: Mapping[str, Part], options: Mapping[str, Any]) -> None:
+    """Raise where one part has integers, another floats: tokens or pixels beside numbers."""
+    asked = ("x", "y") if options.get("kind", "auto") == "auto" else ("x",)
+    for name in asked:
+        types = {where: _type(getattr(part, name)) for where, part in parts.items()}
+        known = {where: type for where, type in types.items() if type}
+        first = next(iter(known), "")
+        for where, type in known.items():
+            if type != known[first]:
+                raise bad_argument(
+                    name, "one type in all parts",
+                    f"{known[first]} in {first} and {type} in {where}",
+                    "save them alike" + (", or say the kind of the labels" if name == "y" else ""),
+                )  # fmt: skip
+
+
+def _type(values: Any) -> str:
+    """What the values are; empty where that is not one type, for which there are other errors."""
+    values = as_numpy(values)
+    if isinstance(values, np.ndarray) and values.dtype.kind != "O":
+        return _TYPES.get(values.dtype.kind, "")
+    found = {
+        "texts" if isinstance(value, str) else _TYPES.get(plain_array(value).dtype.kind, "")
+        for value in (values if hasattr(values, "__iter__") else ())
+    }
+    if found == {"integers", "floats"}:  # a float may be written without its point
+        return "floats"
+    return found.pop() if len(found) == 1 else ""
+
+
+_TYPES = {"b": "bools", "i": "integers", "u": "integers", "f": "floats", "U": "texts"}
 
 
 def _rows(names: Sequence[str], sizes: Sequence[int]) -> dict[str, Any]:

@@ -89,7 +89,12 @@ def table_parts(
 ) -> list[Part]:
     """Inputs, labels and groups of each table; what labels are is told by all of them."""
     return [
-        Part(_inputs(table, input), y, groups=None if group is None else table.columns[group])
+        Part(
+            _inputs(table, input),
+            y,
+            groups=None if group is None else table.columns[group],
+            source=table.file.name,
+        )
         for table, y in zip(tables, _labels(tables, label, kind), strict=True)
     ]
 
