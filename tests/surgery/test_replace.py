@@ -134,6 +134,51 @@ MODELS = {
 }
 
 
+class FlashMHA(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps = nn.Linear(C, 4 * C)
+
+
+class Relative(nn.MultiheadAttention):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class AttentionLayer(nn.Module):
+    """Around attention, with weights of its own; the one without weights is no attention."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.inner, self.attn_drop = nn.LayerNorm(C), attention, nn.Dropout()
+
+
+UNKNOWN = {
+    "MHA": (lambda: nn.Sequential(FlashMHA()), "0", "FlashMHA"),
+    "derived": (lambda: nn.Sequential(Relative(C, H)), "0", "Relative"),
+    "inside": (lambda: nn.Sequential(AttentionLayer(FlashMHA())), "0.inner", "FlashMHA"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_unknown_attention_is_named(case: str) -> None:
+    build, name, kind = UNKNOWN[case]
+    with pytest.raises(rm.InputError, match=rf"got {name} \({kind}\), which is written in anoth"):
+        rm.replace_attention(build(), "tssa")
+    model = nn.ModuleDict({"known": AttentionLayer(Attention()), "unknown": build()})
+    report = rm.replace_attention(model, "tssa")
+    assert report.replaced == ["known.inner"]
+    reason = f"a {kind}, which is written in another way (register_adapter)"
+    assert report.skipped == [(f"unknown.{name}", reason)]
+
+
+def test_mixers_are_no_unknown_attention() -> None:
+    report = rm.replace_attention(stack(2), "softmax", layers=[0])
+    model = nn.ModuleList([stack(1), rm.create_mixer("softmax", C, num_heads=H)])
+    assert report.skipped == [("1.attn", "not among layers")]
+    assert rm.replace_attention(model, "tssa").skipped == []
+
+
 def integers(module: nn.Module) -> nn.Module:
     for parameter in module.parameters():
         parameter.requires_grad_(False)

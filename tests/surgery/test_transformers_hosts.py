@@ -113,7 +113,7 @@ REFUSED = {
                 decoder_ffn_dim=24,
             )
         ),
-        "got encoder.layers.0.self_attn .LEDEncoderAttention., which is written in another way",
+        "longformer_self_attn .LEDEncoderSelfAttention., which is written in another way",
     ),
     "learned scale": (
         lambda: transformers.TimesFmModel(

@@ -15,7 +15,8 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of
 from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, mixer_macs
 from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, name_of, takes_option
-from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select, unknown_attention
+from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select
+from rifflemix.surgery.unknown import unknown_attention
 
 INITS = ("copy", "fresh")
 _BEFORE = "_before_surgery"
@@ -24,6 +25,7 @@ _CLASS_TOKEN = (
     "all tokens (timm: global_pool='avg'), or keep attention in the last layers"
 )
 _NOT_CHOSEN = "not among layers"
+_UNKNOWN = "which is written in another way"
 
 
 class Swap(NamedTuple):
@@ -176,10 +178,12 @@ def _choose(
     model: nn.Module, sites: Sequence[Site], layers: Layers, dry_run: bool
 ) -> tuple[list[Site], list[tuple[str, str]]]:
     """The sites to replace, and the others with the reason why not."""
+    unknown = unknown_attention(model, [site.name for site in sites])
     if not sites:
+        got = f"{unknown[0][0]} ({unknown[0][1]}), {_UNKNOWN}" if unknown else "none"
         raise InputError(
             "model: expected attention of torch.nn, timm, transformers or x-transformers, got "
-            f"{unknown_attention(model)}; tell of other hosts with register_adapter"
+            f"{got}; tell of other hosts with register_adapter"
         )
     chosen, skipped = [], []
     for site, wanted in zip(sites, select(sites, layers), strict=True):
@@ -193,6 +197,7 @@ def _choose(
     if not chosen and not dry_run:
         name, reason = skipped[0]
         raise InputError(f"model: nothing can be replaced; {name}: {reason}")
+    skipped += [(name, f"a {kind}, {_UNKNOWN} (register_adapter)") for name, kind in unknown]
     return chosen, skipped
 
 

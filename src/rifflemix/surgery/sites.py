@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,15 +68,6 @@ def find_sites(model: nn.Module) -> list[Site]:
         places.setdefault(id(module), []).append((named[parent], attribute))
         found.setdefault(id(module), (name, adapter))
     return [_site(name, adapter, named, places) for name, adapter in found.values()]
-
-
-def unknown_attention(model: nn.Module) -> str:
-    """What looks like attention in a model where no adapter knows any: the first by its class."""
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if name and re.search("attention|attn", kind, re.IGNORECASE):
-            return f"{name} ({kind}), which is written in another way"
-    return "none"
 
 
 def select(sites: Sequence[Site], layers: Layers) -> list[bool]:
