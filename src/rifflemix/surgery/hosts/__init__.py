@@ -2,6 +2,7 @@
 
 from rifflemix.surgery.adapters import Adapter
 from rifflemix.surgery.hosts.timm import TimmAttention
+from rifflemix.surgery.hosts.timm_copies import CopiedTimmAttention
 from rifflemix.surgery.hosts.torch_nn import TorchMultiheadAttention
 from rifflemix.surgery.hosts.transformers import TransformersAttention
 from rifflemix.surgery.hosts.x_transformers import XTransformersAttention
@@ -11,6 +12,7 @@ ADAPTERS: tuple[Adapter, ...] = (
     TimmAttention(),
     TransformersAttention(),
     XTransformersAttention(),
+    CopiedTimmAttention(),
 )
 
 __all__ = ["ADAPTERS"]

@@ -1,6 +1,6 @@
-"""timm's vision transformers, and models with a copy of timm's `Attention`.
+"""timm's vision transformers, known by class name and attributes; timm is never imported.
 
-Known by class name and attributes; timm is never imported.
+What is derived from timm's attention, or copied from it, is in `timm_copies`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REFUSED = {
     "DiffParallelScalingBlock": "its attention and its MLP share one map",
     "ParallelScalingBlock": "its attention and its MLP share one map",
 }
-_RELATIVE = (
+RELATIVE = (
     "attention_biases",
     "cpb_mlp",
     "meta_mlp",
@@ -48,13 +48,13 @@ _RELATIVE = (
     "rel_pos_h",
     "relative_position_bias_table",
 )
-_RELATIVE_BIAS = "it adds relative position biases to the scores, which a token mixer has not"
+RELATIVE_BIAS = "it adds relative position biases to the scores, which a token mixer has not"
 _NOTES = {
     "DiffAttention": "the host subtracts a second attention map, the mixer does not",
     "TalkingHeadAttn": "the host mixes its heads before and after the softmax, the mixer does not",
     "XCA": "the host's cross-covariance attention is linear in the tokens already",
 }
-_ROTARY = (
+ROTARY = (
     "rotary positions are lost: a token mixer takes none; without other positions in the model, "
     "a permutation-equivariant mixer cannot know the order of the tokens"
 )
@@ -77,7 +77,7 @@ class SwappedTimmAttention(SwappedAttention):
         super().__init__(mixer, original)
         self.num_heads = original.num_heads
         self.layout = _layout(original)
-        self.proj_drop = nn.Dropout(_probability(original, "proj_drop")).train(original.training)
+        self.proj_drop = nn.Dropout(probability(original, "proj_drop")).train(original.training)
 
     def forward(
         self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
@@ -92,7 +92,7 @@ class SwappedTimmAttention(SwappedAttention):
             tokens = x.flatten(1, -2)
         elif self.layout == "blocks":
             tokens = x.flatten(0, -3)
-        y: Tensor = self.proj_drop(_mixed(self.mixer, tokens, attn_mask, is_causal))
+        y: Tensor = self.proj_drop(mixed(self.mixer, tokens, attn_mask, is_causal))
         return y.reshape(x.shape)
 
 
@@ -118,23 +118,23 @@ class SwappedBiasedAttention(SwappedTimmAttention):
     ) -> Tensor:
         """See `SwappedTimmAttention`."""
         if shared_rel_pos_bias is not None:
-            raise InputError(f"shared_rel_pos_bias: expected None, got a tensor; {_RELATIVE_BIAS}")
+            raise InputError(f"shared_rel_pos_bias: expected None, got a tensor; {RELATIVE_BIAS}")
         return super().forward(x)
 
 
 class TimmAttention(Adapter):
-    """Classes named Attention, EvaAttention and the like, with a fused or split qkv and proj."""
+    """timm's Attention, EvaAttention and the like, with a fused or split qkv and proj."""
 
     name = "timm"
 
     def matches(self, module: nn.Module) -> bool:
-        """In timm whatever attends in heads; elsewhere what has the parts of timm's `Attention`."""
+        """Whatever attends in heads, with the forward of its class."""
         kind = type(module)
-        if kind.__module__.partition(".")[0] == "timm":
-            attends = any(word in kind.__name__ for word in ("Attention", "Attn"))
-            in_heads = hasattr(module, "num_heads") or hasattr(module, "heads")
-            return (attends and in_heads) or kind.__name__ in {*_KNOWN, *_REFUSED}
-        return kind.__name__ == "Attention" and _has_maps(module)
+        if kind.__module__.partition(".")[0] != "timm" or "forward" in vars(module):
+            return False
+        attends = any(word in kind.__name__ for word in ("Attention", "Attn"))
+        in_heads = hasattr(module, "num_heads") or hasattr(module, "heads")
+        return (attends and in_heads) or kind.__name__ in {*_KNOWN, *_REFUSED}
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
         """Heads, dropout, what is lost, and why some cannot be replaced."""
@@ -145,12 +145,12 @@ class TimmAttention(Adapter):
         return HostAttention(
             dim=host.proj.out_features,
             num_heads=host.num_heads,
-            dropout=_probability(module, "attn_drop"),
+            dropout=probability(module, "attn_drop"),
             inner_dim=host.proj.in_features,
             causal=None if "is_causal" in _arguments(module) else False,
-            class_token=any(_has_class_token(parent) for parent in parents),
-            notes=tuple(_notes(module)),
-            warnings=(_ROTARY,) if _is_rotary(module, parents) else (),
+            class_token=any(has_class_token(parent) for parent in parents),
+            notes=tuple(notes_of(module)),
+            warnings=(ROTARY,) if _is_rotary(module, parents) else (),
         )
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
@@ -162,7 +162,7 @@ class TimmAttention(Adapter):
             return SwappedBiasedAttention(mixer, module)
         return SwappedTimmAttention(mixer, module)
 
-    def weights(self, module: nn.Module) -> HostWeights | None:
+    def weights(self, module: nn.Module) -> HostWeights:
         """`qkv` in thirds or `q_proj`, `k_proj`, `v_proj`, and `proj`."""
         host: Any = module
         query, key, value = _split_maps(host)
@@ -245,13 +245,13 @@ def attn_layer(
             self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
         ) -> Tensor:
             """The mixed tokens (B, N, C)."""
-            y: Tensor = self.proj_drop(_mixed(self.mixer, x, attn_mask, is_causal))
+            y: Tensor = self.proj_drop(mixed(self.mixer, x, attn_mask, is_causal))
             return y
 
     return MixerAttention
 
 
-def _mixed(mixer: TokenMixer, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+def mixed(mixer: TokenMixer, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
     check_causality(is_causal, mixer)
     padding = key_padding_mask(
         attn_mask, batch=x.shape[0], length=x.shape[1], causal=mixer.causal, per_query=True
@@ -264,22 +264,26 @@ def _refusal(module: nn.Module, parents: Sequence[nn.Module]) -> str:
     kind = type(module).__name__
     if kind in _REFUSED:
         return _REFUSED[kind]
-    if any(_is_set(module, name) for name in _RELATIVE) or "RelPos" in kind:
-        return _RELATIVE_BIAS
+    if any(is_set(module, name) for name in RELATIVE) or "RelPos" in kind:
+        return RELATIVE_BIAS
     takes_bias = any(name.startswith("shared_rel_pos") for name in _arguments(module))
     if takes_bias and any(
-        _is_set(p, n) for p in parents for n in ("rel_pos_bias", "shared_rel_pos")
+        is_set(p, n) for p in parents for n in ("rel_pos_bias", "shared_rel_pos")
     ):
-        return _RELATIVE_BIAS
+        return RELATIVE_BIAS
     for name, part in module.named_children():
         if kind in _KNOWN and name in _MAPS and not is_linear(part):
             return not_plain(name, part)
-    if kind not in _KNOWN or not _has_maps(module):
+    if kind not in _KNOWN or not has_maps(module):
         return f"{kind} is no attention of tokens (B, N, C) through qkv and proj"
     if type(module).__module__ in _CHANNELS_FIRST:
         return "it reads images (B, C, H, W), no tokens (B, N, C)"
-    host: Any = module
-    maps = host.qkv if host.qkv is not None else host.q_proj
+    return misshapen(module)
+
+
+def misshapen(host: Any) -> str:
+    """Why its widths are none of self-attention; empty if they are."""
+    maps = host.qkv if is_set(host, "qkv") else host.q_proj
     if maps.in_features != host.proj.out_features:
         return f"it turns {maps.in_features} channels into {host.proj.out_features}"
     if host.proj.out_features % host.num_heads:
@@ -287,27 +291,27 @@ def _refusal(module: nn.Module, parents: Sequence[nn.Module]) -> str:
     return ""
 
 
-def _notes(module: nn.Module) -> list[str]:
+def notes_of(module: nn.Module) -> list[str]:
     kind = type(module).__name__
     notes = [_NOTES[kind]] if kind in _NOTES else []
     if any(_is_layer(module, name) for name in ("q_norm", "k_norm")):
         notes.append("the host normalises queries and keys (qk_norm), the mixer does not")
     if _is_layer(module, "norm") or _is_layer(module, "sub_norm"):
         notes.append("the host normalises what it attended to before proj, the mixer does not")
-    if _is_set(module, "gate"):
+    if is_set(module, "gate"):
         notes.append("the host gates what it attended to, the mixer does not")
     return notes
 
 
 def _is_rotary(module: nn.Module, parents: Sequence[nn.Module]) -> bool:
-    if _is_set(module, "rope"):
+    if is_set(module, "rope"):
         return True
-    return "rope" in _arguments(module) and any(_is_set(parent, "rope") for parent in parents)
+    return "rope" in _arguments(module) and any(is_set(parent, "rope") for parent in parents)
 
 
-def _has_maps(module: nn.Module) -> bool:
+def has_maps(module: nn.Module) -> bool:
     """Linear maps qkv, or q_proj, k_proj and v_proj, and proj; and heads."""
-    parts = ("qkv",) if _is_set(module, "qkv") else ("q_proj", "k_proj", "v_proj")
+    parts = ("qkv",) if is_set(module, "qkv") else ("q_proj", "k_proj", "v_proj")
     maps = (getattr(module, name, None) for name in (*parts, "proj"))
     return all(is_linear(part) for part in maps) and isinstance(
         getattr(module, "num_heads", None), int
@@ -315,7 +319,7 @@ def _has_maps(module: nn.Module) -> bool:
 
 
 def _split_maps(host: Any) -> tuple[Projection, ...]:
-    if host.qkv is None:
+    if not is_set(host, "qkv"):
         parts = (host.q_proj, host.k_proj, host.v_proj)
         return tuple(Projection(part.weight, part.bias) for part in parts)
     weights, bias = host.qkv.weight.chunk(3), host.qkv.bias
@@ -347,15 +351,15 @@ def _repeated(part: Projection, groups: int, heads: int) -> Projection:
     return Projection(repeat(part.weight), None if part.bias is None else repeat(part.bias))
 
 
-def _has_class_token(parent: nn.Module) -> bool:
-    return _is_set(parent, "cls_token")
+def has_class_token(parent: nn.Module) -> bool:
+    return is_set(parent, "cls_token")
 
 
 def _arguments(module: nn.Module) -> list[str]:
     return list(inspect.signature(type(module).forward).parameters)
 
 
-def _probability(module: nn.Module, name: str) -> float:
+def probability(module: nn.Module, name: str) -> float:
     return float(getattr(getattr(module, name, None), "p", 0.0))
 
 
@@ -364,7 +368,7 @@ def _layout(module: nn.Module) -> str:
     return "images" if home in _IMAGES else "blocks" if home in _BLOCKS else "tokens"
 
 
-def _is_set(module: nn.Module, name: str) -> bool:
+def is_set(module: nn.Module, name: str) -> bool:
     return getattr(module, name, None) is not None
 
 

@@ -1,0 +1,421 @@
+"""Attention with the parts of timm's, written by others: replaced only if it computes the same."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import rifflemix as rm
+
+C, H, N = 32, 4, 9
+CLOSE: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
+
+
+class Attention(nn.Module):
+    """Parts and steps that the classes below put together in their own ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.scale = H, (C // H) ** -0.5
+        self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+
+    def heads(self, x: Tensor) -> Tensor:
+        return self.qkv(x).unflatten(-1, (3, H, -1)).permute(2, 0, 3, 1, 4)
+
+    def scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.heads(x)
+        return q @ k.mT * self.scale, v
+
+    def out(self, scores: Tensor, v: Tensor) -> Tensor:
+        y: Tensor = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return y
+
+    def forward(self, x: Tensor) -> Any:
+        return self.out(*self.scores(x))
+
+
+class Causal(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.scaled_dot_product_attention(*self.heads(x), is_causal=True)
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class Triangle(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("tril", torch.ones(12, 12).tril()[None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, v = self.scores(x)
+        length = x.shape[1]
+        return self.out(scores.masked_fill(self.tril[..., :length, :length] == 0, -torch.inf), v)
+
+
+class WithWeights(Attention):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores, v = self.scores(x)
+        return self.out(scores, v), scores.softmax(-1)
+
+
+class LearnedBias(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.position_scores = nn.Parameter(torch.zeros(H, N, N))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, v = self.scores(x)
+        return self.out(scores + self.position_scores, v)
+
+
+class FixedBias(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        distances = torch.arange(80) - torch.arange(80)[:, None]
+        self.register_buffer("alibi", -distances.abs().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, v = self.scores(x)
+        return self.out(scores + self.alibi[: x.shape[1], : x.shape[1]], v)
+
+
+class RelativeTable(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(169, H))
+
+
+class Convolution(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lepe = nn.Conv1d(C, C, 3, padding=1, groups=C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x) + self.lepe(x.mT).mT
+        return y
+
+
+class Temperature(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(H, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores, v = self.scores(x)
+        return self.out(scores * self.temperature, v)
+
+
+class HeadByHead(Attention):
+    def heads(self, x: Tensor) -> Tensor:
+        return self.qkv(x).unflatten(-1, (H, 3, -1)).permute(3, 0, 2, 1, 4)
+
+
+class SequenceFirst(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x.transpose(0, 1)).transpose(0, 1)
+        return y
+
+
+class Unscaled(Attention):
+    def scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v = self.heads(x)
+        return q @ k.mT, v
+
+
+class Windows(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        scores, v = self.scores(x)
+        near = torch.ones(scores.shape[-2:]).tril(32).triu(-32).bool()
+        return self.out(scores.masked_fill(~near, -torch.inf), v)
+
+
+class PreNorm(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(self.norm(x))
+        return y
+
+
+class ForImages(Attention):
+    def forward(self, x: Tensor, H: int, W: int) -> Tensor:
+        y: Tensor = super().forward(x)
+        return y
+
+
+class OfImages(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        b, h, w, c = x.shape
+        y: Tensor = super().forward(x.view(b, h * w, c)).view(b, h, w, c)
+        return y
+
+
+class Random(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x) + torch.randn_like(x)
+        return y
+
+
+class ZeroOutput(WithWeights):
+    """An output map that is zero in the beginning does not hide what it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        scores, v = self.scores(x)
+        return self.out(2 * scores, v)
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.proj.weight)
+        nn.init.zeros_(self.proj.bias)
+
+
+REFUSED: dict[type[Attention], str] = {
+    WithWeights: "it returns a tuple",
+    LearnedBias: "no place for its position_scores",
+    FixedBias: "no place for its alibi",
+    RelativeTable: "relative position biases",
+    Convolution: "no place for its lepe",
+    Temperature: "no place for its temperature",
+    HeadByHead: "does not give what softmax attention",
+    SequenceFirst: "does not give what softmax attention",
+    Unscaled: "does not give what softmax attention",
+    Windows: "does not give what softmax attention",
+    PreNorm: "does not give what softmax attention",
+    Random: "does not give what softmax attention",
+    ZeroOutput: "does not give what softmax attention",
+    ForImages: "its forward needs H, W",
+    OfImages: "raises ValueError: not enough values to unpack",
+}
+
+
+def model_of(kind: Callable[[], nn.Module], layers: int = 1) -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList([kind() for _ in range(layers)]).eval()
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_computes_something_else_is_refused(kind: type[Attention]) -> None:
+    model = model_of(kind)
+    before = model[0]
+    with pytest.raises(rm.InputError, match=REFUSED[kind]) as caught:
+        rm.replace_attention(model, "softmax")
+    assert "register_adapter" in str(caught.value) or "biases" in str(caught.value)
+    assert model[0] is before
+
+
+@pytest.mark.parametrize("kind", [Attention, Causal, Triangle])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_what_computes_softmax_attention_is_replaced(
+    kind: type[Attention], dtype: torch.dtype
+) -> None:
+    model = model_of(kind).to(dtype)
+    x = torch.randn(2, N, C, dtype=dtype)
+    expected = model[0](x)
+    rm.replace_attention(model, "softmax")
+    close = CLOSE if dtype is not torch.bfloat16 else {"atol": 0.05, "rtol": 0.05}
+    torch.testing.assert_close(model[0](x), expected, **close)
+    assert model[0].mixer.causal == (kind is not Attention)
+
+
+@pytest.mark.parametrize("kind", [Causal, Triangle])
+def test_a_causal_copy_is_a_causal_host(kind: type[Attention]) -> None:
+    model = model_of(kind, 2)
+    with pytest.raises(rm.InputError, match="one that can be causal"):
+        rm.replace_attention(model, "fnet")
+    with pytest.raises(rm.InputError, match="causal: expected True"):
+        rm.replace_attention(model, "linear", causal=False)
+    report = rm.replace_attention(model, "linear")
+    assert report.length == (12 if kind is Triangle else 1024)
+    x = torch.randn(2, N, C)
+    changed = x.clone()
+    changed[:, -1] += 1
+    torch.testing.assert_close(model[0](x)[:, :-1], model[0](changed)[:, :-1])
+
+
+class Timm1(Attention):
+    """As timm writes it today."""
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        y = functional.scaled_dot_product_attention(
+            *self.heads(x), attn_mask=attn_mask, is_causal=is_causal
+        )
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class Masked(Attention):
+    """Its own reading of a mask: True is padding, and no bool is added."""
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, return_attention: bool = False
+    ) -> Any:
+        scores, v = self.scores(x)
+        if attn_mask is not None:
+            scores = scores.masked_fill(attn_mask, -torch.inf)
+        return (self.out(scores, v), scores) if return_attention else self.out(scores, v)
+
+
+def test_masks_that_it_reads_as_timm_does() -> None:
+    model = model_of(Timm1)
+    x = torch.randn(2, N, C)
+    keep = torch.arange(N) < torch.tensor([[N], [6]])
+    calls: list[dict[str, Any]] = [{"attn_mask": keep[:, None, None]}, {"is_causal": False}, {}]
+    expected = [model[0](x, **call) for call in calls]
+    rm.replace_attention(model, "softmax")
+    for call, wanted in zip(calls, expected, strict=True):
+        valid = keep if "attn_mask" in call else torch.ones_like(keep)
+        torch.testing.assert_close(model[0](x, **call)[valid], wanted[valid], **CLOSE)
+    with pytest.raises(rm.InputError, match="causal=True"):
+        model[0](x, None, True)
+
+
+@pytest.mark.parametrize("arguments", [(None, False), (None,), ()])
+def test_arguments_that_keep_their_defaults(arguments: tuple[Any, ...]) -> None:
+    model = model_of(Masked)
+    x = torch.randn(2, N, C)
+    expected = model[0](x, *arguments)
+    rm.replace_attention(model, "softmax")
+    torch.testing.assert_close(model[0](x, *arguments), expected, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"attn_mask": torch.zeros(2, 1, 1, N, dtype=torch.bool)}, "attn_mask: expected None"),
+        ({"return_attention": True}, "return_attention: expected False"),
+    ],
+)
+def test_arguments_that_mean_something_else_are_refused(
+    arguments: dict[str, Any], says: str
+) -> None:
+    model = model_of(Masked)
+    rm.replace_attention(model, "softmax")
+    with pytest.raises(rm.InputError, match=f"{says}.*register_adapter"):
+        model[0](torch.randn(2, N, C), **arguments)
+
+
+class Split(nn.Module):
+    """Attention with maps of their own for queries, keys and values, under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = H
+        for name in ("q_proj", "k_proj", "v_proj", "proj"):
+            setattr(self, name, nn.Linear(C, C))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts = (getattr(self, name)(tokens) for name in ("q_proj", "k_proj", "v_proj"))
+        heads = (part.unflatten(-1, (H, -1)).transpose(1, 2) for part in parts)
+        y = functional.scaled_dot_product_attention(*heads)
+        out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
+        return out
+
+
+class SplitAttention(Split):
+    pass
+
+
+def test_split_maps_and_other_names() -> None:
+    model = model_of(SplitAttention)
+    tokens = torch.randn(2, N, C)
+    expected = model[0](tokens)
+    rm.replace_attention(model, "softmax")
+    torch.testing.assert_close(model[0](tokens=tokens), expected, **CLOSE)
+
+
+class Normed(Attention):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_norm, self.k_norm = nn.LayerNorm(C // H), nn.LayerNorm(C // H)
+        self.dropout = nn.Dropout(0.1)
+
+    def heads(self, x: Tensor) -> Tensor:
+        q, k, v = super().heads(x)
+        return torch.stack((self.q_norm(q), self.k_norm(k), v))
+
+    def out(self, scores: Tensor, v: Tensor) -> Tensor:
+        return self.dropout(super().out(scores, v))
+
+
+def test_lost_norms_and_dropouts_are_said() -> None:
+    notes = rm.replace_attention(model_of(Normed), "tssa").notes
+    assert any("qk_norm" in note for note in notes)
+    assert any("dropout dropout is lost" in note for note in notes)
+
+
+def test_the_trial_leaves_no_trace() -> None:
+    model = model_of(Attention).train()
+    host, calls = model[0], []
+    host.register_forward_hook(lambda *_: calls.append(1))
+    host.qkv.register_forward_pre_hook(lambda *_: calls.append(1))
+    state = copy.deepcopy(host.state_dict())
+    random = torch.random.get_rng_state()
+    attributes = set(vars(host))
+    rm.replace_attention(model, "tssa", dry_run=True)
+    assert calls == []
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert set(vars(host)) == attributes
+    assert all(module.training for module in host.modules())
+    assert all(p.grad is None and p.requires_grad for p in host.parameters())
+    assert all(torch.equal(value, state[name]) for name, value in host.state_dict().items())
+
+
+def test_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model, causal, triangle = (model_of(kind) for kind in (Attention, Causal, Triangle))
+    rm.replace_attention(model, "tssa")
+    rm.replace_attention(causal, "linear")
+    assert causal[0].mixer.causal
+    with pytest.raises(rm.InputError, match="its buffers are on the meta device"):
+        rm.replace_attention(triangle, "linear")
+
+
+def test_a_swapped_copy_is_pickled() -> None:
+    model = model_of(Timm1)
+    rm.replace_attention(model, "tssa")
+    x = torch.randn(2, N, C)
+    assert torch.equal(pickle.loads(pickle.dumps(model))[0](x), model[0](x))
+
+
+def with_causal_forward(attention: Any) -> Any:
+    """As people patch one module of a model."""
+
+    def forward(self: Any, x: Tensor, attn_mask: None = None, is_causal: bool = True) -> Tensor:
+        y: Tensor = type(self).forward(self, x, attn_mask, is_causal=True)
+        return y
+
+    attention.forward = types.MethodType(forward, attention)
+    return attention
+
+
+def test_what_is_derived_from_timm_is_run_too() -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    from torchvision_shim import declare_operators
+
+    declare_operators()
+    from timm.layers.attention import Attention as TimmAttention
+
+    class OfLanguage(TimmAttention):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = super().forward(x, is_causal=True)
+            return y
+
+    for attention in (OfLanguage(C, H), with_causal_forward(TimmAttention(C, H))):
+        model = nn.ModuleList([attention]).eval()
+        x = torch.randn(2, N, C)
+        expected = attention(x)
+        rm.replace_attention(model, "softmax")
+        assert model[0].mixer.causal
+        torch.testing.assert_close(model[0](x), expected, **CLOSE)
