@@ -78,20 +78,25 @@ def test_only_the_mixers_change_and_modes_and_gradients_stay() -> None:
     assert not any(module._forward_hooks for module in original.modules())
 
 
-@pytest.mark.parametrize("batch_first", [True, False], ids=["batch first", "batch second"])
-def test_padding_does_not_count(batch_first: bool) -> None:
-    x = batches(1)[0]
-    mask = torch.zeros(4, 9, dtype=torch.bool)
-    mask[1:, 6:] = True
+@pytest.mark.parametrize("length", [9, 4], ids=["9 tokens", "as many tokens as samples"])
+@pytest.mark.parametrize("layout", ["batch first", "batch second", "no batch"])
+def test_padding_does_not_count(layout: str, length: int) -> None:
+    x = batches(1)[0][:, :length]
+    mask = torch.zeros(4, length, dtype=torch.bool)
+    mask[1:, length - 2 :] = True
 
-    def loss(filling: float) -> list[float]:
-        model, original = pair(batch_first)
-        filled = x.masked_fill(mask.unsqueeze(-1), filling)
-        src = filled if batch_first else filled.transpose(0, 1)
-        found = rm.distil(model, original, [{"src": src, "src_key_padding_mask": mask}])
+    def losses(filling: float) -> list[float]:
+        model, original = pair(layout != "batch second")
+        src, hidden = x.masked_fill(mask.unsqueeze(-1), filling), mask
+        if layout == "no batch":
+            src, hidden = src[1], mask[1]
+        elif layout == "batch second":
+            src = src.transpose(0, 1)
+        batch = {"src": src, "src_key_padding_mask": hidden}
+        found = rm.distil(model, original, [batch])
         return [value for values in found.values() for value in values]
 
-    assert loss(0.0) == pytest.approx(loss(5.0), rel=1e-4)
+    assert losses(0.0) == pytest.approx(losses(5.0), rel=1e-4)
 
 
 def test_forms_of_a_batch() -> None:

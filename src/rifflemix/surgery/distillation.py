@@ -93,7 +93,7 @@ class _Lesson:
                 found = self.new(*args, **kwargs)
                 if _tokens(found).numel() == 0:
                     raise bad_argument("batches", "samples in every batch", "an empty one")
-                loss = _relative_error(_tokens(found), _tokens(output), seen[-1])
+                loss = _relative_error(self._batched(found), self._batched(output), seen[-1])
                 if not bool(torch.isfinite(loss)):
                     raise InputError(
                         f"{self.name}: its loss is {loss.item()}; use a smaller lr or float32"
@@ -103,12 +103,18 @@ class _Lesson:
             handle.remove()
         self.losses.append(loss.item())
 
+    def _batched(self, output: Any) -> Tensor:
+        """(B, N, ...) of what the host returns, where the batch may be second or missing."""
+        tokens = _tokens(output)
+        if tokens.dim() == 2:
+            return tokens.unsqueeze(0)
+        return tokens if getattr(self.new, "batch_first", True) else tokens.transpose(0, 1)
+
 
 def _relative_error(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:
+    """Of outputs (B, N, ...), but for padded tokens (B, N)."""
     found, wanted = found.float(), wanted.detach().float()
     if padding is not None:
-        if found.shape[:2] != padding.shape:  # (N, B, C) of a host that has the batch second
-            padding = padding.T
         hidden = padding.unsqueeze(-1)
         found, wanted = found.masked_fill(hidden, 0.0), wanted.masked_fill(hidden, 0.0)
     return (found - wanted).square().sum() / wanted.square().sum().clamp_min(1e-12)
