@@ -160,6 +160,59 @@ def test_padding_after_the_prompt_is_refused() -> None:
         model(torch.full((3, 2), 5), attention_mask=mask, past_key_values=past)
 
 
+def another_hidden(mask: Tensor) -> Tensor:
+    return mask.index_fill(1, torch.tensor([4]), 0)
+
+
+def one_shown(mask: Tensor) -> Tensor:
+    return torch.ones_like(mask)
+
+
+def a_window(mask: Tensor) -> Tensor:
+    """(B, 1, 2, K): the last three keys of each query, and no padding that they could tell."""
+    keys = mask.shape[1]
+    band = torch.ones(keys, keys, dtype=torch.bool).tril().triu(-2)
+    return band[-2:].expand(len(mask), 1, 2, keys)
+
+
+def other_queries(mask: Tensor) -> Tensor:
+    """(B, 1, 2, K): the first new token alone does not see the last of the prompt."""
+    attend = (mask != 0)[:, None, None].repeat(1, 1, 2, 1)
+    attend[..., 0, -1] = attend[..., 0, -3] = False
+    return attend
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (another_hidden, "expected the padding that the tokens in the cache had"),
+        (one_shown, "expected the padding that the tokens in the cache had"),
+        (lambda mask: None, "expected the padding that the tokens in the cache had"),
+        (a_window, "differs from query to query"),
+        (other_queries, "differs from query to query"),
+    ],
+)
+def test_masks_that_change_earlier_tokens_are_refused(changed: Any, says: str) -> None:
+    model, inputs = swap("llama", "softmax"), prompts()
+    past = model(**inputs).past_key_values
+    mask = torch.cat((inputs["attention_mask"], torch.ones(3, 2, dtype=torch.int64)), 1)
+    with pytest.raises(rm.InputError, match=says):
+        model(torch.full((3, 2), 5), attention_mask=changed(mask), past_key_values=past)
+
+
+def test_a_padded_conversation_goes_on() -> None:
+    model, inputs = swap("llama", "softmax"), prompts()
+    mask = torch.cat((inputs["attention_mask"], torch.ones(3, 4, dtype=torch.int64)), 1)
+    ids = torch.cat((inputs["input_ids"], torch.full((3, 4), 5)), 1)
+    with torch.no_grad():
+        whole = model(ids, attention_mask=mask, use_cache=False).logits
+        past = model(**inputs).past_key_values
+        for end in (7, 9):
+            part = ids[:, end - 2 : end]
+            found = model(part, attention_mask=mask[:, :end], past_key_values=past).logits
+            torch.testing.assert_close(found, whole[:, end - 2 : end], atol=1e-5, rtol=1e-5)
+
+
 def test_generation_ends_at_max_length() -> None:
     model = swap("llama", "linear", max_length=7)
     with pytest.raises(rm.InputError, match="at most max_length = 7 tokens in a stream"):

@@ -67,6 +67,8 @@ class SwappedAttention(nn.Module):
 
     settings: MixerSettings | None = None
     """How the mixer was built, by which a file can say it."""
+    batch_first: bool = True
+    """False where the host's tokens are (N, B, C)."""
 
     def __init__(self, mixer: TokenMixer, original: nn.Module) -> None:
         super().__init__()

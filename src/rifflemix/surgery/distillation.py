@@ -108,7 +108,7 @@ class _Lesson:
         tokens = _tokens(output)
         if tokens.dim() == 2:
             return tokens.unsqueeze(0)
-        return tokens if getattr(self.new, "batch_first", True) else tokens.transpose(0, 1)
+        return tokens if self.new.batch_first else tokens.transpose(0, 1)
 
 
 def _relative_error(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:

@@ -34,23 +34,25 @@ def key_padding_mask(
     causal: bool = False,
     true_means: str = "attend",
     per_query: bool | None = None,
+    seen: int = 0,
 ) -> Tensor | None:
     """The padding that a host's attention mask describes.
 
     Args:
-        mask: None; per key (B, N): bool, or numbers, 1 = keep and 0 = padding; per query (N, N),
-            (B or B*H, N, N) or (B or 1, H or 1, N or 1, N): bool, or floats that are added to the
+        mask: None; per key (B, K): bool, or numbers, 1 = keep and 0 = padding; per query (N, K),
+            (B or B*H, N, K) or (B or 1, H or 1, N or 1, K): bool, or floats that are added to the
             scores, 0 = attend and -inf, the dtype's lowest or -1e4 = do not. Floats per key are
             additive where `true_means` is "padding", as in torch.nn, or where one is negative.
         batch: sequences B.
-        length: tokens N.
+        length: tokens N, the queries.
         causal: the mixer is causal; a mask per query must then be causal, and else must not.
         true_means: what True stands for: "attend" (transformers, scaled_dot_product_attention) or
             "padding" (torch.nn.MultiheadAttention).
-        per_query: whether a mask of two dimensions is (N, N); unset, it is (B, N).
+        per_query: whether a mask of two dimensions is (N, K); unset, it is (B, K).
+        seen: tokens before these, as in a cache: K = seen + N keys.
 
     Returns:
-        (B, N) bool, True = padding; None without padding (in a traced graph only without a mask).
+        (B, K) bool, True = padding; None without padding (in a traced graph only without a mask).
 
     Raises:
         InputError: another shape or dtype; a sequence without one valid token; a mask that says
@@ -62,13 +64,13 @@ def key_padding_mask(
     if not isinstance(mask, Tensor) or mask.is_complex():
         raise bad_argument("attention mask", "a tensor of bools or real numbers", shown(mask))
     by_query = mask.dim() != 2 if per_query is None else per_query
-    settings = (batch, length, causal, true_means, by_query)
+    settings = (batch, length, seen + length, causal, true_means, by_query)
     if mask.is_meta or not values_can_be_read():
         return ~_keep(mask, *settings, check=False)
-    seen = _known.get(id(mask))
+    known = _known.get(id(mask))
     state = (*settings, None if mask.is_inference() else mask._version)
-    if seen is not None and seen[0]() is mask and seen[1] == state:
-        return seen[2]
+    if known is not None and known[0]() is mask and known[1] == state:
+        return known[2]
     padding = ~_keep(mask, *settings, check=True)
     _check_some_are_valid(padding)
     result = padding if bool(padding.any()) else None
@@ -106,26 +108,27 @@ def _keep(
     mask: Tensor,
     batch: int,
     length: int,
+    keys: int,
     causal: bool,
     true_means: str,
     by_query: bool,
     *,
     check: bool,
 ) -> Tensor:
-    """(B, N) bool, True = a valid token."""
+    """(B, K) bool, True = a valid token."""
     if not by_query:
-        if tuple(mask.shape) not in {(batch, length), (1, length)}:
+        if tuple(mask.shape) not in {(batch, keys), (1, keys)}:
             raise bad_argument(
-                "attention mask", f"shape (B, N) = {(batch, length)}", tuple(mask.shape)
+                "attention mask", f"shape (B, N) = {(batch, keys)}", tuple(mask.shape)
             )
-        return _keep_of_keys(mask, true_means, check=check).expand(batch, length)
-    scores = _four_dimensional(mask, batch, length)
+        return _keep_of_keys(mask, true_means, check=check).expand(batch, keys)
+    scores = _four_dimensional(mask, batch, length, keys)
     attend = _attend(scores, true_means, check=check)
     if check and attend.shape[1] > 1 and bool((attend != attend[:, :1]).any()):
         raise _too_much("differs between heads")
     attend = attend[:, 0]
     if attend.shape[1] == 1:
-        return attend[:, 0].expand(batch, length)
+        return attend[:, 0].expand(batch, keys)
     keep = attend[:, -1]
     if not causal or check:
         # A query at a padded position may have been hidden from everything.
@@ -133,7 +136,7 @@ def _keep(
         keep = keep | (attend.any(1) & ~keep.any(-1, keepdim=True))
     if check:
         _check_nothing_is_lost(attend, keep, causal)
-    return keep.expand(batch, length)
+    return keep.expand(batch, keys)
 
 
 def _keep_of_keys(mask: Tensor, true_means: str, *, check: bool) -> Tensor:
@@ -164,29 +167,29 @@ def _attend(scores: Tensor, true_means: str, *, check: bool) -> Tensor:
     return attend
 
 
-def _four_dimensional(mask: Tensor, batch: int, length: int) -> Tensor:
-    """(B or 1, H, N or 1, N) from the shapes per query that hosts use."""
+def _four_dimensional(mask: Tensor, batch: int, length: int, keys: int) -> Tensor:
+    """(B or 1, H, N or 1, K) from the shapes per query that hosts use."""
     shape = tuple(mask.shape)
     if mask.dim() == 2:
         mask = mask[None, None]
     elif mask.dim() == 3:
         mask = mask.unflatten(0, (batch, -1)) if shape[0] % batch == 0 else mask.unsqueeze(1)
     fits = mask.dim() == 4 and mask.shape[0] in (1, batch)
-    if not fits or mask.shape[2] not in (1, length) or mask.shape[3] != length:
+    if not fits or mask.shape[2] not in (1, length) or mask.shape[3] != keys:
         raise bad_argument(
             "attention mask",
-            f"{length} queries and keys of {batch} sequences, (B, 1, N, N)",
+            f"{length} queries and {keys} keys of {batch} sequences, (B, 1, N, K)",
             shape,
-            "other keys than the queries' own tokens (a cache, cross-attention) cannot be mixed",
+            "other keys than the tokens so far (a cache, cross-attention) cannot be mixed",
         )
     return mask
 
 
 def _check_nothing_is_lost(attend: Tensor, keep: Tensor, causal: bool) -> None:
-    """Raise unless (B, N, N) `attend` is `keep` (B, N) at all keys, earlier ones where causal."""
-    length = attend.shape[-1]
-    earlier = torch.ones(length, length, dtype=torch.bool, device=attend.device).tril()
-    queries, keys = keep.unsqueeze(2), keep.unsqueeze(1)
+    """Raise unless (B, N, K) `attend` is `keep` (B, K) at all keys, earlier ones where causal."""
+    length, total = attend.shape[1:]
+    earlier = torch.ones_like(attend[0]).tril(total - length)
+    queries, keys = keep[:, total - length :].unsqueeze(2), keep.unsqueeze(1)
 
     def is_lost(said: Tensor) -> bool:
         return bool(((attend != said) & queries).any())
@@ -218,7 +221,9 @@ def _is_causal_with_padding(attend: Tensor, earlier: Tensor) -> bool:
 
 
 def _name_of_pattern(attend: Tensor) -> str:
-    """What a mask (B, N, N) that says more than padding probably is."""
+    """What a mask (B, N, K) that says more than padding probably is."""
+    if attend.shape[1] != attend.shape[2]:
+        return "differs from query to query"
     either = attend | attend.transpose(1, 2)
     linked = either.float()
     if bool(((linked @ linked > 0) == either).all()):

@@ -5,12 +5,14 @@ Imported when a swapped layer is given a cache, so that transformers is there al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
+from rifflemix.compat import values_can_be_read
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.hosts.transformers_masks import padding_of
@@ -25,6 +27,7 @@ class StreamLayer(CacheLayerMixin):
         state: of the mixer after the tokens so far; None before the first, and for a mixer that
             does not stream.
         seen: tokens so far, padding counted.
+        padding: (B, P) bool of the first prompt, True = padding; None without any.
     """
 
     is_compileable = False
@@ -35,6 +38,7 @@ class StreamLayer(CacheLayerMixin):
         super().__init__()
         self.state: State | None = None
         self.seen = 0
+        self.padding: Tensor | None = None
         self.is_initialized = True
         self.keys = self.values = torch.empty(0)  # some hosts ask how many there are
 
@@ -62,7 +66,7 @@ class StreamLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self.state, self.seen = None, 0
+        self.state, self.seen, self.padding = None, 0, None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Of each sequence, go on from the one that a beam chose."""
@@ -70,18 +74,17 @@ class StreamLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these sequences, in this order."""
-        if self.state is not None:
-            self.state = {
-                name: part.index_select(0, indices.to(part.device))
-                for name, part in self.state.items()
-            }
+        self._change_rows(lambda part: part.index_select(0, indices.to(part.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each sequence so often."""
+        self._change_rows(lambda part: part.repeat_interleave(repeats, 0))
+
+    def _change_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.state is not None:
-            self.state = {
-                name: part.repeat_interleave(repeats, 0) for name, part in self.state.items()
-            }
+            self.state = {name: change(part) for name, part in self.state.items()}
+        if self.padding is not None:
+            self.padding = change(self.padding)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Raise unless nothing is removed: a state cannot go back."""
@@ -106,31 +109,31 @@ def continue_stream(
     Args:
         mixer: causal; one that does not stream takes a whole prompt only.
         x: (B, N, C) new tokens.
-        mask: of the host, for the tokens so far and these.
+        mask: of the host, for the tokens so far and these; earlier ones must be as they were.
         past: a cache of transformers.
         layer_index: index of the layer in the model, and so in the cache.
 
     Raises:
         InputError: a cache of fixed size or one that attention has filled; more tokens for a mixer
-            that does not stream; padding among tokens after the prompt.
+            that does not stream; padding among tokens after the prompt, or other padding than
+            earlier calls had.
     """
     if not mixer.causal:
         mixed: Tensor = mixer(x, key_padding_mask=padding_of(mask, x, causal=False))
         return mixed
     layer = _stream_layer(past, layer_index)
-    padding = padding_of(mask, x, causal=True)
+    padding = padding_of(mask, x, causal=True, seen=layer.seen)
     if not layer.seen:
         y, layer.state = _prompt(mixer, x, padding)
+        layer.padding = padding
     elif layer.state is None:
         raise InputError(
             f"past_key_values: expected none, since {mixer.card.title} cannot go on token by "
             "token; pass use_cache=False"
         )
     else:
-        if padding is not None:
-            raise bad_argument(
-                "attention mask", "padding in the first tokens only", "padding after them"
-            )
+        if values_can_be_read():
+            _check_earlier(layer, padding)
         outputs = []
         for x_t in x.unbind(1):
             y_t, layer.state = mixer.step(x_t, layer.state)
@@ -138,6 +141,31 @@ def continue_stream(
         y = torch.stack(outputs, 1)
     layer.seen += x.shape[1]
     return y
+
+
+def _check_earlier(layer: StreamLayer, padding: Tensor | None) -> None:
+    """Raise unless `padding` (B, K) is that of the first prompt, and none after it."""
+    if padding is layer.padding is None:
+        return
+    if padding is None:
+        raise _other_padding()
+    before = padding.new_zeros(1, 1) if layer.padding is None else layer.padding
+    length = before.shape[1]
+    if padding[:, layer.seen :].any():
+        raise bad_argument(
+            "attention mask", "padding in the first tokens only", "padding after them"
+        )
+    if (padding[:, :length] != before).any() or padding[:, length:].any():
+        raise _other_padding()
+
+
+def _other_padding() -> InputError:
+    return bad_argument(
+        "attention mask",
+        "the padding that the tokens in the cache had when they were read",
+        "one that hides or shows others of them",
+        "a token mixer's state cannot change them; pass use_cache=False",
+    )
 
 
 def _prompt(mixer: TokenMixer, x: Tensor, padding: Tensor | None) -> tuple[Tensor, State | None]:

@@ -9,15 +9,15 @@ from torch import Tensor
 from rifflemix.surgery.masks import key_padding_mask
 
 
-def padding_of(mask: Any, x: Tensor, *, causal: bool) -> Tensor | None:
-    """The padding of the tokens x (B, N, C), (B, N) bool, True = padding; None without any.
+def padding_of(mask: Any, x: Tensor, *, causal: bool, seen: int = 0) -> Tensor | None:
+    """The padding of the tokens so far, (B, seen + N) bool, True = padding; None without any.
 
     Args:
         mask: None; (B, N), 1 = keep (flash attention); bool (B, 1, N, N), True = attend (sdpa);
-            the same as floats that are added to scores (eager); a BlockMask (flex attention). With
-            a cache there are keys before those of x, which are left out.
-        x: the tokens.
+            the same as floats that are added to scores (eager); a BlockMask (flex attention).
+        x: the tokens (B, N, C).
         causal: the mixer hides later tokens.
+        seen: tokens before x, in a cache, whose keys the mask has too.
 
     Raises:
         InputError: a mask that says more than padding and causality.
@@ -27,9 +27,7 @@ def padding_of(mask: Any, x: Tensor, *, causal: bool) -> Tensor | None:
     batch, length = x.shape[:2]
     if type(mask).__name__ == "BlockMask":
         mask = _dense(mask, batch, x)
-    if mask.shape[-1] > length:
-        mask = mask[..., -length:]
-    return key_padding_mask(mask, batch=batch, length=length, causal=causal)
+    return key_padding_mask(mask, batch=batch, length=length, causal=causal, seen=seen)
 
 
 def _dense(mask: Any, batch: int, x: Tensor) -> Tensor:
