@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import rifflemix as rm
 from rifflemix.surgery import key_padding_mask, merge_padding
@@ -129,6 +129,7 @@ REFUSED = {
         "causal=False",
     ),
     "bias": (torch.randn(1, 2, N, N), False, "bias"),
+    "learned bias": (nn.Parameter(torch.zeros(1, 1, N, N)), False, "learned bias"),
     "heads differ": (torch.stack([EARLIER, EARLIER.T])[None], False, "heads"),
     "packed ids": (torch.tensor([[1, 1, 1, 2, 2, 0, 0]] * B), False, "packed"),
     "all padding": (torch.zeros(B, N, dtype=torch.long), False, "keep and padding mixed up"),
@@ -170,14 +171,19 @@ def test_an_answer_is_kept_while_the_mask_stays_as_it_is() -> None:
         key_padding_mask(mask, batch=B, length=N, causal=True)
 
 
-def test_a_small_mask_may_be_an_array_that_changes() -> None:
-    array = np.ones((B, N), dtype=np.int64)
+@pytest.mark.parametrize("shape", [(B, N), (B, 1, N, N)], ids=["per key", "per query"])
+def test_a_mask_may_be_an_array_that_changes(shape: tuple[int, ...]) -> None:
+    array = np.ones(shape, dtype=bool)
     mask = torch.from_numpy(array)
     assert key_padding_mask(mask, batch=B, length=N) is None
-    array[1, 3:] = 0
+    array[1, ..., 3:] = False
     found = key_padding_mask(mask, batch=B, length=N)
     assert found is not None
     assert found.sum() == 4
+    mask.data[2, ..., 6:] = False
+    found = key_padding_mask(mask, batch=B, length=N)
+    assert found is not None
+    assert found.sum() == 5
 
 
 def test_masks_in_inference_mode() -> None:

@@ -9,7 +9,7 @@ mode is the check.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,17 @@ _HIDDEN = -1e3
 """Scores to which this much or less is added are hidden; hosts add -1e4, finfo.min or -inf."""
 _MIXED_UP = "were keep and padding mixed up?"
 
-_known: dict[int, tuple[weakref.ref[Tensor], tuple[Any, ...], Tensor | None]] = {}
+
+class _Answer(NamedTuple):
+    """The padding of a mask, and what the mask was then: a copy, or its version."""
+
+    mask: weakref.ref[Tensor]
+    settings: tuple[Any, ...]
+    then: Tensor | int
+    padding: Tensor | None
+
+
+_known: dict[int, _Answer] = {}
 
 
 def key_padding_mask(
@@ -56,25 +66,27 @@ def key_padding_mask(
 
     Raises:
         InputError: another shape or dtype; a sequence without one valid token; a mask that says
-            more than padding and causality: packed sequences, a window, a bias, other heads.
+            more than padding and causality: packed sequences, a window, a bias (also one that
+            takes gradients and is zero as yet), other heads.
     """
     check_choice("true_means", true_means, TRUE_MEANS)
     if mask is None:
         return None
     if not isinstance(mask, Tensor) or mask.is_complex():
         raise bad_argument("attention mask", "a tensor of bools or real numbers", shown(mask))
+    if mask.requires_grad:
+        raise _too_much("is a learned bias of the scores")
     by_query = mask.dim() != 2 if per_query is None else per_query
     settings = (batch, length, seen + length, causal, true_means, by_query)
     if mask.is_meta or not values_can_be_read():
         return ~_keep(mask, *settings, check=False)
     known = _known.get(id(mask))
-    state = (*settings, None if mask.is_inference() else mask._version)
-    if known is not None and known[0]() is mask and known[1] == state:
-        return known[2]
+    if known is not None and known.settings == settings and _is_as_then(mask, known):
+        return known.padding
     padding = ~_keep(mask, *settings, check=True)
     _check_some_are_valid(padding)
     result = padding if bool(padding.any()) else None
-    _remember(mask, by_query, state, result)
+    _remember(mask, by_query, settings, result)
     return result
 
 
@@ -93,15 +105,35 @@ def check_causality(is_causal: bool | None, mixer: Any) -> None:
         raise _not_causal(mixer.card.title)
 
 
-def _remember(mask: Tensor, by_query: bool, state: tuple[Any, ...], result: Tensor | None) -> None:
+def _remember(
+    mask: Tensor, by_query: bool, settings: tuple[Any, ...], result: Tensor | None
+) -> None:
     """Keep the answer for the other layers, where asking again costs: N x N, or a device's wait.
 
-    A small mask on a CPU may be a NumPy array that changes without torch's knowledge.
+    A mask on a CPU may change without torch's knowledge, by NumPy or `.data`: it is compared with a
+    copy, which takes a twentieth of the time of an answer. On other devices that would wait again.
     """
-    if state[-1] is None or not (by_query or mask.device.type != "cpu"):
+    if mask.device.type == "cpu":
+        if not by_query:
+            return
+        then: Tensor | int = mask.clone()
+    elif mask.is_inference():
         return
+    else:
+        then = mask._version
     key = id(mask)
-    _known[key] = (weakref.ref(mask, lambda _: _known.pop(key, None)), state, result)
+    _known[key] = _Answer(
+        weakref.ref(mask, lambda _: _known.pop(key, None)), settings, then, result
+    )
+
+
+def _is_as_then(mask: Tensor, known: _Answer) -> bool:
+    """Whether it is the very mask, and has the values that it had when it was asked about."""
+    if known.mask() is not mask:
+        return False
+    if isinstance(known.then, Tensor):
+        return torch.equal(mask, known.then)
+    return mask._version == known.then
 
 
 def _keep(
