@@ -400,6 +400,32 @@ class WrongGradient(Mean):
         return y + 0.5 * (bias - bias.detach())
 
 
+class _TwiceWithAGraph(torch.autograd.Function):
+    """Nothing, with a gradient that doubles where it is asked for a graph."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> Tensor:
+        return 2 * grad if torch.is_grad_enabled() else grad
+
+
+@breaks("a_graph_changes_no_gradient")
+class AnotherGradientWithAGraph(Mean):
+    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        return super().values(_TwiceWithAGraph.apply(x), key_padding_mask)
+
+
+@breaks("a_graph_changes_no_gradient")
+class AnotherGradientWithAGraphInAStream(Mean):
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return super().advance_stream(_TwiceWithAGraph.apply(x_t), state)
+
+
 @breaks("low_precision_follows_float64")
 class Scaled(Mean):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rifflemix.mixers.base import TokenMixer
-from rifflemix.testing.forms import DIM, Form, require, tokens
+from rifflemix.testing.forms import DIM, Form, require, require_close, tokens
 
 DRAWS = 8
 ROUNDINGS = 16
@@ -92,6 +94,47 @@ def gradients_equal_numerical_ones(form: Form, *, every_element: bool = False) -
     torch.autograd.gradcheck(
         run, inputs, eps=1e-6, atol=1e-5, rtol=1e-4, fast_mode=not every_element
     )
+
+
+def a_graph_changes_no_gradient(form: Form) -> None:
+    """Gradients with create_graph=True are those without: of a pass, and of a stream."""
+    dropping = form.new(dropout=0.2).double().train()
+    x, mask = tokens(2, 13), torch.zeros(2, 13, dtype=torch.bool)
+    mask[0, 9:] = True
+    for mixer in (form.build(), dropping):
+        for used in form.masks(mask):
+            _require_same_with_a_graph(
+                mixer, partial(mixer, key_padding_mask=used), x, "in one pass"
+            )
+        if form.card.streaming and form.causal:
+            _require_same_with_a_graph(mixer, partial(_streamed, mixer), x, "in a stream")
+
+
+def _streamed(mixer: TokenMixer, x: Tensor) -> Tensor:
+    """Outputs where all but the last three tokens are the prompt."""
+    y, state = mixer.prefill(x[:, :-3])
+    outputs = [y]
+    for x_t in x[:, -3:].unbind(1):
+        y_t, state = mixer.step(x_t, state)
+        outputs.append(y_t.unsqueeze(1))
+    return torch.cat(outputs, 1)
+
+
+def _require_same_with_a_graph(
+    mixer: TokenMixer, run: Callable[[Tensor], Tensor], x: Tensor, what: str
+) -> None:
+    leaves = [x.clone().requires_grad_(), *mixer.parameters()]
+    found = []
+    for create_graph in (True, False):
+        torch.manual_seed(5)  # of what is dropped
+        y = run(leaves[0])
+        weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+        found.append(
+            torch.autograd.grad(
+                (y * weights).sum(), leaves, create_graph=create_graph, allow_unused=True
+            )
+        )
+    require_close(found[0], found[1], f"create_graph=True {what}", atol=1e-9, rtol=1e-7)
 
 
 def every_parameter_is_used(form: Form) -> None:

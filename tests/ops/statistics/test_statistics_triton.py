@@ -207,6 +207,16 @@ def test_gradient_of_a_gradient(operator: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+def test_a_gradient_with_a_graph_where_one_input_is_made_from_another(
+    operator: Callable[..., Tensor],
+) -> None:
+    w = tokens(1, 2, 7, 3)
+    y = operator(w, w.mean((0, 2, 3)).exp(), backend="triton").square().sum()
+    (found,) = torch.autograd.grad(y, w, create_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad(y, w)[0])
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
 def test_gradient_of_the_membership_alone(operator: Callable[..., Outputs]) -> None:
     w = tokens(1, 2, 7, 3)
     temperature = torch.ones(2, device=DEVICE, requires_grad=True)

@@ -188,8 +188,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ...]:
     q, k, v, mask, seed, y, lse = ctx.saved_tensors
     if torch.is_grad_enabled():
-        y = eager.dropout_attention(q, k, v, mask, ctx.is_causal, ctx.p, seed)
-        grads = second_order_gradients((y,), (grad_y,), (q, k, v))
+        grads = second_order_gradients(
+            lambda q, k, v: (eager.dropout_attention(q, k, v, mask, ctx.is_causal, ctx.p, seed),),
+            (q, k, v),
+            (grad_y,),
+        )
     else:
         grads = _backward(q, k, v, mask, ctx.is_causal, seed, ctx.p, y, lse, grad_y)
     return *grads, None, None, None, None

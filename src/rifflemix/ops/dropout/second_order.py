@@ -36,6 +36,7 @@ def _replace_gradients(
         q, k, v, mask, is_causal = fused_attention_inputs()
     except CheckpointError:  # it recomputes inputs once, for the node: torch refuses a second order
         return None
-    y = attention_weights(q, k, mask, is_causal) @ v
-    found = second_order_gradients((y,), grad_outputs[:1], (q, k, v))
+    found = second_order_gradients(
+        lambda q, k, v: (attention_weights(q, k, mask, is_causal) @ v,), (q, k, v), grad_outputs[:1]
+    )
     return (*found, *gradients[3:])

@@ -113,8 +113,12 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
 def _differentiate(ctx: Any, grad_sort: Tensor) -> tuple[Tensor | None, None, None]:
     log_scores, live = ctx.saved_tensors
     if torch.is_grad_enabled():
-        sort = eager.balance(log_scores, live, ctx.num_iterations)
-        return second_order_gradients((sort,), (grad_sort,), (log_scores,))[0], None, None
+        (gradient,) = second_order_gradients(
+            lambda scores: (eager.balance(scores, live, ctx.num_iterations),),
+            (log_scores,),
+            (grad_sort,),
+        )
+        return gradient, None, None
     return _backward(log_scores, live, ctx.num_iterations, grad_sort), None, None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -171,13 +172,19 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ...]:
     q, k, v, sort, lse = ctx.saved_tensors
     if torch.is_grad_enabled():
-        y = eager_attention.sinkhorn_attention(
-            q, k, v, sort, ctx.block_size, sortcut_local=False, padding_rule="majority", **_PLAIN
-        )
-        found = second_order_gradients((y,), (grad_y,), (q, k, v, sort))
+        formula = partial(_in_eager, block_size=ctx.block_size)
+        found = second_order_gradients(formula, (q, k, v, sort), (grad_y,))
         return (*found, None)
     grads, grad_sort = _backward(q, k, v, sort, ctx.block_size, lse, grad_y)
     return *_by_head(grads), grad_sort, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+
+
+def _in_eager(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> tuple[Tensor]:
+    """The same by a formula that can be differentiated again."""
+    y = eager_attention.sinkhorn_attention(
+        q, k, v, sort, block_size, sortcut_local=False, padding_rule="majority", **_PLAIN
+    )
+    return (y,)

@@ -5,6 +5,7 @@ The kernels are in ops/native/statistics_causal.cpp; see cpu.py for what both fo
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -233,8 +234,8 @@ def _differentiate(
     saved = ctx.saved_tensors  # once: gradient checkpointing recomputes what is read
     inputs, statistics = saved[:7], saved[7:]
     if torch.is_grad_enabled():
-        outputs = eager.causal_from_sums(*inputs)
-        return *second_order_gradients(outputs, (grad_y, *grads[:4]), inputs[:6]), None
+        formula = partial(eager.causal_from_sums, key_padding_mask=inputs[6])
+        return *second_order_gradients(formula, inputs[:6], (grad_y, *grads[:4])), None
     w, temperature, bias, energy, *_, key_padding_mask = inputs
     grad_y = torch.zeros_like(w) if grad_y is None else grad_y
     grad_w, grad_temperature, grad_scores, *grad_sums = _backward(

@@ -7,6 +7,7 @@ ops/native/statistics.cpp. A gradient of a gradient is left to the eager formula
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -160,13 +161,10 @@ def _differentiate(
 ) -> tuple[Tensor | None, ...]:
     w, temperature, key_padding_mask, *statistics = ctx.saved_tensors
     if torch.is_grad_enabled():
-        outputs = eager.token_statistics(
-            w,
-            temperature,
-            normalize=ctx.normalize,
-            key_padding_mask=key_padding_mask,
+        formula = partial(
+            eager.token_statistics, normalize=ctx.normalize, key_padding_mask=key_padding_mask
         )
-        grads = second_order_gradients(outputs, (grad_y, grad_membership), (w, temperature))
+        grads = second_order_gradients(formula, (w, temperature), (grad_y, grad_membership))
     else:
         grad_y = torch.zeros_like(w) if grad_y is None else grad_y
         saved = (w, temperature, key_padding_mask, ctx.normalize, *statistics)

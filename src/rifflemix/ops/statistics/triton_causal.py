@@ -6,6 +6,7 @@ gradient). The softmax over heads, small beside the tokens, is torch's.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -259,7 +260,8 @@ def _differentiate(
     *inputs, pi, scores, energy_before, before = ctx.saved_tensors
     grads = (grad, grad_pi, grad_energy, grad_member_sums)
     if torch.is_grad_enabled():
-        return *second_order_gradients(_in_eager(*inputs), grads, inputs[:5]), None
+        formula = partial(_in_eager, mask=inputs[5])
+        return *second_order_gradients(formula, inputs[:5], grads), None
     w, temperature, bias, energy, member_sums, mask = inputs
     if all(value is None for value in grads):
         return (None,) * 6

@@ -7,6 +7,7 @@ the same holds of the gradients of the moments and of the energy.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -189,11 +190,9 @@ def _differentiate(
 ) -> tuple[Tensor | None, ...]:
     w, temperature, mask, *saved = ctx.saved_tensors
     if torch.is_grad_enabled():
-        outputs = eager.token_statistics(
-            w, temperature, normalize=ctx.normalize, key_padding_mask=mask
-        )
+        formula = partial(eager.token_statistics, normalize=ctx.normalize, key_padding_mask=mask)
         grad_pi = None if grad_pi is None else grad_pi.transpose(1, 2)
-        found = second_order_gradients(outputs, (grad, grad_pi), (w, temperature))
+        found = second_order_gradients(formula, (w, temperature), (grad, grad_pi))
     elif grad is None and grad_pi is None:
         found = [None, None]
     else:

@@ -1,0 +1,103 @@
+"""A gradient with a graph of its own is the same gradient, whatever the inputs have in common.
+
+Kernels take the gradients of a plain formula then: what two inputs share, or what one is made
+from, has to count once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from rifflemix.ops import (
+    causal_token_statistics,
+    dropout_attention,
+    sinkhorn,
+    sinkhorn_attention,
+    token_statistics,
+)
+from rifflemix.ops.gradients import second_order_gradients
+
+Run = Callable[[Tensor, Tensor], Tensor]
+
+
+def attention(p: float, *, is_causal: bool = False) -> dict[str, Run]:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return dropout_attention(q, k, v, p, is_causal=is_causal)
+
+    return {
+        "one tensor": lambda x, _: attend(x, x, x),
+        "keys are values": lambda x, z: attend(x, z, z),
+        "values of keys": lambda x, z: attend(x, z, 2 * z),
+        "queries of keys, keys of values": lambda x, z: attend((z * x).sin(), z * x, x),
+    }
+
+
+def blocks(q: Tensor, k: Tensor, v: Tensor, scores: Tensor) -> Tensor:
+    return sinkhorn_attention(q, k, v, sinkhorn(scores[..., :3, :3], 2), 2)
+
+
+def in_pieces(x: Tensor, temperature: Tensor) -> Tensor:
+    """The state at the end of the first piece is made from the temperature, and from x."""
+    y, state = causal_token_statistics(x[:, :, :3], temperature, return_state=True)
+    return torch.cat((y, causal_token_statistics(x * x, temperature, initial_state=state)), 2)
+
+
+OPERATORS: dict[str, dict[str, Run]] = {
+    "dropout_attention": attention(0.3),
+    "causal dropout_attention": attention(0.3, is_causal=True),
+    "torch's attention": attention(0.0),
+    "sinkhorn_attention": {
+        "one tensor": lambda x, z: blocks(x, x, x, z),
+        "keys are values": lambda x, z: blocks(x, z, z, z),
+        "values of keys, scores of queries": lambda x, z: blocks(x, z, 2 * z, x.exp()),
+    },
+    "token_statistics": {
+        "temperature of tokens": lambda x, _: token_statistics(x, x.mean((0, 2, 3)).exp()),
+        "tokens of temperature": lambda x, z: token_statistics(
+            x * (t := z.mean((0, 2, 3)))[:, None, None], t
+        ),
+    },
+    "causal_token_statistics": {
+        "temperature of tokens": lambda x, _: causal_token_statistics(x, x.mean((0, 2, 3)).exp()),
+        "bias of temperature": lambda x, z: causal_token_statistics(
+            x, t := z.mean((0, 2, 3)), t[:, None].expand(2, 6) * 0.1
+        ),
+        "two pieces": lambda x, z: in_pieces(x, z.mean((0, 2, 3))),
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(run, id=f"{operator}: {what}")
+        for operator, shared in OPERATORS.items()
+        for what, run in shared.items()
+    ],
+)
+def test_with_a_graph_it_is_the_same_gradient(run: Run, dtype: torch.dtype) -> None:
+    x = torch.randn(2, 2, 6, 4, dtype=dtype, requires_grad=True)
+    z = torch.randn(2, 2, 6, 4, dtype=dtype, requires_grad=True)
+
+    def gradients(*, create_graph: bool) -> tuple[Tensor | None, ...]:
+        y = run(x, z)
+        loss = (y * torch.linspace(-1, 1, y.numel(), dtype=dtype).view_as(y)).sum()
+        return torch.autograd.grad(loss, (x, z), create_graph=create_graph, allow_unused=True)
+
+    torch.testing.assert_close(gradients(create_graph=True), gradients(create_graph=False))
+
+
+def test_inputs_that_take_no_gradient_have_none() -> None:
+    x, fixed = torch.randn(3, requires_grad=True), torch.randn(3)
+    first, second, none, nothing = second_order_gradients(
+        lambda a, b, c, _: (a * b * c, a + b), (x, x, fixed, None), (torch.ones(3), None)
+    )
+    assert none is None
+    assert nothing is None
+    torch.testing.assert_close((first, second), (x * fixed,) * 2)
