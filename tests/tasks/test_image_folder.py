@@ -122,14 +122,14 @@ def test_what_does_not_count(data: Path, write: Write) -> None:
         for number in range(10):
             write(data / "train" / name / f"{number}.JPEG")
         write(data / "train" / name / "._0.JPEG")
-        write(data / "train" / name / "deep" / "below" / "x.png")
-        (data / "train" / name / "notes.txt").write_text("no image")
         write(data / "val" / name / "a.png")
-    write(data / "train" / ".thumbnails" / "x.png")
-    write(data / "test" / "unlabelled.png")
+        (data / "train" / name / "Thumbs.db").write_bytes(b"of the system")
+    for hidden in (".thumbnails", "__MACOSX"):
+        write(data / "train" / hidden / "x.png")
+        write(data / hidden / "deep" / "x.png")
     task = load(data)
     assert sum(len(task.split(split)) for split in SPLITS) == 22
-    assert task.num_classes == 2
+    assert task.data_source == "22 images of 2 classes in folders (bee, wasp)"
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_kinds_of_pixels(data: Path, write: Write) -> None:
         "gray.png": Image.fromarray(gray),
         "gray.bmp": Image.fromarray(gray),
         "alpha.png": Image.merge("LA", (Image.fromarray(gray), Image.new("L", (8, 8), 7))),
+        "gray.gif": Image.fromarray(gray),
         "cmyk.tif": Image.merge("RGB", [Image.fromarray(gray)] * 3).convert("CMYK"),
     }
     for name, image in saved.items():
@@ -174,7 +175,9 @@ def ppm(kind: bytes, most: int) -> bytes:
         pytest.param(jpeg()[:2000], "damaged or truncated", id="half a JPEG"),
         pytest.param(png(8, 8)[:40], "damaged or truncated", id="half a header"),
         pytest.param(png(8, 8, bits=3), "damaged or truncated", id="odd header"),
-        pytest.param(icon(), "no JPEG, PNG, BMP, PPM, TIFF or WEBP image", id="another format"),
+        pytest.param(
+            icon(), "no JPEG, PNG, BMP, PPM, TIFF, WEBP or GIF image", id="another format"
+        ),
         pytest.param(png(8192, 8193), "at most 67,108,864 pixels, got 8192 x 8193", id="large"),
         pytest.param(png(12000, 10000), "at most 67,108,864 pixels, got 12000", id="larger"),
         pytest.param(png(60000, 60000), "at most 67,108,864 pixels, got more", id="bomb"),

@@ -21,11 +21,17 @@ from rifflemix.tasks.data_io.files import damaged, reading
 if TYPE_CHECKING:
     from PIL import Image
 
-FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP")
+FORMATS = ("JPEG", "PNG", "BMP", "PPM", "TIFF", "WEBP", "GIF")
 """Formats that are read, by Pillow's names; a file's content decides, not its name."""
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-"""Endings, in any case, of files that are taken for images."""
+SUFFIXES = (
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".ppm", ".pgm", ".pbm", ".pnm", ".tif",
+    ".tiff", ".webp", ".gif",
+)  # fmt: skip
+"""Endings, in any case, of files that are taken for images whatever they hold."""
+
+# Those of BMP and PPM are two letters, with which texts begin too, and TIFF's are raw photographs'.
+_SIGNATURE = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF.{4}WEBP", re.DOTALL)
 
 # The largest image of ImageNet has 61 million pixels.
 MOST_PIXELS = 1 << 26
@@ -83,6 +89,19 @@ def read_image(path: Path, size: int, share: float, color: str) -> NDArray[np.ui
     """
     with opened_image(path) as image:
         return _square(image, size, share, color)
+
+
+def begins_as_image(path: Path) -> bool:
+    """Whether a file, whatever its name, begins as JPEG, PNG, GIF or WebP files do.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            return _SIGNATURE.match(stream.read(12)) is not None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 @contextmanager

@@ -24,8 +24,9 @@ from rifflemix.tasks.core.base import (
 from rifflemix.tasks.core.leaks import leaks
 from rifflemix.tasks.data_io.files import Array, absent, cache_root, missing_data
 from rifflemix.tasks.data_io.shards import check_room, prepare_stack
+from rifflemix.tasks.images.folder_layout import folder_is_there, folder_listing
 from rifflemix.tasks.images.image_files import FileMaker
-from rifflemix.tasks.images.image_listing import Entry, Listing, folder_is_there, folder_listing
+from rifflemix.tasks.images.image_listing import Entry, Listing, in_a_note
 from rifflemix.tasks.images.imagenet_layouts import (
     ANNOTATIONS,
     SOLUTION,
@@ -48,6 +49,7 @@ _SCALES = {
 _CHANNELS = {"rgb": 3, "gray": 1}
 _SHARD_BYTES = 1 << 26
 _MOST_CLASSES = 1 << 16
+_MOST_NAMES = 10
 _PREPROCESSING = (
     "The middle square of each image is resized to size x size (bicubic); of validation and test "
     "images crop_share of it. Whole images with layout image, else patches of patch_size as "
@@ -90,19 +92,15 @@ class ImageFolder:
             for name in reversed(SPLITS)
         }
         doubles = leaks({name: _hashes(*split) for name, split in splits.items()})
-        if doubles:
-            note = f"{note}; {doubles}"
-            warnings.warn(f"task {self.card.name}: {doubles}", InputWarning, stacklevel=4)
+        for told in filter(None, (listing.left_out, doubles)):
+            warnings.warn(f"task {self.card.name}: {told}", InputWarning, stacklevel=4)
         return pixel_task(
             self.card,
             options,
             {name: splits[name] for name in SPLITS},
             scale=_SCALES[str(options["color"])],
-            split_note=note,
-            data_source=(
-                f"{sum(map(len, listing.parts.values())):,} images of {len(listing.classes):,} "
-                "classes in folders"
-            ),
+            split_note="; ".join(filter(None, (note, doubles))),
+            data_source=_told(listing),
             num_classes=len(listing.classes),
         )
 
@@ -179,6 +177,18 @@ class ImageFolder:
             max(1, min(1000, _SHARD_BYTES // (size * size * _CHANNELS[color]))),
         )
         return images, Array(np.array(labels, dtype=np.uint16)), np.arange(len(entries))
+
+
+def _told(listing: Listing) -> str:
+    """What was found: how many images, of which classes, and what was left out."""
+    count, names = len(listing.classes), [in_a_note(name) for name in listing.classes]
+    if count > _MOST_NAMES:
+        names = [*names[: _MOST_NAMES - 1], f"{count - _MOST_NAMES + 1:,} more"]
+    found = (
+        f"{sum(map(len, listing.parts.values())):,} images of {count:,} classes in folders "
+        f"({', '.join(names)})"
+    )
+    return "; ".join(filter(None, (found, listing.left_out)))
 
 
 def _hashes(images: ImageStack, _: Array, rows: NDArray[np.int64]) -> Iterator[int]:

@@ -11,14 +11,11 @@ from typing import NamedTuple
 
 from rifflemix.errors import InputError
 from rifflemix.tasks.core.base import SPLITS
-from rifflemix.tasks.images.image_files import SUFFIXES
+from rifflemix.tasks.images.image_files import SUFFIXES, begins_as_image
 
-_PARTS = {
-    "train": ("train", "training"),
-    "validation": ("val", "valid", "validation"),
-    "test": ("test", "testing"),
-}
+_LITTER = ("__macosx", "thumbs.db", "desktop.ini")
 
+_MOST_SHOWN = 60
 _DEEP = (".png", ".ppm", ".pgm", ".tif", ".tiff")
 
 
@@ -39,11 +36,13 @@ class Listing:
         root: folder of all paths.
         classes: names of the classes; label k is classes[k].
         parts: images of "train" and, where the data set has them, "validation" and "test".
+        left_out: a clause on what lies among the images and is not read; empty without any.
     """
 
     root: Path
     classes: tuple[str, ...]
     parts: Mapping[str, tuple[Entry, ...]]
+    left_out: str = ""
 
     def key(self) -> str:
         """Changes when an image is added, removed, renamed, relabelled or written again.
@@ -51,7 +50,8 @@ class Listing:
         Copies from before images of 16 bits were refused may hold them cut to 8: of formats that
         know 16 bits they are made again.
         """
-        total = hashlib.blake2b("|".join(self.classes).encode(), digest_size=12)
+        names = "|".join(self.classes).encode(errors="surrogateescape")
+        total = hashlib.blake2b(names, digest_size=12)
         for part, entries in sorted(self.parts.items()):
             total.update(f"{part}\n".encode())
             for entry in sorted(entries):
@@ -114,40 +114,63 @@ def _carved(entries: list[Entry], counts: Mapping[int, int]) -> tuple[list[Entry
     return taken, others
 
 
-def class_folders(folder: Path) -> list[str]:
-    """Names of the folders in a folder, in order; hidden ones do not count."""
+def visible(folder: Path) -> list[os.DirEntry[str]]:
+    """What lies in a folder, by name; hidden files and what systems leave behind do not count.
+
+    Raises:
+        InputError: the folder cannot be read, or a link in it leads nowhere.
+    """
     try:
         with os.scandir(folder) as found:
-            return sorted(e.name for e in found if e.is_dir() and not _is_hidden(e.name))
-    except OSError:
-        return []
-
-
-def image_files(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Image files in a folder and in the folders in it, not deeper; hidden ones do not count."""
-    try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+            entries = sorted((e for e in found if not _is_hidden(e.name)), key=lambda e: e.name)
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror or error})") from error
     for entry in entries:
-        if _is_hidden(entry.name):
-            continue
-        if entry.is_dir():
-            with os.scandir(entry.path) as inside:
-                below = sorted(inside, key=lambda entry: entry.name)
-            yield from (e for e in below if _is_image(e))
-        elif _is_image(entry):
-            yield entry
+        if entry.is_symlink() and not os.path.exists(entry.path):
+            raise InputError(
+                f"{entry.path}: expected a file or a folder, got a link that leads nowhere; mend "
+                "it, or take it away"
+            )
+    return entries
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith((".", "__"))
+    return name.startswith(".") or name.lower() in _LITTER
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    is_named_so = entry.name.lower().endswith(SUFFIXES) and not _is_hidden(entry.name)
-    return is_named_so and entry.is_file()
+def class_folders(folder: Path) -> list[str]:
+    """Names of the folders in a folder, in order; none where it is no folder."""
+    return [e.name for e in visible(folder) if e.is_dir()] if folder.is_dir() else []
+
+
+def image_files(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Image files in a folder and in the folders in it, not deeper."""
+    return (entry for entry in _within(folder) if is_image(entry))
+
+
+def _within(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """What lies in a folder and in the folders in it."""
+    for entry in visible(folder):
+        if entry.is_dir():
+            yield from visible(Path(entry.path))
+        else:
+            yield entry
+
+
+def is_image(entry: os.DirEntry[str]) -> bool:
+    """Whether it is an image file by the ending of its name, or by how it begins."""
+    if not entry.is_file():
+        return False
+    return entry.name.lower().endswith(SUFFIXES) or begins_as_image(Path(entry.path))
+
+
+def holds_images(folder: Path) -> bool:
+    """Whether a file in a folder, however deep, is named as an image."""
+    for _, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        if any(name.lower().endswith(SUFFIXES) and not _is_hidden(name) for name in names):
+            return True
+    return False
 
 
 def entry_of(root: Path, path: str, label: int, stat: os.stat_result) -> Entry:
@@ -156,70 +179,51 @@ def entry_of(root: Path, path: str, label: int, stat: os.stat_result) -> Entry:
     return Entry(name, label, stat.st_size, stat.st_mtime_ns)
 
 
-def labelled(root: Path, folder: Path, classes: tuple[str, ...]) -> tuple[Entry, ...]:
+def in_a_note(name: str) -> str:
+    """A file's name as results can hold it: printable, and not too long."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
+
+
+class Labelled(NamedTuple):
+    """The images of a part, and paths of what else lies among them."""
+
+    entries: tuple[Entry, ...]
+    others: tuple[str, ...]
+
+
+def labelled(root: Path, folder: Path, classes: tuple[str, ...]) -> Labelled:
     """The images in the folders of a part, labelled by the names of the folders.
 
     Raises:
-        InputError: a folder of no class, or one without images.
+        InputError: a folder of no class, one without images, or with images deeper than they are
+            looked for.
     """
     entries: list[Entry] = []
+    others: list[str] = []
     labels = {name: label for label, name in enumerate(classes)}
     for name in class_folders(folder):
         if name not in labels:
             raise InputError(f"{folder / name}: the training part has no class of that name")
-        found = [entry_of(root, e.path, labels[name], e.stat()) for e in image_files(folder / name)]
+        found = []
+        for entry in _within(folder / name):
+            if is_image(entry):
+                found.append(entry_of(root, entry.path, labels[name], entry.stat()))
+            else:
+                _check_not_deeper(entry)
+                others.append(entry.path)
         if not found:
             raise InputError(
                 f"{folder / name}: expected images of class {name} ({', '.join(SUFFIXES)}), found "
                 "none"
             )
         entries += found
-    return tuple(entries)
+    return Labelled(tuple(entries), tuple(others))
 
 
-def find_parts(root: Path) -> dict[str, Path]:
-    """The folders train, val and test of a root, under any of their usual names."""
-    return {
-        part: next(root / name for name in names if (root / name).is_dir())
-        for part, names in _PARTS.items()
-        if any((root / name).is_dir() for name in names)
-    }
-
-
-def looks_classified(folder: Path) -> bool:
-    """Whether a folder holds two folders or more, and all of them hold images."""
-    names = class_folders(folder)
-    return len(names) > 1 and all(any(image_files(folder / name)) for name in names)
-
-
-def folder_is_there(root: Path) -> bool:
-    """Whether a folder, or the train folder in it, looks classified."""
-    return looks_classified(find_parts(root).get("train", root))
-
-
-def folder_listing(root: Path) -> Listing | None:
-    """A classification folder: train/CLASS/*, val/CLASS/*, test/CLASS/*, or CLASS/* alone.
-
-    A test part without folders of classes has no labels, and is left out.
-
-    Raises:
-        InputError: a part has a folder without images, or of no class; val has no folders.
-    """
-    parts = find_parts(root)
-    if "train" not in parts:
-        if not looks_classified(root):
-            return None
-        parts = {"train": root}
-    elif not class_folders(parts["train"]):
-        return None
-    if "test" in parts and not class_folders(parts["test"]):
-        del parts["test"]
-    for folder in parts.values():
-        if not class_folders(folder):
-            raise InputError(f"{folder}: expected a folder for each class, found none")
-    classes = tuple(class_folders(parts["train"]))
-    if len(classes) < 2:
-        raise InputError(f"{parts['train']}: expected folders of two classes or more, found one")
-    return Listing(
-        root, classes, {part: labelled(root, folder, classes) for part, folder in parts.items()}
-    )
+def _check_not_deeper(entry: os.DirEntry[str]) -> None:
+    if entry.is_dir() and holds_images(Path(entry.path)):
+        raise InputError(
+            f"{entry.path}: expected images in the folder of their class or one folder deeper, "
+            "found some here; move them up, or away"
+        )

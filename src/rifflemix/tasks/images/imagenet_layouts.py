@@ -65,7 +65,7 @@ def imagenet_listing(data_dir: Path) -> Listing | None:
     _check_classes("ImageNet", base, IMAGENET_CLASSES)
     val = base.folder / "val"
     if class_folders(val):
-        return _listing(base, labelled(base.folder, val, base.classes))
+        return _listing(base, labelled(base.folder, val, base.classes).entries)
     return _listing(base, _by_name(base, val, _flat_labels(data_dir, base.folder)))
 
 
@@ -91,7 +91,7 @@ def tiny_listing(data_dir: Path) -> Listing | None:
         return _listing(base, _by_name(base, val / "images", _tiny_labels(val / TINY_LABELS)))
     if not class_folders(val) or class_folders(val) == ["images"]:
         raise InputError(f"{val / TINY_LABELS}: the file is missing, its images are there")
-    return _listing(base, labelled(base.folder, val, base.classes))
+    return _listing(base, labelled(base.folder, val, base.classes).entries)
 
 
 def dogs_are_there(data_dir: Path) -> bool:
@@ -140,7 +140,7 @@ def _check_classes(title: str, base: _Base, count: int) -> None:
 
 
 def _listing(base: _Base, held_out: tuple[Entry, ...]) -> Listing:
-    train = labelled(base.folder, base.folder / "train", base.classes)
+    train = labelled(base.folder, base.folder / "train", base.classes).entries
     return Listing(base.folder, base.classes, {"train": train, "validation": held_out})
 
 
