@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rifflemix.errors import InputError
@@ -17,11 +18,17 @@ from rifflemix.tasks.images.image_listing import (
     visible,
 )
 
-_PARTS = {
-    "train": ("train", "training"),
-    "validation": ("val", "valid", "validation"),
-    "test": ("test", "testing"),
-}
+_PART_OF = {
+    "train": "train", "training": "train",
+    "val": "validation", "valid": "validation", "validation": "validation", "dev": "validation",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+_EITHER = "eval"
+_WORDS = (*_PART_OF, _EITHER, "evaluation")
+# test1, train_images, ValSet: as good as the word alone.
+_LIKE_A_PART = re.compile(
+    rf"[\W\d_]*({'|'.join(_WORDS)})[\W\d_]*(sets?|data|images?|imgs?|splits?)?[\W\d_]*"
+)
 
 
 def folder_is_there(root: Path) -> bool:
@@ -35,9 +42,11 @@ def folder_listing(root: Path) -> Listing | None:
     A test part without folders of classes has no labels, and is left out.
 
     Raises:
-        InputError: a part has a folder without images, or of no class; val has no folders.
+        InputError: a part has two folders, a folder without images, or of no class; val has no
+            folders; a folder with images is neither a part nor a class.
     """
     parts = find_parts(root)
+    _check_beside(root, parts)
     if "train" not in parts:
         if not _looks_classified(root):
             return None
@@ -64,18 +73,70 @@ def folder_listing(root: Path) -> Listing | None:
 
 
 def find_parts(root: Path) -> dict[str, Path]:
-    """The folders train, val and test of a root, under any of their usual names."""
-    return {
-        part: next(root / name for name in names if (root / name).is_dir())
-        for part, names in _PARTS.items()
-        if any((root / name).is_dir() for name in names)
-    }
+    """The folders train, val and test of a root, under any of their usual names, in any case.
+
+    `eval` is the test part; where there is another one, it is the validation part.
+
+    Raises:
+        InputError: two folders are the same part.
+    """
+    parts: dict[str, Path] = {}
+    for name in sorted(class_folders(root), key=lambda name: name.lower() == _EITHER):
+        part = _PART_OF.get(name.lower())
+        if name.lower() == _EITHER:
+            part = "validation" if "test" in parts else "test"
+        if part in parts:
+            raise InputError(
+                f"{root}: expected one folder for {part}, got {parts[part].name} and {name}; put "
+                "them together, or take one away"
+            )
+        if part is not None:
+            parts[part] = root / name
+    return parts
 
 
 def _looks_classified(folder: Path) -> bool:
     """Whether a folder holds two folders or more, and all of them hold images."""
     names = class_folders(folder)
     return len(names) > 1 and all(any(image_files(folder / name)) for name in names)
+
+
+def _check_beside(root: Path, parts: Mapping[str, Path]) -> None:
+    """Raise where a folder with images is neither part nor class, or a part would be a class."""
+    names = class_folders(root)
+    if "train" not in parts:
+        for name in _like_parts(names):
+            if holds_images(root / name):
+                raise InputError(
+                    f"{root / name}: a part of a data set by its name, but there is no folder "
+                    "train beside it; rename the training part to train, or, where this is a "
+                    "class, put all classes into a folder train"
+                )
+        return
+    used = {folder.name for folder in parts.values()}
+    for name in names:
+        if name not in used and holds_images(root / name):
+            hint = (
+                "rename it to val or test, or take it away"
+                if class_folders(parts["train"])
+                else f"where {parts['train'].name} is a class, put all classes into a folder train"
+            )
+            raise InputError(
+                f"{root / name}: expected no images but in {' and '.join(sorted(used))}, found "
+                f"some here; {hint}"
+            )
+
+
+def _like_parts(names: Sequence[str]) -> list[str]:
+    """Those that look like names of parts: by themselves, or since they speak of several parts."""
+    told = {}
+    for name in names:
+        words = set(re.findall("[a-z]+", name.lower())) & set(_WORDS)
+        if words:
+            told[name] = {_PART_OF.get(word, _EITHER) for word in words}
+    if len(set().union(*told.values())) > 1:
+        return list(told)
+    return [name for name in names if _LIKE_A_PART.fullmatch(name.lower())]
 
 
 def _loose_images(folders: Collection[Path]) -> list[str]:
