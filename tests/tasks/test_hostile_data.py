@@ -157,14 +157,19 @@ NPY = {
 
 @pytest.mark.parametrize("content", NPY.values(), ids=NPY.keys())
 def test_arrays(content: bytes, tmp_path: Path) -> None:
-    with little_memory(), pytest.raises(InputError, match=r"x.npy: the file is damaged"):
+    with (
+        little_memory(),
+        pytest.raises(InputError, match=r"x.npy: (the file is damaged|it holds pickled objects)"),
+    ):
         read_npy(tmp_path / "x.npy", content)
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("train_x.npy", content)
     path = tmp_path / "x.npz.xz"
     path.write_bytes(lzma.compress(archive.getvalue(), preset=0))
-    with pytest.raises(InputError, match=r"x.npz.xz: the file is damaged"):
+    with pytest.raises(
+        InputError, match=r"x.npz.xz: (the file is damaged|it holds pickled objects)"
+    ):
         read_npz(path)
 
 

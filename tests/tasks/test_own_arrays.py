@@ -220,6 +220,8 @@ X = RANDOM.normal(size=(12, 4))
 Y = np.arange(12) % 2
 NAN, HUGE = X.copy(), X.copy()
 NAN[5, 2], HUGE[7, 1] = np.nan, 1e300
+HOLED = X.astype(object)
+HOLED[5, 2] = None
 
 
 class Table:
@@ -242,7 +244,10 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "one axis": (X[:, 0], Y, {}, r"shape \(M, N\), .*x\[:, None\]"),
     "nothing": ([], [], {}, "x: expected at least one sample, got none"),
     "a text": ("text", Y, {}, "x: expected an array, a tensor or a list of samples"),
-    "a table of objects": (Table(), Y, {}, r"sequences .*, got array\(\['a', 1\].* as sample 0"),
+    "a table of objects": (Table(), Y, {}, "numbers in all columns, .*, got 'a' in sample 0"),
+    "None among numbers": (HOLED, Y, {}, "numbers in all columns, .*, got None in sample 5"),
+    "None among texts": ([*"abcdefghijk", None], Y, {}, "texts alone, got None as sample 11"),
+    "NaN among texts": ([*"abcdefg", np.nan, *"ijkl"], Y, {}, "texts alone, got nan as sample 7"),
     "objects": ([{"a": 1}] * 12, Y, {}, "expected texts, or sequences .* as sample 0"),
     "empty sample": ([[1]] * 11 + [[]], Y, {}, "one token a sample, got none in sample 11"),
     "features": ([np.ones((2, 2))] * 11 + [np.ones((3, 3))], Y, {}, "as many features"),
@@ -307,6 +312,19 @@ def test_what_is_wrong_is_one_sentence(
     with pytest.raises(rm.InputError, match=message) as caught:
         rm.Task.from_arrays(x, y, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_data_frame_of_numbers_as_objects() -> None:
+    """As of columns of several types, or of a query."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": np.arange(12), "b": X[:, 0], "c": Y == 0})
+    task = rm.Task.from_arrays(frame.astype(object), Y)
+    assert task.fingerprint() == rm.Task.from_arrays(frame.astype(float), Y).fingerprint()
+    counts = rm.Task.from_arrays(frame[["a"]].astype(object), Y)
+    assert (counts.input_kind, counts.vocab_size) == ("tokens", 12)
+    texts = pandas.Series([f"t{i}" for i in range(11)] + [None], dtype=object)
+    with pytest.raises(rm.InputError, match="x: expected texts alone, got None as sample 11"):
+        rm.Task.from_arrays(texts, Y)
 
 
 # Splits

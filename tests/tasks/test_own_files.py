@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 import rifflemix as rm
 from rifflemix.errors import InputWarning
 from rifflemix.tasks import load_task, task_card, task_status
+from rifflemix.tasks.data_io import bounded
 
 SPLITS = ("train", "validation", "test")
 RANDOM = np.random.default_rng(11)
@@ -286,11 +289,38 @@ def table(count: int, word: str = "text") -> str:
 
 def test_pickled_objects_are_not_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", x=np.array([{}] * 9, dtype=object), y=np.arange(9) % 2)
-    with pytest.raises(rm.InputError, match="pickled objects, which can run code and are not read"):
+    with pytest.raises(
+        rm.InputError, match=r"pickled objects, which can run code and are not read; save arrays of"
+    ) as caught:
         rm.Task.from_folder(tmp_path)
+    assert "damaged" not in str(caught.value)
     np.savez(tmp_path / "train.npz", **arrays(20))
     with pytest.raises(rm.InputError, match=r"unknown array of train\.npz 'labels'"):
         rm.Task.from_folder(tmp_path, label="labels")
+
+
+SYSTEM = {
+    errno.EACCES: "there is no permission to read the file; change it, or ask the owner",
+    errno.EISDIR: "expected a file, got a folder; name a file in it",
+    errno.ENOSPC: "there is no space left on the disk; make room, and read the file again",
+}
+
+
+@pytest.mark.parametrize("number", SYSTEM)
+@pytest.mark.parametrize("name", ["t.csv", "t.npz"])
+def test_what_the_system_refuses_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"text,y\n")
+
+    def refuse(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(bounded, "check_regular", refuse)
+    with pytest.raises(rm.InputError) as caught:
+        load_task(path.suffix[1:], data=str(path), input="text", label="y")
+    assert str(caught.value) == f"{path}: {SYSTEM[number]}"
 
 
 # Tasks of the registry

@@ -133,7 +133,10 @@ def read_npy(path: Path, content: bytes) -> NDArray[Any]:
         shape, _, dtype = read_header(stream)
         size, left = math.prod(shape) * dtype.itemsize, len(content) - stream.tell()
         if dtype.hasobject:
-            raise damaged(path, "it holds pickled objects, which can run code and are not read")
+            raise InputError(
+                f"{path}: it holds pickled objects, which can run code and are not read; save "
+                "arrays of numbers or texts, such as np.array(values.tolist())"
+            )
         if size != left or any(length < 0 for length in shape):
             raise damaged(path, f"its header says shape {shape} of {dtype}, {left} bytes follow")
         stream.seek(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import json
 import lzma
@@ -202,17 +203,32 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except FileNotFoundError:
-        raise InputError(f"{path}: the file is missing") from None
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0)
+        if advice is None:  # of a decoder
+            raise damaged(path, _reason(error)) from error
+        raise InputError(f"{path}: {advice}") from None
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}: the file is damaged, or its text is not UTF-8 ({error.reason}); get a fresh "
             "copy, or save it as UTF-8"
         ) from error
     except _OF_DECODERS as error:
-        why = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise damaged(path, why) from error
+        raise damaged(path, _reason(error)) from error
 
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]
+
+
+# What is wrong with the system, and not with the file's content.
+_ADVICE = {
+    errno.ENOENT: "the file is missing",
+    errno.EACCES: "there is no permission to read the file; change it, or ask the owner",
+    errno.EPERM: "there is no permission to read the file; change it, or ask the owner",
+    errno.EISDIR: "expected a file, got a folder; name a file in it",
+    errno.ENOSPC: "there is no space left on the disk; make room, and read the file again",
+}
 
 # What the standard library, NumPy and Pillow raise at files that were made to break them.
 _OF_DECODERS = (

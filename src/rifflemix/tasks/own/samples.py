@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rifflemix.checks import shown
+from rifflemix.checks import is_number, shown
 from rifflemix.errors import bad_argument
 
 MOST_TOKENS = 1 << 16
@@ -115,6 +115,8 @@ def _as_array(x: Any) -> NDArray[Any] | None:
             x = np.asarray(x)
         except ValueError:  # of unequal lengths
             return None
+    if x.dtype.kind == "O" and x.ndim > 1:  # of pandas: columns of several types
+        x = _numbers(x)
     if x.dtype.kind in "OUS":
         return None
     if x.dtype.kind not in "biuf":
@@ -123,6 +125,16 @@ def _as_array(x: Any) -> NDArray[Any] | None:
         hint = "one number a sample is a sequence of one: x[:, None]" if x.ndim == 1 else ""
         raise bad_argument("x", "shape (M, N), (M, N, F) or (M, H, W, C)", x.shape, hint)
     return np.ascontiguousarray(x)
+
+
+def _numbers(cells: NDArray[Any]) -> NDArray[Any]:
+    """Numbers that came as objects; raise at the first that is none."""
+    for index, value in np.ndenumerate(cells):
+        if not is_number(value) and not isinstance(value, bool | np.bool_):
+            raise bad_argument(
+                "x", "numbers in all columns, or texts (M,)", f"{shown(value)} in sample {index[0]}"
+            )
+    return np.array(cells.tolist())
 
 
 def _check_lengths(lengths: Any, array: NDArray[Any]) -> NDArray[np.int64]:
@@ -158,7 +170,8 @@ def _rectangular(
 
 def _ragged(items: Sequence[Any], max_length: int | None) -> Samples:
     """Texts, or sequences of unequal length."""
-    if all(isinstance(item, str) for item in items):
+    if isinstance(items[0], str):
+        _check_texts(items)
         rows = [np.frombuffer(text.encode("utf-8", "replace"), np.uint8) for text in items]
     else:
         rows = [_sequence(item, number) for number, item in enumerate(items)]
@@ -176,6 +189,12 @@ def _ragged(items: Sequence[Any], max_length: int | None) -> Samples:
         tokens = values.astype(np.int64) + 1
         return Samples("tokens", tokens, np.cumsum(kept), _BYTES, cut)
     return _packed(values, kept, cut)
+
+
+def _check_texts(items: Sequence[Any]) -> None:
+    for number, item in enumerate(items):
+        if not isinstance(item, str):
+            raise bad_argument("x", "texts alone", f"{shown(item)} as sample {number}")
 
 
 def _sequence(item: Any, number: int) -> NDArray[Any]:
