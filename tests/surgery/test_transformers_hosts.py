@@ -29,6 +29,26 @@ SMALL = {
 }
 
 
+OF_SAM = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 24,
+    "image_size": 28,
+    "pretrain_image_size": 28,
+    "window_size": 2,
+    "global_attn_indexes": [0],
+}
+
+
+def with_buffer(pattern: Tensor) -> nn.Module:
+    """An OPT whose attention holds a mask of its own."""
+    config = transformers.OPTConfig(**SMALL, ffn_dim=24, word_embed_proj_dim=16)
+    model = transformers.OPTModel(config)
+    model.decoder.layers[0].self_attn.register_buffer("pattern", pattern)
+    return model
+
+
 def swap(name: str, mixer: str, implementation: str = "sdpa", **options: Any) -> Any:
     model = build(name, implementation)
     with warnings.catch_warnings():
@@ -131,6 +151,14 @@ REFUSED = {
         ),
         "its forward takes height, width, which a token mixer has no use for",
     ),
+    "images": (
+        lambda: transformers.AutoModel.from_config(transformers.Sam3ViTConfig(**OF_SAM)),
+        r"it reads images \(B, H, W, C\), no tokens \(B, N, C\)",
+    ),
+    "a pattern of its own": (
+        lambda: with_buffer(torch.ones(24, 24).tril(2)),
+        "a token mixer has no scores for its pattern",
+    ),
 }
 
 
@@ -138,6 +166,26 @@ REFUSED = {
 def test_what_a_mixer_has_no_place_for_is_refused(make: Any, reason: str) -> None:
     with pytest.raises(rm.InputError, match=reason):
         replace_attention(make(), "softmax")
+
+
+@pytest.mark.parametrize("init", ["copy", "fresh"])
+def test_a_mask_of_its_own_says_causal(init: str) -> None:
+    """ImageGPT's attention has the triangle and no word of it."""
+    config = transformers.ImageGPTConfig(
+        vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=HEADS, n_positions=24
+    )
+    torch.manual_seed(2)
+    model = transformers.ImageGPTModel(config).eval()
+    ids = torch.randint(0, VOCABULARY, (2, 9))
+    before = model(ids)[0]
+    with pytest.raises(rm.InputError, match="one that can be causal"):
+        replace_attention(model, "fnet")
+    replace_attention(model, "softmax", init=init)
+    found = model(ids)[0]
+    if init == "copy":
+        torch.testing.assert_close(found, before, **EXACT)
+    ids[:, -1] = (ids[:, -1] + 1) % VOCABULARY
+    torch.testing.assert_close(model(ids)[0][:, :-1], found[:, :-1])
 
 
 def test_hosts_that_are_written_alike_need_no_list() -> None:

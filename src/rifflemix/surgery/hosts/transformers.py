@@ -29,6 +29,7 @@ from rifflemix.surgery.hosts.transformers_maps import maps_of, num_heads, read_w
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 from rifflemix.surgery.hosts.transformers_saving import PushToHub, SavePretrained
 from rifflemix.surgery.masks import check_causality
+from rifflemix.surgery.triangles import is_square, is_triangle, triangles
 from rifflemix.surgery.weights import HostWeights
 
 # Some return a third value, which a mixer has not.
@@ -36,6 +37,7 @@ _ENDS_IN = re.compile(
     r"return (attn_output|output|context_layer), (attn_weights(_reshaped)?|attention_probs)$",
     re.MULTILINE,
 )
+_OF_IMAGES = re.compile(r"height, width, _ = hidden_states.shape")
 _TURNS = re.compile(r"rotary|(?<![a-z])rope", re.IGNORECASE)
 _OF_ANOTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
 # What hosts hand on beside the mask, which then does not say it.
@@ -222,6 +224,7 @@ def _is_attention(cls: Any) -> bool:
     return _ENDS_IN.search(_source(cls)) is not None
 
 
+@cache
 def _source(cls: Any) -> str:
     """The text of its `forward`; empty where there is none."""
     try:
@@ -240,6 +243,8 @@ def _arguments(cls: Any) -> tuple[str, ...]:
 def _refusal(module: nn.Module) -> str:
     """Why attention of this class cannot be replaced; empty if nothing is known against it."""
     names = class_names(module)
+    if _OF_IMAGES.search(_source(_class(module))):
+        return "it reads images (B, H, W, C), no tokens (B, N, C)"
     return next((reason for name, reason in _REFUSED.items() if name in names), "")
 
 
@@ -265,6 +270,10 @@ def _unknown_parts(module: nn.Module) -> str:
     reason = _window(module)
     if reason:
         return reason
+    buffers = module.named_buffers(recurse=False)
+    patterns = [name for name, t in buffers if is_square(t) and not is_triangle(t)]
+    if patterns:
+        return f"a token mixer has no scores for its {', '.join(patterns)}"
     hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
     if any(getattr(hook, "offload", False) for hook in hooks):
         return "its weights are offloaded (device_map); load the model into memory first"
@@ -318,8 +327,9 @@ def _has_rotary(cls: Any) -> bool:
 
 
 def _is_causal(module: nn.Module) -> bool:
-    """Whether it says that it hides later tokens; some say only that they are of a decoder."""
-    return bool(getattr(module, "is_causal", False) or getattr(module, "is_decoder", False))
+    """Whether it says that it hides later tokens, by an attribute or by a mask of its own."""
+    said = getattr(module, "is_causal", False) or getattr(module, "is_decoder", False)
+    return bool(said or triangles(module))
 
 
 def _dropout(module: nn.Module) -> float:
