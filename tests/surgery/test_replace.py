@@ -145,6 +145,18 @@ class Relative(nn.MultiheadAttention):
         return super().forward(*args, **kwargs)
 
 
+class OfLucidrains(nn.Module):
+    """Named alike in many repositories, x-transformers among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.attend = H, nn.Softmax(-1)
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(C, C) for _ in range(4))
+
+
+OfLucidrains.__name__ = "Attention"
+
+
 class AttentionLayer(nn.Module):
     """Around attention, with weights of its own; the one without weights is no attention."""
 
@@ -156,6 +168,7 @@ class AttentionLayer(nn.Module):
 UNKNOWN = {
     "MHA": (lambda: nn.Sequential(FlashMHA()), "0", "FlashMHA"),
     "derived": (lambda: nn.Sequential(Relative(C, H)), "0", "Relative"),
+    "like x-transformers": (lambda: nn.Sequential(OfLucidrains()), "0", "Attention"),
     "inside": (lambda: nn.Sequential(AttentionLayer(FlashMHA())), "0.inner", "FlashMHA"),
 }
 

@@ -129,7 +129,10 @@ class XTransformersAttention(Adapter):
     name = "x-transformers"
 
     def matches(self, module: nn.Module) -> bool:
-        """Classes named Attention with `attend` and maps to_q, to_k, to_v and to_out."""
+        """The library's Attention with `attend` and the four maps, and its own forward."""
+        writer = next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
+        if writer.__module__.partition(".")[0] != "x_transformers":
+            return False  # others name the parts of their attention alike
         parts = (*_MAPS, "attend")
         return "Attention" in class_names(module) and all(hasattr(module, part) for part in parts)
 
