@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,6 +235,16 @@ def test_attn_layer_builds_the_model_with_mixers() -> None:
     assert model(torch.randn(1, 3, 32, 32)).shape == (1, 5)
     with pytest.raises(rm.InputError, match="qk_norm"):
         create("vit_tiny_patch16_224", attn_layer=layer, qk_norm=True)
+
+
+def test_a_model_built_with_mixers_is_pickled_and_copied(tmp_path: Path) -> None:
+    layer = attn_layer("tssa", num_layers=2)
+    model = create("vit_tiny_patch16_224", attn_layer=layer)
+    images = torch.randn(1, 3, 32, 32)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for twin in (loaded, copy.deepcopy(model)):
+        assert torch.equal(twin(images), model(images))
 
 
 @pytest.mark.parametrize("kind", ["nest", "volo"])

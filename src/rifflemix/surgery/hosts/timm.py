@@ -5,10 +5,11 @@ What is derived from timm's attention, or copied from it, is in `timm_copies`.
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -184,13 +185,79 @@ class TimmAttention(Adapter):
         return length * (maps + 2 * host.dim * host.dim // host.num_heads)
 
 
+class MixerAttention(nn.Module):
+    """A token mixer, built and called as timm's `Attention` is; `attn_layer` derives from it."""
+
+    settings: ClassVar[dict[str, Any]]
+    num_layers: ClassVar[int]
+    built: ClassVar[int]
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        qkv_bias: bool = False,
+        qk_norm: bool = False,
+        scale_norm: bool = False,
+        proj_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        norm_layer: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+        **others: Any,
+    ) -> None:
+        super().__init__()
+        cls = type(self)
+        for name, wanted in {"qk_norm": qk_norm, "scale_norm": scale_norm, **others}.items():
+            if wanted:
+                mixer = cls.settings["name"]
+                raise bad_argument(name, f"none: {mixer} has no such part", repr(wanted))
+        layer_index = cls.built % cls.num_layers
+        cls.built += 1
+        self.mixer = create_mixer(
+            dim=dim,
+            num_heads=num_heads,
+            layer_index=layer_index,
+            num_layers=cls.num_layers,
+            dropout=attn_drop,
+            **cls.settings,
+        ).to(device=device, dtype=dtype)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """The mixed tokens (B, N, C)."""
+        y: Tensor = self.proj_drop(mixed(self.mixer, x, attn_mask, is_causal))
+        return y
+
+
+class _Made(type):
+    """The kind of the classes that `attn_layer` makes; their settings are pickled in their place.
+
+    timm keeps its arguments in the model, and so the class with which the model was built.
+    """
+
+    settings: dict[str, Any]
+    num_layers: int
+
+
+def _make(settings: dict[str, Any], num_layers: int) -> _Made:
+    values = {"settings": settings, "num_layers": num_layers, "built": 0}
+    return _Made("MixerAttention", (MixerAttention,), {"__module__": __name__, **values})
+
+
+copyreg.pickle(_Made, lambda cls: (_make, (cls.settings, cls.num_layers)))
+
+
 def attn_layer(
     mixer: str, *, num_layers: int = 1, max_length: int | None = None, **options: Any
 ) -> type[nn.Module]:
     """A class for timm's `attn_layer=`: `timm.create_model(name, attn_layer=attn_layer("tssa"))`.
 
     It takes the arguments of timm's `Attention`. timm does not say which layer it builds: the
-    class counts them, and starts again after `num_layers`.
+    class counts them, and starts again after `num_layers`. Models of it can be pickled.
 
     Args:
         mixer: a name of `list_mixers()`.
@@ -202,53 +269,8 @@ def attn_layer(
         InputError: when a layer is built: `qk_norm` or `scale_norm`, which a mixer has not, or
             arguments that do not suit the mixer.
     """
-
-    class MixerAttention(nn.Module):
-        """A token mixer, built and called as timm's `Attention` is."""
-
-        built = 0
-
-        def __init__(
-            self,
-            dim: int,
-            num_heads: int = 8,
-            qkv_bias: bool = False,
-            qk_norm: bool = False,
-            scale_norm: bool = False,
-            proj_bias: bool = True,
-            attn_drop: float = 0.0,
-            proj_drop: float = 0.0,
-            norm_layer: Any = None,
-            device: Any = None,
-            dtype: Any = None,
-            **others: Any,
-        ) -> None:
-            super().__init__()
-            for name, wanted in {"qk_norm": qk_norm, "scale_norm": scale_norm, **others}.items():
-                if wanted:
-                    raise bad_argument(name, f"none: {mixer} has no such part", repr(wanted))
-            layer_index = MixerAttention.built % num_layers
-            MixerAttention.built += 1
-            self.mixer = create_mixer(
-                mixer,
-                dim,
-                num_heads=num_heads,
-                max_length=max_length,
-                layer_index=layer_index,
-                num_layers=num_layers,
-                dropout=attn_drop,
-                **options,
-            ).to(device=device, dtype=dtype)
-            self.proj_drop = nn.Dropout(proj_drop)
-
-        def forward(
-            self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
-        ) -> Tensor:
-            """The mixed tokens (B, N, C)."""
-            y: Tensor = self.proj_drop(mixed(self.mixer, x, attn_mask, is_causal))
-            return y
-
-    return MixerAttention
+    made = _make({"name": mixer, "max_length": max_length, **options}, num_layers)
+    return cast(type[nn.Module], made)
 
 
 def mixed(mixer: TokenMixer, x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
