@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import rifflemix as rm
+
+Way = Callable[[Tensor], Tensor]
 
 
 def encoder(batch_first: bool = True, layers: int = 3, bias: bool = True) -> nn.TransformerEncoder:
@@ -73,3 +76,55 @@ def test_restore_gives_back_the_very_modules() -> None:
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert vars(model).keys() == vars(encoder()).keys()
     assert rm.restore_attention(model) == []
+
+
+class Tokens(nn.Module):
+    """Attention whose queries, keys and values are made of its input by three functions."""
+
+    def __init__(self, query: Way, key: Way, value: Way) -> None:
+        super().__init__()
+        self.ways = query, key, value
+        self.attn = nn.MultiheadAttention(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attn(*(way(x) for way in self.ways), need_weights=False)[0]
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def turned(x: Tensor) -> Tensor:
+    return x.transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [
+        (as_it_is, Tensor.detach),
+        (Tensor.detach, as_it_is),
+        (turned, lambda x: turned(x.detach().requires_grad_())),
+        (as_it_is, lambda x: x.view(torch.int32)),
+        (as_it_is, turned),
+    ],
+)
+def test_other_keys_are_refused_also_in_the_same_memory(query: Way, key: Way) -> None:
+    model = nn.Sequential(Tokens(query, key, key))
+    rm.replace_attention(model, "softmax")
+    with pytest.raises(rm.InputError, match="without the gradients of the queries"):
+        model(torch.randn(9, 9, 32, requires_grad=True))
+
+
+def test_views_of_one_tensor_are_the_same() -> None:
+    model = nn.Sequential(Tokens(turned, turned, turned)).eval()
+    x = torch.randn(2, 9, 32, requires_grad=True)
+    expected = torch.autograd.grad(model(x).square().sum(), x)
+    rm.replace_attention(model, "softmax")
+    torch.testing.assert_close(torch.autograd.grad(model(x).square().sum(), x), expected)
+    for run in (
+        lambda: torch.compile(model, backend="eager")(x),
+        lambda: torch.export.export(model, (x,)),
+        lambda: torch.func.vmap(model)(x.unsqueeze(0)),
+    ):
+        with pytest.raises(rm.InputError, match=r"so write y = x\.transpose\(0, 1\)"):
+            run()

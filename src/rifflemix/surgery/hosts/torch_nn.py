@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
-from rifflemix.compat import values_can_be_read
+from rifflemix.compat import in_function_transform
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import (
@@ -65,10 +66,7 @@ class SwappedMultiheadAttention(SwappedAttention):
         if query.is_nested:
             raise bad_argument("query", "a dense tensor and key_padding_mask", "a nested tensor")
         if not (_is_same(query, key) and _is_same(query, value)):
-            raise InputError(
-                "key and value: expected the very tensor of query, got others; a token mixer reads "
-                "one sequence (cross-attention and keys with added positions cannot be replaced)"
-            )
+            raise _others()
         check_causality(is_causal, self.mixer)
         x = query.unsqueeze(0) if query.dim() == 2 else query
         if query.dim() == 3 and not self.batch_first:
@@ -152,9 +150,35 @@ class TorchMultiheadAttention(Adapter):
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether both are one tensor, or views that show the same numbers in the same order."""
+    """Whether both are one tensor, or views that show the same numbers and hand on gradients."""
     if a is b:
         return True
-    if a.is_meta or b.is_meta or not values_can_be_read():
+    if a.is_meta or b.is_meta or not _memory_is_known():
         return False
-    return a.shape == b.shape and a.stride() == b.stride() and a.data_ptr() == b.data_ptr()
+    forms = [(t.dtype, t.shape, t.stride(), t.data_ptr(), t.requires_grad) for t in (a, b)]
+    if forms[0] != forms[1]:
+        return False
+    return not a.requires_grad or _base(a) is _base(b)
+
+
+def _memory_is_known() -> bool:
+    return not (torch.compiler.is_compiling() or in_function_transform())
+
+
+def _base(x: Tensor) -> Tensor:
+    """The tensor that x is a view of, or x itself."""
+    return x if x._base is None else x._base
+
+
+def _others() -> InputError:
+    """Why other keys and values than the queries are refused."""
+    if not _memory_is_known():
+        return InputError(
+            "key and value: expected the very tensor of query, got others; compiled graphs and "
+            "torch.func cannot compare views, so write y = x.transpose(0, 1); attn(y, y, y)"
+        )
+    return InputError(
+        "key and value: expected the very tensor of query, got others; a token mixer reads one "
+        "sequence (cross-attention, keys with added positions and keys without the gradients of "
+        "the queries cannot be replaced)"
+    )
