@@ -119,15 +119,24 @@ def linear_attention(
         chunk_size: tokens in a chunk.
 
     Returns:
-        (B, H, N, D), the dtype of `v`.
+        (B, H, N, D), the dtype of `v`. In float16, whose numbers end at 65,504, all of it is
+        computed in float32: there, sums over tokens overflow and `epsilon` is 0. So without
+        `epsilon` the result itself may be infinite.
 
     Source: Katharopoulos et al. 2020, "Transformers are RNNs", equations (5), (6), (9)-(12).
     """
+    kind = k.device.type
+    autocast = autocast_enabled(kind)
+    if torch.float16 in (k.dtype, torch.get_autocast_dtype(kind) if autocast else k.dtype):
+        wide = (t.to(_wide(t)) for t in (q, k, v))
+        with without_autocast(k):
+            y = linear_attention(*wide, epsilon=epsilon, causal=causal, chunk_size=chunk_size)
+        return y.to(v.dtype)
     if causal:
         return _causal(q, k, v, epsilon, chunk_size)
     if epsilon is None:
         return q @ (k.mT @ v)
-    if k.dtype == _wide(k) == v.dtype and not autocast_enabled(q.device.type):
+    if k.dtype == _wide(k) == v.dtype and not autocast:
         # One more value, which is 1 in all tokens, sums the weights on the way.
         y, total = (q @ (k.mT @ F.pad(v, (0, 1), value=1.0))).split((v.shape[-1], 1), -1)
         # The gradient takes half the passes of that of a quotient.

@@ -22,7 +22,8 @@ class LinearAttention(LinearAttentionMixer):
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments.
         normalize: divide by the sum of the weights; False divides by the root of the number of
-            valid tokens instead, as one widely used benchmark of efficient attention does.
+            valid tokens instead, as one widely used benchmark of efficient attention does. Such
+            sums grow with the features: in float16 those beyond 65,504 are infinite.
         bias: add a bias to the query, key and value maps.
         out_bias: add a bias to the output map.
         shared: the other arguments of `TokenMixer`.
@@ -82,6 +83,6 @@ class LinearAttention(LinearAttentionMixer):
             return super().attend(q, k, v, key_padding_mask)
         q, k = self.features(q, k, key_padding_mask, None)
         if key_padding_mask is None:
-            return linear_attention(q, k, v, epsilon=None) / math.sqrt(q.shape[2])
+            return linear_attention(q / math.sqrt(q.shape[2]), k, v, epsilon=None)
         count = (~key_padding_mask).sum(1).clamp_min(1).to(q.dtype)
         return linear_attention(q * count.rsqrt()[:, None, None, None], k, v, epsilon=None)

@@ -49,7 +49,10 @@ class XCA(MultiHeadMixer):
         if key_padding_mask is not None:
             padded = key_padding_mask[:, None, :, None]
             q, k = q.masked_fill(padded, 0.0), k.masked_fill(padded, 0.0)
-        scores = (F.normalize(q, dim=-2).mT @ F.normalize(k, dim=-2)) * self.temperature
+        # Zeros, as where all is padding, have no direction, and float16 has no 1e-12.
+        smallest = max(1e-12, torch.finfo(q.dtype).tiny)
+        q, k = (F.normalize(t, dim=-2, eps=smallest) for t in (q, k))
+        scores = (q.mT @ k) * self.temperature
         weights = drop(scores.softmax(dim=-1), self.dropout_p())
         return v @ weights.to(v.dtype).mT
 
