@@ -128,3 +128,13 @@ def test_views_of_one_tensor_are_the_same() -> None:
     ):
         with pytest.raises(rm.InputError, match=r"so write y = x\.transpose\(0, 1\)"):
             run()
+
+
+@pytest.mark.parametrize("name", ["class_token", "class_embedding"])
+def test_class_token_under_a_sort_is_said(name: str) -> None:
+    """As torchvision and open_clip call it."""
+    model = nn.ModuleDict({"encoder": encoder()})
+    assert rm.replace_attention(copy.deepcopy(model), "csp").notes == []
+    model.register_parameter(name, nn.Parameter(torch.zeros(1, 1, 32)))
+    assert "class token" in str(rm.replace_attention(copy.deepcopy(model), "csp"))
+    assert rm.replace_attention(model, "tssa").notes == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -153,6 +153,12 @@ def not_plain(name: str, part: object) -> str:
         f"its {name} is a {kind.__module__}.{kind.__qualname__}, no plain linear map; "
         "adapters can be merged into one first"
     )
+
+
+def has_class_token(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of them holds a token that a classifier reads, under any of its names."""
+    names = ("cls_token", "class_token", "class_embedding")
+    return any(isinstance(getattr(m, name, None), Tensor) for m in modules for name in names)
 
 
 def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype] | None:

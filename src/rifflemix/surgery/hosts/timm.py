@@ -20,6 +20,7 @@ from rifflemix.surgery.adapters import (
     Adapter,
     HostAttention,
     SwappedAttention,
+    has_class_token,
     is_linear,
     not_plain,
 )
@@ -149,7 +150,7 @@ class TimmAttention(Adapter):
             dropout=probability(module, "attn_drop"),
             inner_dim=host.proj.in_features,
             causal=None if "is_causal" in _arguments(module) else False,
-            class_token=any(has_class_token(parent) for parent in parents),
+            class_token=has_class_token(parents),
             notes=tuple(notes_of(module)),
             warnings=(ROTARY,) if _is_rotary(module, parents) else (),
         )
@@ -371,10 +372,6 @@ def _repeated(part: Projection, groups: int, heads: int) -> Projection:
         return by_head.repeat_interleave(groups, 0).flatten(0, 1)
 
     return Projection(repeat(part.weight), None if part.bias is None else repeat(part.bias))
-
-
-def has_class_token(parent: nn.Module) -> bool:
-    return is_set(parent, "cls_token")
 
 
 def _arguments(module: nn.Module) -> list[str]:

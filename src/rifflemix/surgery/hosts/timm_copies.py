@@ -13,14 +13,18 @@ from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import TokenMixer
-from rifflemix.surgery.adapters import HostAttention, SwappedAttention, place_of
+from rifflemix.surgery.adapters import (
+    HostAttention,
+    SwappedAttention,
+    has_class_token,
+    place_of,
+)
 from rifflemix.surgery.hosts.timm import (
     RELATIVE,
     RELATIVE_BIAS,
     ROTARY,
     SwappedTimmAttention,
     TimmAttention,
-    has_class_token,
     has_maps,
     is_set,
     misshapen,
@@ -99,7 +103,7 @@ class CopiedTimmAttention(TimmAttention):
             dropout=probability(module, "attn_drop"),
             inner_dim=host.proj.in_features,
             max_length=min(sizes, default=None),
-            class_token=any(has_class_token(parent) for parent in parents),
+            class_token=has_class_token(parents),
             notes=(*notes_of(module), *_lost_dropouts(module)),
             warnings=(ROTARY,) if "rope" in arguments_of(module) else (),
         )

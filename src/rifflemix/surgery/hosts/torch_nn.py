@@ -17,6 +17,7 @@ from rifflemix.surgery.adapters import (
     ParentChange,
     SwappedAttention,
     class_names,
+    has_class_token,
 )
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
 from rifflemix.surgery.weights import HostWeights, Projection
@@ -119,6 +120,7 @@ class TorchMultiheadAttention(Adapter):
             dim=attention.embed_dim,
             num_heads=attention.num_heads,
             dropout=float(attention.dropout),
+            class_token=has_class_token(parents),
             cross=is_second or pools or not attention._qkv_same_embed_dim,
             refusal=refusal,
         )

@@ -24,6 +24,7 @@ from rifflemix.surgery.adapters import (
     ParentChange,
     SwappedAttention,
     class_names,
+    has_class_token,
 )
 from rifflemix.surgery.hosts.transformers_maps import maps_of, num_heads, read_weights, unreadable
 from rifflemix.surgery.hosts.transformers_masks import padding_of
@@ -172,7 +173,7 @@ class TransformersAttention(Adapter):
             dropout=_dropout(module),
             inner_dim=inner,
             max_length=_longest(parents),
-            class_token=any(hasattr(part, "cls_token") for part in _embeddings(parents)),
+            class_token=has_class_token(_embeddings(parents)),
             warnings=tuple(sentence.format(name=name) for sentence in _lost(module)),
         )
 
