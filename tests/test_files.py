@@ -319,6 +319,9 @@ def test_headers_of_types_that_torch_does_not_have(tmp_path: Path) -> None:
         ({"a": 1, "b": 2}, {"a": 1}, ("b", 2, None)),
         ({"a": 1}, {"a": 1, "b": 2}, ("b", None, 2)),
         ({"a": {}}, {"a": {"b": 1}}, ("a.b", None, 1)),
+        ({"task_options": {"data": "x.csv"}}, {"task_options": {"data": "y.csv"}}, None),
+        ({"task": {"options": {"data": "x.csv"}}}, {"task": {"options": {"data": "y.csv"}}}, None),
+        ({"data": "x"}, {"data": "y"}, ("data", "x", "y")),
     ],
 )
 def test_first_difference(earlier: Any, now: Any, expected: Any) -> None:

@@ -73,7 +73,7 @@ def test_a_run_on_arrays_in_memory(tmp_path: Path) -> None:
         find_subjects("encoder", View(task=task))
 
 
-def test_a_run_on_a_table_that_has_moved(tmp_path: Path) -> None:
+def test_a_run_on_a_table_that_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = "".join(f"{i / 7},{i % 5},{'ab'[i % 2]}\n" for i in range(40))
     table = tmp_path / "mine.csv"
     table.write_text("u,v,kind\n" + rows)
@@ -81,12 +81,16 @@ def test_a_run_on_a_table_that_has_moved(tmp_path: Path) -> None:
     run = trained(rm.tasks.load_task("csv", data=str(table), **options), tmp_path / "run")
     (tmp_path / "there").mkdir()
     moved = table.rename(tmp_path / "there" / "yours.csv")
-    with pytest.raises(InputError, match="data: expected an existing file"):
+    with pytest.raises(InputError, match=r"its data alone, mine\.csv, and there .* with --data"):
         find_subjects(run)
-    with pytest.raises(InputError, match=r"data: expected mine.csv, as in the run, got yours.csv"):
-        find_subjects(run, View(data=moved))
+    assert find_subjects(run, View(data=moved))[0].task is not None  # known by its content
+    assert trained(rm.tasks.load_task("csv", data=str(moved), **options), run) == run
+    with pytest.raises(InputError, match=r"its data alone, yours\.csv, and there is none in"):
+        find_subjects(run, View(data_dir=tmp_path))
     same = moved.rename(tmp_path / "there" / "mine.csv")
-    for view in (View(data=same), View(data_dir=same.parent)):
+    trained(rm.tasks.load_task("csv", data=str(same), **options), run)
+    monkeypatch.chdir(same.parent)
+    for view in (View(data=same), View(data_dir=same.parent), View()):
         (subject,) = find_subjects(run, view)
         assert subject.task is not None
     same.write_text("u,v,kind\n" + rows.replace("a", "c"))

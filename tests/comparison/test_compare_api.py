@@ -260,6 +260,11 @@ def test_the_command_reads_a_table_and_two_settings(tmp_path: Path, cli: Any) ->
     assert results["task"]["majority_share"] == {"validation": 0.5, "test": 0.5}
     assert [mixer["name"] for mixer in results["mixers"]] == ["csp", "csp-2"]
 
+    renamed = [table.with_name("coffee.csv") if word == table else word for word in run]
+    table.rename(table.with_name("coffee.csv"))
+    code, err = cli(*renamed, "--out", tmp_path / "run")  # known by its content
+    assert code == 0, err
+    table.with_name("coffee.csv").rename(table)
     table.write_text(table.read_text() + "\nleaf 99,no\n", encoding="utf-8")
     code, err = cli(*run, "--out", tmp_path / "run")
     assert code == 2

@@ -239,9 +239,12 @@ def _loaded(described: Mapping[str, Any], view: View) -> Task:
     if view.data is not None:
         if "data" not in options:
             raise bad_argument("data", f"none with task {name}", str(view.data))
-        if view.data.name != options["data"]:  # the name is a part of the task
-            raise bad_argument("data", f"{options['data']}, as in the run", view.data.name)
         options["data"] = str(view.data.absolute())
+    elif "data" in options and not Path(view.data_dir or ".", str(options["data"])).exists():
+        raise InputError(
+            f"task {name}: the run keeps the name of its data alone, {options['data']}, and there "
+            f"is none in {view.data_dir or 'the working directory'}; name it with --data"
+        )
     return load_task(name, data_dir=view.data_dir, progress=view.progress, **options)
 
 

@@ -242,12 +242,16 @@ class Task(OwnData):
         }
 
     def fingerprint(self) -> str:
-        """Hash of the options and of every sample of every split: equal means same data."""
+        """Hash of the options and of every sample of every split: equal means same data.
+
+        The name of a file of the user's own is left out: it may be renamed.
+        """
         return self._fingerprint
 
     @functools.cached_property
     def _fingerprint(self) -> str:
-        head = [self.name, dict(self.options), self.input_kind, self.max_length]
+        options = {name: value for name, value in self.options.items() if name != "data"}
+        head = [self.name, options, self.input_kind, self.max_length]
         total = hashlib.blake2b(json.dumps(head, sort_keys=True).encode(), digest_size=16)
         for name in SPLITS:
             total.update(self.splits[name].digest())
