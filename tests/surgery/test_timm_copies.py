@@ -372,6 +372,22 @@ def test_the_trial_leaves_no_trace() -> None:
     assert all(torch.equal(value, state[name]) for name, value in host.state_dict().items())
 
 
+def test_what_an_earlier_call_left_behind_does_not_matter() -> None:
+    class Remembering(Attention):
+        def out(self, scores: Tensor, v: Tensor) -> Tensor:
+            self.scores_of_before = scores
+            return super().out(scores, v)
+
+    model = model_of(Remembering)
+    x = torch.randn(2, N, C)
+    expected = model[0](x)
+    before = model[0].scores_of_before
+    host = model[0]
+    rm.replace_attention(model, "softmax")
+    torch.testing.assert_close(model[0](x), expected, **CLOSE)
+    assert host.scores_of_before is before
+
+
 def test_on_the_meta_device() -> None:
     with torch.device("meta"):
         model, causal, triangle = (model_of(kind) for kind in (Attention, Causal, Triangle))

@@ -36,7 +36,7 @@ from rifflemix.surgery.triangles import triangles
 from rifflemix.surgery.unknown import looks_like_attention
 
 _PARTS = {
-    *("qkv", "q_proj", "k_proj", "v_proj", "q_bias", "v_bias", "proj"),
+    *("qkv", "q_proj", "k_proj", "v_proj", "q_bias", "k_bias", "v_bias", "proj"),
     *("q_norm", "k_norm", "norm"),
 }
 _ADAPTER = "; an adapter of your own can tell what it does (register_adapter)"

@@ -20,7 +20,7 @@ from rifflemix.surgery.adapters import place_of
 from rifflemix.surgery.triangles import triangles
 from rifflemix.surgery.weights import HostWeights, Projection
 
-_BATCH, _LENGTH = 3, 67  # unlike each other; a window of up to 64 tokens shows
+_BATCH, _LENGTH = 2, 67  # unlike each other; a window of up to 64 tokens shows
 _SEED = 20
 
 
@@ -40,11 +40,12 @@ class Trial(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """A copy of attention, what it is held against, and tokens for both."""
+    """A copy of attention, tokens for it, and what these are through its maps."""
 
     twin: Any
-    weights: HostWeights
     x: Tensor
+    heads: list[Tensor]
+    output: Projection
 
     def gives(self, expected: Tensor, **arguments: Any) -> bool:
         """Whether the copy, called with `arguments`, returns what is expected."""
@@ -56,23 +57,15 @@ class _Sample(NamedTuple):
 
     def softmax(self, *, causal: bool = False, keep: Tensor | None = None) -> Tensor:
         """(B, N, C) outputs of softmax attention; `keep` (B, 1, 1, N), True = attend."""
-        query, key, value = (
-            functional.linear(self.x, *part).unflatten(-1, (self.twin.num_heads, -1))
-            for part in self.weights[:3]
-        )
         length = self.x.shape[1]
         attend = torch.ones(length, length, dtype=torch.bool, device=self.x.device)
         attend = (attend.tril() if causal else attend)[None, None]
-        heads = functional.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            attn_mask=attend if keep is None else attend & keep,
-        )
+        mask = attend if keep is None else attend & keep
+        query, key, value = self.heads
+        heads = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         inner = heads.transpose(1, 2).flatten(2)
         norm = getattr(self.twin, "norm", None)
-        output = self.weights.output or Projection(torch.eye(inner.shape[-1]).to(inner), None)
-        return functional.linear(inner if norm is None else norm(inner), *output)
+        return functional.linear(inner if norm is None else norm(inner), *self.output)
 
 
 def try_out(module: nn.Module, weights_of: Callable[[nn.Module], HostWeights]) -> Trial:
@@ -120,9 +113,11 @@ def _judge(sample: _Sample, found: object) -> Trial:
 
 def _reads_masks(sample: _Sample, causal: bool) -> bool:
     """Whether True in `attn_mask` is to attend, and floats are added to scores."""
-    batch, length = sample.x.shape[:2]
-    lengths = torch.tensor([[length], [length - length // 2], [1]])
-    keep = (torch.arange(length) < lengths[:batch])[:, None, None].to(sample.x.device)
+    if "attn_mask" not in arguments_of(sample.twin):
+        return False
+    length = sample.x.shape[1]
+    lengths = torch.tensor([[length - length // 2], [1]])
+    keep = (torch.arange(length) < lengths)[:, None, None].to(sample.x.device)
     expected = sample.softmax(causal=causal, keep=keep)
     added = torch.zeros_like(keep, dtype=sample.x.dtype).masked_fill(~keep, float("-inf"))
     return sample.gives(expected, attn_mask=keep) and sample.gives(expected, attn_mask=added)
@@ -135,7 +130,11 @@ def _sample(
     dtype: torch.dtype,
 ) -> _Sample:
     generator = torch.Generator().manual_seed(_SEED)
-    memo: dict[int, Any] = {}
+    # What an earlier call has left behind, attention weights for instance, cannot be copied.
+    left = (value for part in module.modules() for value in vars(part).values())
+    memo: dict[int, Any] = {
+        id(t): t.detach() for t in left if isinstance(t, Tensor) and not t.is_leaf
+    }
     for parameter in module.parameters():
         if parameter.is_floating_point():
             size = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.5
@@ -149,10 +148,16 @@ def _sample(
         if isinstance(getattr(twin, name, None), nn.Module):
             setattr(twin, name, nn.Identity())
     weights = weights_of(twin)
+    if weights.output is None:
+        raise ValueError("a trial needs an output map")
     length = min([_LENGTH, *(t.shape[-1] for t in triangles(module).values())])
     shape = (_BATCH, length, weights.query.weight.shape[1])
     x = torch.randn(shape, generator=generator, device="cpu").to(device, dtype)
-    return _Sample(twin, weights, x)
+    heads = [
+        functional.linear(x, *part).unflatten(-1, (twin.num_heads, -1)).transpose(1, 2)
+        for part in weights[:3]
+    ]
+    return _Sample(twin, x, heads, weights.output)
 
 
 def _is_close(found: Tensor, expected: Tensor) -> bool:
