@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_transformers import build
 from torch import Tensor, nn
 
 import rifflemix as rm
@@ -97,6 +98,65 @@ def test_padding_does_not_count(layout: str, length: int) -> None:
         return [value for values in found.values() for value in values]
 
     assert losses(0.0) == pytest.approx(losses(5.0), rel=1e-4)
+
+
+def test_a_cache_of_another_name_is_the_attention_s() -> None:
+    """GPT-NeoX hands it on as `layer_past`."""
+    original = build("gpt_neox")
+    model = copy.deepcopy(original)
+    with pytest.warns(UserWarning, match="rotary"):
+        rm.replace_attention(model, "softmax")
+    before = set(vars(original))
+    losses = rm.distil(model, original, [{"input_ids": torch.randint(3, 30, (2, 9))}])
+    assert [len(values) for values in losses.values()] == [1, 1]
+    assert set(vars(original)) == before
+
+
+def test_torch_s_encoder_as_it_is_built_by_default() -> None:
+    original = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2)
+    model = copy.deepcopy(original)
+    rm.replace_attention(model, "softmax")
+    mask = torch.zeros(4, 9, dtype=torch.bool)
+    mask[1:, 6:] = True
+    batch = {"src": batches(1)[0], "src_key_padding_mask": mask}
+    losses = rm.distil(model, original, [batch])
+    assert all(values[0] < 1e-9 for values in losses.values())
+    assert original.use_nested_tensor
+
+
+def test_mixers_without_weights_to_change_are_measured() -> None:
+    model, original = pair(mixer="fnet", layers=[0])
+    rm.replace_attention(model, "tssa", layers=[1])
+    losses = rm.distil(model, original, batches())
+    assert [len(values) for values in losses.values()] == [3, 3]
+
+
+def test_attention_that_layers_share_has_one_loss_a_batch() -> None:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    original = nn.Sequential(layer, layer)
+    model = copy.deepcopy(original)
+    rm.replace_attention(model, "tssa")
+    losses = rm.distil(model, original, batches())
+    assert {name: len(values) for name, values in losses.items()} == {"0.self_attn": 3}
+
+
+@pytest.mark.parametrize("which", ["model", "original", "both", "a part", "in place"])
+def test_compiled_models(which: str) -> None:
+    model, original = pair()
+    expected = rm.distil(*pair(), batches())
+    if which in ("model", "both"):
+        model = torch.compile(model, backend="eager")
+    if which in ("original", "both"):
+        original = torch.compile(original, backend="eager")
+    if which == "a part":
+        original.layers[1] = torch.compile(original.layers[1], backend="eager")
+    if which == "in place":
+        original.compile(backend="eager")
+    with torch.no_grad():
+        original(batches(1)[0])
+    assert rm.distil(model, original, batches()) == expected
+    if which == "a part":
+        assert hasattr(original.layers[1], "_orig_mod")
 
 
 def test_forms_of_a_batch() -> None:

@@ -67,10 +67,52 @@ def test_a_saved_model_comes_back_the_same(case: str, tmp_path: Path) -> None:
     assert rm.restore_attention(loaded)
 
 
-def test_a_compiled_model_is_saved_by_its_own_names(tmp_path: Path) -> None:
-    model = swapped()
-    rm.save_swapped(torch.compile(model, backend="eager"), tmp_path)
-    assert torch.equal(rm.load_swapped(tmp_path, Tagger().eval())(IDS), model(IDS))
+class DistributedDataParallel(nn.Module):
+    """As torch's, without other processes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def with_compiled_parts(model: Any) -> Any:
+    model.encoder = compiled(model.encoder)
+    model.encoder._orig_mod.layers[0] = compiled(model.encoder._orig_mod.layers[0])
+    return model
+
+
+WRAPPERS = [compiled, with_compiled_parts, nn.DataParallel]
+
+
+@pytest.mark.parametrize("wrap", [*WRAPPERS, DistributedDataParallel])
+def test_names_do_not_know_of_wrappers_that_save(
+    wrap: Callable[[nn.Module], Any], tmp_path: Path
+) -> None:
+    wrapped = wrap(swapped())
+    before = list(wrapped.state_dict())
+    rm.save_swapped(wrapped, tmp_path)
+    assert torch.equal(rm.load_swapped(tmp_path, Tagger().eval())(IDS), swapped()(IDS))
+    assert list(wrapped.state_dict()) == before
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_names_do_not_know_of_wrappers_that_load(
+    wrap: Callable[[nn.Module], Any], tmp_path: Path
+) -> None:
+    rm.save_swapped(swapped(), tmp_path)
+    loaded = rm.load_swapped(tmp_path, wrap(Tagger().eval()))
+    with torch.no_grad():
+        assert torch.equal(loaded(IDS), swapped()(IDS))
+
+
+def test_what_is_wrapped_for_several_processes_loads_nothing(tmp_path: Path) -> None:
+    rm.save_swapped(swapped(), tmp_path)
+    with pytest.raises(rm.InputError, match="replace the attention first, then wrap"):
+        rm.load_swapped(tmp_path, DistributedDataParallel(Tagger()))
 
 
 def test_mode_and_dtype_are_the_models(tmp_path: Path) -> None:

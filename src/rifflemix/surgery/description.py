@@ -15,6 +15,7 @@ from rifflemix.files import check_json, parse_json
 from rifflemix.mixers import list_mixers
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.settings import MixerSettings
+from rifflemix.surgery.wrappers import without_wrappers
 
 _FORMAT = "rifflemix.swap/1"
 
@@ -46,17 +47,17 @@ def describe_swap(model: nn.Module) -> dict[str, Any]:
     """
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
-    model = uncompiled(model)
-    layers = {
-        name: _layer(name, module.settings)
-        for name, module in model.named_modules()
-        if isinstance(module, SwappedAttention)
-    }
+    with without_wrappers(model) as alone:
+        layers = {
+            name: _layer(name, module.settings)
+            for name, module in alone.named_modules()
+            if isinstance(module, SwappedAttention)
+        }
     if not layers:
         raise InputError("model: expected replaced attention, got none; see replace_attention")
     return {
         "format": _FORMAT,
-        "model": type(model).__name__,
+        "model": type(alone).__name__,
         "rifflemix_version": __version__,
         "layers": layers,
     }
@@ -104,9 +105,3 @@ def _plain(value: Any) -> Any:
     if not hasattr(value, "tolist"):
         raise TypeError(f"a {type(value).__name__}, which JSON cannot hold")
     return value.tolist()
-
-
-def uncompiled(model: nn.Module) -> nn.Module:
-    """The module that torch.compile wraps, so that names are those of the model itself."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from rifflemix.checks import check_positive
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.models.calling import call_model
-from rifflemix.surgery.adapters import SwappedAttention
+from rifflemix.surgery.adapters import ParentChange, SwappedAttention
+from rifflemix.surgery.hosts.transformers import CACHES
+from rifflemix.surgery.sites import find_sites
+from rifflemix.surgery.wrappers import without_wrappers
+
+_OF_CLASS = object()
+"""In place of an attribute that a module has from its class alone."""
 
 
 def distil(
@@ -33,7 +39,8 @@ def distil(
 
     Returns:
         For each replaced module the loss of every batch before its step: the mean squared error
-        of the outputs over their mean square; 0 is the attention itself, 1 what zeros get.
+        of the outputs over their mean square; 0 is the attention itself, 1 what zeros get. Of
+        attention that several layers share, the mean.
 
     Raises:
         InputError: nothing in `model` was replaced, `original` has no such attention or was itself
@@ -42,42 +49,56 @@ def distil(
     check_positive("lr", lr)
     if torch.is_inference_mode_enabled():
         raise InputError("distil: expected to take gradients, got torch.inference_mode around it")
-    pairs = _pairs(model, original)
-    weights = [p for new, _ in pairs.values() for p in new.mixer.parameters() if p.requires_grad]
+    with without_wrappers(model) as new, without_wrappers(original) as old:
+        lessons = _lessons(new, old)
+        _teach(lessons, old, batches, lr)
+    losses = {lesson.name: lesson.losses for lesson in lessons}
+    for name, values in losses.items():
+        if not values:
+            raise bad_argument(
+                "batches", "inputs that reach every replaced layer", f"none at {name}"
+            )
+    return losses
+
+
+def _teach(
+    lessons: Sequence[_Lesson], original: nn.Module, batches: Iterable[Any], lr: float
+) -> None:
+    weights = [p for one in lessons for p in one.new.mixer.parameters() if p.requires_grad]
     if not weights:
         raise bad_argument("model", "mixers with weights that may change", "none that require grad")
     optimizer = torch.optim.Adam(weights, lr=lr)
-    losses: dict[str, list[float]] = {name: [] for name in pairs}
-    hooks = [
-        old.register_forward_hook(_Lesson(name, new, losses[name]), with_kwargs=True)
-        for name, (new, old) in pairs.items()
-    ]
     kept = [p.grad for p in weights]
+    hooks = [one.old.register_forward_hook(one, with_kwargs=True) for one in lessons]
     try:
-        with _evaluating(original, *(new for new, _ in pairs.values())):
+        with _ready(original, lessons):
             for batch in batches:
                 optimizer.zero_grad()
                 with torch.no_grad():
                     call_model(original, batch, name="batches")
                 optimizer.step()
+                for one in lessons:
+                    one.end_batch()
     finally:
         for hook in hooks:
             hook.remove()
         for parameter, grad in zip(weights, kept, strict=True):
             parameter.grad = grad
-    if not all(losses.values()):
-        missing = next(name for name, values in losses.items() if not values)
-        raise bad_argument(
-            "batches", "inputs that reach every replaced layer", f"none at {missing}"
-        )
-    return losses
 
 
 class _Lesson:
     """A hook on an attention: the mixer in its place answers the same call, and is corrected."""
 
-    def __init__(self, name: str, new: SwappedAttention, losses: list[float]) -> None:
-        self.name, self.new, self.losses = name, new, losses
+    def __init__(self, name: str, new: SwappedAttention, old: nn.Module) -> None:
+        self.name, self.new, self.old = name, new, old
+        self.losses: list[float] = []
+        self._of_batch: list[float] = []
+
+    def end_batch(self) -> None:
+        """Note the loss, the mean of all calls where layers share the attention."""
+        if self._of_batch:
+            self.losses.append(sum(self._of_batch) / len(self._of_batch))
+            self._of_batch.clear()
 
     def __call__(self, _: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         seen: list[Tensor | None] = []
@@ -86,7 +107,7 @@ class _Lesson:
             seen.append(named.get("key_padding_mask"))
 
         # Keys and values of earlier calls are the attention's, and not to be written twice.
-        kwargs = {k: None if k.startswith("past_key_value") else v for k, v in kwargs.items()}
+        kwargs = {k: None if k in CACHES else v for k, v in kwargs.items()}
         handle = self.new.mixer.register_forward_pre_hook(look, with_kwargs=True)
         try:
             with torch.enable_grad():
@@ -98,10 +119,11 @@ class _Lesson:
                     raise InputError(
                         f"{self.name}: its loss is {loss.item()}; use a smaller lr or float32"
                     )
-                loss.backward()
+                if loss.requires_grad:  # a mixer may have no weights, or none that may change
+                    loss.backward()
         finally:
             handle.remove()
-        self.losses.append(loss.item())
+        self._of_batch.append(loss.item())
 
     def _batched(self, output: Any) -> Tensor:
         """(B, N, ...) of what the host returns, where the batch may be second or missing."""
@@ -130,32 +152,48 @@ def _tokens(output: Any) -> Tensor:
     return first
 
 
-def _pairs(model: nn.Module, original: nn.Module) -> dict[str, tuple[SwappedAttention, nn.Module]]:
-    """The replaced modules by name, each with what stands there in the original."""
-    pairs = {}
+def _lessons(model: nn.Module, original: nn.Module) -> list[_Lesson]:
+    """One for each replaced module, with what stands there in the original."""
+    lessons = []
     there = dict(original.named_modules())
     for name, new in model.named_modules():
         if not isinstance(new, SwappedAttention):
             continue
         old = there.get(name)
-        if type(old) is not type(new.original):
+        if old is None or type(old) is not type(new.original):
             got = "nothing" if old is None else f"a {type(old).__name__}"
             wanted = f"a {type(new.original).__name__} at {name}, as it was before the swap"
             raise bad_argument("original", wanted, got)
-        pairs[name] = (new, old)
-    if not pairs:
+        lessons.append(_Lesson(name, new, old))
+    if not lessons:
         raise bad_argument("model", "replaced attention", "none", "see replace_attention")
-    return pairs
+    return lessons
 
 
 @contextmanager
-def _evaluating(*modules: nn.Module) -> Iterator[None]:
-    """All in evaluation mode, and each as it was afterwards."""
-    modes = [(part, part.training) for module in modules for part in module.modules()]
+def _ready(original: nn.Module, lessons: Sequence[_Lesson]) -> Iterator[None]:
+    """All in evaluation mode and uncompiled, `original` as models are while layers are replaced.
+
+    Afterwards each is as it was.
+    """
+    attention = {id(one.old) for one in lessons}
+    changes = [
+        change
+        for site in find_sites(original)
+        if id(site.module) in attention
+        for change in site.adapter.parent_changes(site.module, site.parents)
+    ]
+    roots = [original, *(module for one in lessons for module in (one.new, one.new.original))]
+    changes += [ParentChange(m, "training", False) for root in roots for m in root.modules()]
+    before = {(c.module, c.attribute): vars(c.module).get(c.attribute, _OF_CLASS) for c in changes}
     try:
-        for module in modules:
-            module.eval()
-        yield
+        for change in changes:
+            setattr(change.module, change.attribute, change.value)
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
-        for part, training in modes:
-            part.training = training
+        for (module, attribute), value in before.items():
+            if value is _OF_CLASS:
+                delattr(module, attribute)
+            else:
+                setattr(module, attribute, value)

@@ -48,7 +48,7 @@ def find_sites(model: nn.Module) -> list[Site]:
         InputError: the model is no module, is itself an attention, or is wrapped for several
             devices.
     """
-    _check_model(model)
+    check_model(model)
     named = dict(model.named_modules(remove_duplicate=False))
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     found: dict[int, tuple[str, Adapter]] = {}
@@ -100,7 +100,8 @@ def depths(sites: Sequence[Site]) -> dict[str, tuple[int, int]]:
     return result
 
 
-def _check_model(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """Raise InputError unless it is a module that is not wrapped for several devices."""
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
     for name, module in model.named_modules():

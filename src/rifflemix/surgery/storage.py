@@ -16,14 +16,10 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import make_folder, read_json, user_path, write_atomically, write_json
 from rifflemix.models.weights_file import Outline, misfit, read_outline
 from rifflemix.surgery.adapters import SwappedAttention
-from rifflemix.surgery.description import (
-    check_description,
-    describe_swap,
-    settings_of,
-    uncompiled,
-)
+from rifflemix.surgery.description import check_description, describe_swap, settings_of
 from rifflemix.surgery.replace import Swap, commit, prepare, restore_attention
-from rifflemix.surgery.sites import find_sites
+from rifflemix.surgery.sites import check_model, find_sites
+from rifflemix.surgery.wrappers import without_wrappers
 
 SWAP, WEIGHTS = "swap.json", "model.safetensors"
 # What torch raises at sizes that it cannot make, or that are no sizes.
@@ -39,7 +35,12 @@ def apply_swap(model: nn.Module, description: Mapping[str, Any]) -> None:
             changed then.
     """
     check_description(description)
-    model = uncompiled(model)
+    check_model(model)
+    with without_wrappers(model) as alone:
+        _apply(alone, description)
+
+
+def _apply(model: nn.Module, description: Mapping[str, Any]) -> None:
     sites = {site.name: site for site in find_sites(model)}
     swaps: list[Swap] = []
     for name, layer in description["layers"].items():
@@ -73,7 +74,8 @@ def save_swapped(model: nn.Module, folder: str | Path) -> None:
         raise bad_argument("model", "allocated weights", "a model on the meta device")
     make_folder(folder)
     # The description goes last: a folder that has one is complete.
-    write_atomically(folder / WEIGHTS, lambda path: save_model(uncompiled(model), str(path)))
+    with without_wrappers(model) as alone:
+        write_atomically(folder / WEIGHTS, lambda path: save_model(alone, str(path)))
     write_json(folder / SWAP, description)
 
 
@@ -106,8 +108,9 @@ def load_swapped(folder: str | Path, model: _M) -> _M:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"{folder / SWAP}: no such mixer can be made here: {reason}") from error
     try:
-        _check_weights(outline, uncompiled(model), description)
-        load_model(uncompiled(model), folder / WEIGHTS)
+        with without_wrappers(model) as alone:
+            _check_weights(outline, alone, description)
+            load_model(alone, folder / WEIGHTS)
     except InputError:
         restore_attention(model)
         raise

@@ -43,7 +43,7 @@ _TURNS = re.compile(r"rotary|(?<![a-z])rope", re.IGNORECASE)
 _OF_ANOTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
 # What hosts hand on beside the mask, which then does not say it.
 _OF_PACKED_SEQUENCES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-_CACHES = ("past_key_values", "layer_past")
+CACHES = ("past_key_values", "layer_past")
 _KNOWN_ARGUMENTS = {
     "self",
     "hidden_states",
@@ -54,7 +54,7 @@ _KNOWN_ARGUMENTS = {
     "output_attentions",
     "use_cache",
     "encoder_attention_mask",
-    *_CACHES,
+    *CACHES,
     *_OF_ANOTHER_SEQUENCE,
 }
 _NORM = re.compile(r"(q|k|v|qk|query|key|value)_?(layer)?_?norm")
@@ -107,7 +107,7 @@ class SwappedTransformersAttention(SwappedAttention):
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
         self._check(arguments)
         mask = arguments.get("attention_mask")
-        caches = (arguments.get(name) for name in _CACHES)
+        caches = (arguments.get(name) for name in CACHES)
         past = next((cache for cache in caches if cache is not None), None)
         if past is None:
             y = self.mixer(hidden_states, key_padding_mask=self._padding(hidden_states, mask))

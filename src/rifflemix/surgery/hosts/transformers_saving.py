@@ -20,6 +20,7 @@ from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import describe_swap
 from rifflemix.surgery.hub.card import card_of_swap
 from rifflemix.surgery.hub.pushing import push
+from rifflemix.surgery.wrappers import without_wrappers
 
 METHOD = "rifflemix"
 _CONFIG = "quantization_config"
@@ -43,7 +44,12 @@ class SavePretrained:
         Raises:
             InputError: a mixer that no file can name, or weights that are quantised as well.
         """
-        model: Any = self.model
+        with without_wrappers(self.model) as model:
+            return self._save(model, save_directory, state_dict, options)
+
+    def _save(
+        self, model: Any, folder: Any, state_dict: Mapping[str, Tensor] | None, options: Any
+    ) -> Any:
         swap = describe_swap(model)
         if options.pop("push_to_hub", False):
             raise bad_argument("push_to_hub", "False", True, "call model.push_to_hub(repo_id)")
@@ -55,7 +61,7 @@ class SavePretrained:
         weights.update({name: torch.zeros(1) for name in replaced_weights(model)})
         setattr(model.config, _CONFIG, {"quant_method": METHOD, "swap": swap})
         try:
-            return type(model).save_pretrained(model, save_directory, state_dict=weights, **options)
+            return type(model).save_pretrained(model, folder, state_dict=weights, **options)
         finally:
             delattr(model.config, _CONFIG)
 
