@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import rifflemix as rm
 from rifflemix.mixers import mixer_class
@@ -17,7 +18,11 @@ from rifflemix.testing import PROPERTIES, Form, Property, forms_of
 from rifflemix.testing.forms import tokens
 from rifflemix.testing.graphs import compiles_to_one_graph
 from rifflemix.testing.independence import require_padding_reaches_nothing
-from rifflemix.testing.numerics import gradients_equal_numerical_ones
+from rifflemix.testing.numerics import (
+    forward_derivative,
+    functional_gradient,
+    gradients_equal_numerical_ones,
+)
 
 FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
 # Tracing takes seconds a form: one mixer here, all of them among the slow tests.
@@ -79,6 +84,14 @@ def test_any_padding_reaches_nothing(form: Form, data: st.DataObject) -> None:
     bits = st.lists(st.booleans(), min_size=batch * length, max_size=batch * length)
     mask = torch.tensor(data.draw(bits)).view(batch, length)
     require_padding_reaches_nothing(mixer, x.round() if data.draw(st.booleans()) else x, mask)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_no_transform_is_refused(form: Form) -> None:
+    mixer = form.build(8, num_heads=2)
+    with sdpa_kernel(SDPBackend.MATH):
+        for derivative in (forward_derivative, functional_gradient):
+            derivative(mixer, tokens(2, 6, 8), tokens(2, 6, 8))
 
 
 def test_unknown_mixer_suggests_the_nearest() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from rifflemix.checks import check_padding_mask
 from rifflemix.errors import InputError
@@ -424,6 +425,13 @@ class AnotherGradientWithAGraphInAStream(Mean):
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         return super().advance_stream(_TwiceWithAGraph.apply(x_t), state)
+
+
+@breaks("transforms_agree_or_are_refused")
+class GoesRoundForwardMode(Mean):
+    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        is_plain = forward_ad._current_level < 0
+        return super().values(x if is_plain else (x + x.detach()) / 2, key_padding_mask)
 
 
 @breaks("low_precision_follows_float64")

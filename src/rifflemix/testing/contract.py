@@ -128,6 +128,7 @@ PROPERTIES = (
     Property(numerics.every_parameter_is_used),
     Property(numerics.gradients_equal_numerical_ones),
     Property(numerics.a_graph_changes_no_gradient),
+    Property(numerics.transforms_agree_or_are_refused),
     Property(numerics.low_precision_follows_float64),
     Property(graphs.exports),
     Property(graphs.runs_as_onnx),

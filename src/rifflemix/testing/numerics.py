@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.testing.forms import DIM, Form, require, require_close, tokens
@@ -94,6 +96,45 @@ def gradients_equal_numerical_ones(form: Form, *, every_element: bool = False) -
     torch.autograd.gradcheck(
         run, inputs, eps=1e-6, atol=1e-5, rtol=1e-4, fast_mode=not every_element
     )
+
+
+Derivative = Callable[[TokenMixer, Tensor, Tensor], Tensor]
+
+
+def forward_derivative(mixer: TokenMixer, x: Tensor, direction: Tensor) -> Tensor:
+    """How the outputs change along a direction, as torch.func.jvp has it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch about itself
+        tangent: Tensor = torch.func.jvp(mixer, (x,), (direction,))[1]
+    return tangent
+
+
+def functional_gradient(mixer: TokenMixer, x: Tensor, direction: Tensor) -> Tensor:
+    """The gradient of the product of outputs and direction, as torch.func.grad has it."""
+    gradient: Tensor = torch.func.grad(lambda x: (mixer(x) * direction).sum())(x)
+    return gradient
+
+
+def transforms_agree_or_are_refused(form: Form) -> None:
+    """What torch.func's jvp and grad give is right, where torch does not refuse them.
+
+    With torch's plain attention: its fused one has no forward mode.
+    """
+    mixer = form.build(8, num_heads=2).requires_grad_(False)
+    x, direction = tokens(2, 6, 8), tokens(2, 6, 8)
+    step = 1e-6 * direction
+    leaf = x.clone().requires_grad_()
+    expected: dict[Derivative, Tensor] = {
+        forward_derivative: (mixer(x + step) - mixer(x - step)) / 2e-6,
+        functional_gradient: torch.autograd.grad((mixer(leaf) * direction).sum(), leaf)[0],
+    }
+    for derivative, value in expected.items():
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                found = derivative(mixer, x, direction)
+        except RuntimeError:  # as torch refuses what it cannot differentiate
+            continue
+        require_close(found, value, derivative.__name__, atol=1e-5, rtol=1e-4)
 
 
 def a_graph_changes_no_gradient(form: Form) -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_like, check_tokens
+from rifflemix.compat import has_plain_autograd
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.operands import on_one_device
 
@@ -61,8 +62,18 @@ def fft_convolution(
         periodic = periodic + (later if FIRST_LAGS[backward_from] else later.roll(1, -1))
     tokens = wide(x)
     dtype = torch.promote_types(tokens.dtype, periodic.dtype)
-    y: Tensor = circular_convolve(tokens.to(dtype), periodic.to(dtype))
+    # Transforms of torch.func and forward mode look into torch's operators, not into ours.
+    convolve = circular_convolve if has_plain_autograd() else _convolve
+    y: Tensor = convolve(tokens.to(dtype), periodic.to(dtype))
     return y.to(x.dtype)
+
+
+def _convolve(x: Tensor, kernel: Tensor) -> Tensor:
+    """`circular_convolve` in plain torch."""
+    period = kernel.shape[1]
+    spectrum = torch.fft.rfft(x.mT, n=period) * torch.fft.rfft(kernel)
+    y: Tensor = torch.fft.irfft(spectrum, n=period)[..., : x.shape[1]].mT
+    return y
 
 
 @torch.library.custom_op("rifflemix::circular_convolve", mutates_args=())
@@ -73,11 +84,9 @@ def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
         raise bad_argument("kernel", expected, tuple(kernel.shape))
     _check_operands(x, kernel.shape[1])
     check_like("kernel", kernel, x, "x")
-    period = kernel.shape[1]
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     for channels in _channel_blocks(x):
-        spectrum = torch.fft.rfft(x[..., channels].mT, n=period) * torch.fft.rfft(kernel[channels])
-        y[..., channels] = torch.fft.irfft(spectrum, n=period)[..., : x.shape[1]].mT
+        y[..., channels] = _convolve(x[..., channels], kernel[channels])
     return y
 
 
