@@ -417,18 +417,25 @@ def with_causal_forward(attention: Any) -> Any:
 
 
 def test_what_is_derived_from_timm_is_run_too() -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
     from torchvision_shim import declare_operators
 
     declare_operators()
+    pytest.importorskip("timm", reason="timm is not installed")
     from timm.layers.attention import Attention as TimmAttention
 
     class OfLanguage(TimmAttention):  # type: ignore[misc]
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = super().forward(x, is_causal=True)
+            y: Tensor = TimmAttention.forward(self, x, is_causal=True)
             return y
 
-    for attention in (OfLanguage(C, H), with_causal_forward(TimmAttention(C, H))):
+    class Patched(TimmAttention):  # type: ignore[misc]
+        """A class whose forward was set from outside."""
+
+        __module__ = TimmAttention.__module__
+        forward = OfLanguage.forward
+
+    kinds = (OfLanguage, Patched, lambda *sizes: with_causal_forward(TimmAttention(*sizes)))
+    for attention in (kind(C, H) for kind in kinds):
         model = nn.ModuleList([attention]).eval()
         x = torch.randn(2, N, C)
         expected = attention(x)

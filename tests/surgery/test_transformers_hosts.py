@@ -162,6 +162,20 @@ REFUSED = {
 }
 
 
+def test_a_forward_of_ones_own_is_not_trusted() -> None:
+    """However much it is written like those of the library."""
+
+    class MyAttention(transformers.models.opt.modeling_opt.OPTAttention):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
+            attn_output, attn_weights = super().forward(hidden_states.flip(1), **kwargs)
+            return attn_output, attn_weights
+
+    model = with_buffer(torch.ones(1))
+    model.decoder.layers[0].self_attn.__class__ = MyAttention
+    with pytest.raises(rm.InputError, match=r"got decoder.layers.0.self_attn \(MyAttention\)"):
+        replace_attention(model, "softmax")
+
+
 @pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_a_mixer_has_no_place_for_is_refused(make: Any, reason: str) -> None:
     with pytest.raises(rm.InputError, match=reason):

@@ -141,6 +141,11 @@ def class_names(module: nn.Module) -> set[str]:
     return {cls.__name__ for cls in type(module).__mro__}
 
 
+def forward_is_of(cls: type[nn.Module], library: str) -> bool:
+    """Whether a class computes what `library` wrote: no subclass or patch with another forward."""
+    return getattr(cls.forward, "__module__", "").partition(".")[0] == library
+
+
 def is_linear(part: object) -> bool:
     """Whether it is a plain linear map: not one with adapters (LoRA) or quantised weights."""
     return isinstance(part, nn.Linear) and type(part).forward is nn.Linear.forward

@@ -20,6 +20,7 @@ from rifflemix.surgery.adapters import (
     Adapter,
     HostAttention,
     SwappedAttention,
+    forward_is_of,
     has_class_token,
     is_linear,
     not_plain,
@@ -132,7 +133,9 @@ class TimmAttention(Adapter):
     def matches(self, module: nn.Module) -> bool:
         """Whatever attends in heads, with the forward of its class."""
         kind = type(module)
-        if kind.__module__.partition(".")[0] != "timm" or "forward" in vars(module):
+        if kind.__module__.partition(".")[0] != "timm" or not forward_is_of(kind, "timm"):
+            return False
+        if "forward" in vars(module):
             return False
         attends = any(word in kind.__name__ for word in ("Attention", "Attn"))
         in_heads = hasattr(module, "num_heads") or hasattr(module, "heads")

@@ -24,6 +24,7 @@ from rifflemix.surgery.adapters import (
     ParentChange,
     SwappedAttention,
     class_names,
+    forward_is_of,
     has_class_token,
 )
 from rifflemix.surgery.hosts.transformers_maps import maps_of, num_heads, read_weights, unreadable
@@ -151,7 +152,7 @@ class TransformersAttention(Adapter):
     has_cache = True
 
     def matches(self, module: nn.Module) -> bool:
-        """A class of transformers, or derived from one, whose forward is written as it knows."""
+        """A class of transformers, or derived from one, with a forward written as it knows."""
         return _is_attention(_class(module)) and (
             _refusal(module) != "" or maps_of(module) is not None
         )
@@ -216,6 +217,8 @@ def _class(module: nn.Module) -> Any:
 def _is_attention(cls: Any) -> bool:
     """Whether a class of modules is written as attention of transformers is."""
     if not any(base.__module__.startswith("transformers.models.") for base in cls.__mro__):
+        return False
+    if not forward_is_of(cls, "transformers"):
         return False
     if any(base.__name__ in _REFUSED for base in cls.__mro__):
         return True

@@ -22,6 +22,7 @@ from rifflemix.surgery.adapters import (
     ParentChange,
     SwappedAttention,
     class_names,
+    forward_is_of,
 )
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
 from rifflemix.surgery.weights import HostWeights, Projection
@@ -130,8 +131,7 @@ class XTransformersAttention(Adapter):
 
     def matches(self, module: nn.Module) -> bool:
         """The library's Attention with `attend` and the four maps, and its own forward."""
-        writer = next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
-        if writer.__module__.partition(".")[0] != "x_transformers":
+        if not forward_is_of(type(module), "x_transformers"):
             return False  # others name the parts of their attention alike
         parts = (*_MAPS, "attend")
         return "Attention" in class_names(module) and all(hasattr(module, part) for part in parts)
