@@ -164,7 +164,7 @@ def _is_close(found: Tensor, expected: Tensor) -> bool:
     """Within the noise of the dtype, of outputs near 1; TF32 counts as noise, and NaN as far."""
     if found.shape != expected.shape:
         return False
-    noise = 0.2 if torch.finfo(expected.dtype).bits < 32 else 0.01
+    noise = 0.1 if torch.finfo(expected.dtype).bits < 32 else 0.01
     size = expected.float().std()
     return bool((found.float() - expected.float()).abs().max() < noise * size)
 
