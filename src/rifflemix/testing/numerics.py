@@ -98,43 +98,37 @@ def gradients_equal_numerical_ones(form: Form, *, every_element: bool = False) -
     )
 
 
-Derivative = Callable[[TokenMixer, Tensor, Tensor], Tensor]
-
-
-def forward_derivative(mixer: TokenMixer, x: Tensor, direction: Tensor) -> Tensor:
-    """How the outputs change along a direction, as torch.func.jvp has it."""
+def forward_derivative(mixer: TokenMixer, x: Tensor, direction: Tensor, weights: Tensor) -> Tensor:
+    """How the weighted sum of the outputs changes along a direction, as torch.func.jvp has it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch about itself
         tangent: Tensor = torch.func.jvp(mixer, (x,), (direction,))[1]
-    return tangent
+    return (tangent * weights).sum()
 
 
-def functional_gradient(mixer: TokenMixer, x: Tensor, direction: Tensor) -> Tensor:
-    """The gradient of the product of outputs and direction, as torch.func.grad has it."""
-    gradient: Tensor = torch.func.grad(lambda x: (mixer(x) * direction).sum())(x)
-    return gradient
+def functional_gradient(mixer: TokenMixer, x: Tensor, direction: Tensor, weights: Tensor) -> Tensor:
+    """The same as torch.func.grad has it."""
+    gradient: Tensor = torch.func.grad(lambda x: (mixer(x) * weights).sum())(x)
+    return (gradient * direction).sum()
 
 
 def transforms_agree_or_are_refused(form: Form) -> None:
-    """What torch.func's jvp and grad give is right, where torch does not refuse them.
+    """What torch.func's jvp and grad give is the gradient, where torch does not refuse them.
 
     With torch's plain attention: its fused one has no forward mode.
     """
     mixer = form.build(8, num_heads=2).requires_grad_(False)
-    x, direction = tokens(2, 6, 8), tokens(2, 6, 8)
-    step = 1e-6 * direction
+    x, direction, weights = (tokens(2, 6, 8) for _ in range(3))
     leaf = x.clone().requires_grad_()
-    expected: dict[Derivative, Tensor] = {
-        forward_derivative: (mixer(x + step) - mixer(x - step)) / 2e-6,
-        functional_gradient: torch.autograd.grad((mixer(leaf) * direction).sum(), leaf)[0],
-    }
-    for derivative, value in expected.items():
+    (gradient,) = torch.autograd.grad((mixer(leaf) * weights).sum(), leaf)
+    expected = (gradient * direction).sum()
+    for derivative in (forward_derivative, functional_gradient):
         try:
             with sdpa_kernel(SDPBackend.MATH):
-                found = derivative(mixer, x, direction)
+                found = derivative(mixer, x, direction, weights)
         except RuntimeError:  # as torch refuses what it cannot differentiate
             continue
-        require_close(found, value, derivative.__name__, atol=1e-5, rtol=1e-4)
+        require_close(found, expected, derivative.__name__, atol=1e-5, rtol=1e-4)
 
 
 def a_graph_changes_no_gradient(form: Form) -> None:
@@ -165,16 +159,12 @@ def _require_same_with_a_graph(
     mixer: TokenMixer, run: Callable[[Tensor], Tensor], x: Tensor, what: str
 ) -> None:
     leaves = [x.clone().requires_grad_(), *mixer.parameters()]
-    found = []
-    for create_graph in (True, False):
-        torch.manual_seed(5)  # of what is dropped
-        y = run(leaves[0])
-        weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
-        found.append(
-            torch.autograd.grad(
-                (y * weights).sum(), leaves, create_graph=create_graph, allow_unused=True
-            )
-        )
+    y = run(leaves[0])
+    loss = (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum()
+    found = [
+        torch.autograd.grad(loss, leaves, create_graph=create_graph, allow_unused=True)
+        for create_graph in (True, False)
+    ]
     require_close(found[0], found[1], f"create_graph=True {what}", atol=1e-9, rtol=1e-7)
 
 
