@@ -12,7 +12,8 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -305,33 +306,40 @@ def printed() -> Answer:
     """Rows of the papers' tables that were run."""
     kept_files = sorted((RESULTS / "reproduce").glob("*.json"))
     sources = [path for path in kept_files if read(path)["printed"] is not None]
-    found = [read(path) for path in sources]
+    found = sorted((read(path) for path in sources), key=_name)
     last_weights = by_time("last-weights-*.json")[-1:]
     by_last_weights = {
         row["recipe"]: 100 * row["last"]["test"]
         for path in last_weights
         for row in read(path)["rows"]
     }
+    rows = [_over_seeds(list(seeds)) for _, seeds in groupby(found, _name)]
     drawn, table = [], []
-    for result in found:
+    for result in rows:
         recipe = result["recipe"]
         share = result["steps"] / result["steps_planned"]
         reduced = f", {format_percent(share)} % of steps" if result["is_reduced"] else ""
         words = f"{result['ours']:.2f} of {result['printed']:.2f}{reduced}"
         marks = (Mark(result["printed"], "main"), Mark(result["ours"], "other"))
         drawn.append(Row(recipe["name"].partition("/")[2], marks, words))
-        kept = ("printed", "ours", "unit", "steps", "steps_planned", "is_reduced", "seed")
+        kept = ("printed", "ours", "unit", "steps", "steps_planned", "is_reduced", "seeds")
         line = {"recipe": recipe["name"], **{key: result[key] for key in kept}}
         error = "" if result["is_reduced"] else _standard_error(result)
         last = by_last_weights.get(recipe["name"], "")
         table.append(line | {"standard_error": error, "last_weights": last})
     numbers = sum(get_recipe(name).printed is not None for name in list_recipes())
-    full = [result for result in found if not result["is_reduced"]]
+    full = [result for result in rows if not result["is_reduced"]]
+    several = [
+        f"{_name(result)} with {result['runs']} seeds ({result['each']})"
+        for result in full
+        if result["runs"] > 1
+    ]
     beyond = [result for result in full if abs(result["difference"]) > 2 * _standard_error(result)]
     says = (
-        f"Of {numbers} printed numbers that have a recipe, {len(found)} were begun and {len(full)} "
-        f"run in full, with one seed each. Of these {len(full) - len(beyond)} lie within two "
-        f"standard errors of the test samples{', not ' * bool(beyond)}"
+        f"Of {numbers} printed numbers that have a recipe, {len(rows)} were begun and {len(full)} "
+        f"run in full, with one seed each{', but ' * bool(several)}{listed(several)}. "
+        f"Of these {len(full) - len(beyond)} lie within two standard errors of the test samples"
+        f"{', not ' * bool(beyond)}"
         f"{listed([_against(result, by_last_weights) for result in beyond])}. A reduced run "
         "reproduces nothing: it shows that the model learns. Disks are printed, rings are ours. "
         "[The whole table](reproduced/report.md)."
@@ -341,6 +349,25 @@ def printed() -> Answer:
                   dots("Printed and ours, %", drawn), table, sources,
                   [*(result["command"] for result in found),
                    *(f"python benchmarks/{_command(path)}" for path in last_weights)])  # fmt: skip
+
+
+def _name(result: Mapping[str, Any]) -> str:
+    return str(result["recipe"]["name"])
+
+
+def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A row of the mean over the seeds that went furthest."""
+    most = max(result["steps"] for result in results)
+    kept = sorted((r for r in results if r["steps"] == most), key=lambda result: result["seed"])
+    ours = statistics.fmean(result["ours"] for result in kept)
+    return {
+        **kept[0],
+        "ours": ours,
+        "difference": ours - kept[0]["printed"],
+        "runs": len(kept),
+        "seeds": " ".join(str(result["seed"]) for result in kept),
+        "each": " and ".join(f"{result['ours']:.2f}" for result in kept),
+    }
 
 
 def _command(path: Path) -> str:
