@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,14 +12,7 @@ from torch import Tensor, nn
 
 import rifflemix as rm
 from rifflemix.mixers import MixerCard, TokenMixer
-from rifflemix.surgery import (
-    Adapter,
-    HostAttention,
-    HostWeights,
-    Projection,
-    SwappedAttention,
-    registry,
-)
+from rifflemix.surgery import SwappedAttention
 
 C, H, N = 16, 4, 9
 
@@ -204,6 +196,33 @@ def test_models_without_something_to_replace(case: str) -> None:
     build, says = MODELS[case]
     with pytest.raises(rm.InputError, match=says):
         rm.replace_attention(build(), "tssa")
+
+
+def test_options_are_a_dict() -> None:
+    with pytest.raises(rm.InputError, match=r"mixer_options: expected a dict .* got \['bias'\]"):
+        rm.replace_attention(stack(), "tssa", mixer_options=["bias"])
+
+
+def test_a_callable_of_the_name_alone_says_what_it_is_given() -> None:
+    with pytest.raises(rm.InputError, match=r"\(index\) or \(index, name\) -> bool, got one that"):
+        rm.replace_attention(stack(), "tssa", layers=lambda name: "0" in name)
+
+
+def test_weights_that_nobody_could_train_are_not_made() -> None:
+    model = stack()
+    with torch.inference_mode():
+        with pytest.raises(rm.InputError, match="inference_mode around it; use torch"):
+            rm.replace_attention(model, "tssa")
+        assert rm.replace_attention(model, "tssa", dry_run=True).replaced == names(0, 1, 2, 3)
+    assert isinstance(model[0].attn, Attention)
+
+
+@pytest.mark.parametrize("host", ["cpu", "meta"])
+def test_the_default_device_does_not_matter(host: str) -> None:
+    model = stack().to(host)
+    with torch.device("meta"):
+        rm.replace_attention(model, "tssa")
+    assert {p.device.type for p in model.parameters()} == {host}
 
 
 def test_a_model_wrapped_for_several_devices() -> None:
@@ -405,65 +424,6 @@ def test_a_class_of_ones_own() -> None:
     assert rm.replace_attention(model, Halves).mixer == "halves"
     x = torch.randn(1, N, C)
     assert torch.equal(model(x), x + model[0].norm(x) / 2)
-
-
-class Strange(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.value, self.out = nn.Linear(C, C), nn.Linear(C, C)
-
-    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
-        return {"tokens": self.out(self.value(tokens).mean(1, keepdim=True).expand_as(tokens))}
-
-
-class SwappedStrange(SwappedAttention):
-    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
-        return {"tokens": self.mixer(tokens)}
-
-
-class StrangeAdapter(Adapter):
-    name = "strange"
-
-    def matches(self, module: nn.Module) -> bool:
-        return type(module).__name__ == "Strange"
-
-    def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
-        return HostAttention(C, 1, max_length=12, notes=("noted",), warnings=("careful",))
-
-    def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
-        return SwappedStrange(mixer, module)
-
-    def weights(self, module: nn.Module) -> HostWeights:
-        value, out = (Projection(m.weight, m.bias) for m in (module.value, module.out))  # type: ignore[arg-type]
-        return HostWeights(value, value, value, out)
-
-    def macs(self, module: nn.Module, host: HostAttention, length: int) -> None:
-        return None
-
-
-def test_an_adapter_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", [])
-    model = nn.ModuleDict({"a": Strange(), "b": Strange()})
-    with pytest.raises(rm.InputError, match="register_adapter"):
-        rm.replace_attention(model, "tssa")
-    rm.register_adapter(StrangeAdapter())
-    with pytest.warns(UserWarning, match="careful") as caught:
-        report = rm.replace_attention(model, "average")
-    assert len(caught) == 1
-    assert report.notes == ["careful", "noted"]
-    assert report.macs_before is None
-    assert "not known" in str(report)
-    assert report.length == 12
-    tokens = torch.randn(2, 12, C)
-    assert model["a"](tokens)["tokens"].shape == tokens.shape
-
-
-@pytest.mark.parametrize(
-    "adapter", [StrangeAdapter, Adapter(), "timm"], ids=["class", "no name", "text"]
-)
-def test_what_is_no_adapter(adapter: Any) -> None:
-    with pytest.raises(rm.InputError, match="adapter"):
-        rm.register_adapter(adapter)
 
 
 def test_no_warning_where_nothing_is_lost() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.settings import MixerSettings
 from rifflemix.surgery.weights import HostWeights, copy_weights
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class SwappedAttention(nn.Module):
 
     settings: MixerSettings | None = None
     """How the mixer was built, by which a file can say it."""
+    adapter: str = ""
+    """The name of the adapter that knew the attention."""
     batch_first: bool = True
     """False where the host's tokens are (N, B, C)."""
 
@@ -74,12 +79,17 @@ class SwappedAttention(nn.Module):
         super().__init__()
         self.mixer = mixer
         self._kept = (original,)
-        self.train(original.training)
+        super().train(original.training)
 
     @property
     def original(self) -> nn.Module:
         """The replaced attention."""
         return self._kept[0]
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; the replaced attention follows, since `forward` may use its parts."""
+        self.original.train(mode)
+        return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # What was loaded without its old attention has it without memory, which cannot move.
@@ -134,6 +144,16 @@ class Adapter:
     def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
         """Attributes of `parents` that must differ while `module` is replaced."""
         return []
+
+
+def returned(adapter: Adapter, method: str, value: Any, kind: type[_T]) -> _T:
+    """What a method of an adapter returned; InputError unless it is of a kind."""
+    if not isinstance(value, kind):
+        got = "None" if value is None else f"a {type(value).__name__}"
+        raise InputError(
+            f"the adapter {adapter.name!r}: expected a {kind.__name__} from {method}, got {got}"
+        )
+    return value
 
 
 def class_names(module: nn.Module) -> set[str]:

@@ -49,7 +49,7 @@ def describe_swap(model: nn.Module) -> dict[str, Any]:
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
     with without_wrappers(model) as alone:
         layers = {
-            name: _layer(name, module.settings)
+            name: {**_layer(name, module.settings), "adapter": module.adapter}
             for name, module in alone.named_modules()
             if isinstance(module, SwappedAttention)
         }

@@ -34,3 +34,8 @@ def register_adapter(adapter: Adapter) -> Adapter:
 def adapter_for(module: nn.Module) -> Adapter | None:
     """The first adapter that knows `module`."""
     return next((a for a in (*_registered, *ADAPTERS) if a.matches(module)), None)
+
+
+def is_registered(name: str) -> bool:
+    """Whether an adapter of this name is known here."""
+    return any(adapter.name == name for adapter in (*_registered, *ADAPTERS))

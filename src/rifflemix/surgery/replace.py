@@ -12,11 +12,12 @@ from torch import nn
 from rifflemix.checks import check_bool
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.mixers import TokenMixer
-from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of
+from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of, returned
 from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, mixer_macs
 from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, name_of, takes_option
 from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select
 from rifflemix.surgery.unknown import unknown_attention
+from rifflemix.surgery.weights import HostWeights
 
 INITS = ("copy", "fresh")
 _BEFORE = "_before_surgery"
@@ -72,11 +73,19 @@ def replace_attention(
 
     Raises:
         InputError: nothing can be replaced; a chosen layer cannot be; a mixer that sees both ways
-            in a causal host; arguments that do not suit the mixer. Nothing is changed then.
+            in a causal host; arguments that do not suit the mixer; `torch.inference_mode`.
+            Nothing is changed then.
     """
     check_choice("init", init, INITS)
     check_bool("dry_run", dry_run)
     class_of(mixer)
+    if mixer_options is not None and not isinstance(mixer_options, Mapping):
+        raise bad_argument("mixer_options", "a dict of the mixer's own options", mixer_options)
+    if torch.is_inference_mode_enabled() and not dry_run:
+        raise InputError(
+            "replace_attention: expected to make weights that can be trained, got "
+            "torch.inference_mode around it; use torch.no_grad"
+        )
     if causal is not None:
         check_bool("causal", causal)
     sites = find_sites(model)
@@ -139,11 +148,15 @@ def prepare(site: Site, settings: MixerSettings, init: str) -> Swap:
     """Build the mixer for one site and wrap it; nothing in the model changes."""
     original = site.module
     place = place_of(original)
-    mixer = settings.build()
-    if place is not None:
-        mixer.to(device=place[0], dtype=place[1])
+    if place is None:
+        mixer = settings.build()
+    else:
+        # Not on torch's default device, which may be meta, and on meta without memory.
+        with torch.device("meta" if place[0].type == "meta" else "cpu"):
+            mixer = settings.build().to(device=place[0], dtype=place[1])
     copied = site.adapter.copy_weights(original, mixer) if init == "copy" else []
-    module = site.adapter.wrap(original, mixer)
+    wrapped = site.adapter.wrap(original, mixer)
+    module = returned(site.adapter, "wrap", wrapped, SwappedAttention)
     return Swap(site, settings, module, copied)
 
 
@@ -155,7 +168,7 @@ def commit(swaps: Sequence[Swap]) -> None:
             for parent, attribute in swap.site.places:
                 done.append((parent, attribute, swap.site.module))
                 setattr(parent, attribute, swap.module)
-            swap.module.settings = swap.settings
+            swap.module.settings, swap.module.adapter = swap.settings, swap.site.adapter.name
         for swap in swaps:
             for change in swap.site.adapter.parent_changes(swap.site.module, swap.site.parents):
                 _change(change)
@@ -253,6 +266,7 @@ def _options(site: Site, wishes: _Wishes) -> dict[str, Any]:
     weights = site.adapter.weights(site.module) if wishes.init == "copy" else None
     if weights is None:
         return options
+    returned(site.adapter, "weights", weights, HostWeights)
     cls = class_of(wishes.mixer)
     maps = (weights.query, weights.key, weights.value)
     follows = {"bias": any(part.bias is not None for part in maps)}

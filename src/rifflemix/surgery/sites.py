@@ -12,7 +12,7 @@ from torch import nn
 
 from rifflemix.checks import check_integers
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.surgery.adapters import Adapter, HostAttention, SwappedAttention
+from rifflemix.surgery.adapters import Adapter, HostAttention, SwappedAttention, returned
 from rifflemix.surgery.registry import adapter_for
 
 Layers = str | Sequence[int] | Callable[..., bool]
@@ -131,7 +131,7 @@ def _site(
     original = module.original if isinstance(module, SwappedAttention) else module
     numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
     stack = ".".join(parts[: numbers[0]] if numbers else parts[:-1])
-    host = adapter.describe(original, parents)
+    host = returned(adapter, "describe", adapter.describe(original, parents), HostAttention)
     return Site(name, module, adapter, host, parents, tuple(places[id(module)]), stack)
 
 
@@ -142,7 +142,12 @@ def _asks(layers: Callable[..., bool], index: int, name: str) -> bool:
         for p in inspect.signature(layers).parameters.values()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
     ]
-    return bool(layers(index, name) if len(positional) > 1 else layers(index))
+    arguments = (index, name) if len(positional) > 1 else (index,)
+    try:
+        return bool(layers(*arguments))
+    except TypeError as error:
+        got = f"one that fails with {arguments}: {error}"
+        raise bad_argument("layers", "a callable (index) or (index, name) -> bool", got) from error
 
 
 def _index(index: int, number: int) -> int:

@@ -17,6 +17,7 @@ from rifflemix.files import make_folder, read_json, user_path, write_atomically,
 from rifflemix.models.weights_file import Outline, misfit, read_outline
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import check_description, describe_swap, settings_of
+from rifflemix.surgery.registry import is_registered
 from rifflemix.surgery.replace import Swap, commit, prepare, restore_attention
 from rifflemix.surgery.sites import check_model, find_sites
 from rifflemix.surgery.wrappers import without_wrappers
@@ -45,6 +46,12 @@ def _apply(model: nn.Module, description: Mapping[str, Any]) -> None:
     swaps: list[Swap] = []
     for name, layer in description["layers"].items():
         site = sites.get(name)
+        adapter = layer.get("adapter", "")
+        if site is None and adapter and not is_registered(adapter):
+            raise InputError(
+                f"model: {name} was replaced by means of the adapter {adapter!r}, which is not "
+                "known here; pass it to rifflemix.register_adapter first"
+            )
         if site is None or site.host.refusal or site.host.dim != layer["dim"]:
             raise _other_model(
                 model, description, f"attention of {layer['dim']} channels at {name}"
