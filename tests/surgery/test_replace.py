@@ -410,6 +410,27 @@ def test_a_compiled_model_runs_what_replaced_its_attention() -> None:
     torch.testing.assert_close(compiled(x), model(x))
 
 
+def test_what_is_not_taken_over_is_noted() -> None:
+    model = stack(4)
+    model[0].attn.register_forward_hook(lambda *_: None)
+    model[0].attn.proj.register_forward_pre_hook(lambda *_: None)
+    for i in (1, 2):
+        model[i].attn.requires_grad_(False)
+    model[3].attn.proj.weight = model[2].attn.proj.weight
+    report = rm.replace_attention(model, "softmax", dry_run=True)
+    hooked, frozen, tied = (note.split(": ") for note in report.notes)
+    assert hooked == ["0.attn", "hooks on it are not called while it is replaced"]
+    assert frozen[0] == "1.attn and 1 more"
+    assert frozen[1] == "its weights were frozen; those of the mixer in its place can be trained"
+    assert tied[0] == "2.attn and 1 more"
+    assert tied[1] == "it shares weights with other modules; the mixer in its place has its own"
+    alone = rm.replace_attention(model, "softmax", layers=[3])
+    assert [note.partition(":")[0] for note in alone.notes] == ["3.attn"]
+    assert alone.parameters_after == sum(p.numel() for p in model.parameters())
+    rest = rm.replace_attention(model, "softmax")
+    assert rest.parameters_after == sum(p.numel() for p in model.parameters())
+
+
 class Halves(TokenMixer):
     """A mixer of a user, in no registry."""
 

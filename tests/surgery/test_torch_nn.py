@@ -139,3 +139,15 @@ def test_class_token_under_a_sort_is_said(name: str) -> None:
     model.register_parameter(name, nn.Parameter(torch.zeros(1, 1, 32)))
     assert "class token" in str(rm.replace_attention(copy.deepcopy(model), "csp"))
     assert rm.replace_attention(model, "tssa").notes == []
+
+
+@pytest.mark.parametrize("name", ["cross_attn", "crossattention", "encoder_attn"])
+def test_cross_attention_of_other_decoders_has_no_number(name: str) -> None:
+    layer = nn.ModuleDict({part: nn.MultiheadAttention(32, 4) for part in ("self_attn", name)})
+    model = nn.ModuleList([layer, copy.deepcopy(layer)])
+    report = rm.replace_attention(model, "tssa", layers=[1])
+    assert report.replaced == ["1.self_attn"]
+    assert [skipped for skipped, reason in report.skipped if "cross-attention" in reason] == [
+        f"0.{name}",
+        f"1.{name}",
+    ]

@@ -13,6 +13,7 @@ from rifflemix.checks import check_bool
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of, returned
+from rifflemix.surgery.lost import not_taken_over, parameters_beside
 from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, mixer_macs
 from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, name_of, takes_option
 from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select
@@ -290,16 +291,16 @@ def _report(
 ) -> SurgeryReport:
     limits = [s.site.host.max_length for s in swaps if s.site.host.max_length is not None]
     length = max_length or (min(limits) if limits else DEFAULT_LENGTH)
-    before = sum(p.numel() for p in model.parameters())
-    old = {id(p): p.numel() for s in swaps for p in s.site.module.parameters()}
-    new = sum(p.numel() for s in swaps for p in s.module.parameters())
+    sites = [swap.site for swap in swaps]
+    after = parameters_beside(model, sites)
+    after |= {id(p): p.numel() for s in swaps for p in s.module.parameters()}
     report = SurgeryReport(
         class_of(mixer).card.name,
         replaced=[s.site.name for s in swaps],
         skipped=skipped,
         length=length,
-        parameters_before=before,
-        parameters_after=before - sum(old.values()) + new,
+        parameters_before=sum(p.numel() for p in model.parameters()),
+        parameters_after=sum(after.values()),
     )
     report.macs_before = _total(
         [s.site.adapter.macs(s.site.module, s.site.host, length) for s in swaps]
@@ -313,6 +314,7 @@ def _report(
         if swap.site.host.class_token and isinstance(swap.module.mixer, SORTING):
             notes.append(_CLASS_TOKEN)
         report.notes += [note for note in notes if note not in report.notes]
+    report.notes += not_taken_over(model, sites)
     return report
 
 

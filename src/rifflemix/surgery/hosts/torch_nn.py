@@ -22,6 +22,9 @@ from rifflemix.surgery.adapters import (
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
 from rifflemix.surgery.weights import HostWeights, Projection
 
+_OF_ANOTHER_SEQUENCE = ("cross", "encoder_attn", "multihead_attn")
+"""Words in the names that decoders give to attention to another sequence."""
+
 
 class SwappedMultiheadAttention(SwappedAttention):
     """A mixer that is called as `torch.nn.MultiheadAttention` is.
@@ -109,9 +112,10 @@ class TorchMultiheadAttention(Adapter):
         )
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:
-        """Whether it is causal, each call decides."""
+        """Whether it is causal, each call decides; by its name it is cross-attention."""
         attention = cast(nn.MultiheadAttention, module)
-        is_second = getattr(parents[-1], "multihead_attn", None) is module
+        names = [name for name, child in parents[-1].named_children() if child is module]
+        is_second = any(word in name.lower() for name in names for word in _OF_ANOTHER_SEQUENCE)
         pools = "Pool" in type(parents[-1]).__name__  # a few learned tokens ask all others (SigLIP)
         refusal = ""
         if attention.bias_k is not None or attention.add_zero_attn:
