@@ -153,7 +153,30 @@ def test_the_loop_of_the_base() -> None:
         mixer.prefill(x, key_padding_mask=mask)
 
 
-def test_a_state_of_another_mixer_is_refused() -> None:
-    state = build("softmax").init_state(1)
-    with pytest.raises(rm.InputError, match="state: expected what init_state or step returned"):
-        build("linear").step(tokens(1, 1)[:, 0], state)
+FOREIGN = {
+    "another mixer": (("softmax", {}), ("linear", {})),
+    "a mixer with the same names": (("linear", {}), ("performer", {})),
+    "a mixer with more names": (("spade", {}), ("softmax", {})),
+    "the same kind of map": (("csp", {}), ("sliceformer", {})),
+    "a longer reach": (("csp", {"reach": 32}), ("csp", {"reach": 8})),
+    "a shorter reach": (("csp", {"reach": 8}), ("csp", {"reach": 32})),
+    "another window": (("sliceformer", {"window_size": 4}), ("sliceformer", {"window_size": 2})),
+    "another state size": (("s4", {"state_size": 2}), ("s4", {"state_size": 64})),
+    "another recurrence": (("s4", {}), ("s5", {})),
+    "other heads": (("softmax", {"num_heads": 4}), ("softmax", {"num_heads": 2})),
+    "another chunk": (("mega_chunk", {"chunk_size": 4}), ("mega_chunk", {"chunk_size": 8})),
+}
+
+
+@pytest.mark.parametrize(("source", "target"), FOREIGN.values(), ids=FOREIGN)
+def test_a_state_of_another_mixer_is_refused(source: Any, target: Any) -> None:
+    made, given = (
+        rm.create_mixer(name, 8, causal=True, **{"num_heads": 2, "max_length": 40, **options})
+        for name, options in (source, target)
+    )
+    _, state = made.prefill(torch.randn(1, 3, 8))
+    token = torch.randn(1, 8)
+    given.step(token, given.init_state(1))
+    expected = f"^state: expected what init_state or step returned, of {target[0]} with these"
+    with pytest.raises(rm.InputError, match=expected):
+        given.step(token, state)

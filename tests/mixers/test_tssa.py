@@ -268,7 +268,7 @@ def test_bad_states_are_named() -> None:
     token = torch.randn(2, 8)
     with pytest.raises(ValueError, match="state: expected what init_state or step returned"):
         mixer.step(token, {"keys": token})
-    with pytest.raises(ValueError, match=r"state: expected one of 3 sequences, got 2"):
+    with pytest.raises(ValueError, match=r"got 'energy' of shape \(2, 2, 4\) for 3 sequences"):
         mixer.step(torch.randn(3, 8), state)
     with pytest.raises(ValueError, match=r"dtype torch.float32, got torch.bfloat16"):
         mixer.step(token, {**state, "energy": state["energy"].bfloat16()})

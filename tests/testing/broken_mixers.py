@@ -351,16 +351,12 @@ class CountsPaddingInThePrompt(Mean):
 
 
 @breaks("states_have_a_row_for_each_sequence")
-class KeepsSequencesLast(WithoutMasks):
-    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        state = super().start_stream(batch_size, device, dtype)
-        return {name: part.mT for name, part in state.items()}
-
+class KeepsSequencesBackwards(WithoutMasks):
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, after = super().advance_stream(x_t, {name: state[name].mT for name in ("sum", "count")})
-        return y, {name: part.mT for name, part in after.items()}
+        y, after = super().advance_stream(x_t, {name: part.flip(0) for name, part in state.items()})
+        return y, {name: part.flip(0) for name, part in after.items()}
 
 
 @breaks("steps_check_their_input")
@@ -369,6 +365,13 @@ class StepsUnchecked(Mean):
         self._check_state(state, x_t)
         y, after = self.advance_stream(x_t, state)
         return y, {**after, "position": state["position"] + 1}
+
+
+@breaks("foreign_states_are_refused")
+class TakesAnyState(Mean):
+    def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
+        own = {name: state.get(name) for name in ("sum", "count", "position")}
+        super()._check_state(own, x_t)
 
 
 @breaks("streams_end_at_max_length")

@@ -28,6 +28,7 @@ from rifflemix.mixers.packed import (
     segments_of,
 )
 from rifflemix.mixers.padding import move_padding_back, move_padding_last
+from rifflemix.mixers.stream_state import Layout, layout_of, misfit
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class TokenMixer(nn.Module):
     card: ClassVar[MixerCard]
     fixed_options: ClassVar[frozenset[str]] = frozenset()
     """Options of a base class that this class decides itself."""
+    _state_layout: Layout | None = None  # of the states of a stream, after the first step
 
     def __init__(
         self,
@@ -260,7 +262,11 @@ class TokenMixer(nn.Module):
         return y.masked_fill(padded, 0.0), {**state, "position": (~key_padding_mask).sum(1)}
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The result of `init_state` without `position`, for mixers that stream."""
+        """The result of `init_state` without `position`, for mixers that stream.
+
+        `step` refuses states with other names, kinds or sizes past the batch. A size of 0 is one
+        that grows with the tokens.
+        """
         raise NotImplementedError
 
     def advance_stream(
@@ -290,13 +296,19 @@ class TokenMixer(nn.Module):
 
     def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
         """Raise unless a state fits the tokens and has room for one more."""
-        if not isinstance(state, dict) or "position" not in state:
+        if not isinstance(state, dict):
             raise self._foreign_state(type(state).__name__)
+        if torch.compiler.is_compiling():  # a graph cannot read the position
+            return
+        if self._state_layout is None:
+            with torch.no_grad():
+                start = self.init_state(1, device=x_t.device, dtype=x_t.dtype)
+            self._state_layout = layout_of(start)
+        wrong = misfit(state, self._state_layout, len(x_t))
+        if wrong is not None:
+            raise self._foreign_state(wrong)
         position = state["position"]
-        if len(position) != len(x_t):
-            raise bad_argument("state", f"one of {len(x_t)} sequences", len(position))
-        # A graph that is being traced cannot read the position, nor can shapes without memory.
-        if self.max_length is None or torch.compiler.is_compiling() or position.is_meta:
+        if self.max_length is None or position.is_meta:
             return
         if not position.numel():
             return
@@ -312,7 +324,8 @@ class TokenMixer(nn.Module):
             )
 
     def _foreign_state(self, got: str) -> InputError:
-        return bad_argument("state", "what init_state or step returned", got)
+        expected = f"what init_state or step returned, of {self.card.name} with these settings"
+        return bad_argument("state", expected, got)
 
     def _check_input(
         self, x: Tensor, key_padding_mask: Tensor | None, *, packed: bool = False

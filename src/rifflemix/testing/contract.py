@@ -123,6 +123,7 @@ PROPERTIES = (
     Property(streams.prefill_equals_steps, _streams),
     Property(streams.states_have_a_row_for_each_sequence, _streams),
     Property(streams.steps_check_their_input, _streams),
+    Property(streams.foreign_states_are_refused, _streams),
     Property(streams.streams_end_at_max_length, _streams),
     Property(streams.streaming_is_refused, _does_not_stream),
     Property(numerics.every_parameter_is_used),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -116,6 +119,31 @@ def steps_check_their_input(form: Form) -> None:
     require_refusal(lambda: mixer.init_state(0), "batch_size: expected")
     require_refusal(lambda: mixer.step(wide, {}), "state: expected")
     require_refusal(lambda: mixer.step(wide[:1], state), "state: expected")
+
+
+def foreign_states_are_refused(form: Form) -> None:
+    """A state with other names, axes or kinds of numbers than the mixer's own is refused."""
+    mixer = form.build()
+    _, state = mixer.prefill(tokens(2, 5))
+    for what, foreign in _foreign(state).items():
+        try:
+            require_refusal(partial(mixer.step, tokens(1, 2)[0], foreign), "state: expected")
+        except Exception as error:
+            raise AssertionError(f"a state {what}: {error}") from None
+
+
+def _foreign(state: dict[str, Tensor]) -> dict[str, Any]:
+    states: dict[str, Any] = {
+        "that is no dict": list(state.values()),
+        "with another name": {**state, "another": state["position"]},
+    }
+    for name, part in state.items():
+        states[f"without {name!r}"] = {other: state[other] for other in state if other != name}
+        states[f"with a row less of {name!r}"] = {**state, name: part[:1]}
+        states[f"with an axis more of {name!r}"] = {**state, name: part.unsqueeze(1)}
+        other_kind = part.long() if part.is_floating_point() else part.float()
+        states[f"with {name!r} of another kind"] = {**state, name: other_kind}
+    return states
 
 
 def streams_end_at_max_length(form: Form) -> None:
