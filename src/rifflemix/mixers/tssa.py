@@ -58,6 +58,7 @@ class TSSA(TokenMixer):
         streaming=True,
         packed=True,
         permutation_equivariant=True,
+        thread_sums="the softmax over heads with renormalize_every, at some lengths",
     )
 
     def __init__(

@@ -57,6 +57,7 @@ class Reformer(TokenMixer):
         complexity="O(N log N + R N m C), R rounds, chunks of m",
         cost_exponent=1.0,
         causal=True,
+        thread_sums="the softmax over the rounds of hashing, at some lengths",
     )
     rotations: Tensor
 

@@ -97,6 +97,7 @@ class SparseTransformer(OrderedAttention):
         complexity="O(N sqrt(N) C)",
         cost_exponent=1.5,
         causal=True,
+        thread_sums="the gradient of the strided pattern's softmax, at some lengths",
         one_length="torch.export makes a condition of the number of its blocks",
     )
 
