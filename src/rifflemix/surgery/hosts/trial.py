@@ -82,7 +82,7 @@ def try_out(module: nn.Module, weights_of: Callable[[nn.Module], HostWeights]) -
     if place is None:
         raise ValueError("a trial needs weights in floating point")
     device = torch.device("cpu") if place[0].type == "meta" else place[0]
-    with _aside(device):
+    with _aside(device), device:  # whatever the default device
         try:
             sample = _sample(module, weights_of, device, place[1])
             found = sample.twin.forward(sample.x)
@@ -129,7 +129,7 @@ def _sample(
     device: torch.device,
     dtype: torch.dtype,
 ) -> _Sample:
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator("cpu").manual_seed(_SEED)
     # What an earlier call has left behind, attention weights for instance, cannot be copied.
     left = (value for part in module.modules() for value in vars(part).values())
     memo: dict[int, Any] = {
