@@ -182,6 +182,21 @@ class DrawsElsewhere(Mean):
         return y * (1 + 0.01 * random.random()) if self.training else y
 
 
+@breaks("training_without_dropout_is_evaluation")
+class TwiceInTraining(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return 2 * y if self.training else y
+
+
+@breaks("layout_in_memory_changes_nothing")
+class ReadsMemoryInItsOrder(WithoutMasks):
+    """Tokens that are not contiguous are read in the order of their storage."""
+
+    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        return super().values(x.as_strided(x.shape, (x[0].numel(), x.shape[2], 1)), None)
+
+
 @breaks("state_dict_holds_everything")
 class HiddenState(Mean):
     def __init__(self, dim: int, **shared: Any) -> None:
@@ -367,6 +382,25 @@ class StepsUnchecked(Mean):
         return y, {**after, "position": state["position"] + 1}
 
 
+@breaks("streams_keep_their_dtype")
+class StepsInFloat32(Mean):
+    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        y, after = super().step(x_t, state)
+        return y.float() if x_t.dtype == torch.bfloat16 else y, after
+
+
+@breaks("streams_keep_their_dtype")
+class StartsInFloat32(Mean):
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        return super().start_stream(batch_size, device, torch.float32)
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        y, after = super().advance_stream(x_t, state)
+        return y.to(x_t.dtype), after
+
+
 @breaks("foreign_states_are_refused")
 class TakesAnyState(Mean):
     def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
@@ -456,6 +490,15 @@ class RoundsTooMuch(Mean):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
         return y if x.dtype == torch.float64 else y.to(torch.bfloat16).to(y.dtype)
+
+
+@breaks("low_precision_follows_float64")
+class RoundsTokensToHalf(Mean):
+    """Of float32 tokens: float16 holds what bfloat16 holds, and not more."""
+
+    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        rounded = x.half().float() if x.dtype == torch.float32 else x
+        return super().values(rounded, key_padding_mask)
 
 
 @breaks("exports", "runs_as_onnx")

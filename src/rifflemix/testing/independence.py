@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -124,6 +124,25 @@ def outputs_ignore_later_tokens(form: Form) -> None:
         bool(moved.max() < 1e-12),
         f"outputs before position {worst} move by {moved.max():.3g} when later tokens change",
     )
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sequences side by side": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+    "every second token of a longer row": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+    "channels apart": lambda x: x.transpose(1, -1).contiguous().transpose(1, -1),
+}
+"""Ways to have the same numbers in memory, of (B, N, C) and of (B, N)."""
+
+
+def layout_in_memory_changes_nothing(form: Form) -> None:
+    """Tokens and masks give the same wherever in memory their numbers lie."""
+    mixer, x, mask = form.build(), tokens(3, 14), torch.rand(3, 14) < 0.3
+    for key_padding_mask in form.masks(mask):
+        expected = mixer(x, key_padding_mask=key_padding_mask)
+        for what, moved in LAYOUTS.items():
+            padding = None if key_padding_mask is None else moved(key_padding_mask)
+            y = mixer(moved(x), key_padding_mask=padding)
+            require_close(y, expected, what, atol=1e-10, rtol=1e-8)
 
 
 def causal_is_refused(form: Form) -> None:

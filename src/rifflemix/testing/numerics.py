@@ -52,16 +52,15 @@ def rounding_error(mixer: TokenMixer, x: Tensor, dtype: torch.dtype) -> Tensor:
 def low_precision_follows_float64(form: Form) -> None:
     """float32 and bfloat16 are off by what their roundings explain, not by more.
 
-    Values are such that bfloat16 holds them exactly. Errors of roundings in a row add up like a
-    random walk, hence the root. Quantiles are compared, for a sort may swap values that round to
-    the same number.
+    Tokens and parameters are such that the type, and no narrower one, holds them exactly. Errors of
+    roundings in a row add up like a random walk, hence the root. Quantiles are compared, for a sort
+    may swap values that round to the same number.
     """
-    mixer = form.build()
-    for parameter in mixer.parameters():
-        parameter.copy_(parameter.to(torch.bfloat16))
-    x = tokens(4, 48).to(torch.bfloat16)
-    exact = mixer(x.double())
     for dtype in (torch.float32, torch.bfloat16):
+        mixer, x = form.build(), tokens(4, 48).to(dtype)
+        for parameter in mixer.parameters():
+            parameter.copy_(parameter.to(dtype))
+        exact = mixer(x.double())
         error = (copy.deepcopy(mixer).to(dtype)(x.to(dtype)).double() - exact).abs()
         explained = rounding_error(mixer, x.double(), dtype)
         for share, further in QUANTILES:

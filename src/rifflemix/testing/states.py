@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.mixers.base import TokenMixer
-from rifflemix.testing.forms import DIM, Form, require, tokens
+from rifflemix.testing.forms import DIM, Form, require, require_close, tokens
 
 
 def state_dict_holds_everything(form: Form) -> None:
@@ -51,6 +51,23 @@ def evaluation_repeats(form: Form) -> None:
     x = torch.randn(2, 30, DIM).round()
     first = outputs_and_gradients(mixer, x)
     require_same(first, outputs_and_gradients(mixer, x), "the same call")
+
+
+@torch.no_grad()
+def training_without_dropout_is_evaluation(form: Form) -> None:
+    """A mixer that drops nothing gives in training what it gives in eval.
+
+    One that draws other numbers in training, whose outputs change with the seed, is let off.
+    """
+    mixer, x = form.build(), tokens(2, 30)
+    expected = mixer(x)
+    mixer.train()
+    outputs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        outputs.append(mixer(x))
+    if torch.equal(*outputs):
+        require_close(outputs[0], expected, "in training", atol=1e-10, rtol=1e-8)
 
 
 @torch.no_grad()

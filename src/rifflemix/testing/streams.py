@@ -85,6 +85,27 @@ def states_have_a_row_for_each_sequence(form: Form) -> None:
         require_close(again, y_t[rows], "a step of selected rows", atol=1e-10, rtol=1e-8)
 
 
+def streams_keep_their_dtype(form: Form) -> None:
+    """Steps give the dtype of their tokens, and the state of a stream keeps the types of its start.
+
+    So does the state after `prefill`.
+    """
+    for dtype in (torch.bfloat16, torch.float64):
+        mixer = form.build(dtype=dtype)
+        start = mixer.init_state(2, dtype=dtype)
+        x = tokens(2, 3).to(dtype)
+        y_t, stepped = mixer.step(x[:, 0], start)
+        require(y_t.dtype == dtype, f"a step with a token of {dtype} gives {y_t.dtype}")
+        for what, state in (("a step", stepped), ("prefill", mixer.prefill(x)[1])):
+            for name, part in start.items():
+                found = state[name].dtype
+                require(
+                    found == part.dtype,
+                    f"of tokens of {dtype}, {name!r} starts as {part.dtype} and is {found} after "
+                    f"{what}",
+                )
+
+
 def _stepped(mixer: TokenMixer, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     state = mixer.init_state(len(x), device=x.device, dtype=x.dtype)
     return _continued(mixer, x, state)
