@@ -91,7 +91,7 @@ def test_no_transform_is_refused(form: Form) -> None:
     mixer = form.build(8, num_heads=2)
     with sdpa_kernel(SDPBackend.MATH):
         for derivative in (forward_derivative, functional_gradient):
-            derivative(mixer, tokens(2, 6, 8), tokens(2, 6, 8))
+            derivative(mixer, *(tokens(2, 6, 8) for _ in range(3)))
 
 
 def test_unknown_mixer_suggests_the_nearest() -> None:
