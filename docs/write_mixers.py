@@ -63,12 +63,20 @@ def _card(page: Path, names: Iterable[str]) -> str:
         "causal": [_yes(entry["causal"]) for entry in chosen],
         "token by token": [_yes(entry["streaming"]) for entry in chosen],
         "padding masks": [_yes(entry["padding"]) for entry in chosen],
+        "padding before or between tokens": [_place_of_padding(entry) for entry in chosen],
         "packed sequences": [_yes(entry["packed"]) for entry in chosen],
         "sees the order of tokens": [_yes(not e["permutation_equivariant"]) for e in chosen],
         f"parameters ({size})": [f"{entry['parameters']:,}" for entry in chosen],
     }
     headers = ["", *(f"`{entry['name']}`" for entry in chosen)]
     return "\n".join(table_lines(headers, ([key, *cells] for key, cells in lines.items()))) + "\n"
+
+
+def _place_of_padding(entry: dict[str, Any]) -> str:
+    if not entry["by_position"]:
+        return "as if alone"
+    form = "two-sided: " if entry["causal"] else ""
+    return f"{form}changes the result, since {entry['by_position']}"
 
 
 def _measured(page: Path, names: Iterable[str]) -> str:

@@ -274,6 +274,22 @@ class IgnoresTheMask(BothWays):
         return super().counts(v, None)
 
 
+@breaks("place_of_padding_changes_nothing")
+class CountsPositions(BothWays):
+    """A token weighs as much as its position says, padding before it included."""
+
+    card = replace(BothWays.card, permutation_equivariant=False)
+
+    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        weights = 1 + 1e-4 * torch.arange(x.shape[1], device=x.device).to(x.dtype)
+        return super().values(x * weights.unsqueeze(-1), key_padding_mask)
+
+
+@breaks("place_of_padding_changes_nothing")
+class DoesNotCountPositions(BothWays):
+    card = replace(BothWays.card, by_position="it does not")
+
+
 @breaks("padding_is_refused")
 class TakesMasksAnyway(WithoutMasks):
     def _check_input(self, x: Tensor, key_padding_mask: Tensor | None) -> None:

@@ -15,6 +15,11 @@ from rifflemix.runs.options import DataDir, Device, Json, Option, Threads
 app = Commands()
 _WIDE = 120  # columns that leave room for papers
 _FEW = 50  # names that are shown together
+_LIMITS = (
+    ("Exported for one length only", "one_length"),
+    ("Not in ONNX", "no_onnx"),
+    ("Another result where padding stands before tokens", "by_position"),
+)
 
 
 @app.callback(
@@ -69,7 +74,7 @@ def mixers(json: Json = False) -> None:
         headers.append("Paper")
         rows = [[*row, entry["paper"]] for row, entry in zip(rows, entries, strict=True)]
     show(plain_table(headers, rows))
-    for what, limit in (("Exported for one length only", "one_length"), ("Not in ONNX", "no_onnx")):
+    for what, limit in _LIMITS:
         limited = [entry["name"] for entry in entries if entry[limit]]
         if limited:
             show(f"{what}: {', '.join(limited)}. Why: --json, {limit}.")

@@ -50,6 +50,8 @@ class MixerCard:
         permutation_equivariant: permuting the tokens permutes the outputs.
         layout_over_length: empty, or why outputs may depend on the padded length N itself even
             where `max_length` is given.
+        by_position: empty, or what the two-sided form lays out over positions, padding included, so
+            that padding before or between the tokens changes their outputs.
         needs_max_length: cannot be built without `max_length`.
         thread_sums: empty, or which of torch's sums split by the number of CPU threads, by default
             or with some options, so that last bits of outputs or gradients depend on it. Torch's
@@ -70,6 +72,7 @@ class MixerCard:
     streaming: bool = False
     permutation_equivariant: bool = False
     layout_over_length: str = ""
+    by_position: str = ""
     needs_max_length: bool = False
     thread_sums: str = ""
     one_length: str = ""

@@ -42,6 +42,7 @@ class Butterfly(StridedGroups):
         equations="Algorithm 1",
         complexity="O(N sqrt(N) C)",
         cost_exponent=1.5,
+        by_position="its groups are positions a stride apart",
     )
     token_rank: Tensor | None
 

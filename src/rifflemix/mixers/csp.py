@@ -85,6 +85,7 @@ class CSP(PermutedValues):
         causal=True,
         streaming=True,
         packed=True,
+        by_position="its groups are neighbouring positions",
     )
 
     steps: Tensor | None

@@ -51,6 +51,7 @@ class Grouped(StridedGroups):
         equations="TSSA (10), (11) in Dimension Mixer's Algorithm 1",
         complexity="O(N C) with tssa",
         cost_exponent=1.0,
+        by_position="its groups are positions a stride apart",
     )
 
     def __init__(

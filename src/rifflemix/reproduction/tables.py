@@ -208,9 +208,9 @@ def report_entries(found: Found) -> list[dict[str, Any]]:
 
 
 def _entries(found: Found) -> list[Entry]:
-    """In the order of the recipes; runs of names that are no recipe any more come last."""
+    """In the order of the recipes, runs by seed; names that are no recipe any more come last."""
     groups: dict[str, dict[tuple[Any, ...], list[tuple[Path, Result]]]] = {}
-    for path, run in found:
+    for path, run in sorted(found, key=lambda one: one[1]["seed"]):
         recipe = run["recipe"]
         train = recipe["train"]
         start = (run.get("started_from") or {}).get("blake2b", "")

@@ -115,6 +115,7 @@ PROPERTIES = (
     Property(independence.padded_places_reach_nothing, _masks),
     Property(independence.amount_of_padding_changes_nothing, _masks_of_any_length),
     Property(independence.longer_neighbours_change_nothing, _masks_of_any_length),
+    Property(independence.place_of_padding_changes_nothing, _masks_of_any_length),
     Property(independence.padding_is_refused, _refuses_masks),
     Property(packing.packed_sequences_do_not_meet, _packs),
     Property(packing.packing_is_refused, _does_not_pack),

@@ -103,6 +103,27 @@ def longer_neighbours_change_nothing(form: Form) -> None:
         require_close(together[row, :length], alone, what, atol=1e-10, rtol=1e-8)
 
 
+def place_of_padding_changes_nothing(form: Form) -> None:
+    """Padding before and between the tokens changes their outputs only where the card says why."""
+    mixer = form.build()
+    x, behind = tokens(1, 21), torch.arange(32) >= 21
+    places = torch.stack([torch.arange(21) + 11, torch.arange(21) + 11 * (torch.arange(21) >= 7)])
+    mask = torch.ones(2, 32, dtype=torch.bool).scatter(1, places, False)
+    y = mixer(F.pad(x, (0, 0, 0, 11)), key_padding_mask=behind.unsqueeze(0))[:, :21]
+    spread = x.new_zeros(2, 32, DIM)
+    spread[~mask] = x.expand(2, -1, -1).flatten(0, 1)
+    found = mixer(spread, key_padding_mask=mask)[~mask].view(2, 21, DIM)
+    why = "" if form.causal else form.card.by_position
+    same = torch.allclose(found, y.expand(2, -1, -1), atol=1e-10, rtol=1e-8)
+    require(bool(why) != same, _place_matters(why, same))
+
+
+def _place_matters(why: str, same: bool) -> str:
+    if same:
+        return f"the place of padding changes nothing, but card.by_position says {why!r}"
+    return "padding before or between tokens changes them, for which card.by_position has no reason"
+
+
 def padding_is_refused(form: Form) -> None:
     """A mixer whose card says padding=False takes no mask."""
     mixer, mask = form.build(), torch.zeros(2, 5, dtype=torch.bool)

@@ -39,6 +39,7 @@ class TokenMLP(TokenMixer):
         equations="(1), token mixing",
         complexity="O(N C D_S), D_S = C/2",
         cost_exponent=1.0,
+        by_position="its weights belong to positions",
         needs_max_length=True,
     )
 
