@@ -22,6 +22,7 @@ import write_mixers
 from results_beyond import grouped, sharding, text
 from results_common import RESULTS, Answer, by_time, listed, pages, read, scores, task_title
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
+from results_suite import which_mixer
 
 from rifflemix.bench import decode
 from rifflemix.comparison.differences import differences_from_softmax
@@ -42,8 +43,9 @@ memory at length: [performance](performance.md). Every file names its machine, o
 
 def answers() -> list[Answer]:
     """All of the page, in its order."""
-    return [accuracy(), one_task(), small_tasks(), text(), grouped(), speed(), memory(),
-            decoding(), sharding(), distillation(), printed(), claims(), estimates()]  # fmt: skip
+    return [which_mixer(), accuracy(), one_task(), small_tasks(), text(), grouped(),
+            speed(), memory(), decoding(), sharding(), distillation(), printed(), claims(),
+            estimates()]  # fmt: skip
 
 
 def accuracy() -> Answer:
@@ -465,13 +467,18 @@ def files() -> dict[Path, str]:
 def _section(answer: Answer) -> str:
     drawn = answer.picture.startswith("<svg")
     picture = f"results/{answer.name}.svg" if drawn else answer.picture
-    sources = ", ".join(f"[{path.name}]({_link(path)})" for path in answer.sources)
+    sources = ", ".join(f"[{_label(path)}]({_link(path)})" for path in answer.sources)
     commands = "\n".join(dict.fromkeys(answer.commands))
     return (
         f"\n## {answer.question}\n\n{answer.says}\n\n![{answer.question}]({picture})\n\n"
         f"Table: [{answer.name}.csv](results/{answer.name}.csv). From {sources}:\n\n"
         f"```\n{commands}\n```\n"
     )
+
+
+def _label(path: Path) -> str:
+    """The file's name; with its folder, where the name alone says nothing."""
+    return f"{path.parent.name}/{path.name}" if path.name == "results.json" else path.name
 
 
 def _link(path: Path) -> str:

@@ -79,6 +79,23 @@ def test_tables_hold_the_means_of_the_runs_and_their_differences_from_softmax(
     assert compared == sum(len(results["mixers"]) - 1 for results in many)
 
 
+def test_the_suite_shows_the_means_of_the_chosen_runs(writer: ModuleType) -> None:
+    folder = RESULTS / "suites" / "lra-small"
+    tasks = {path.parent.name: path for path in folder.glob("*/results.json")}
+    lines = {line["mixer"]: line for line in lines_of(writer, "suite")}
+    for task, path in tasks.items():
+        results = json.loads(path.read_text(encoding="utf-8"))
+        assert {mixer["name"] for mixer in results["mixers"]} == lines.keys()
+        for name, line in lines.items():
+            found = [r["test"]["accuracy"] for r in results["runs"] if r["mixer"] == name]
+            assert len(found) == 3
+            assert float(line[f"{task}_test"]) == pytest.approx(statistics.fmean(found), rel=1e-5)
+            assert float(line[f"{task}_std"]) == pytest.approx(statistics.stdev(found), rel=1e-4)
+    for line in lines.values():
+        assert 1 <= float(line["rank_low"]) <= float(line["rank"]) <= float(line["rank_high"]) <= 15
+    assert {float(lines["softmax"][f"x_softmax_{of}"]) for of in ("speed", "memory")} == {1.0}
+
+
 def test_bits_of_a_byte_are_the_means_of_the_runs(writer: ModuleType) -> None:
     lines = lines_of(writer, "text")
     assert {line["result"] for line in lines} == {path.stem for path in RESULTS.glob("text-*.json")}

@@ -120,7 +120,8 @@ def answers(comparisons: Comparisons) -> list[str]:
 
 def _answers(comparisons: Comparisons, mixers: Sequence[Overall]) -> Iterator[str]:
     ranked = [mixer for mixer in mixers if mixer.standing is not None]
-    best = [mixer.title for mixer in ranked if mixer.is_unbeaten]
+    unbeaten_ones = [mixer for mixer in ranked if mixer.is_unbeaten]
+    best = _by(unbeaten_ones, lambda m: m.standing.rank if m.standing else 0.0)
     if ranked and len(best) < len(ranked):
         yield f"For accuracy: {_listed(best)}. No other is ahead of these on more tasks."
     elif ranked:

@@ -1,0 +1,67 @@
+"""What docs/results.md says of the small suite: which mixer stands where over all its tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from results_common import RESULTS, Answer, listed, read, scores
+from results_pictures import Mark, Row, dots
+
+from rifflemix.comparison.suite_report import Overall, answers, overall
+from rifflemix.comparison.suites import get_suite
+from rifflemix.comparison.table import comparison_rows
+from rifflemix.report.units import format_duration
+
+SUITE = "lra-small"
+FOLDER = RESULTS / "suites" / SUITE
+
+
+def which_mixer() -> Answer:
+    """Ranks over the tasks of the suite, with what differences that are not decided leave open."""
+    made = read(FOLDER / "results.json")
+    tasks = {name: FOLDER / task["results"] for name, task in made["tasks"].items()}
+    comparisons = {name: read(path) for name, path in tasks.items()}
+    table = [_line(mixer, tasks) for mixer in overall(comparisons)]
+    drawn = [Row(line["title"], (Mark(line["rank"], "main", line["rank_low"], line["rank_high"]),),
+                 f"{line['rank']:.1f}; {line['x_softmax_speed']:.2f} speed, "
+                 f"{line['x_softmax_memory']:.2f} memory")
+             for line in sorted(table, key=lambda line: float(line["rank"]))]  # fmt: skip
+    says = f"{' '.join(answers(comparisons))} {_how(made, tasks)}"
+    return Answer("Which mixer for me?", says, "suite", dots("Mean rank over the tasks", drawn),
+                  table, [FOLDER / "results.json", *tasks.values()],
+                  [made["command"]])  # fmt: skip
+
+
+def _line(mixer: Overall, tasks: Mapping[str, Path]) -> dict[str, Any]:
+    assert mixer.standing is not None
+    line: dict[str, Any] = {
+        "mixer": mixer.name,
+        "title": mixer.title,
+        "rank": mixer.standing.rank,
+        "rank_low": mixer.standing.low,
+        "rank_high": mixer.standing.high,
+        "x_softmax_speed": mixer.speed,
+        "x_softmax_memory": mixer.memory,
+    }
+    for name, path in tasks.items():
+        rows = {row.name: row for row in comparison_rows(read(path))}
+        found = scores(path, rows[mixer.name])
+        line |= {f"{name}_test": found["test"], f"{name}_std": found["test_std"]}
+    return line
+
+
+def _how(made: Mapping[str, Any], tasks: Mapping[str, Path]) -> str:
+    """What was run, and what of the suite was not."""
+    trainings = sum(len(read(path)["tuning"]["trials"]) for path in tasks.values())
+    spent = math.fsum(task["wall_seconds"] for task in made["tasks"].values())
+    left = [name for name in get_suite(SUITE).tasks if name not in tasks]
+    return (
+        f"Disks are mean ranks on {listed(list(tasks))}, 1 is the best; bars, what undecided "
+        f"differences leave open. {trainings} trainings on one thread, {format_duration(spent)} in "
+        "all, beside other work, so speeds are rough."
+        + (f" Not run yet: {listed(left)}." if left else "")
+        + " Accuracies are in the table."
+    )
