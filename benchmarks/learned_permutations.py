@@ -150,6 +150,7 @@ class Permuted(rm.TokenMixer):
         complexity="O(N C log G)",
         cost_exponent=1.0,
         causal=True,
+        by_position="its groups are neighbouring positions",
     )
 
     def __init__(

@@ -332,7 +332,7 @@ class IgnoresCausal(BothWays):
         super().__init__(dim, causal=False if causal is True else causal, **shared)
 
 
-@breaks("card_tells_permutation_equivariance")
+@breaks("card_tells_permutation_equivariance", "place_of_padding_changes_nothing")
 class KnowsPositions(BothWays):
     def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
