@@ -110,12 +110,13 @@ def place_of_padding_changes_nothing(form: Form) -> None:
     def outputs(padding: Tensor) -> Tensor:
         spread = x.new_zeros(1, 32, DIM)
         spread[:, ~padding] = x
-        return mixer(spread, key_padding_mask=padding.unsqueeze(0))[:, ~padding]
+        y: Tensor = mixer(spread, key_padding_mask=padding.unsqueeze(0))
+        return y[:, ~padding]
 
     behind, before, between = index >= 21, index < 11, (index >= 7) & (index < 18)
-    y = outputs(behind)
+    expected = outputs(behind)
     same = all(
-        torch.allclose(outputs(place), y, atol=1e-10, rtol=1e-8) for place in (before, between)
+        torch.allclose(outputs(place), expected, atol=1e-10, rtol=1e-8) for place in (before, between)
     )
     why = "" if form.causal else form.card.by_position
     require(bool(why) != same, _place_matters(why, same))
