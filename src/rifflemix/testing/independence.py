@@ -116,7 +116,8 @@ def place_of_padding_changes_nothing(form: Form) -> None:
     behind, before, between = index >= 21, index < 11, (index >= 7) & (index < 18)
     expected = outputs(behind)
     same = all(
-        torch.allclose(outputs(place), expected, atol=1e-10, rtol=1e-8) for place in (before, between)
+        torch.allclose(outputs(place), expected, atol=1e-10, rtol=1e-8)
+        for place in (before, between)
     )
     why = "" if form.causal else form.card.by_position
     require(bool(why) != same, _place_matters(why, same))
