@@ -368,7 +368,7 @@ def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "difference": ours - kept[0]["printed"],
         "runs": len(kept),
         "seeds": " ".join(str(result["seed"]) for result in kept),
-        "each": " and ".join(f"{result['ours']:.2f}" for result in kept),
+        "each": listed([f"{result['ours']:.2f}" for result in kept]),
     }
 
 
