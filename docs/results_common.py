@@ -27,6 +27,7 @@ class Answer:
         table: lines of the CSV file.
         sources: the result files.
         commands: what made them.
+        shown: a short table in Markdown, to stand below the picture.
     """
 
     question: str
@@ -36,6 +37,7 @@ class Answer:
     table: list[dict[str, Any]]
     sources: Sequence[Path]
     commands: Sequence[str]
+    shown: str = ""
 
 
 def by_time(pattern: str) -> list[Path]:

@@ -10,13 +10,19 @@ from typing import Any
 from results_common import RESULTS, Answer, listed, read, scores
 from results_pictures import Mark, Row, dots
 
-from rifflemix.comparison.suite_report import Overall, answers, overall
+from rifflemix.comparison.suite_report import Overall, answers, overall, parts
 from rifflemix.comparison.suites import get_suite
 from rifflemix.comparison.table import comparison_rows
+from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_duration
 
 SUITE = "lra-small"
 FOLDER = RESULTS / "suites" / SUITE
+_SCORES = (
+    "Bold: what cannot be told from the best of the task; nothing, where that is every mixer. "
+    "Means and standard deviations over seeds of what validation chose; speed and memory: "
+    "geometric means over tasks, times softmax attention's."
+)
 
 
 def which_mixer() -> Answer:
@@ -29,10 +35,32 @@ def which_mixer() -> Answer:
                  f"{line['rank']:.1f}; {line['x_softmax_speed']:.2f} speed, "
                  f"{line['x_softmax_memory']:.2f} memory")
              for line in sorted(table, key=lambda line: float(line["rank"]))]  # fmt: skip
-    says = f"{' '.join(answers(comparisons))} {_how(made, tasks)}"
+    says = "\n".join([*(f"- {sentence}" for sentence in answers(comparisons)), "",
+                      _how(made, tasks)])  # fmt: skip
     return Answer("Which mixer for me?", says, "suite", dots("Mean rank over the tasks", drawn),
                   table, [FOLDER / "results.json", *tasks.values()],
-                  [made["command"]])  # fmt: skip
+                  [made["command"]], shown=_scores(comparisons))  # fmt: skip
+
+
+def _scores(comparisons: Mapping[str, Any]) -> str:
+    """Test accuracy on every task, with speed and memory, as a table; the best rank first."""
+    ranked = sorted(
+        overall(comparisons), key=lambda mixer: mixer.standing.rank if mixer.standing else math.inf
+    )
+    accuracy = next(part for part in parts(comparisons) if part.heading == "Accuracy")
+    by_title = {title.text: cells for title, *cells in accuracy.rows}
+    headers = ["Mixer", *(f"{name}, %" for name in comparisons), "Speed", "Memory"]
+    rows = [
+        [
+            mixer.title,
+            *(f"**{cell.text}**" if cell.best else cell.text for cell in by_title[mixer.title]),
+            f"{mixer.speed:.2f}x",
+            f"{mixer.memory:.2f}x",
+        ]
+        for mixer in ranked
+    ]
+    table = "\n".join(table_lines(headers, rows, range(1, len(headers))))
+    return f"{table}\n\n{_SCORES}"
 
 
 def _line(mixer: Overall, tasks: Mapping[str, Path]) -> dict[str, Any]:
@@ -58,10 +86,9 @@ def _how(made: Mapping[str, Any], tasks: Mapping[str, Path]) -> str:
     trainings = sum(len(read(path)["tuning"]["trials"]) for path in tasks.values())
     spent = math.fsum(task["wall_seconds"] for task in made["tasks"].values())
     left = [name for name in get_suite(SUITE).tasks if name not in tasks]
+    rest = f" Not run yet: {listed(left)}." if left else ""
     return (
         f"Disks are mean ranks on {listed(list(tasks))}, 1 is the best; bars, what undecided "
         f"differences leave open. {trainings} trainings on one thread, {format_duration(spent)} in "
-        "all, beside other work, so speeds are rough."
-        + (f" Not run yet: {listed(left)}." if left else "")
-        + " Accuracies are in the table."
+        f"all, beside other work, so speeds are rough.{rest}"
     )

@@ -12,8 +12,7 @@ import math
 import os
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ import write_mixers
 from results_beyond import grouped, sharding, text
 from results_common import RESULTS, Answer, by_time, listed, pages, read, scores, task_title
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
+from results_printed import printed
 from results_suite import which_mixer
 
 from rifflemix.bench import decode
 from rifflemix.comparison.differences import differences_from_softmax
 from rifflemix.comparison.suites import SuiteTask, get_suite
 from rifflemix.comparison.table import comparison_rows
-from rifflemix.recipes import get_recipe, list_recipes
-from rifflemix.report.units import format_duration, format_percent, metric_value
+from rifflemix.report.units import format_duration, metric_value
 
 FOLDER = Path(__file__).resolve().parent
 PAGE, FILES = FOLDER / "results.md", FOLDER / "results"
@@ -304,100 +303,6 @@ def distillation() -> Answer:
                   ["python benchmarks/distil.py --out benchmarks/results"])  # fmt: skip
 
 
-def printed() -> Answer:
-    """Rows of the papers' tables that were run."""
-    kept_files = sorted((RESULTS / "reproduce").glob("*.json"))
-    sources = [path for path in kept_files if read(path)["printed"] is not None]
-    found = sorted((read(path) for path in sources), key=_name)
-    last_weights = by_time("last-weights-*.json")[-1:]
-    by_last_weights = {
-        row["recipe"]: 100 * row["last"]["test"]
-        for path in last_weights
-        for row in read(path)["rows"]
-    }
-    rows = [_over_seeds(list(seeds)) for _, seeds in groupby(found, _name)]
-    drawn, table = [], []
-    for result in rows:
-        recipe = result["recipe"]
-        share = result["steps"] / result["steps_planned"]
-        reduced = f", {format_percent(share)} % of steps" if result["is_reduced"] else ""
-        words = f"{result['ours']:.2f} of {result['printed']:.2f}{reduced}"
-        marks = (Mark(result["printed"], "main"), Mark(result["ours"], "other"))
-        drawn.append(Row(recipe["name"].partition("/")[2], marks, words))
-        kept = ("printed", "ours", "unit", "steps", "steps_planned", "is_reduced", "seeds")
-        line = {"recipe": recipe["name"], **{key: result[key] for key in kept}}
-        error = "" if result["is_reduced"] else _standard_error(result)
-        last = by_last_weights.get(recipe["name"], "")
-        table.append(line | {"standard_error": error, "last_weights": last})
-    numbers = sum(get_recipe(name).printed is not None for name in list_recipes())
-    full = [result for result in rows if not result["is_reduced"]]
-    several = [
-        f"{_name(result)} with {result['runs']} seeds ({result['each']})"
-        for result in full
-        if result["runs"] > 1
-    ]
-    beyond = [result for result in full if abs(result["difference"]) > 2 * _standard_error(result)]
-    says = (
-        f"Of {numbers} printed numbers that have a recipe, {len(rows)} were begun and {len(full)} "
-        f"run in full, with one seed each{', but ' * bool(several)}{listed(several)}. "
-        f"Of these {len(full) - len(beyond)} lie within two standard errors of the test samples"
-        f"{', not ' * bool(beyond)}"
-        f"{listed([_against(result, by_last_weights) for result in beyond])}. A reduced run "
-        "reproduces nothing: it shows that the model learns. Disks are printed, rings are ours. "
-        "[The whole table](reproduced/report.md)."
-    )
-    sources = [*sources, *last_weights]
-    return Answer("Do the papers' numbers come out?", says, "printed",
-                  dots("Printed and ours, %", drawn), table, sources,
-                  [*(result["command"] for result in found),
-                   *(f"python benchmarks/{_command(path)}" for path in last_weights)])  # fmt: skip
-
-
-def _name(result: Mapping[str, Any]) -> str:
-    return str(result["recipe"]["name"])
-
-
-def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A row of the mean over the seeds that went furthest."""
-    most = max(result["steps"] for result in results)
-    kept = sorted((r for r in results if r["steps"] == most), key=lambda result: result["seed"])
-    ours = statistics.fmean(result["ours"] for result in kept)
-    return {
-        **kept[0],
-        "ours": ours,
-        "difference": ours - kept[0]["printed"],
-        "runs": len(kept),
-        "seeds": " ".join(str(result["seed"]) for result in kept),
-        "each": listed([f"{result['ours']:.2f}" for result in kept]),
-    }
-
-
-def _command(path: Path) -> str:
-    return str(read(path)["environment"]["command"])
-
-
-def _standard_error(result: Mapping[str, Any]) -> float:
-    """Of an accuracy in percent on the row's test samples."""
-    task, share = result["task"], result["ours"] / 100
-    size = task["sizes"]["test"] if "sizes" in task else task["options"]["num_test"]
-    return 100 * math.sqrt(share * (1 - share) / size)
-
-
-def _against(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str:
-    """Our number of a row in full, the printed one, and what the last weights give."""
-    name = result["recipe"]["name"]
-    words = (
-        f"{name}, {result['ours']:.2f} for the printed {result['printed']:.2f} (standard error "
-        f"{_standard_error(result):.2f}"
-    )
-    if name in by_last_weights:
-        words += (
-            f"; ours is of the weights that validation chose, the last weights give "
-            f"{by_last_weights[name]:.2f}"
-        )
-    return f"{words})"
-
-
 def claims() -> Answer:
     """The verdicts of docs/claims.md."""
     judged = [
@@ -467,12 +372,14 @@ def files() -> dict[Path, str]:
 def _section(answer: Answer) -> str:
     drawn = answer.picture.startswith("<svg")
     picture = f"results/{answer.name}.svg" if drawn else answer.picture
-    sources = ", ".join(f"[{_label(path)}]({_link(path)})" for path in answer.sources)
+    sources = "\n".join(f"- [{_label(path)}]({_link(path)})" for path in answer.sources)
     commands = "\n".join(dict.fromkeys(answer.commands))
+    shown = f"{answer.shown}\n\n" if answer.shown else ""
     return (
-        f"\n## {answer.question}\n\n{answer.says}\n\n![{answer.question}]({picture})\n\n"
-        f"Table: [{answer.name}.csv](results/{answer.name}.csv). From {sources}:\n\n"
-        f"```\n{commands}\n```\n"
+        f"\n## {answer.question}\n\n{answer.says}\n\n![{answer.question}]({picture})\n\n{shown}"
+        f"Table: [{answer.name}.csv](results/{answer.name}.csv).\n\n"
+        '<details markdown="1">\n<summary>The files it is from, and the commands that wrote them'
+        f"</summary>\n\n{sources}\n\n```\n{commands}\n```\n\n</details>\n"
     )
 
 

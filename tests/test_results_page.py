@@ -96,6 +96,51 @@ def test_the_suite_shows_the_means_of_the_chosen_runs(writer: ModuleType) -> Non
     assert {float(lines["softmax"][f"x_softmax_{of}"]) for of in ("speed", "memory")} == {1.0}
 
 
+def cells_of(page: str, question: str) -> dict[str, list[str]]:
+    """First cell -> the others, of the table that stands below a question's picture."""
+    (section,) = (part for part in page.split("\n## ") if part.startswith(f"{question}\n"))
+    lines = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:1] == "|"]
+    return {first.strip("`"): others for first, *others in lines[2:]}
+
+
+def test_the_page_shows_the_accuracies_of_the_suite(
+    writer: ModuleType, files: dict[Path, str]
+) -> None:
+    shown = cells_of(files[writer.PAGE], "Which mixer for me?")
+    lines = {line["title"]: line for line in lines_of(writer, "suite")}
+    assert shown.keys() == lines.keys()
+    for title, cells in shown.items():
+        line = lines[title]
+        means = [float(line[key]) for key in line if key.endswith("_test")]
+        assert [cell.strip("*").split(" ")[0] for cell in cells[: len(means)]] == [
+            f"{100 * mean:.2f}" for mean in means
+        ]
+        assert cells[len(means) :] == [
+            f"{float(line[f'x_softmax_{of}']):.2f}x" for of in ("speed", "memory")
+        ]
+    ranks = [float(lines[title]["rank"]) for title in shown]
+    assert ranks == sorted(ranks)
+
+
+def test_rows_in_full_are_shown_with_the_mean_of_their_seeds(
+    writer: ModuleType, files: dict[Path, str]
+) -> None:
+    shown = cells_of(files[writer.PAGE], "Do the papers' numbers come out?")
+    runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for path in (RESULTS / "reproduce").glob("*.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["printed"] is not None and not result["is_reduced"]:
+            runs[result["recipe"]["name"]].append(result)
+    assert shown.keys() == runs.keys()
+    for name, (printed, ours, difference, error, seeds) in shown.items():
+        mean = statistics.fmean(result["ours"] for result in runs[name])
+        assert printed == f"{runs[name][0]['printed']:.2f}"
+        assert ours.split(" ")[0] == f"{mean:.2f}"
+        assert difference == f"{mean - runs[name][0]['printed']:+.2f}"
+        assert float(seeds) == len(runs[name])
+        assert 0.5 < float(error) < 1.5  # of some 2,000 test samples
+
+
 def test_bits_of_a_byte_are_the_means_of_the_runs(writer: ModuleType) -> None:
     lines = lines_of(writer, "text")
     assert {line["result"] for line in lines} == {path.stem for path in RESULTS.glob("text-*.json")}
