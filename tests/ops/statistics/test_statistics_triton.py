@@ -194,6 +194,23 @@ def test_layouts(operator: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+def test_heads_may_lie_billions_of_values_apart(operator: Callable[..., Tensor]) -> None:
+    """Offsets of 32 bits would end at the third head; nothing between the heads is ever read."""
+    apart = 2**30 + 8
+    memory = torch.empty(2 * apart + 32, dtype=torch.float16, device=DEVICE)
+    w = memory.as_strided((1, 3, 4, 8), (3 * apart, apart, 8, 1))
+    near = w.copy_(torch.randn(w.shape)).clone().requires_grad_()
+    w.requires_grad_()
+    temperature = torch.ones(3, device=DEVICE)
+    results = []
+    for tokens in (w, near):
+        y = operator(tokens, temperature, backend="triton")
+        results.append((y, *torch.autograd.grad(y.square().sum(), tokens)))
+    for value, expected in zip(*results, strict=True):
+        assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
 def test_gradient_of_a_gradient(operator: Callable[..., Tensor]) -> None:
     w = tokens(1, 2, 7, 3)
     temperature = torch.ones(2, device=DEVICE, requires_grad=True)

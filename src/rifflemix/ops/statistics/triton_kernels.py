@@ -19,7 +19,7 @@ def chunk_of_head(heads, num_chunks):
     """Sample, head and chunk of a program; heads first, as in memory."""
     program = tl.program_id(0)
     rest = program // heads
-    return (rest // num_chunks).to(tl.int64), program % heads, rest % num_chunks
+    return (rest // num_chunks).to(tl.int64), (program % heads).to(tl.int64), rest % num_chunks
 
 
 @triton.jit
@@ -117,7 +117,8 @@ def _all_heads(
     """(tokens, heads, features) in float32."""
     there = exists[:, None, None] & (head < heads)[None, :, None]
     there = there & (feature < features)[None, None, :]
-    offset = token.to(tl.int64)[:, None, None] * x_token + head[None, :, None] * x_head
+    offset = token.to(tl.int64)[:, None, None] * x_token
+    offset += head.to(tl.int64)[None, :, None] * x_head
     offset += feature[None, None, :]
     return tl.load(x + batch * x_batch + offset, mask=there, other=0.0).to(tl.float32)
 
