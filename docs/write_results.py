@@ -20,6 +20,7 @@ import write_claims
 import write_mixers
 from results_beyond import grouped, sharding, text
 from results_common import RESULTS, Answer, by_time, listed, pages, read, scores, task_title
+from results_peers import packages
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
 from results_printed import printed
 from results_suite import which_mixer
@@ -43,8 +44,8 @@ memory at length: [performance](performance.md). Every file names its machine, o
 def answers() -> list[Answer]:
     """All of the page, in its order."""
     return [which_mixer(), accuracy(), one_task(), small_tasks(), text(), grouped(),
-            speed(), memory(), decoding(), sharding(), distillation(), printed(), claims(),
-            estimates()]  # fmt: skip
+            speed(), memory(), packages(), decoding(), sharding(), distillation(), printed(),
+            claims(), estimates()]  # fmt: skip
 
 
 def accuracy() -> Answer:

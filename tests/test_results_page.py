@@ -171,6 +171,32 @@ def test_longer_texts_are_shown_as_they_were_measured() -> None:
     assert table in script.PAGE.read_text(encoding="utf-8")
 
 
+def test_baselines_are_beside_the_packages_that_do_the_same(writer: ModuleType) -> None:
+    path = max(
+        (RESULTS / "peers").glob("*.json"), key=lambda p: comparison(p.stem)["environment"]["time"]
+    )
+    timed = {
+        (row["kind"], row["name"], row["shape"]["tokens"]): row["passes"]["forward_backward"]
+        for row in comparison(path.stem)["rows"]
+        if row["passes"]
+    }
+    lines = lines_of(writer, "packages")
+    assert {line["mixer"] for line in lines} == {
+        "nystromformer", "performer", "linformer", "local", "reformer", "linear", "sinkhorn"
+    }  # fmt: skip
+    for line in lines:
+        tokens = int(line["tokens"])
+        ours, theirs = timed["layer", line["mixer"], tokens], timed["peer", line["package"], tokens]
+        for key, mine, other in (
+            ("time", "p50", "p50"),
+            ("low", "p20", "p80"),
+            ("high", "p80", "p20"),
+        ):
+            assert float(line[key]) == pytest.approx(ours[mine] / theirs[other], rel=1e-5)
+        memory = ours["peak_memory_bytes"] / theirs["peak_memory_bytes"]
+        assert float(line["memory"]) == pytest.approx(memory, rel=1e-5)
+
+
 def test_memory_is_that_of_the_scaling(writer: ModuleType) -> None:
     """And softmax attention is its own unit."""
     path, _ = writer.write_mixers.newest_scaling()

@@ -130,10 +130,25 @@ def test_thirty_layers_look_different() -> None:
     assert len({colour for colour, _ in looks.values()}) == len(names)
 
 
+def test_ours_stands_beside_the_package_that_does_the_same() -> None:
+    result = fake_bench.scaling(
+        [*LAYERS, "linformer"], peers=("linformer", "reformer-pytorch"), tokens=(256, 1024)
+    )
+    table = bench_tables(result)[-1]
+    assert table.title.startswith("forward and backward, ours / the package's: time")
+    assert table.headers == ["Name", "N=256", "N=1,024"]
+    ((name, *cells),) = table.rows  # no reformer of ours was measured
+    assert name == "linformer / linformer"
+    ratio = 1.35 ** (4 - 10)
+    expected = f"{ratio:.3f} ({ratio / 1.06:.3f} to {ratio * 1.06:.3f}), 1.00"
+    assert cells == [expected, expected]
+
+
 def test_a_mixer_and_a_package_of_one_name_stay_apart() -> None:
     result = fake_bench.scaling([*LAYERS, "linformer"], peers=("linformer",))
     alone = fake_bench.scaling([*LAYERS, "linformer"])
-    for table, without in zip(bench_tables(result), bench_tables(alone), strict=True):
+    *tables, _ = bench_tables(result)
+    for table, without in zip(tables, bench_tables(alone), strict=True):
         assert table.headers == without.headers
         assert {len(row) for row in table.rows} == {len(table.headers)}
         rows = {row[0]: row for row in table.rows}

@@ -24,12 +24,14 @@ class Peer:
         name: on the package index.
         module: what to import.
         layer: makes the layer from (imported module, shape).
+        mixer: ours that does the same, None where there is none.
         needs_gpu: it does not run on a CPU.
     """
 
     name: str
     module: str
     layer: Callable[[Any, Shape], nn.Module]
+    mixer: str | None = None
     needs_gpu: bool = False
 
     def version(self) -> str | None:
@@ -142,18 +144,19 @@ def _gated_linear_attention(package: Any, s: Shape) -> nn.Module:
 
 
 PEERS = (
-    Peer("x-transformers", "x_transformers", _x_transformers),
-    Peer("nystrom-attention", "nystrom_attention", _nystrom),
-    Peer("performer-pytorch", "performer_pytorch", _performer),
-    Peer("linformer", "linformer", _linformer),
-    Peer("local-attention", "local_attention", _local),
-    Peer("reformer-pytorch", "reformer_pytorch", _reformer),
+    Peer("x-transformers", "x_transformers", _x_transformers, "softmax"),
+    Peer("nystrom-attention", "nystrom_attention", _nystrom, "nystromformer"),
+    Peer("performer-pytorch", "performer_pytorch", _performer, "performer"),
+    Peer("linformer", "linformer", _linformer, "linformer"),
+    Peer("local-attention", "local_attention", _local, "local"),
+    Peer("reformer-pytorch", "reformer_pytorch", _reformer, "reformer"),
     Peer(
         "linear-attention-transformer",
         "linear_attention_transformer.linear_attention_transformer",
         _linear_attention,
+        "linear",
     ),
-    Peer("sinkhorn-transformer", "sinkhorn_transformer", _sinkhorn),
+    Peer("sinkhorn-transformer", "sinkhorn_transformer", _sinkhorn, "sinkhorn"),
     Peer("flash-linear-attention", "fla.layers", _gated_linear_attention, needs_gpu=True),
 )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rifflemix.bench import describe_hardware
+from rifflemix.bench.beside import Beside, beside_packages
 from rifflemix.bench.rows import PEER, Key
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import (
@@ -57,7 +58,9 @@ def bench_tables(result: Mapping[str, Any]) -> list[BenchTable]:
     rows = result["rows"]
     if result["benchmark"] == "scaling":
         axis = axis_of(result)
-        return [_growth_table(result["growth"], axis), *_tables_by_axis(rows, axis)]
+        tables = [_growth_table(result["growth"], axis), *_tables_by_axis(rows, axis)]
+        beside = list(beside_packages(result))
+        return [*tables, _beside_table(beside, axis)] if beside else tables
     if result["benchmark"] == "decode":
         return _tables_by_context(rows)
     if result["benchmark"] == "parallel":
@@ -183,6 +186,25 @@ def _tables_by_axis(rows: Sequence[Row], axis: str) -> list[BenchTable]:
     return [
         _by_axis(title, _timed(name, show, _status), rows, axis) for title, name, show in columns
     ]
+
+
+def _beside_table(beside: Sequence[Beside], axis: str) -> BenchTable:
+    """A row a mixer and its package, and a column an N (or C)."""
+    points = sorted({pair.shape[axis] for pair in beside})
+    cells = {
+        (pair.mixer, pair.package, pair.shape[axis]): f"{format_rate(pair.time)} "
+        f"({format_rate(pair.low)} to {format_rate(pair.high)}), {format_rate(pair.memory)}"
+        for pair in beside
+    }
+    lines = [
+        [f"{mixer} / {package}", *(cells.get((mixer, package, n), MISSING) for n in points)]
+        for mixer, package in dict.fromkeys((pair.mixer, pair.package) for pair in beside)
+    ]
+    return BenchTable(
+        "forward and backward, ours / the package's: time (by its spread), peak memory",
+        ["Name", *(f"{AXES[axis]}={format_count(n)}" for n in points)],
+        lines,
+    )
 
 
 def _differ_in_tokens(rows: Sequence[Row]) -> bool:
