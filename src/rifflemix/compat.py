@@ -89,6 +89,12 @@ def stable_order(x: Tensor, dim: int) -> Tensor:
     return x.sort(dim=dim, stable=True).indices
 
 
+def elu_into(x: Tensor, out: Tensor) -> Tensor:
+    """Write elu(x) to a tensor of any layout, which torch.nn.functional.elu does not offer."""
+    y: Tensor = torch.ops.aten.elu.out(x, out=out)
+    return y
+
+
 def take_first(table: Tensor, length: int, dim: int) -> Tensor:
     """The first `length` entries along `dim`, also where the length is a symbol.
 

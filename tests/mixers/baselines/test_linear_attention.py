@@ -41,6 +41,23 @@ def test_gradients(causal: bool) -> None:
         return linear_attention(q, k, v, epsilon=1e-3, causal=causal, chunk_size=4)
 
     assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs)
+
+
+def test_heads_of_a_token_lie_together() -> None:
+    """So that the output map reads them without a copy."""
+    y = linear_attention(*draw(7), epsilon=1e-6)
+    assert y.transpose(1, 2).is_contiguous()
+
+
+def test_values_may_have_a_gradient_of_their_own_and_no_tokens() -> None:
+    q, k, v = draw(6)
+    v.requires_grad_()
+    (found,) = torch.autograd.grad(linear_attention(q, k, v, epsilon=1e-6).square().sum(), v)
+    (expected,) = torch.autograd.grad(dense(q, k, v, 1e-6, False).square().sum(), v)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+    none = linear_attention(*(t[:, :, :0] for t in (q, k, v)), epsilon=1e-6)
+    assert none.shape == (2, 3, 0, 4)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -1,4 +1,4 @@
-"""Features of linear attention that keep as little for the gradient as they can."""
+"""Parts of linear attention that keep as little for the gradient as they can."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.compat import has_plain_autograd, leaves_package
+from rifflemix.compat import elu_into, has_plain_autograd, leaves_package
 
 LOG_ZERO = -1e30
 """Stands for the log of zero, and stays finite in a row that holds nothing else."""
@@ -95,7 +95,8 @@ class _EluPlusOne(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = F.elu(x).add_(1.0)
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)  # head by head, for products
+        elu_into(x, y).add_(1.0)
         ctx.save_for_backward(y)
         return y
 
@@ -104,3 +105,34 @@ class _EluPlusOne(torch.autograd.Function):
         (y,) = ctx.saved_tensors
         grad_x: Tensor = y.clamp(max=1.0).mul_(grad)
         return grad_x
+
+
+def scaled(x: Tensor, scale: Tensor) -> Tensor:
+    """X * scale, in one new tensor where that can be, with the heads of a token side by side.
+
+    Args:
+        x: (B, H, N, D).
+        scale: (B, H, N, 1), not 0.
+    """
+    if not fuses_features():
+        return x * scale
+    y: Tensor = _Scaled.apply(x, scale)  # type: ignore[no-untyped-call] # torch's own
+    return y
+
+
+class _Scaled(torch.autograd.Function):
+    """The product is kept in place of x: the output map, which reads it, keeps it anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        _, heads, length, width = x.shape
+        token = heads * width
+        y = x.new_empty_strided(x.shape, (length * token, width, token, 1))
+        torch.mul(x, scale, out=y)
+        ctx.save_for_backward(scale, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        scale, y = ctx.saved_tensors
+        return grad * scale, (grad * y).sum(-1, keepdim=True) / scale

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rifflemix.checks import autocast_enabled
 from rifflemix.compat import take_first
+from rifflemix.mixers._attention.fused_features import scaled
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.padding import block_of, missing_tokens
 from rifflemix.ops.precision import without_autocast
@@ -140,8 +141,7 @@ def linear_attention(
         # One more value, which is 1 in all tokens, sums the weights on the way.
         y, total = (q @ (k.mT @ F.pad(v, (0, 1), value=1.0))).split((v.shape[-1], 1), -1)
         # The gradient takes half the passes of that of a quotient.
-        normalised: Tensor = y * (total + epsilon).reciprocal()
-        return normalised
+        return scaled(y, (total + epsilon).reciprocal())
     norms = k.sum(-2, keepdim=True, dtype=_wide(k))
     return _divided(q @ (k.mT @ v), (q * norms).sum(-1, keepdim=True), epsilon)
 
