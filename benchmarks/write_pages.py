@@ -50,6 +50,7 @@ from rifflemix.bench.tables import (
 from rifflemix.comparison.differences import differences_from_softmax
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.plot import comparison_plot
+from rifflemix.comparison.suites import HEADLINE
 from rifflemix.comparison.table import (
     baseline_row,
     comparison_rows,
@@ -59,7 +60,6 @@ from rifflemix.comparison.table import (
 )
 from rifflemix.comparison.tuning import markdown_tuning
 from rifflemix.mixers import list_mixers
-from rifflemix.mixers.named import mixer_class
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_duration
 from rifflemix.reproduction import load_results
@@ -224,19 +224,15 @@ def short_table(result: Mapping[str, Any]) -> BenchTable:
 
 
 def of_ours(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result without baselines and packages, and with one shape and form of an operator.
+    """A result of the headline mixers, without packages; of an operator one shape and form.
 
     Packages' whole models stay: there is one beside ours, of the same size.
     """
     are_models = result["benchmark"] == "models"
-    baselines = {
-        name
-        for name in list_mixers()
-        if ".baselines." in mixer_class(name).__module__ and name != "softmax"
-    }
+    others = set(list_mixers()) - set(HEADLINE)
 
     def is_shown(entry: Mapping[str, Any]) -> bool:
-        return (are_models or entry["kind"] != PEER) and entry["name"] not in baselines
+        return (are_models or entry["kind"] != PEER) and entry["name"] not in others
 
     rows = [row for row in result["rows"] if is_shown(row)]
     if result["benchmark"] == "ops":

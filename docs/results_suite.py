@@ -1,13 +1,14 @@
-"""What docs/results.md says of the small suite: which mixer stands where over all its tasks."""
+"""What docs/results.md says of the small suite: who stands where, and what its tasks take."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from results_common import RESULTS, Answer, listed, read, scores
+from results_common import RESULTS, Answer, by_time, listed, read, scores
 from results_pictures import Mark, Row, dots
 
 from rifflemix.comparison.suite_report import Overall, answers, overall, parts
@@ -92,3 +93,36 @@ def _how(made: Mapping[str, Any], tasks: Mapping[str, Path]) -> str:
         f"differences leave open. {trainings} trainings on one thread, {format_duration(spent)} in "
         f"all, beside other work, so speeds are rough.{rest}"
     )
+
+
+def small_tasks() -> Answer:
+    """What softmax attention reaches on the tasks of the suite, and how soon."""
+    made = read(FOLDER / "results.json")
+    tasks = {name: FOLDER / task["results"] for name, task in made["tasks"].items()}
+    drawn, table = [], []
+    for name, path in tasks.items():
+        results = read(path)
+        row = next(row for row in comparison_rows(results) if row.name == "softmax")
+        trials = [trial for trial in results["tuning"]["trials"] if trial["mixer"] == "softmax"]
+        seconds = statistics.median(trial["wall_seconds"] for trial in trials)
+        assert row.test is not None
+        assert row.chance is not None
+        marks = (Mark(100 * row.test.mean, "main"), Mark(100 * row.chance, "other"))
+        words = f"{row.test} in {format_duration(seconds)}"
+        drawn.append(Row(f"{name}, N = {results['task']['max_length']}", marks, words))
+        line = {"task": name, **scores(path, row), "chance": row.chance, "seconds": seconds}
+        table.append(line | {"threads": results["config"]["threads"]})
+    smoke = by_time(f"suite-{SUITE}-smoke-*.json")[-1]
+    quick = read(smoke)
+    spent = math.fsum(task["wall_seconds"] for task in quick["tasks"].values())
+    said = [f"{row.name.partition(',')[0]} {row.words}" for row in drawn]
+    says = (
+        f"Test accuracy in percent: {'; '.join(said)}. That is softmax attention at the sizes of "
+        "[the suite](suites.md) and the rate that validation chose; a training on one thread, "
+        "while other work shared the two cores. Rings are the commonest answer. The suite's smoke "
+        f"test of {listed([mixer['name'] for mixer in quick['mixers']])}, half the steps of each "
+        f"task, took {format_duration(spent)} in all."
+    )
+    return Answer("Does softmax attention learn the small tasks in minutes?", says, "small-tasks",
+                  dots("Test accuracy, %", drawn), table, [*tasks.values(), smoke],
+                  [made["command"], quick["command"]])  # fmt: skip

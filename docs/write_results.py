@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,13 +22,12 @@ from results_common import RESULTS, Answer, by_time, listed, pages, read, scores
 from results_peers import packages
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
 from results_printed import printed
-from results_suite import which_mixer
+from results_suite import small_tasks, which_mixer
 
 from rifflemix.bench import decode
 from rifflemix.comparison.differences import differences_from_softmax
-from rifflemix.comparison.suites import SuiteTask, get_suite
 from rifflemix.comparison.table import comparison_rows
-from rifflemix.report.units import format_duration, metric_value
+from rifflemix.report.units import metric_value
 
 FOLDER = Path(__file__).resolve().parent
 PAGE, FILES = FOLDER / "results.md", FOLDER / "results"
@@ -114,57 +112,6 @@ def one_task() -> Answer:
     picture = dots("Test accuracy, %", drawn, rule=100 * identity.mean)
     return Answer("What does every mixer reach on one task?", says, "every-mixer", picture, table,
                   [path], [results["command"]])  # fmt: skip
-
-
-def small_tasks() -> Answer:
-    """What softmax attention reaches on the tasks of the suite, and how soon."""
-    drawn, table, sources, missing = [], [], [], []
-    for name, task in get_suite("lra-small").tasks.items():
-        path = next((path for path in reversed(comparisons()) if _is_of(read(path), task)), None)
-        if path is None:
-            missing.append(name)
-            continue
-        results = read(path)
-        row = next(row for row in comparison_rows(results) if row.name == "softmax")
-        runs = [run for run in results["runs"] if run["mixer"] == "softmax"]
-        seconds = statistics.median(run["wall_seconds"] for run in runs)
-        assert row.test is not None
-        assert row.chance is not None
-        marks = (Mark(100 * row.test.mean, "main"), Mark(100 * row.chance, "other"))
-        words = f"{row.test} in {format_duration(seconds)}"
-        drawn.append(Row(f"{name}, N = {results['task']['max_length']}", marks, words))
-        line = {"task": name, **scores(path, row), "chance": row.chance, "seconds": seconds}
-        table.append(line | {"threads": results["config"]["threads"]})
-        sources.append(path)
-    said = [f"{row.name.partition(',')[0]} {row.words}" for row in drawn]
-    says = (
-        f"Test accuracy in percent: {'; '.join(said)}. That is softmax attention on one thread, at "
-        "the sizes of [the suite](suites.md), with a single learning rate, while other work shared "
-        "the two cores; rings are the commonest answer."
-    )
-    if missing:
-        says += f" Not measured yet: {', '.join(missing)}."
-    smoke = by_time("suite-lra-small-smoke-*.json")[-1]
-    made = read(smoke)
-    seconds = sum(task["wall_seconds"] for task in made["tasks"].values())
-    says += (
-        f" The suite's smoke test of {listed([mixer['name'] for mixer in made['mixers']])}, half "
-        f"the steps of each task, took {format_duration(seconds)} in all."
-    )
-    sources.append(smoke)
-    return Answer("Does softmax attention learn the small tasks in minutes?", says, "small-tasks",
-                  dots("Test accuracy, %", drawn), table, sources,
-                  [read(path)["command"] for path in sources])  # fmt: skip
-
-
-def _is_of(results: Mapping[str, Any], task: SuiteTask) -> bool:
-    """Whether a comparison is that of a suite's task, at its size and budget."""
-    options, train = results["task"]["options"], results["config"]["train"]
-    return (
-        results["config"]["task"] == task.task
-        and all(options.get(name) == value for name, value in task.options.items())
-        and all(train[name] == value for name, value in task.settings.items())
-    )
 
 
 def speed() -> Answer:
