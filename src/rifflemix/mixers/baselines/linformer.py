@@ -79,9 +79,19 @@ class Linformer(OrderedAttention):
         length = k.shape[2]
         of_keys = self.key_projection
         of_values = of_keys if self.value_projection is None else self.value_projection
-        k, v = take_first(of_keys, length, 2) @ k, take_first(of_values, length, 2) @ v
+        k = _mixtures(take_first(of_keys, length, 2), k)
+        v = _mixtures(take_first(of_values, length, 2), v)
         return masked_attention(q, k, v, dropout=self.dropout_p())
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
         return f"{super().extra_repr()}, projected_length={self.key_projection.shape[1]}"
+
+
+def _mixtures(projection: Tensor, x: Tensor) -> Tensor:
+    """(1 or H, k, N) times (B, H, N, D): (B, H, k, D); heads that share it are one product."""
+    if len(projection) > 1:
+        return projection @ x
+    together = projection @ x.transpose(1, 2).flatten(2)
+    mixed: Tensor = together.unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
+    return mixed
