@@ -127,7 +127,7 @@ def _standard_error(result: Mapping[str, Any]) -> float:
 
 def _against(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str:
     """Our number of a row in full, the printed one, and what the last weights give."""
-    name = result["recipe"]["name"]
+    name = _name(result)
     words = (
         f"{name}, {result['ours']:.2f} for the printed {result['printed']:.2f} (standard error "
         f"{_standard_error(result):.2f}"

@@ -33,9 +33,10 @@ FOLDER = Path(__file__).resolve().parent
 PAGE, FILES = FOLDER / "results.md", FOLDER / "results"
 INTRODUCTION = """# Results
 
-A question, a picture, a sentence, and behind links the table, the file that a command wrote, and
-the command. `python docs/write_results.py` writes this page; no number on it is typed. Times and
-memory at length: [performance](performance.md). Every file names its machine, of two CPU cores.
+A question, a picture, a sentence; a short table where one helps, and all numbers as CSV. The result
+files and the commands that wrote them are folded below each. `python docs/write_results.py` writes
+this page; no number on it is typed. Times and memory at length: [performance](performance.md). Every
+file names its machine, of two CPU cores.
 """
 
 

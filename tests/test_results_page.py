@@ -96,6 +96,17 @@ def test_the_suite_shows_the_means_of_the_chosen_runs(writer: ModuleType) -> Non
     assert {float(lines["softmax"][f"x_softmax_{of}"]) for of in ("speed", "memory")} == {1.0}
 
 
+def test_what_choose_says_of_the_suite_holds() -> None:
+    """Its fifth question names who is more accurate than softmax attention where, and how fast."""
+    results = json.loads((RESULTS / "suites/lra-small/results.json").read_text(encoding="utf-8"))
+    mixers = {mixer["name"]: mixer for mixer in results["mixers"]}
+    assert mixers["mega"]["ahead"] == ["listops", "image"]
+    assert mixers["mega"]["speed"] < 1
+    for name in ("s4", "mlp_mixer"):
+        assert mixers[name]["ahead"] == ["image"]
+        assert mixers[name]["speed"] > 1
+
+
 def test_small_tasks_are_those_of_the_suite(writer: ModuleType) -> None:
     folder = RESULTS / "suites" / "lra-small"
     lines = {line["task"]: line for line in lines_of(writer, "small-tasks")}
