@@ -35,8 +35,8 @@ INTRODUCTION = """# Results
 
 A question, a picture, a sentence; a short table where one helps, and all numbers as CSV. The result
 files and the commands that wrote them are folded below each. `python docs/write_results.py` writes
-this page; no number on it is typed. Times and memory at length: [performance](performance.md). Every
-file names its machine, of two CPU cores.
+this page; no number on it is typed. Times and memory at length: [performance](performance.md).
+Every file names its machine, of two CPU cores.
 """
 
 
