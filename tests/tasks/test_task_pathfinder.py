@@ -54,6 +54,34 @@ def test_tasks(name: str) -> None:
         task.split("train")[6]
 
 
+@pytest.mark.parametrize("patch_size", [2, 4, 8, 16])
+def test_patches_are_the_pixels_of_the_image(patch_size: int) -> None:
+    tiny = {"preset": "curv_baseline", **TINY}
+    task = load_task("pathfinder32", patch_size=patch_size, **tiny)
+    across = 32 // patch_size
+    assert (task.input_kind, task.vocab_size, task.num_features, task.max_length) == (
+        "vectors",
+        None,
+        patch_size**2,
+        across**2,
+    )
+    pixels, label = load_task("pathfinder32", **tiny).split("train")[4]
+    patches, same = task.split("train")[4]
+    image = pixels.reshape(32, 32).numpy()
+    expected = [
+        image[y : y + patch_size, x : x + patch_size].reshape(-1)
+        for y in range(0, 32, patch_size)
+        for x in range(0, 32, patch_size)
+    ]
+    assert (patches.dtype, label) == (torch.float32, same)
+    assert np.array_equal(patches.numpy(), np.float32(expected) / np.float32(255))
+
+
+def test_a_patch_size_that_divides_no_image() -> None:
+    with pytest.raises(InputError, match=r"^patch_size: expected one of 1, 2, 4, 8, 16, got 3"):
+        load_task("pathfinder32", patch_size=3, **TINY)
+
+
 def test_pathx_shares_the_images_of_pathfinder128() -> None:
     tiny = {"preset": "curv_baseline", "num_train": 1, "num_validation": 1, "num_test": 1}
     assert len({prepare_task(name, **tiny) for name in ("pathx", "pathfinder128")}) == 1

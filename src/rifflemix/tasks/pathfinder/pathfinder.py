@@ -23,6 +23,7 @@ from rifflemix.tasks.core.base import (
     TaskStatus,
     check_integer,
     check_number,
+    check_one_of,
 )
 from rifflemix.tasks.core.generated import GeneratedTask, refuse_generator_options
 from rifflemix.tasks.core.random_words import Streams
@@ -31,6 +32,7 @@ from rifflemix.tasks.data_io.shards import ShardedImages, check_room, prepare_sh
 from rifflemix.tasks.pathfinder.contours import Scene, draw_scenes
 from rifflemix.tasks.pathfinder.drawing import draw_images
 from rifflemix.tasks.pathfinder.files import find_release, load_release
+from rifflemix.tasks.pathfinder.patches import PATCH_SIZES, PatchedImages
 
 PRESETS = {"curv_baseline": 6, "curv_contour_length_9": 9, "curv_contour_length_14": 14}
 """Dashes of a long contour in each of the Long Range Arena's three sets, easy to hard."""
@@ -150,8 +152,8 @@ class Pathfinder(GeneratedTask):
             licence="generated, free of rights",
             description=(
                 f"{size}x{size} gray images, one token a pixel: {size**2:,} tokens with 256 "
-                "levels. Label 1 where one dashed contour joins the two discs, 0 where each is "
-                "on a contour of its own. preset: "
+                "levels; patch_size 2 to 16: patches as vectors. Label 1 where one dashed contour "
+                "joins the two discs, 0 where each is on a contour of its own. preset: "
                 f"{', '.join(PRESETS)}; unset options are those of the preset at this size; gap "
                 "may be a list, one of which is drawn for each image. The "
                 f"Long Range Arena's pathfinder{size} folder is read instead where --data-dir "
@@ -160,6 +162,7 @@ class Pathfinder(GeneratedTask):
             needs_data=False,
             is_image=True,
             options={
+                "patch_size": 1,
                 "preset": "curv_contour_length_14",
                 **dict.fromkeys(_GENERATOR_OPTIONS),
                 "num_train": 160_000,
@@ -170,6 +173,7 @@ class Pathfinder(GeneratedTask):
 
     def load(self, request: Request) -> Task:
         """The task; generating or reading continues where it stopped."""
+        patch_size = check_one_of(request.options, "patch_size", PATCH_SIZES)
         check_choice("preset", request.options["preset"], PRESETS)
         counts = {name: request.count(name) for name in SPLITS}
         release = find_release(request.data_dir, self.size, str(request.options["preset"]))
@@ -184,11 +188,11 @@ class Pathfinder(GeneratedTask):
         return Task(
             name=self.card.name,
             options=options,
-            input_kind="tokens",
-            vocab_size=256,
-            num_features=None,
+            input_kind="tokens" if patch_size == 1 else "vectors",
+            vocab_size=256 if patch_size == 1 else None,
+            num_features=None if patch_size == 1 else patch_size**2,
             num_classes=2,
-            max_length=self.size**2,
+            max_length=(self.size // patch_size) ** 2,
             padding=False,
             split_note=(
                 "80 / 10 / 10 % train / validation / test, by a hash of the file names"
@@ -196,7 +200,7 @@ class Pathfinder(GeneratedTask):
                 else "validation is a split of its own, drawn apart from training and test"
             ),
             data_source=source,
-            splits=splits,
+            splits=splits if patch_size == 1 else _patched(splits, patch_size),
         )
 
     def status(self, data_dir: Path | None) -> TaskStatus:
@@ -241,6 +245,10 @@ class Pathfinder(GeneratedTask):
             / f"pathfinder{self.size}"
             / f"generated-v{_VERSION}-seed{seed}-contour{scenes[0].contour_length}-{values}"
         )
+
+
+def _patched(splits: Mapping[str, ShardedImages], patch_size: int) -> dict[str, PatchedImages]:
+    return {name: PatchedImages(split, patch_size) for name, split in splits.items()}
 
 
 def scenes_of(size: int, options: Mapping[str, Any]) -> tuple[Scene, ...]:
