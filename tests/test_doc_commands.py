@@ -1,0 +1,91 @@
+"""The commands in the documents are ones that the command line and the scripts take."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from rifflemix.cli.app import app
+from rifflemix.mixers import list_mixers
+from rifflemix.recipes import list_recipes
+from rifflemix.tasks import list_tasks
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "benchmarks").glob("*.md"),
+    ]
+)
+SHELL = re.compile(r"^ *```(?:|sh|bash|shell|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"(?:^|\s|-m )rifflemix ([\w-].*)")
+SCRIPT = re.compile(r"python ((?:benchmarks|docs|examples)/[\w/]+\.py)([^\n`#]*)")
+ENDS = {"|", ">", "2>", "&&", "&", ";"}
+OWN = {"mine"}
+"""Names that a reader gives to what he writes himself."""
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The arguments of every `rifflemix ...` in blocks of shell commands."""
+    for block in SHELL.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            found = COMMAND.search(line.partition("#")[0])
+            if found is None or line.lstrip().startswith(("pip ", "import ", "from ")):
+                continue
+            arguments = shlex.split(found[1])
+            ends = [at for at, word in enumerate(arguments) if word in ENDS]
+            yield arguments[: ends[0]] if ends else arguments
+
+
+def parse(arguments: list[str]) -> dict[str, object]:
+    """The values that the command would get; nothing is run.
+
+    Raises:
+        Exception: as the command line does on wrong usage.
+    """
+    command = typer.main.get_command(app)
+    context = command.make_context("rifflemix", list(arguments))
+    while hasattr(command, "resolve_command"):
+        rest = [*getattr(context, "_protected_args", []), *context.args]
+        name, command, rest = command.resolve_command(context, rest)
+        context = command.make_context(name, rest, parent=context)
+    return dict(context.params)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_parse(page: Path) -> None:
+    for arguments in commands(page.read_text(encoding="utf-8")):
+        try:
+            values = parse(arguments)
+        except typer.Exit:  # --help, --version
+            continue
+        except Exception as error:
+            pytest.fail(f"rifflemix {shlex.join(arguments)}: {error}")
+        is_own = bool(values.get("plugin"))
+        for name, known in (("task", list_tasks()), ("recipe", list_recipes())):
+            value = values.get(name)
+            assert value is None or is_own or value in known, shlex.join(arguments)
+        named = {mixer.rpartition("=")[2] for mixer in str(values.get("mixers") or "").split(",")}
+        assert named <= {"", *list_mixers(), *(OWN if is_own else ())}, shlex.join(arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_scripts_take_the_options(page: Path) -> None:
+    for path, rest in SCRIPT.findall(page.read_text(encoding="utf-8")):
+        source = (REPOSITORY / path).read_text(encoding="utf-8")
+        unknown = [flag for flag in re.findall(r"--[a-z][\w-]*", rest) if f'"{flag}"' not in source]
+        assert not unknown, f"{path}{rest}"
+
+
+def test_a_wrong_command_is_found() -> None:
+    text = "```\nrifflemix bench ops --no-such | head  # a note\n```\n"
+    ((*arguments,),) = commands(text)
+    assert arguments == ["bench", "ops", "--no-such"]
+    with pytest.raises(Exception, match="--no-such"):
+        parse(arguments)
