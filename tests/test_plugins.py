@@ -1,16 +1,10 @@
-"""Mixers, tasks and models from outside: decorators, files and entry points."""
+"""Mixers, tasks and models from outside: decorators, and what a comparison asks of them."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
-import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +16,7 @@ from torch import Tensor, nn
 import rifflemix as rm
 import rifflemix.cli
 import rifflemix.mixers.named as mixers
-import rifflemix.models.presets as presets
-import rifflemix.tasks.registry as tasks
-from rifflemix.errors import InputWarning
 from rifflemix.models import ModelCard
-from rifflemix.plugins import load_plugin, loading, outside, plugin_files
 from rifflemix.runs.outside import checked_mixers
 from rifflemix.tasks import TaskCard, load_task, task_card
 from rifflemix.testing import check_mixer
@@ -42,33 +32,6 @@ CARD = rm.MixerCard(
     cost_exponent=1.0,
     causal=True,
 )
-
-PLUGIN = '''
-import rifflemix as rm
-from torch import nn
-
-@rm.register_mixer
-class Turn(rm.TokenMixer):
-    """The tokens in turn, the last first."""
-
-    card = rm.MixerCard(
-        name="turn", title="Turn", paper="nobody", equations="y_n = W x_(N-n)",
-        complexity="O(N C)", cost_exponent=1.0, padding=False,
-    )
-
-    def __init__(self, dim, *, gain=1.0, **shared):
-        super().__init__(dim, **shared)
-        self.proj, self.gain = nn.Linear(dim, dim), gain
-
-    def mix(self, x, key_padding_mask):
-        return self.gain * self.proj(x.flip(1))
-
-
-@rm.register_task
-def halves(count=60, seed=0):
-    """Handwritten digits, some of them."""
-    return rm.tasks.load_task("digits", patch_size=4, max_samples=count + seed)
-'''
 
 
 class Shift(rm.TokenMixer):
@@ -91,16 +54,6 @@ class Shift(rm.TokenMixer):
     def _moved(self, x: Tensor) -> Tensor:
         y: Tensor = self.gain * self.proj(nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
         return y
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Path:
-    path = tmp_path / "my-turn.py"
-    path.write_text(PLUGIN, encoding="utf-8")
-    return path
-
-
-# Decorators
 
 
 def test_a_registered_mixer_fulfils_the_contract_and_is_listed() -> None:
@@ -283,214 +236,6 @@ def test_a_function_that_returns_no_task_is_told_so() -> None:
 def _named(function: Callable[[], Any], name: str) -> Callable[[], Any]:
     function.__name__ = function.__qualname__ = name
     return function
-
-
-# Files
-
-
-def test_a_file_is_loaded_once_and_again_when_it_changes(plugin: Path) -> None:
-    load_plugin(plugin)
-    first = mixers.mixer_class("turn")
-    load_plugin(str(plugin))
-    assert mixers.mixer_class("turn") is first
-    digest = plugin_files()["my-turn.py"]
-    plugin.write_text(PLUGIN.replace("Turn", "Turn"[::1]).replace("x.flip(1)", "-x.flip(1)"))
-    load_plugin(plugin)
-    assert mixers.mixer_class("turn") is not first
-    assert plugin_files()["my-turn.py"] != digest
-    assert not list(plugin.parent.glob("__pycache__"))
-
-
-WRONG_FILES = {
-    "past exceptions": ("raise BaseException('no')", "my-turn.py, line 1: BaseException: no"),
-    "mute": ("class E(Exception):\n    __str__ = 1\nraise E", "line 3: E: no message"),
-    "syntax": ("x = (", "line 1: SyntaxError: '\\(' was never closed"),
-    "raises": ("import os\n\nos.environs", "line 3: AttributeError: module 'os' has no"),
-    "exits": ("import sys\nsys.exit(3)", "line 2: SystemExit: 3"),
-    "nothing": ("x = 1", "expected it to register a mixer, task or model, it registers none"),
-    "taken": (PLUGIN.replace('"turn"', '"tssa"'), "'tssa' is registered already"),
-    "bytes": ("x = '\udcff'", "my-turn.py: SyntaxError|line 1: SyntaxError"),
-}
-
-
-@pytest.mark.parametrize(("text", "message"), WRONG_FILES.values(), ids=WRONG_FILES)
-def test_wrong_files_are_refused_in_one_sentence(plugin: Path, text: str, message: str) -> None:
-    plugin.write_text(text, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(rm.InputError, match=message) as caught:
-        load_plugin(plugin)
-    assert str(plugin) in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert os.environ[loading._VARIABLE] == ""
-    plugin.write_text(PLUGIN)
-    load_plugin(plugin)  # once mended
-
-
-def test_what_is_no_python_file_is_refused(tmp_path: Path, plugin: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.py", plugin.rename(tmp_path / "turn.txt")):
-        with pytest.raises(rm.InputError, match=r"plugin: expected a Python file, NAME\.py, got"):
-            load_plugin(path)
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("~nosuchuser/mine.py", "a path whose ~ stands for a user's folder, got ~nosuchuser"),
-        (5, "a path, got 5"),
-    ],
-)
-def test_what_is_no_path_is_refused(path: Any, words: str) -> None:
-    with pytest.raises(rm.InputError, match=f"plugin: expected {words}"):
-        load_plugin(path)
-
-
-def test_two_files_of_one_name_are_refused(tmp_path: Path, plugin: Path) -> None:
-    load_plugin(plugin)
-    (tmp_path / "more").mkdir()
-    other = tmp_path / "more" / "my_turn.py"
-    other.write_text(PLUGIN.replace("turn", "turn2"))
-    with pytest.raises(rm.InputError, match="plugin: expected files of different names"):
-        load_plugin(other)
-
-
-def test_every_command_has_the_option(cli: Any, plugin: Path) -> None:
-    for what, name in (("mixers", "turn"), ("tasks", "halves")):
-        code, out, err = cli("list", what, "--json", "--plugin", plugin)
-        assert code == 0, err
-        assert name in [entry["name"] for entry in json.loads(out)]
-    commands = ("compare", "train", "reproduce", "report", "bench layers", "data prepare")
-    for command in commands:
-        assert "--plugin FILE.py" in cli(*command.split(), "--help")[1], command
-    code, _, err = cli("list", "mixers", "--plugin", "gone.py")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "which is not there" in err
-
-
-@pytest.mark.slow
-def test_a_comparison_with_a_file_holds_its_sha256(cli: Any, plugin: Path, tmp_path: Path) -> None:
-    run = (
-        *("compare", "--task", "halves", "--mixers", "turn,softmax", "--max-steps", 2),
-        *("--batch-size", 8, "--dim", 8, "--layers", 1, "--heads", 2, "--threads", 1),
-        *("--mixer-option", "turn.gain=0.5", "--plugin", plugin, "--out", tmp_path / "run"),
-    )
-    assert cli(*run)[0] == 0
-    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
-    assert results["environment"]["plugins"] == plugin_files()
-    assert list(plugin_files()) == ["my-turn.py"]
-    assert [mixer["title"] for mixer in results["mixers"]] == ["Turn", "Softmax attention"]
-    assert results["task"]["title"] == "Halves"
-
-    plugin.write_text(PLUGIN + "\n# another\n", encoding="utf-8")
-    code, _, err = cli(*run)
-    assert code == 2
-    assert "was started with plugins.my-turn.py = " in err
-
-
-@pytest.mark.slow
-def test_processes_started_from_here_know_the_file(plugin: Path) -> None:
-    load_plugin(plugin)
-    pickled = pickle.dumps(mixers.mixer_class("turn"))
-    code = (
-        "import pickle, sys, rifflemix as rm\n"
-        f"cls = pickle.loads({pickled!r})\n"
-        "assert rm.mixers.mixer_class('turn') is cls and 'turn' in rm.list_mixers()\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-    lists = "import rifflemix as rm; assert rm.create_mixer('turn', 8).card.title == 'Turn'"
-    subprocess.run([sys.executable, "-c", lists], check=True, timeout=120)
-
-
-# Entry points
-
-
-@pytest.fixture
-def install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, str, dict[str, str]], None]:
-    """Packages with entry points, as an installer leaves them."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def write(package: str, code: str, points: dict[str, str]) -> None:
-        (tmp_path / f"{package}.py").write_text(code, encoding="utf-8")
-        info = tmp_path / f"{package}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        lines = [f"[rifflemix.{group}]\n{point}\n" for group, point in points.items()]
-        (info / "entry_points.txt").write_text("\n".join(lines))
-        monkeypatch.delitem(sys.modules, package, raising=False)
-        for registry in (mixers, tasks, presets):
-            registry._OUTSIDE.forget()
-
-    return write
-
-
-def test_entry_points_are_listed_without_an_import(install: Any) -> None:
-    undecorated = PLUGIN.replace("@rm.register_mixer\n", "")
-    install("turns", undecorated, {"mixers": "turn = turns:Turn", "tasks": "halves = turns:halves"})
-    assert rm.list_mixers()[-1] == "turn"
-    assert rm.tasks.list_tasks()[-1] == "halves"
-    assert "turns" not in sys.modules
-    assert rm.mixer_card("turn").title == "Turn"
-    assert "turns" in sys.modules
-    assert len(load_task("halves", count=7).split("train")) == 7
-
-
-def test_a_broken_package_warns_once_and_stops_nothing(install: Any, cli: Any) -> None:
-    install("broken", "import nothing_of_this_name", {"mixers": "gone = broken:Gone"})
-    assert "gone" in rm.list_mixers()
-    message = "mixer 'gone' of package broken cannot be used: ModuleNotFoundError: No module"
-    with pytest.warns(InputWarning, match=message):
-        assert "gone" not in mixers.usable_mixers()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert "gone" not in mixers.usable_mixers()
-        assert "gone" not in rm.list_mixers()
-    with pytest.raises(rm.InputError, match=message):
-        rm.create_mixer("gone", 8)
-
-    mixers._OUTSIDE.forget()
-    code, out, err = cli("list", "mixers", "--json")
-    assert code == 0
-    assert len(json.loads(out)) == len(rm.list_mixers())
-    assert err.startswith("warning: mixer 'gone' of package broken")
-    assert err.count("\n") == 1
-    code, _, err = cli("bench", "layers", "--mixers", "gone")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "package broken" in err
-
-
-WRONG_POINTS = {
-    "another name": ("turns", PLUGIN, "spin = turns:Turn", "turns:Turn registers another name"),
-    "no attribute": ("turns", "x = 1", "spin = turns:Turn", "AttributeError: module 'turns' has"),
-    "no mixer": ("turns", "x = 1", "spin = turns:x", "mixer: expected a subclass of TokenMixer"),
-}
-
-
-@pytest.mark.parametrize(
-    ("package", "code", "point", "message"), WRONG_POINTS.values(), ids=WRONG_POINTS
-)
-def test_wrong_entry_points_name_their_package(
-    install: Any, package: str, code: str, point: str, message: str
-) -> None:
-    install(package, code, {"mixers": point})
-    with pytest.raises(rm.InputError, match=f"'spin' of package turns cannot be used: .*{message}"):
-        rm.mixer_card("spin")
-
-
-def test_a_name_that_is_taken_is_left_out_with_a_warning(
-    install: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install("rival", PLUGIN, {"mixers": "softmax = rival:Turn"})
-    with pytest.warns(InputWarning, match="'softmax' of package rival is left out: rifflemix.mix"):
-        assert rm.list_mixers()[0] == "softmax"
-    assert rm.mixer_card("softmax").title == "Softmax attention"
-    two = [
-        EntryPoint("spin", "first:A", "rifflemix.mixers")._for(SimpleNamespace(name="first")),
-        EntryPoint("spin", "second:A", "rifflemix.mixers")._for(SimpleNamespace(name="second")),
-    ]  # type: ignore[attr-defined]
-    monkeypatch.setattr(outside, "entry_points", lambda group: two)
-    mixers._OUTSIDE.forget()
-    with pytest.warns(InputWarning, match="'spin' of package second .* package first has the name"):
-        assert rm.list_mixers().count("spin") == 1
 
 
 def _mixing(name: str, mix: Callable[..., Any], *, causal: bool = False) -> type[rm.TokenMixer]:

@@ -1,4 +1,4 @@
-"""One sound mixer, and one broken in a single way for every property of the contract."""
+"""Mixers broken in a single way for every property of the contract but those of streams."""
 
 from __future__ import annotations
 
@@ -7,87 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from sound_mixers import BothWays, Mean, NotStreaming, Packed, WithoutMasks
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from rifflemix.checks import check_padding_mask
 from rifflemix.errors import InputError
-from rifflemix.mixers import MixerCard, TokenMixer
+from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.packed import Segments
 
-
-class Mean(TokenMixer):
-    """Every token and the mean of all, or of those up to it: keeps the whole contract."""
-
-    card = MixerCard(
-        name="mean",
-        title="Mean",
-        paper="folklore",
-        equations="y_n = W (v_n + mean_m v_m)",
-        complexity="O(N C)",
-        cost_exponent=1.0,
-        causal=True,
-        streaming=True,
-        permutation_equivariant=True,
-    )
-
-    def __init__(self, dim: int, **shared: Any) -> None:
-        super().__init__(dim, **shared)
-        self.value = nn.Linear(dim, dim)
-        self.proj = nn.Linear(dim, dim)
-
-    def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        v = F.dropout(self.value(x), self.dropout, self.training)
-        return v if key_padding_mask is None else v.masked_fill(key_padding_mask[..., None], 0.0)
-
-    def counts(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """(B, N, 1): 1 for each token that counts."""
-        ones = torch.ones_like(v[..., :1])
-        return (
-            ones if key_padding_mask is None else ones.masked_fill(key_padding_mask[..., None], 0)
-        )
-
-    def mean(self, v: Tensor, counts: Tensor) -> Tensor:
-        if self.causal:
-            return v.cumsum(1) / counts.cumsum(1).clamp_min(1)
-        return v.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp_min(1)
-
-    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        v = self.values(x, key_padding_mask)
-        return self.proj(v + self.mean(v, self.counts(v, key_padding_mask)))
-
-    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        zeros = torch.zeros(batch_size, self.dim + 1, device=device, dtype=dtype)
-        return {"sum": zeros[:, 1:], "count": zeros[:, :1]}
-
-    def advance_stream(
-        self, x_t: Tensor, state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        v = self.value(x_t)
-        state = {"sum": state["sum"] + v, "count": state["count"] + 1}
-        return self.proj(v + state["sum"] / state["count"]), state
-
-
-class BothWays(Mean):
-    """The same, and it can do no more than that."""
-
-    card = replace(Mean.card, causal=False, streaming=False)
-
-
-class WithoutMasks(Mean):
-    card = replace(Mean.card, padding=False)
-
-
-class NotStreaming(Mean):
-    card = replace(Mean.card, streaming=False)
-
-
-class Packed(Mean):
-    card = replace(Mean.card, packed=True)
-
-
-SOUND = (Mean, BothWays, WithoutMasks, NotStreaming, Packed)
 BROKEN: dict[type[TokenMixer], set[str]] = {}
 """Each broken mixer and the properties it breaks: one, where one can be broken alone."""
 
@@ -342,100 +270,6 @@ class KnowsPositions(BothWays):
 @breaks("card_tells_permutation_equivariance")
 class SaysItKnowsPositions(Mean):
     card = replace(Mean.card, permutation_equivariant=False)
-
-
-@breaks("steps_equal_the_parallel_form", "prefill_equals_steps")
-class ForgetsInTheStream(Mean):
-    def advance_stream(
-        self, x_t: Tensor, state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, state = super().advance_stream(x_t, state)
-        return y, {**state, "sum": 0.999 * state["sum"]}
-
-
-@breaks("steps_equal_the_parallel_form")
-class WritesOldStates(WithoutMasks):
-    def advance_stream(
-        self, x_t: Tensor, state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, following = super().advance_stream(x_t, state)
-        state["sum"] = following["sum"]
-        return y, following
-
-
-@breaks("prefill_equals_steps")
-class ForgetsThePrompt(Mean):
-    def fill_stream(
-        self, x: Tensor, key_padding_mask: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, state = super().fill_stream(x, key_padding_mask)
-        return y, {**state, "sum": 0.999 * state["sum"]}
-
-
-@breaks("prefill_equals_steps")
-class CountsPaddingInThePrompt(Mean):
-    def fill_stream(
-        self, x: Tensor, key_padding_mask: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, state = super().fill_stream(x, key_padding_mask)
-        return y, {**state, "count": torch.full_like(state["count"], x.shape[1])}
-
-
-@breaks("states_have_a_row_for_each_sequence")
-class KeepsSequencesBackwards(WithoutMasks):
-    def advance_stream(
-        self, x_t: Tensor, state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, after = super().advance_stream(x_t, {name: part.flip(0) for name, part in state.items()})
-        return y, {name: part.flip(0) for name, part in after.items()}
-
-
-@breaks("steps_check_their_input")
-class StepsUnchecked(Mean):
-    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        self._check_state(state, x_t)
-        y, after = self.advance_stream(x_t, state)
-        return y, {**after, "position": state["position"] + 1}
-
-
-@breaks("streams_keep_their_dtype")
-class StepsInFloat32(Mean):
-    def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        y, after = super().step(x_t, state)
-        return y.float() if x_t.dtype == torch.bfloat16 else y, after
-
-
-@breaks("streams_keep_their_dtype")
-class StartsInFloat32(Mean):
-    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        return super().start_stream(batch_size, device, torch.float32)
-
-    def advance_stream(
-        self, x_t: Tensor, state: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        y, after = super().advance_stream(x_t, state)
-        return y.to(x_t.dtype), after
-
-
-@breaks("foreign_states_are_refused")
-class TakesAnyState(Mean):
-    def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
-        own = {name: state.get(name) for name in ("sum", "count", "position")}
-        super()._check_state(own, x_t)
-
-
-@breaks("streams_end_at_max_length")
-class StreamsOn(Mean):
-    def _check_state(self, state: dict[str, Tensor], x_t: Tensor) -> None:
-        longest, self.max_length = self.max_length, None
-        super()._check_state(state, x_t)
-        self.max_length = longest
-
-
-@breaks("streaming_is_refused")
-class StreamsBothWays(Mean):
-    def _check_streams(self) -> None:
-        return
 
 
 @breaks("every_parameter_is_used")

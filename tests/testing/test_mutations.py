@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import broken_streams  # noqa: F401  # its mixers are in BROKEN
 import pytest
-from broken_mixers import BROKEN, SOUND, Mean
+from broken_mixers import BROKEN
+from sound_mixers import SOUND, Mean
 
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
