@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,17 +90,7 @@ def curriculum_table() -> str:
 
 def cnn_table() -> str:
     """What the convolutional network reached."""
-    return _accuracies(newest(is_local=False))
-
-
-def local_table() -> str:
-    """What it reached where its convolution is applied once, so that it sees patches only."""
-    return _accuracies(newest(is_local=True))
-
-
-def _accuracies(path: Path | None) -> str:
-    if path is None:
-        return "Not measured yet: `python benchmarks/pathfinder_cnn.py`\n"
+    path = newest()
     result = json.loads(path.read_text(encoding="utf-8"))
     lines = [
         "| set | test accuracy | test images | processor minutes | images seen |",
@@ -117,26 +108,69 @@ def _accuracies(path: Path | None) -> str:
     )
 
 
-def newest(is_local: bool) -> Path | None:
-    """The newest result of the network, of one repetition or of several."""
+def newest() -> Path:
+    """The newest result of the network."""
     found = [
         (content["environment"]["time"], path)
         for path in RESULTS.glob("pathfinder-cnn-*.json")
         if (content := json.loads(path.read_text(encoding="utf-8")))["format"] == CNN_FORMAT
-        and (content["settings"]["repeats"] == 1) == is_local
     ]
-    return max(found)[1] if found else None
+    return max(found)[1]
 
 
 def _cpu(result: dict[str, dict[str, dict[str, str]]]) -> str:
     return result["environment"]["hardware"]["cpu"]
 
 
+def attention_table() -> str:
+    """What small models of 64 patches reach, with attention and with no mixing at all."""
+    found = [
+        (path, json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(RESULTS.glob("pathfinder-patches-*.json"))
+    ]
+    names = [mixer["name"] for mixer in found[0][1]["mixers"]]
+    lines = [
+        "| dashes of a contour | bends | distractors | " + " | ".join(names) + " |",
+        "| --- | --- | --- |" + " --- |" * len(names),
+    ]
+    for _, result in found:
+        options = result["task"]["options"]
+        scores = " | ".join(f"{_score(mixer, result)} %" for mixer in result["mixers"])
+        lines.append(
+            f"| {options['contour_length']} of {options['paddle_length']:g} pixels | "
+            f"to {60 / options['continuity']:g} degrees | {options['num_distractors']} | {scores} |"
+        )
+    first = found[0][1]
+    train, tuned = first["config"]["train"], first["config"]["tuned"]["lr"]
+    minutes = max(run["wall_seconds"] for _, result in found for run in result["runs"]) / 60
+    lines += [
+        "",
+        f"Test accuracy and the standard error of {first['task']['sizes']['test']:,} images, of "
+        f"the learning rate that validation chose among {len(tuned)}: one seed, "
+        f"{train['max_steps']:,} steps of {train['batch_size']}, at most {minutes:.1f} minutes of "
+        f"a core of {_cpu(first)} beside other work. From "
+        + ", ".join(f"`benchmarks/results/{path.name}`" for path, _ in found)
+        + ":",
+        "",
+        "```",
+        *(result["command"] for _, result in found),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _score(mixer: dict[str, Any], result: dict[str, Any]) -> str:
+    """Test accuracy in percent and the standard error of the finite split."""
+    share = mixer["test"]["mean"]
+    error = (share * (1 - share) / result["task"]["sizes"]["test"]) ** 0.5
+    return f"{100 * share:.1f} ± {100 * error:.1f}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "curriculum": curriculum_table,
     "cnn": cnn_table,
-    "local": local_table,
+    "attention": attention_table,
 }
 
 
