@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -77,9 +78,10 @@ def test_patches_are_the_pixels_of_the_image(patch_size: int) -> None:
     assert np.array_equal(patches.numpy(), np.float32(expected) / np.float32(255))
 
 
-def test_a_patch_size_that_divides_no_image() -> None:
+@pytest.mark.parametrize("ask_for", [load_task, prepare_task])
+def test_a_patch_size_that_divides_no_image(ask_for: Callable[..., object]) -> None:
     with pytest.raises(InputError, match=r"^patch_size: expected one of 1, 2, 4, 8, 16, got 3"):
-        load_task("pathfinder32", patch_size=3, **TINY)
+        ask_for("pathfinder32", patch_size=3, **TINY)
 
 
 def test_pathx_shares_the_images_of_pathfinder128() -> None:

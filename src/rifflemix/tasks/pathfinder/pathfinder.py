@@ -213,6 +213,7 @@ class Pathfinder(GeneratedTask):
 
     def prepared(self, request: Request) -> Path:
         """The folder of generated or decoded images."""
+        check_one_of(request.options, "patch_size", PATCH_SIZES)
         check_choice("preset", request.options["preset"], PRESETS)
         release = find_release(request.data_dir, self.size, str(request.options["preset"]))
         if release is not None:
