@@ -26,10 +26,15 @@ _SCORES = (
 )
 
 
+def suite_tasks() -> dict[str, Path]:
+    """The result file of each task of the suite."""
+    tasks = read(FOLDER / "results.json")["tasks"]
+    return {name: FOLDER / task["results"] for name, task in tasks.items()}
+
+
 def which_mixer() -> Answer:
     """Ranks over the tasks of the suite, with what differences that are not decided leave open."""
-    made = read(FOLDER / "results.json")
-    tasks = {name: FOLDER / task["results"] for name, task in made["tasks"].items()}
+    made, tasks = read(FOLDER / "results.json"), suite_tasks()
     comparisons = {name: read(path) for name, path in tasks.items()}
     table = [_line(mixer, tasks) for mixer in overall(comparisons)]
     drawn = [Row(line["title"], (Mark(line["rank"], "main", line["rank_low"], line["rank_high"]),),
@@ -97,8 +102,7 @@ def _how(made: Mapping[str, Any], tasks: Mapping[str, Path]) -> str:
 
 def small_tasks() -> Answer:
     """What softmax attention reaches on the tasks of the suite, and how soon."""
-    made = read(FOLDER / "results.json")
-    tasks = {name: FOLDER / task["results"] for name, task in made["tasks"].items()}
+    made, tasks = read(FOLDER / "results.json"), suite_tasks()
     drawn, table = [], []
     for name, path in tasks.items():
         results = read(path)
