@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rifflemix.report.markdown import table_lines
 from rifflemix.tasks.pathfinder.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scenes_of
 
 FOLDER = Path(__file__).resolve().parent
@@ -128,22 +129,24 @@ def attention_table() -> str:
         (path, json.loads(path.read_text(encoding="utf-8")))
         for path in sorted(RESULTS.glob("pathfinder-patches-*.json"))
     ]
-    names = [mixer["name"] for mixer in found[0][1]["mixers"]]
-    lines = [
-        "| dashes of a contour | bends | distractors | " + " | ".join(names) + " |",
-        "| --- | --- | --- |" + " --- |" * len(names),
-    ]
-    for _, result in found:
-        options = result["task"]["options"]
-        scores = " | ".join(f"{_score(mixer, result)} %" for mixer in result["mixers"])
-        lines.append(
-            f"| {options['contour_length']} of {options['paddle_length']:g} pixels | "
-            f"to {60 / options['continuity']:g} degrees | {options['num_distractors']} | {scores} |"
+    headers = ("dashes of a contour", "bends", "distractors",
+               *(mixer["name"] for mixer in found[0][1]["mixers"]))  # fmt: skip
+    rows = [
+        (
+            f"{options['contour_length']} of {options['paddle_length']:g} pixels",
+            f"to {60 / options['continuity']:g} degrees",
+            str(options["num_distractors"]),
+            *(f"{_score(mixer, result)} %" for mixer in result["mixers"]),
         )
+        for _, result in found
+        for options in [result["task"]["options"]]
+    ]
     first = found[0][1]
     train, tuned = first["config"]["train"], first["config"]["tuned"]["lr"]
-    minutes = max(run["wall_seconds"] for _, result in found for run in result["runs"]) / 60
-    lines += [
+    trials = [trial for _, result in found for trial in result["tuning"]["trials"]]
+    minutes = max(trial["wall_seconds"] for trial in trials) / 60
+    lines = [
+        *table_lines(headers, rows),
         "",
         f"Test accuracy and the standard error of {first['task']['sizes']['test']:,} images, of "
         f"the learning rate that validation chose among {len(tuned)}: one seed, "

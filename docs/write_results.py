@@ -50,8 +50,8 @@ def answers() -> list[Answer]:
 
 def accuracy() -> Answer:
     """Our mixers against softmax attention, where several seeds were compared."""
-    sources = {f"{SUITE}/{name}": path for name, path in suite_tasks().items()}
-    sources |= {path.stem: path for path in comparisons() if path != largest()}
+    others = {path.stem: path for path in comparisons() if path != largest()}
+    sources = {f"{SUITE}/{name}": path for name, path in suite_tasks().items()} | others
     drawn: list[Row] = []
     table: list[dict[str, Any]] = []
     verdict: Counter[str] = Counter()
@@ -86,11 +86,9 @@ def accuracy() -> Answer:
         "above, counts the peers too. One seed alone is in the table only."
     )
     picture = dots("Test accuracy minus softmax attention's, points", drawn, rule=0.0)
-    made = [p.parents[1] / "results.json" if p in suite_tasks().values() else p
-            for p in sources.values()]  # fmt: skip
-    commands = dict.fromkeys(read(path)["command"] for path in made)
+    made = [RESULTS / "suites" / SUITE / "results.json", *others.values()]
     return Answer("Is it as accurate as softmax attention?", says, "accuracy", picture, table,
-                  list(sources.values()), list(commands))  # fmt: skip
+                  list(sources.values()), [read(path)["command"] for path in made])  # fmt: skip
 
 
 def one_task() -> Answer:

@@ -1,4 +1,4 @@
-"""The scripts of docs/ and benchmarks/ that write pages, as modules."""
+"""The pages of the documents, and the scripts that write them, as modules."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "docs").rglob("*.md"),
+        *(REPOSITORY / "benchmarks").glob("*.md"),
+    ]
+)
 
 
 def load_script(path: str) -> ModuleType:

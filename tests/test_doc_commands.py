@@ -10,19 +10,12 @@ from pathlib import Path
 import pytest
 import typer
 
+from document_scripts import PAGES, REPOSITORY
 from rifflemix.cli.app import app
 from rifflemix.mixers import list_mixers
 from rifflemix.recipes import list_recipes
 from rifflemix.tasks import list_tasks
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-PAGES = sorted(
-    [
-        *REPOSITORY.glob("*.md"),
-        *(REPOSITORY / "docs").rglob("*.md"),
-        *(REPOSITORY / "benchmarks").glob("*.md"),
-    ]
-)
 SHELL = re.compile(r"^ *```(?:|sh|bash|shell|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|\s|-m )rifflemix ([\w-].*)")
 SCRIPT = re.compile(r"python ((?:benchmarks|docs|examples)/[\w/]+\.py)([^\n`#]*)")
@@ -52,6 +45,7 @@ def parse(arguments: list[str]) -> dict[str, object]:
     command = typer.main.get_command(app)
     context = command.make_context("rifflemix", list(arguments))
     while hasattr(command, "resolve_command"):
+        # Newer versions of typer keep the name of the command apart from what follows it.
         rest = [*getattr(context, "_protected_args", []), *context.args]
         name, command, rest = command.resolve_command(context, rest)
         context = command.make_context(name, rest, parent=context)

@@ -11,15 +11,8 @@ from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from document_scripts import PAGES
 
-PAGES = sorted(
-    [
-        *REPOSITORY.glob("*.md"),
-        *(REPOSITORY / "docs").rglob("*.md"),
-        *(REPOSITORY / "benchmarks").glob("*.md"),
-    ]
-)
 FENCE = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 ANY_FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 DOTTED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`]*\))?`")

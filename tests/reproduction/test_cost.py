@@ -259,6 +259,14 @@ def test_digits_are_as_loaded(patch_size: int) -> None:
     assert_as_loaded(small(task_options={"patch_size": patch_size}))
 
 
+def test_patches_of_generated_images_are_as_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path))
+    recipe = replace(get_recipe("csp/table4-pathfinder"), task_options={"patch_size": 4})
+    assert_as_loaded(recipe, preset="curv_baseline", max_samples=3)
+
+
 @pytest.mark.parametrize(
     "name", ["csp/table4-listops", "csp/table4-pathfinder", "sinkhorn/table1-sort-b32"]
 )

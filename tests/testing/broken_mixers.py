@@ -1,4 +1,4 @@
-"""Mixers broken in a single way for every property of the contract but those of streams."""
+"""Mixers that each break the contract in a single way; those of streams: broken_streams.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixers that break what the contract says of streams, each in a single way."""
+"""Mixers that each break in a single way what the contract says of streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sound mixer, and what it is where it can do less or more."""
+"""A mixer that keeps the whole contract, and versions of it with other abilities."""
 
 from __future__ import annotations
 

@@ -110,7 +110,8 @@ class PixelSplit:
             return torch.from_numpy(self._planes(image)), label
         if _is_tokens(self.patch_size, self.images):
             return torch.from_numpy(image.reshape(-1).astype(np.int64)), label
-        return torch.from_numpy(self._patches(image, self.patch_size)), label
+        pixels = self._normalised(image.reshape(*image.shape[:2], len(self.scale.mean)))
+        return torch.from_numpy(cut_patches(pixels, self.patch_size)), label
 
     def digest(self) -> bytes:
         """Hash of the split's pixels and labels, in order."""
@@ -122,13 +123,6 @@ class PixelSplit:
             total.update(self.labels.values[rows].tobytes())
         return total.digest()
 
-    def _patches(self, image: NDArray[np.uint8], size: int) -> NDArray[np.float32]:
-        height, width = image.shape[:2]
-        channels = len(self.scale.mean)
-        grid = image.reshape(height // size, size, width // size, size, channels)
-        patches = self._normalised(grid.transpose(0, 2, 1, 3, 4))
-        return patches.reshape(-1, size * size * channels)
-
     def _planes(self, image: NDArray[np.uint8]) -> NDArray[np.float32]:
         pixels = self._normalised(image.reshape(*image.shape[:2], len(self.scale.mean)))
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
@@ -139,6 +133,18 @@ class PixelSplit:
         std = np.asarray(self.scale.std, dtype=np.float32)
         floats = (pixels.astype(np.float32) / np.float32(self.scale.top) - mean) / std
         return floats.astype(np.float32, copy=False)
+
+
+def cut_patches(image: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """The patches (N, size**2 * channels) of an image (height, width, channels), rows first.
+
+    Args:
+        image: its height and width are multiples of `size`.
+        size: side of a patch.
+    """
+    height, width, channels = image.shape
+    grid = image.reshape(height // size, size, width // size, size, channels)
+    return grid.transpose(0, 2, 1, 3, 4).reshape(-1, size * size * channels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ import torch
 
 from rifflemix.tasks.core.base import Sample
 from rifflemix.tasks.data_io.shards import ShardedImages
+from rifflemix.tasks.images.pixels import cut_patches
 
 PATCH_SIZES = (1, 2, 4, 8, 16)
 
@@ -32,9 +33,9 @@ class PatchedImages:
     def __getitem__(self, index: int) -> Sample:
         """The patches (N, patch_size**2) float32, black 0 and white 1, rows first; the label."""
         pixels, label = self.images[index]
-        size, across = self.patch_size, math.isqrt(len(pixels)) // self.patch_size
-        grid = pixels.view(across, size, across, size).transpose(1, 2)
-        return grid.reshape(across**2, size**2).to(torch.float32) / 255, label
+        side = math.isqrt(len(pixels))
+        image = pixels.to(torch.float32).div_(255).view(side, side, 1)
+        return torch.from_numpy(cut_patches(image.numpy(), self.patch_size)), label
 
     def digest(self) -> bytes:
         """Hash of the split's pixels and labels, in order."""
