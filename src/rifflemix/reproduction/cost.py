@@ -157,10 +157,9 @@ class _Count(OperatorWatch):
         if not tensors or _is_idle(operator):
             return
         self.operators += self._times
+        self.moved_bytes += self._times * sum(t.numel() * t.element_size() for t in tensors)
         formula = self._formulas.get(operator.overloadpacket)
-        if formula is None:
-            self.moved_bytes += self._times * sum(t.numel() * t.element_size() for t in tensors)
-        else:
+        if formula is not None:
             self.flops += self._times * int(formula(*args, **options, out_val=out))
 
     def _hold(self, tensor: Tensor) -> None:
@@ -203,20 +202,22 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def calibrate(device: str = "cpu") -> Speed:
     """Measure how fast this machine does such work; about a second.
 
-    The products are as large as those of small models; what moves numbers comes from memory, and
-    computes little (a sum) or more (GELU). The best of some timings counts.
+    The products are as large as those of small models. What moves numbers is a copy that turns a
+    matrix: slower than one in order, faster than one into fresh memory, and a step does both. The
+    best of some timings counts.
     """
     on = torch.device(device)
     tokens, weight = torch.randn(16_384, 256, device=on), torch.randn(256, 256, device=on)
-    large, small = torch.randn(2**23, device=on), torch.randn(8, device=on)
+    large, small = torch.randn(4096, 4096, device=on), torch.randn(8, device=on)
+    turned = torch.empty_like(large)
     calls: dict[str, Callable[[], object]] = {
         "product": lambda: tokens @ weight,
-        "moves": lambda: functional.gelu(large + large),
+        "moves": lambda: turned.copy_(large.t()),
         "operator": lambda: small + small,
     }
     took = {name: min(times) for name, times in median_seconds(calls, on).items()}
     return Speed(
         flops=2 * tokens.numel() * weight.shape[1] / took["product"],
-        moved_bytes=5 * large.numel() * large.element_size() / took["moves"],
+        moved_bytes=2 * large.numel() * large.element_size() / took["moves"],
         operator_seconds=took["operator"],
     )

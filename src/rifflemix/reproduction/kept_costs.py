@@ -29,7 +29,7 @@ class StepCost:
     Attributes:
         tokens: of all samples, padding included; pixels of whole images.
         flops: of matrix products, convolutions and attention; two for a multiply-add.
-        moved_bytes: read and written by all other operators.
+        moved_bytes: read and written by all operators.
         operators: that compute something; on a GPU about the kernels launched.
         peak_bytes: the most memory that tensors take at a time, weights included.
     """
