@@ -81,6 +81,22 @@ _LRA_SMALL = {
     ),
     "pairs": SuiteTask("sick", {}, {"max_steps": 600, "batch_size": 32}),
     "image": SuiteTask("image", {"patch_size": 2}, {"max_steps": 500, "batch_size": 32}),
+    "pathfinder": SuiteTask(
+        "pathfinder32",
+        {
+            "patch_size": 4,
+            "contour_length": 4,
+            "num_distractors": 0,
+            "gap": 0.5,
+            "paddle_length": 4.0,
+            "paddle_thickness": 1.5,
+            "continuity": 1.0,
+            "num_train": 32_000,
+            "num_validation": 2_000,
+            "num_test": 2_000,
+        },
+        {"max_steps": 2_500, "batch_size": 32},
+    ),
 }
 """docs/results.md says what softmax attention reaches at these sizes, and how soon."""
 
