@@ -1,12 +1,16 @@
 """Estimates of `rifflemix list recipes --cost` beside steps that are made: benchmarks/README.md.
 
 Everything is timed in seconds of one CPU thread's work, so that other processes disturb neither.
+Rows that were run in full on one thread stand beside what is estimated for all of their steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import torch
 from rifflemix.bench.rows import new_file
 from rifflemix.files import write_json
 from rifflemix.recipes import Recipe, get_recipe
-from rifflemix.reproduction.cost import Speed, calibrate, count_step
+from rifflemix.reproduction.cost import Speed, calibrate, count_step, recipe_costs
 from rifflemix.reproduction.outlines import outline
 from rifflemix.runs import measure
 from rifflemix.runs.environment import environment
@@ -83,19 +87,35 @@ def row(name: str, speed: Speed, repeats: int) -> dict[str, Any]:
     return {"name": name, "estimate": estimate, "seconds": seconds, "ratio": estimate / seconds}
 
 
+def runs_in_full(folder: Path, speed: Speed) -> Iterator[dict[str, Any]]:
+    """Results of `rifflemix reproduce` on one thread: seconds of training, and as estimated."""
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["is_reduced"] or result["environment"]["hardware"]["threads"] > 1:
+            continue
+        name = result["recipe"]["name"]
+        (cost,) = recipe_costs([get_recipe(name)], speed)
+        estimate, seconds = cost["seconds"], result["seconds"]["train"]
+        row = {"name": name, "seed": result["seed"], "estimate": estimate, "seconds": seconds}
+        yield {**row, "ratio": estimate / seconds}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=lambda text: text.split(","), default=ROWS)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--runs", type=Path, default=Path("benchmarks/results/reproduce"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     measure.time = _CpuClock  # type: ignore[attr-defined]
     speed = calibrate()
     result = {
-        "format": "rifflemix.step-estimates/1",
+        "format": "rifflemix.step-estimates/2",
         "environment": environment(),
+        "speed": asdict(speed),
         "rows": [row(name, speed, arguments.repeats) for name in arguments.rows],
+        "runs": list(runs_in_full(arguments.runs, speed)),
     }
     when = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     path = new_file(arguments.out, f"step-estimates-{when}")

@@ -33,9 +33,9 @@ def packages() -> Answer:
         f"A layer of {result['settings']['dim']} channels, forward and backward, ours over the "
         f"package's: below 1 ours takes less. Slower by more than the spread of the timings: "
         f"{listed(slower) or 'none'}. More memory: {listed(larger) or 'none'}. Disks are times, "
-        "bars from p20 over p80 to p80 over p20; rings are peaks of memory. Queries, keys and values "
-        "from one map, as ours, hand it all three gradients at once: beside the weights' gradients "
-        "these are N x C numbers more than three maps hold, which shows where N is small."
+        "bars from p20 over p80 to p80 over p20; rings are peaks of memory. Queries, keys and "
+        "values from one map, as ours, hand it all three gradients at once: beside the weights' "
+        "gradients these are N x C numbers more than three maps hold, which shows where N is small."
     )
     table = [
         {

@@ -283,17 +283,27 @@ def claims() -> Answer:
 
 
 def estimates() -> Answer:
-    """What `list recipes --cost` says of a step, beside a step that was made."""
+    """What `list recipes --cost` says of a step and of a training, beside those that were made."""
     path = by_time("step-estimates-*.json")[-1]
-    rows = read(path)["rows"]
-    within = sum(1 / 1.5 <= row["ratio"] <= 1.5 for row in rows)
-    drawn = [Row(r["name"], (Mark(r["ratio"]),), f"{r['ratio']:.2f}") for r in rows]
+    result = read(path)
+    table, near = [], {}
+    for made, rows in (("step", result["rows"]), ("training", result["runs"])):
+        near[made] = f"{sum(1 / 1.5 <= row['ratio'] <= 1.5 for row in rows)} of {len(rows)}"
+        table += [{"of": made, "seed": "", **row} for row in rows]
+    drawn = [
+        Row(row["name"] + (f", seed {row['seed']}" if row["seed"] else ""),
+            (Mark(row["ratio"], "main" if row["of"] == "step" else "other"),),
+            f"{row['ratio']:.2f}")
+        for row in table
+    ]  # fmt: skip
     says = (
-        f"`rifflemix list recipes --cost` is within a factor of 1.5 of the time that was measured "
-        f"in {within} of {len(rows)} rows. Estimated over measured seconds of a step."
+        f"`rifflemix list recipes --cost` is within a factor of 1.5 of the time that a step took "
+        f"in {near['step']} rows, and of the time that all of training took in "
+        f"{near['training']} runs in full, on one thread beside other work. Disks are steps, rings "
+        "whole trainings: estimated over measured seconds."
     )
     return Answer("Does the estimated cost of a row hold?", says, "estimates",
-                  dots("Estimated over measured", drawn, rule=1.0), list(rows), [path],
+                  dots("Estimated over measured", drawn, rule=1.0), table, [path],
                   ["python benchmarks/step_estimates.py"])  # fmt: skip
 
 

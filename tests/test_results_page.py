@@ -110,7 +110,7 @@ def test_what_choose_says_of_the_suite_holds() -> None:
     assert mixers["mega"]["ahead"] == ["listops", "image"]
     assert mixers["mega"]["speed"] < 1
     for name in ("s4", "mlp_mixer"):
-        assert mixers[name]["ahead"] == ["image"]
+        assert mixers[name]["ahead"] == ["image", "pathfinder"]
         assert mixers[name]["speed"] > 1
 
 
