@@ -286,25 +286,29 @@ def estimates() -> Answer:
     """What `list recipes --cost` says of a step and of a training, beside those that were made."""
     path = by_time("step-estimates-*.json")[-1]
     result = read(path)
-    table, near = [], {}
-    for made, rows in (("step", result["rows"]), ("training", result["runs"])):
-        near[made] = f"{sum(1 / 1.5 <= row['ratio'] <= 1.5 for row in rows)} of {len(rows)}"
-        table += [{"of": made, "seed": "", **row} for row in rows]
-    drawn = [
-        Row(row["name"] + (f", seed {row['seed']}" if row["seed"] else ""),
-            (Mark(row["ratio"], "main" if row["of"] == "step" else "other"),),
-            f"{row['ratio']:.2f}")
-        for row in table
-    ]  # fmt: skip
+    table: list[dict[str, Any]] = []
+    drawn: list[Row] = []
+    near = []
+    for title, of, rows in (
+        ("A step", "step", result["rows"]),
+        ("All of training", "training", result["runs"]),
+    ):
+        near.append(f"{sum(1 / 1.5 <= row['ratio'] <= 1.5 for row in rows)} of {len(rows)}")
+        table += [{"of": of, "seed": "", **row} for row in rows]
+        drawn += [Row(title), *(_estimated(row) for row in rows)]
     says = (
         f"`rifflemix list recipes --cost` is within a factor of 1.5 of the time that a step took "
-        f"in {near['step']} rows, and of the time that all of training took in "
-        f"{near['training']} runs in full, on one thread beside other work. Disks are steps, rings "
-        "whole trainings: estimated over measured seconds."
+        f"in {near[0]} rows, and of the time that all of training took in {near[1]} runs in full, "
+        "on one thread beside other work: estimated over measured seconds."
     )
     return Answer("Does the estimated cost of a row hold?", says, "estimates",
                   dots("Estimated over measured", drawn, rule=1.0), table, [path],
                   ["python benchmarks/step_estimates.py"])  # fmt: skip
+
+
+def _estimated(row: Mapping[str, Any]) -> Row:
+    name = row["name"].partition("/")[2] + (f", seed {row['seed']}" if row.get("seed") else "")
+    return Row(name, (Mark(row["ratio"]),), f"{row['ratio']:.2f}")
 
 
 @functools.cache
