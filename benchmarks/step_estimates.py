@@ -38,6 +38,7 @@ ROWS = (
     "sinkhorn/table6-sst-word-b8",
     "sinkhorn/table7-sick-b8",
 )
+REPRODUCED = Path(__file__).resolve().parent / "results" / "reproduce"
 
 
 class _CpuClock:
@@ -87,9 +88,9 @@ def row(name: str, speed: Speed, repeats: int) -> dict[str, Any]:
     return {"name": name, "estimate": estimate, "seconds": seconds, "ratio": estimate / seconds}
 
 
-def runs_in_full(folder: Path, speed: Speed) -> Iterator[dict[str, Any]]:
-    """Results of `rifflemix reproduce` on one thread: seconds of training, and as estimated."""
-    for path in sorted(folder.glob("*.json")):
+def runs_in_full(speed: Speed) -> Iterator[dict[str, Any]]:
+    """Kept runs of `rifflemix reproduce` on one thread: seconds of training, and as estimated."""
+    for path in sorted(REPRODUCED.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         if result["is_reduced"] or result["environment"]["hardware"]["threads"] > 1:
             continue
@@ -104,7 +105,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=lambda text: text.split(","), default=ROWS)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--runs", type=Path, default=Path("benchmarks/results/reproduce"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -115,7 +115,7 @@ def main() -> None:
         "environment": environment(),
         "speed": asdict(speed),
         "rows": [row(name, speed, arguments.repeats) for name in arguments.rows],
-        "runs": list(runs_in_full(arguments.runs, speed)),
+        "runs": list(runs_in_full(speed)),
     }
     when = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     path = new_file(arguments.out, f"step-estimates-{when}")

@@ -114,6 +114,16 @@ def test_accumulated_batches_are_added() -> None:
     assert eighths.flops == whole.flops
 
 
+def test_a_product_moves_its_factors_and_itself() -> None:
+    from rifflemix.reproduction import cost
+
+    x, weight = torch.ones(3, 5), torch.ones(5, 7)
+    with cost._Count(iter(())) as count:
+        _ = x @ weight
+    assert (count.flops, count.operators) == (2 * 3 * 5 * 7, 1)
+    assert count.moved_bytes == 4 * (3 * 5 + 5 * 7 + 3 * 7)
+
+
 def test_seconds_are_the_sum_of_computing_moving_and_starting() -> None:
     cost = StepCost(tokens=1, flops=3 * 10**9, moved_bytes=2 * 10**9, operators=500, peak_bytes=1)
     assert SPEED.seconds(cost) == pytest.approx(3 + 2 + 0.5)
