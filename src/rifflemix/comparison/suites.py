@@ -80,6 +80,7 @@ _LRA_SMALL = {
         {"max_steps": 400, "batch_size": 16},
     ),
     "pairs": SuiteTask("sick", {}, {"max_steps": 600, "batch_size": 32}),
+    "retrieval": SuiteTask("passages", {}, {"max_steps": 500, "batch_size": 16}),
     "image": SuiteTask("image", {"patch_size": 2}, {"max_steps": 500, "batch_size": 32}),
     "pathfinder": SuiteTask(
         "pathfinder32",

@@ -41,6 +41,7 @@ from rifflemix.tasks.synthetic.sorting import Sorting
 from rifflemix.tasks.text.language import PennTreebank, Shakespeare, WikiText
 from rifflemix.tasks.text.lm1b import LM1B
 from rifflemix.tasks.text.nli import SNLI, MultiNLI
+from rifflemix.tasks.text.passages import Passages
 from rifflemix.tasks.text.retrieval import Retrieval
 from rifflemix.tasks.text.sick import Sick
 from rifflemix.tasks.text.sst import SST
@@ -55,6 +56,7 @@ _TASKS: dict[str, TaskBuilder] = {
         Cifar100(),
         Text(),
         Retrieval(),
+        Passages(),
         Pathfinder("pathfinder32", "Pathfinder-32", 32),
         Pathfinder("pathfinder64", "Pathfinder-64", 64),
         Pathfinder("pathfinder128", "Pathfinder-128", 128),
