@@ -97,21 +97,7 @@ def _check_others(given: Mapping[str, Any], suite: str) -> None:
 def _tell(
     plan: SuitePlan, summary: Mapping[str, Any], finished: Mapping[str, Any], as_json: bool
 ) -> None:
-    from rifflemix.comparison.suite_report import parts
-
-    if as_json:
-        print_json(dict(summary))
-    else:
-        for part in parts(finished)[:2]:
-            table = Table(box=SIMPLE_HEAD, title=Text(part.heading))
-            for header in part.headers:
-                table.add_column(header, overflow="fold")
-            for row in part.rows:
-                table.add_row(*(Text(c.text, style="bold" if c.best else "") for c in row))
-            show(table)
-        for sentence in summary["answers"]:
-            show(sentence)
-        show(f"Written to {plan.out}: results.json, table.md, report.html, a folder for each task")
+    show_suite(summary, finished, plan.out, as_json)
     if summary["status"] != "complete":
         done = sum(task["status"] == "complete" for task in summary["tasks"].values())
         progress_console().print(
@@ -119,3 +105,24 @@ def _tell(
             "to continue.",
             soft_wrap=True,
         )
+
+
+def show_suite(
+    summary: Mapping[str, Any], finished: Mapping[str, Any], out: Path, as_json: bool
+) -> None:
+    """Print a suite: its ranks, its accuracies, its answers; or results.json."""
+    from rifflemix.comparison.suite_report import parts
+
+    if as_json:
+        print_json(dict(summary))
+        return
+    for part in parts(finished)[:2]:
+        table = Table(box=SIMPLE_HEAD, title=Text(part.heading))
+        for header in part.headers:
+            table.add_column(header, overflow="fold")
+        for row in part.rows:
+            table.add_row(*(Text(c.text, style="bold" if c.best else "") for c in row))
+        show(table)
+    for sentence in summary["answers"]:
+        show(sentence)
+    show(f"Written to {out}: results.json, table.md, report.html, a folder for each task")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,28 +42,80 @@ def merge_comparisons(folders: Sequence[str | Path], out: str | Path) -> Compari
             budget, one label for two settings, two results of one run, or mixers with different
             seeds or, where they were tuned, different choices.
     """
+    paths, target = different_folders(folders), Path(out)
+    check_folder(target)
+    merged = Merged.of(paths, target)
+    merged.write()
+    return Comparison(merged.results, target)
+
+
+def different_folders(folders: Sequence[str | Path]) -> list[Path]:
+    """The folders to merge as paths.
+
+    Raises:
+        InputError: fewer than two, or one of them twice.
+    """
     paths = [Path(folder) for folder in folders]
     if len({path.resolve() for path in paths}) < max(2, len(paths)):
         raise bad_argument("merge", "two or more different folders", ", ".join(map(str, paths)))
-    parts = {path: Comparison.load(path).results for path in paths}
-    target = Path(out)
-    check_folder(target)
-    try:
-        _check(parts)
-        results = _merged(parts, target)
-        files = comparison_files(results)
-    except InputError:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        # Files without a checksum, of an earlier version or another hand.
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"merge: the results of a folder are damaged: {reason}") from error
-    settings = {"format": FORMAT, "parts": [str(path) for path in paths]}
-    with claimed_folder(target, settings):
-        write_json(target / RESULTS_FILE, results)
-        for name, content in files.items():
-            write_bytes(target / name, content)
-    return Comparison(results, target)
+    return paths
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Comparisons put together, nothing of it written yet.
+
+    Attributes:
+        results: what results.json is to hold.
+        files: the files that show it, by name.
+        parts: the folders put together.
+        out: where all of it goes.
+    """
+
+    results: dict[str, Any]
+    files: Mapping[str, bytes]
+    parts: Sequence[Path]
+    out: Path
+
+    @classmethod
+    def of(cls, paths: Sequence[Path], out: Path, order: Sequence[str] = ()) -> Merged:
+        """The comparisons of these folders as one.
+
+        Args:
+            paths: one or more.
+            out: where it is to be written.
+            order: mixers to name first, in this order.
+
+        Raises:
+            InputError: as `merge_comparisons`.
+        """
+        parts = {path: Comparison.load(path).results for path in paths}
+        try:
+            _check(parts)
+            results = _merged(parts, out, order)
+            return cls(results, comparison_files(results), paths, out)
+        except InputError:
+            raise
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            # Files without a checksum, of an earlier version or another hand.
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"merge: the results of a folder are damaged: {reason}") from error
+
+    def write(self) -> None:
+        """Write the folder.
+
+        Raises:
+            InputError: it holds something else, is in use, or cannot be written.
+        """
+        with claimed_folder(self.out, merge_settings(self.parts)):
+            write_json(self.out / RESULTS_FILE, self.results)
+            for name, content in self.files.items():
+                write_bytes(self.out / name, content)
+
+
+def merge_settings(parts: Sequence[Path]) -> dict[str, Any]:
+    """What config.json of a merge holds."""
+    return {"format": FORMAT, "parts": [str(path) for path in parts]}
 
 
 def _check(parts: Mapping[Path, Results]) -> None:
@@ -99,7 +152,7 @@ def _check_same(parts: Mapping[Path, Results], what: str) -> None:
                 )
 
 
-def _merged(parts: Mapping[Path, Results], out: Path) -> dict[str, Any]:
+def _merged(parts: Mapping[Path, Results], out: Path, order: Sequence[str] = ()) -> dict[str, Any]:
     first = next(iter(parts.values()))
     runs, failed = _gathered(parts, out, "runs"), _gathered(parts, out, "failed_runs")
     tuning = _tuning(parts, out)
@@ -107,6 +160,8 @@ def _merged(parts: Mapping[Path, Results], out: Path) -> dict[str, Any]:
     config = dict(first["config"]) | {"seeds": seeds}
     for name in ("mixers", "mixer_options", "variants", "plugins"):
         _join(config, name, [results["config"].get(name) for results in parts.values()])
+    first_ones = [name for name in order if name in config["mixers"]]
+    config["mixers"] = list(dict.fromkeys([*first_ones, *config["mixers"]]))
     mixers = [_mixer(name, parts, runs, tuning) for name in config["mixers"]]
     trials = [*tuning.get("trials", ()), *tuning.get("failed_trials", ())]
     memory = [mixer["peak_memory_bytes"] for mixer in mixers if mixer["peak_memory_bytes"]]

@@ -200,10 +200,11 @@ def run_suite(
             pass  # its name is on the folder before the first hour is spent
     for name, one in plan.plans.items():
         done[name] = run(one)
-        summary = _summary(plan, done)
+        summary = suite_summary(plan.suite, list(plan.plans), done)
         if is_main_process():
             write_comparison_files(one.out, done[name])
-            _write(plan, summary, done)
+            with claimed_folder(plan.out, _settings(plan.suite)):
+                write_suite_files(plan.out, summary, done)
         if done[name]["status"] != "complete" or should_stop():
             break
     return summary
@@ -217,17 +218,26 @@ def _results(comparisons: Mapping[str, Comparison]) -> dict[str, Results]:
     return {name: comparison.results for name, comparison in comparisons.items()}
 
 
-def _summary(plan: SuitePlan, done: Mapping[str, Results]) -> dict[str, Any]:
+def suite_summary(
+    suite: Suite, planned: Sequence[str], done: Mapping[str, Results]
+) -> dict[str, Any]:
+    """What results.json of a suite holds.
+
+    Args:
+        suite: the suite.
+        planned: the tasks that are to be made.
+        done: task -> the results of its comparison, of those that were begun.
+    """
     here = environment()
-    is_whole = len(done) == len(plan.plans)
+    is_whole = len(done) == len(planned)
     is_whole = is_whole and all(of["status"] == "complete" for of in done.values())
     return {
-        **_settings(plan.suite),
-        "title": plan.suite.title,
+        **_settings(suite),
+        "title": suite.title,
         "status": "complete" if is_whole else "partial",
         "command": here["command"],
         "environment": here,
-        "tasks_planned": list(plan.plans),
+        "tasks_planned": list(planned),
         "tasks": {
             name: {
                 "results": f"{name}/{RESULTS_FILE}",
@@ -243,9 +253,10 @@ def _summary(plan: SuitePlan, done: Mapping[str, Results]) -> dict[str, Any]:
     }
 
 
-def _write(plan: SuitePlan, summary: Results, done: Mapping[str, Results]) -> None:
-    with claimed_folder(plan.out, _settings(plan.suite)):
-        write_json(plan.out / RESULTS_FILE, summary)
-        write_bytes(plan.out / "table.md", markdown(plan.suite.title, done).encode())
-        page = html(f"rifflemix compare: {plan.suite.title}", summary["command"], done)
-        write_bytes(plan.out / "report.html", page.encode())
+def write_suite_files(out: Path, summary: Results, done: Mapping[str, Results]) -> None:
+    """results.json, table.md and report.html of a suite, into its folder, which is held."""
+    title = summary["title"]
+    write_json(out / RESULTS_FILE, summary)
+    write_bytes(out / "table.md", markdown(title, done).encode())
+    page = html(f"rifflemix compare: {title}", summary["command"], done)
+    write_bytes(out / "report.html", page.encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,7 +94,7 @@ class Passages(Retrieval):
             folder = source_folder(self.card, source)
             check_ids(folder, f"{name} words", papers.tokens.values, num_ids)
             random = np.random.default_rng((request.seed, number))
-            splits[name] = _draw(papers, name, request.count(name), max_length, random)
+            splits[name] = _draw(papers, name, request.options[f"num_{name}"], max_length, random)
         return Task(
             name=self.card.name,
             options=dict(request.options),
@@ -214,7 +215,7 @@ def _marks(paper: Words) -> set[int]:
 
 def _content_words(paper: bytes) -> list[str]:
     words = plain_words(paper.decode("utf-8", errors="replace")).split()
-    return [word for word in words if len(word) >= _SHORTEST_WORD and word.isalpha()]
+    return [sys.intern(word) for word in words if len(word) >= _SHORTEST_WORD and word.isalpha()]
 
 
 def _split(order: NDArray[np.int64], family: NDArray[np.int64]) -> dict[str, list[int]]:

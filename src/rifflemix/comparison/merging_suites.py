@@ -1,0 +1,102 @@
+"""Suites put together, task by task: parts of one that were made on several machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rifflemix.comparison.api import Comparison
+from rifflemix.comparison.merging import Merged, different_folders, merge_settings
+from rifflemix.comparison.plan import RESULTS_FILE
+from rifflemix.comparison.suite import FORMAT, SuiteComparison, suite_summary, write_suite_files
+from rifflemix.comparison.suites import Suite, get_suite
+from rifflemix.errors import InputError, bad_argument
+from rifflemix.files import claimed_folder, read_json
+from rifflemix.runs.folder import check_folder
+
+# What all tasks of a suite have in common, beside the mixers; the rest is the task's own.
+_ALIKE = ("seeds", "dim", "num_layers", "num_heads", "tuned", "mixer_options", "variants")
+
+
+def is_suite(folder: str | Path) -> bool:
+    """Whether a folder holds the results of a suite."""
+    path = Path(folder) / RESULTS_FILE
+    if not path.is_file():
+        return False
+    results = read_json(path)
+    return isinstance(results, dict) and results.get("format") == FORMAT
+
+
+def merge_suites(folders: Sequence[str | Path], out: str | Path) -> SuiteComparison:
+    """Put parts of one suite together: their tasks, and the mixers or seeds of each task.
+
+    Args:
+        folders: results folders of `compare --suite`, or of earlier merges of such.
+        out: folder for the page over all and a folder for each task: new, or of an earlier merge
+            of the same folders. The runs stay where they are.
+
+    Raises:
+        InputError: fewer than two folders, one that holds no suite or a damaged one, another suite,
+            tasks with different mixers, seeds or sizes of the model, or as `merge_comparisons`;
+            before anything is written.
+    """
+    paths, target = different_folders(folders), Path(out)
+    check_folder(target)
+    suite, tasks = _suite(paths)
+    made: dict[str, Merged] = {}
+    order: Sequence[str] = suite.mixers
+    for name in suite.tasks:
+        parts = [path / name for path in paths if name in tasks[path]]
+        if parts:
+            made[name] = Merged.of(parts, target / name, order)
+            order = made[name].results["config"]["mixers"]
+    done = {name: merged.results for name, merged in made.items()}
+    _check_alike(done)
+    summary = suite_summary(suite, list(done), done)
+    with claimed_folder(target, merge_settings(paths)):
+        for merged in made.values():
+            merged.write()
+        write_suite_files(target, summary, done)
+    comparisons = {name: Comparison(of, target / name) for name, of in done.items()}
+    return SuiteComparison(summary, comparisons, target)
+
+
+def _suite(paths: Sequence[Path]) -> tuple[Suite, dict[Path, Sequence[str]]]:
+    """The suite of all folders, and the tasks that each has."""
+    names: dict[Path, str] = {}
+    tasks: dict[Path, Sequence[str]] = {}
+    for path in paths:
+        if not is_suite(path):
+            raise bad_argument("merge", "folders of suites alone, or of comparisons alone", path)
+        results = read_json(path / RESULTS_FILE)
+        try:
+            names[path], tasks[path] = str(results["suite"]), list(results["tasks"])
+        except (LookupError, TypeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"{path / RESULTS_FILE} is damaged: {reason}") from error
+    (first, name), *others = names.items()
+    suite = get_suite(name)
+    for path, other in others:
+        if other != name:
+            raise bad_argument("merge", "one suite", f"{name} in {first} and {other} in {path}")
+    for path, own in tasks.items():
+        for task in own:
+            if task not in suite.tasks:
+                raise InputError(
+                    f"merge: {path} has a task {task}, which suite {name} of this version has not"
+                )
+    return suite, tasks
+
+
+def _check_alike(done: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise unless all tasks have the same mixers, seeds and sizes: ranks are means over tasks."""
+    (first, reference), *others = ((name, results["config"]) for name, results in done.items())
+    for name, config in others:
+        for what in ("mixers", *_ALIKE):
+            one, other = reference.get(what) or None, config.get(what) or None
+            if one != other:
+                raise InputError(
+                    f"merge: {first} and {name} do not make one suite: {what} is {one!r} in the "
+                    f"one, {other!r} in the other"
+                )
