@@ -146,7 +146,7 @@ def test_damaged_tsv(data: Path, line: str, message: str) -> None:
     ("name", "content", "message"),
     [
         ("aan_pairs.valid.tsv", b"1\tP0\tP9\n", "line 1: no paper P9 is known"),
-        ("aan_pairs.valid.tsv", b"", "there are no validation pairs"),
+        ("aan_pairs.valid.tsv", b"", "expected at least one validation pair, got none"),
         ("aan_docs.jsonl.xz", lzma.compress(b'["a", 1]\n'), "line 1 is not"),
         ("aan_docs.jsonl.xz", lzma.compress(b'["a", "b"]\n["a", "c"]\n'), "line 2: .* twice"),
         ("aan_docs.jsonl.xz", lzma.compress(b"x" * 99)[:-8], "damaged or truncated"),

@@ -240,7 +240,9 @@ def _pack(parts: Mapping[str, Iterator[Pair]]) -> Arrays:
             labels.append(label)
             keys.append(_key(first) + _key(second))
         if not labels:
-            raise InputError(f"task retrieval: there are no {split} pairs")
+            raise InputError(
+                f"pairs of papers: expected at least one {split} pair, got none; get fresh files"
+            )
         order = content_order(keys, "retrieval: order")
         arrays[f"{split}_pairs"] = np.array(pairs, dtype=np.int64)[order]
         arrays[f"{split}_labels"] = _labels(labels)[order]
