@@ -114,7 +114,11 @@ def test_what_makes_no_suite(folders: Path, tmp_path: Path) -> None:
     assert not is_suite(folders / "other")
     refused("expected two or more different folders", coarse)
     refused("expected two or more different folders", coarse, coarse)
-    refused("expected folders of suites alone, or of comparisons alone", coarse, folders / "other")
+    refused(
+        "expected results of a suite in every folder, or in none, got none in",
+        coarse,
+        folders / "other",
+    )
     refused("coarse and fine do not make one suite: mixers is", coarse, csp)
     other = changed(csp, tmp_path / "other", lambda results: results.update(suite="lra-small"))
     refused("merge: expected one suite, got tiny in .* and lra-small in", coarse, other)

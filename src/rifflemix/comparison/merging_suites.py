@@ -68,7 +68,8 @@ def _suite(paths: Sequence[Path]) -> tuple[Suite, dict[Path, Sequence[str]]]:
     tasks: dict[Path, Sequence[str]] = {}
     for path in paths:
         if not is_suite(path):
-            raise bad_argument("merge", "folders of suites alone, or of comparisons alone", path)
+            what = "results of a suite in every folder, or in none"
+            raise bad_argument("merge", what, f"none in {path}")
         results = read_json(path / RESULTS_FILE)
         try:
             names[path], tasks[path] = str(results["suite"]), list(results["tasks"])
