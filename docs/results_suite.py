@@ -45,7 +45,13 @@ def which_mixer() -> Answer:
                       _how(made, tasks)])  # fmt: skip
     return Answer("Which mixer for me?", says, "suite", dots("Mean rank over the tasks", drawn),
                   table, [FOLDER / "results.json", *tasks.values()],
-                  [made["command"]], shown=_scores(comparisons))  # fmt: skip
+                  _commands(comparisons), shown=_scores(comparisons))  # fmt: skip
+
+
+def _commands(comparisons: Mapping[str, Any]) -> list[str]:
+    """What makes all tasks; of those that were made in parts, results.json has the commands."""
+    whole = [of["command"] for of in comparisons.values() if "merged" not in of]
+    return list(dict.fromkeys(whole)) or [of["command"] for of in comparisons.values()]
 
 
 def _scores(comparisons: Mapping[str, Any]) -> str:
@@ -93,6 +99,9 @@ def _how(made: Mapping[str, Any], tasks: Mapping[str, Path]) -> str:
     spent = math.fsum(task["wall_seconds"] for task in made["tasks"].values())
     left = [name for name in get_suite(SUITE).tasks if name not in tasks]
     rest = f" Not run yet: {listed(left)}." if left else ""
+    apart = [name for name, path in tasks.items() if "merged" in read(path)]
+    if apart:
+        rest += f" In parts, some mixers each, put together by `rifflemix merge`: {listed(apart)}."
     return (
         f"Disks are mean ranks on {listed(list(tasks))}, 1 is the best; bars, what undecided "
         f"differences leave open. {trainings} trainings on one thread, {format_duration(spent)} in "
@@ -102,7 +111,7 @@ def _how(made: Mapping[str, Any], tasks: Mapping[str, Path]) -> str:
 
 def small_tasks() -> Answer:
     """What softmax attention reaches on the tasks of the suite, and how soon."""
-    made, tasks = read(FOLDER / "results.json"), suite_tasks()
+    tasks = suite_tasks()
     drawn, table = [], []
     for name, path in tasks.items():
         results = read(path)
@@ -129,4 +138,5 @@ def small_tasks() -> Answer:
     )
     return Answer("Does softmax attention learn the small tasks in minutes?", says, "small-tasks",
                   dots("Test accuracy, %", drawn), table, [*tasks.values(), smoke],
-                  [made["command"], quick["command"]])  # fmt: skip
+                  [*_commands({name: read(path) for name, path in tasks.items()}),
+                   quick["command"]])  # fmt: skip
