@@ -53,8 +53,8 @@ class Passages(Retrieval):
             "overlap, half of all. Only words of three letters or more count, in lower case, "
             "without the skip_common commonest of the training papers: ids by frequency there from "
             "2 on, 1 is any other. One paper in ten is for validation, one in ten for the test; "
-            "papers that share text are in the same split and never a pair with label 0. Read from "
-            "the files of task retrieval, whose own pairs are not used."
+            "papers that share a fifth of their text are in the same split and never a pair with "
+            "label 0. Read from the files of task retrieval, whose own pairs are not used."
         ),
         needs_data=True,
         options={"max_length": 128, "vocab_size": 4096, "skip_common": 150, **_COUNTS},
@@ -166,10 +166,9 @@ def encode_papers(papers: Sequence[bytes], vocab_size: int, skip_common: int) ->
     texts = [_content_words(paper) for paper in papers]
     family = families(texts)
     parts = _split(content_order(papers, "passages: split"), family)
-    table = word_ids((texts[paper] for paper in parts["train"]), None)
-    common = set(list(table)[:skip_common])
-    kept = list(table)[skip_common:][: vocab_size - RESERVED]
-    table = {word: number for number, word in enumerate(kept, start=RESERVED)}
+    words = list(word_ids((texts[paper] for paper in parts["train"]), vocab_size + skip_common))
+    common = set(words[:skip_common])
+    table = {word: number for number, word in enumerate(words[skip_common:], start=RESERVED)}
     arrays: Arrays = {"vocab_size": np.array([len(table) + RESERVED])}
     for name, members in parts.items():
         ids = [
@@ -182,7 +181,7 @@ def encode_papers(papers: Sequence[bytes], vocab_size: int, skip_common: int) ->
 
 
 def families(papers: Sequence[Words]) -> NDArray[np.int64]:
-    """A number for each paper, the same for those that share text.
+    """A number for each paper, the same for those that share a fifth of their text or more.
 
     Two copies of a paper, or a paper and its longer version, would tell a model the answer if one
     were trained on and the other tested.
@@ -224,8 +223,8 @@ def _split(order: NDArray[np.int64], family: NDArray[np.int64]) -> dict[str, lis
     for paper in order.tolist():
         members[int(family[paper])].append(paper)
     parts: dict[str, list[int]] = {name: [] for name in SPLITS}
+    tenth = len(order) // 10
     for papers in members.values():
-        tenth = len(order) // 10
         name = next((n for n in ("validation", "test") if len(parts[n]) < tenth), "train")
         parts[name] += papers
     return parts
