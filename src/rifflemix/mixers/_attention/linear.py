@@ -139,7 +139,9 @@ def linear_attention(
         return q @ (k.mT @ v)
     if k.dtype == _wide(k) == v.dtype and not autocast:
         # One more value, which is 1 in all tokens, sums the weights on the way.
-        y, total = (q @ (k.mT @ F.pad(v, (0, 1), value=1.0))).split((v.shape[-1], 1), -1)
+        # Transposed, for the gradient of `k` then comes as `k` lies.
+        sums = (F.pad(v, (0, 1), value=1.0).mT @ k).mT
+        y, total = (q @ sums).split((v.shape[-1], 1), -1)
         # The gradient takes half the passes of that of a quotient.
         return scaled(y, (total + epsilon).reciprocal())
     norms = k.sum(-2, keepdim=True, dtype=_wide(k))
