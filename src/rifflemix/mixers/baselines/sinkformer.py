@@ -92,15 +92,14 @@ def balanced_attention(
         (B, H, N, N), float32 or float64: N times the transport plan of uniform marginals 1 / N.
     """
     log_weights = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    if key_padding_mask is None:
-        for step in range(num_iterations):
-            log_weights = log_weights.log_softmax(dim=-2 if step % 2 else -1)
-        return log_weights.exp()
-    padded = key_padding_mask[:, None, :, None]
-    log_weights = log_weights.masked_fill(padded | padded.mT, _LOG_ZERO)
-    for step in range(num_iterations):
-        total = log_weights.logsumexp(dim=-2 if step % 2 else -1, keepdim=True)
-        # A padded row or column has no total of its own and must stay as empty as it is.
-        total = total.masked_fill(padded.mT if step % 2 else padded, 0.0)
-        log_weights = log_weights - total
-    return log_weights.exp()
+    empty = None
+    if key_padding_mask is not None:
+        padded = key_padding_mask[:, None, :, None]
+        empty = padded | padded.mT
+        log_weights = log_weights.masked_fill(empty, _LOG_ZERO)
+    for step in range(num_iterations - 1):
+        log_weights = log_weights.log_softmax(dim=-2 if step % 2 else -1)
+        if empty is not None:  # a row or column without a valid entry has become uniform
+            log_weights = log_weights.masked_fill(empty, _LOG_ZERO)
+    weights = log_weights.softmax(dim=-1 if num_iterations % 2 else -2)
+    return weights if empty is None else weights.masked_fill(empty, 0.0)
