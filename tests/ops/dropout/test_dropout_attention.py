@@ -48,6 +48,9 @@ def make_mask(kind: str, sizes: tuple[int, ...]) -> Tensor | None:
         return (torch.rand(b, h, n, s) < 0.5) & (torch.rand(b, 1, n, 1) < 0.8)
     if kind == "queries":
         return torch.rand(n, 1) < 0.7
+    if kind == "tail":  # of keys that no query of a sample sees; the last sample sees none at all
+        seen = torch.tensor([max(1, s // 3), 0][-b:])
+        return (torch.arange(s) < seen[:, None])[:, None, None]
     if kind == "strided":
         return (torch.rand(b, 1, s, n) < 0.6).mT
     return None
@@ -66,7 +69,7 @@ def run(
 
 
 @pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("kind", ["none", "causal", "keys", "pairs", "queries", "strided"])
+@pytest.mark.parametrize("kind", ["none", "causal", "keys", "tail", "pairs", "queries", "strided"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_equal_to_the_explicit_softmax_and_mask(
     sizes: tuple[int, ...], kind: str, backend: str
@@ -76,6 +79,37 @@ def test_equal_to_the_explicit_softmax_and_mask(
         expected = run("reference", inputs, p, mask, kind == "causal")
         found = run(backend, inputs, p, mask, kind == "causal")
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-11)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["none", "tail"])
+@pytest.mark.parametrize("used", [0, 1, 70])
+def test_gradients_where_not_all_outputs_are_used(used: int, kind: str) -> None:
+    """Blocks of queries without a gradient are left out."""
+    sizes = (2, 2, 130, 150, 8, 8)
+    inputs, mask, results = make(sizes), make_mask(kind, sizes), []
+    cotangent = torch.randn(2, 2, 130, 8, dtype=torch.float64)
+    cotangent[:, :, used:] = 0.0
+    for backend in ("cpu", "reference"):
+        torch.manual_seed(4)
+        y = dropout_attention(
+            *inputs[:2], inputs[2].requires_grad_(), 0.3, mask=mask, backend=backend
+        )
+        results.append(torch.autograd.grad(y, inputs, cotangent))
+    torch.testing.assert_close(*results, atol=1e-12, rtol=1e-11)
+
+
+@needs_kernels
+def test_hidden_keys_at_the_end_are_not_read() -> None:
+    sizes = (2, 2, 40, 90, 8, 8)
+    inputs, mask = make(sizes), make_mask("tail", sizes)
+    assert mask is not None
+    expected = run("cpu", inputs, 0.3, mask)
+    hidden = ~mask[..., 0, :, None]
+    broken = [inputs[0], *(t.detach().masked_fill(hidden, math.nan) for t in inputs[1:])]
+    broken[1].requires_grad_()
+    for found, clean in zip(run("cpu", broken, 0.3, mask), expected, strict=True):
+        assert torch.equal(found, clean)
 
 
 @pytest.mark.parametrize("backend", [*FAST, "reference"])

@@ -41,9 +41,11 @@ inline int64_t queries_at_once(const Sizes& sizes) {
 template <class A>
 struct Slice {
   const Problem<A>& p;
+  // Keys that no query of the slice sees and that stand last are left out: padding, mostly.
   int64_t b = 0, h = 0, keys, queries, width, value_width, columns, rows;
   std::vector<A> packed_keys, values, keys_across, packed_queries, scores, out;
   std::vector<int16_t> keep;
+  const int16_t* kept = nullptr;
 
   RIFFLEMIX_INLINE explicit Slice(const Problem<A>& problem)
       : p(problem), keys(p.sizes.keys), queries(p.sizes.queries),
@@ -53,8 +55,18 @@ struct Slice {
         packed_queries(rows * width), scores(rows * columns), out(rows * value_width),
         keep(rows * keys + columns + 2 * kTile) {}
 
+  RIFFLEMIX_INLINE const uint8_t* mask_of(int64_t i) const {
+    return p.mask + b * p.mask_strides[0] + h * p.mask_strides[1] + i * p.mask_strides[2];
+  }
+
   RIFFLEMIX_INLINE void take(int64_t slice) {
     b = slice / p.sizes.heads, h = slice % p.sizes.heads;
+    keys = p.sizes.keys;
+    if (p.mask != nullptr && p.mask_strides[2] == 0) {  // one answer for all queries
+      const uint8_t* sees = mask_of(0);
+      while (keys > 0 && !sees[(keys - 1) * p.mask_strides[3]]) --keys;
+    }
+    columns = whole_panels<A>(keys);
     const Tokens all{b, h, 0, keys};
     p.rows.pack(p.k, all, p.sizes.width, width, A(1), packed_keys.data());
     p.rows.pack(p.v, all, p.sizes.value_width, value_width, A(1), values.data());
@@ -73,8 +85,7 @@ struct Slice {
       const int64_t seen = p.sizes.causal ? std::min(keys, i + 1) : keys;
       std::fill(row + seen, row + columns, hidden);
       if (p.mask == nullptr) continue;
-      const uint8_t* sees =
-          p.mask + b * p.mask_strides[0] + h * p.mask_strides[1] + i * p.mask_strides[2];
+      const uint8_t* sees = mask_of(i);
       if (p.mask_strides[3] == 1) {
         for (int64_t j = 0; j < keys; ++j) row[j] = sees[j] ? row[j] : hidden;
       } else if (!*sees) {
@@ -83,18 +94,21 @@ struct Slice {
     }
   }
 
-  // Which weights of queries [first, last) are kept; a query's are `keys` apart.
-  RIFFLEMIX_INLINE const int16_t* find_kept_weights(int64_t first, int64_t last) {
-    const int64_t start = ((b * p.sizes.heads + h) * queries + first) * keys;
-    return find_kept(p.drop, start, (last - first) * keys, keep.data());
+  // Which weights of query i of [first, last) are kept; ask for the queries in turn.
+  RIFFLEMIX_INLINE const int16_t* find_kept_weights(int64_t first, int64_t last, int64_t i) {
+    const int64_t apart = p.sizes.keys;
+    const int64_t start = ((b * p.sizes.heads + h) * queries + i) * apart;
+    if (keys < apart) return find_kept(p.drop, start, keys, keep.data());
+    if (i == first) kept = find_kept(p.drop, start, (last - first) * apart, keep.data());
+    return kept + (i - first) * apart;
   }
 };
 
 // Scores of one query to what its values are multiplied by; returns the scores' log-sum-exp.
 template <class A>
 RIFFLEMIX_INLINE A find_weights(A* row, int64_t columns, const int16_t* keep, A kept_scale) {
-  Vector<A> most = load(row);
-  for (int64_t j = kLanes<A>; j < columns; j += kLanes<A>) {
+  Vector<A> most = spread(-std::numeric_limits<A>::infinity());
+  for (int64_t j = 0; j < columns; j += kLanes<A>) {
     const Vector<A> x = load(row + j);
     most = select<A>(x > most, x, most);
   }
@@ -122,10 +136,10 @@ RIFFLEMIX_INLINE void forward_slice(Slice<A>& s, int64_t index) {
   for (int64_t first = 0; first < s.queries; first += s.rows) {
     const int64_t last = std::min(s.queries, first + s.rows);
     s.find_scores(first, last);
-    const int16_t* keep = s.find_kept_weights(first, last);
-    A* lse = p.lse + index * s.queries + first;
-    for (int64_t i = 0; i < last - first; ++i) {
-      lse[i] = find_weights<A>(&s.scores[i * s.columns], s.columns, keep + i * s.keys, p.kept_scale);
+    A* lse = p.lse + index * s.queries;
+    for (int64_t i = first; i < last; ++i) {
+      lse[i] = find_weights<A>(&s.scores[(i - first) * s.columns], s.columns,
+                               s.find_kept_weights(first, last, i), p.kept_scale);
     }
     multiply<A>(last - first, s.keys, s.value_width, {s.scores.data(), s.columns, 1},
                 {s.values.data(), kPanel<A>, s.value_width}, s.out.data(), s.value_width, false);
@@ -158,27 +172,37 @@ struct BackwardSlice : Slice<A> {
         grad_v(this->keys * this->value_width) {}
 };
 
+// Whether any of `count` numbers, whole vectors of them, is not 0.
+template <class A>
+RIFFLEMIX_INLINE bool any_of(const A* numbers, int64_t count) {
+  typename VectorOf<A>::Integers found{};
+  for (int64_t i = 0; i < count; i += kLanes<A>) found |= load(numbers + i) != A(0);
+  for (int i = 0; i < kLanes<A>; ++i) {
+    if (found[i]) return true;
+  }
+  return false;
+}
+
 // Weights and gradients of the scores of queries [first, last), into `scores` and `grads`.
 template <class A>
 RIFFLEMIX_INLINE void find_score_gradients(BackwardSlice<A>& s, const A* lse, int64_t first,
                                            int64_t last) {
   const Problem<A>& p = s.p;
   const int64_t inner = p.sizes.value_width, width = s.value_width;
-  const Tokens tokens{s.b, s.h, first, last};
   s.find_scores(first, last);
-  const int16_t* keep = s.find_kept_weights(first, last);
-  p.rows.pack(p.grad_y, tokens, inner, width, A(1), s.grad_y.data());
-  p.rows.pack(p.y, tokens, inner, width, A(1), s.out.data());
+  p.rows.pack(p.y, {s.b, s.h, first, last}, inner, width, A(1), s.out.data());
   multiply<A>(last - first, inner, s.columns, {s.grad_y.data(), width, 1},
               {s.values_across.data(), inner * kPanel<A>, kPanel<A>}, s.grads.data(), s.columns,
               false);
-  for (int64_t i = 0; i < last - first; ++i) {
+  for (int64_t i = first; i < last; ++i) {
+    const int64_t row = i - first;
     Vector<A> along{};
-    for (int64_t d = i * width; d < (i + 1) * width; d += kLanes<A>) {
+    for (int64_t d = row * width; d < (row + 1) * width; d += kLanes<A>) {
       along += load(&s.grad_y[d]) * load(&s.out[d]);
     }
-    find_gradients<A>(&s.scores[i * s.columns], &s.grads[i * s.columns], s.columns,
-                      keep + i * s.keys, p.kept_scale, lse[i], sum_lanes<A>(along));
+    find_gradients<A>(&s.scores[row * s.columns], &s.grads[row * s.columns], s.columns,
+                      s.find_kept_weights(first, last, i), p.kept_scale, lse[i],
+                      sum_lanes<A>(along));
   }
 }
 
@@ -189,20 +213,26 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
   s.take(index);
   transpose_rows(s.values.data(), s.keys, p.sizes.value_width, value_width,
                  s.values_across.data());
+  std::fill(s.grad_k.begin(), s.grad_k.end(), A(0));
+  std::fill(s.grad_v.begin(), s.grad_v.end(), A(0));
   for (int64_t first = 0; first < s.queries; first += s.rows) {
     const int64_t last = std::min(s.queries, first + s.rows), rows = last - first;
-    const bool add = first > 0;
-    find_score_gradients(s, p.lse + index * s.queries + first, first, last);
-    multiply<A>(s.keys, rows, value_width, {s.scores.data(), 1, s.columns},
-                {s.grad_y.data(), kPanel<A>, value_width}, s.grad_v.data(), value_width, add);
-    multiply<A>(s.keys, rows, width, {s.grads.data(), 1, s.columns},
-                {s.packed_queries.data(), kPanel<A>, width}, s.grad_k.data(), width, add);
-    multiply<A>(rows, s.keys, width, {s.grads.data(), s.columns, 1},
-                {s.packed_keys.data(), kPanel<A>, width}, s.grad_q.data(), width, false);
-    p.rows.write(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q,
-                 {s.b, s.h, first, last});
+    const Tokens tokens{s.b, s.h, first, last};
+    p.rows.pack(p.grad_y, tokens, p.sizes.value_width, value_width, A(1), s.grad_y.data());
+    if (any_of(s.grad_y.data(), rows * value_width)) {
+      find_score_gradients(s, p.lse + index * s.queries, first, last);
+      multiply<A>(s.keys, rows, value_width, {s.scores.data(), 1, s.columns},
+                  {s.grad_y.data(), kPanel<A>, value_width}, s.grad_v.data(), value_width, true);
+      multiply<A>(s.keys, rows, width, {s.grads.data(), 1, s.columns},
+                  {s.packed_queries.data(), kPanel<A>, width}, s.grad_k.data(), width, true);
+      multiply<A>(rows, s.keys, width, {s.grads.data(), s.columns, 1},
+                  {s.packed_keys.data(), kPanel<A>, width}, s.grad_q.data(), width, false);
+    } else {  // queries whose outputs nothing used, as those of padded tokens
+      std::fill(s.grad_q.begin(), s.grad_q.end(), A(0));
+    }
+    p.rows.write(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q, tokens);
   }
-  const Tokens all{s.b, s.h, 0, s.keys};
+  const Tokens all{s.b, s.h, 0, p.sizes.keys};
   p.rows.write(s.grad_k.data(), width, p.sizes.width, A(1), p.grad_k, all);
   p.rows.write(s.grad_v.data(), value_width, p.sizes.value_width, A(1), p.grad_v, all);
 }
