@@ -235,7 +235,10 @@ def compression_rate(draw: random.Random) -> Call:
 
 def dropout_attention(draw: random.Random) -> Call:
     batch, heads = draw.randint(1, 2), draw.randint(1, 3)
+    kind = draw.choice(("none", "causal", "bool", "keys", "padding", "numbers"))
     queries, keys = size(draw, 200), size(draw, 200)
+    if kind == "padding":
+        queries = keys
     width, out = size(draw, 34), size(draw, 34)
     dtype = any_dtype(draw)
     q, k, v = (
@@ -243,9 +246,12 @@ def dropout_attention(draw: random.Random) -> Call:
         for shape in ((queries, width), (keys, width), (keys, out))
     )
     settings: dict[str, Any] = {"dropout_p": draw.choice((0.1, 0.5, 0.9))}
-    kind = draw.choice(("none", "causal", "bool", "keys", "numbers"))
     if kind == "causal":
         settings["is_causal"] = True
+    elif kind == "padding":
+        padded = torch.rand(batch, keys) < draw.choice((0.0, 0.3, 1.0))
+        padded |= torch.arange(keys) >= torch.randint(keys + 1, (batch, 1))
+        settings |= {"mask": ~padded[:, None, None], "is_padding": True}
     elif kind != "none":
         shape = (batch, 1, 1, keys) if kind == "keys" else (batch, heads, queries, keys)
         seen = torch.rand(shape) < draw.choice((0.1, 0.7))

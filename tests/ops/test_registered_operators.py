@@ -58,6 +58,7 @@ def attention() -> Arguments:
         "v": rand(B, H, 6, 3),
         "mask": rand(B, H, 4, 6) > 0.7,
         "is_causal": False,
+        "is_padding": False,
         "seed": torch.tensor(7),
         "p": 0.5,
     }
@@ -300,6 +301,7 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "no keys": {"k": rand(B, H, 0, D), "v": rand(B, H, 0, 3), "mask": None},
         "no features": {"q": rand(B, H, 4, 0), "k": rand(B, H, 6, 0)},
         "integers": {"q": rand(B, H, 4, D).int()},
+        "padding of pairs": {"is_padding": True},
         "sure": {"p": 1.0},
         "not a number": {"p": float("nan")},
     },

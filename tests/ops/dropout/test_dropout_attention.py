@@ -57,13 +57,20 @@ def make_mask(kind: str, sizes: tuple[int, ...]) -> Tensor | None:
 
 
 def run(
-    backend: str, inputs: list[Tensor], p: float, mask: Tensor | None = None, causal: bool = False
+    backend: str,
+    inputs: list[Tensor],
+    p: float,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    padding: bool = False,
 ) -> tuple[Tensor, ...]:
     """Output and gradients with the same drawn seed."""
     q, k, v = inputs
     leaf = v.detach().clone().requires_grad_()
     torch.manual_seed(11)
-    y = dropout_attention(q, k, leaf, p, mask=mask, is_causal=causal, backend=backend)
+    y = dropout_attention(
+        q, k, leaf, p, mask=mask, is_causal=causal, is_padding=padding, backend=backend
+    )
     cotangent = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
     return y.detach(), *torch.autograd.grad(y, (q, k, leaf), cotangent)
 
@@ -79,6 +86,22 @@ def test_equal_to_the_explicit_softmax_and_mask(
         expected = run("reference", inputs, p, mask, kind == "causal")
         found = run(backend, inputs, p, mask, kind == "causal")
         torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-11)
+
+
+@pytest.mark.parametrize("backend", FAST)
+@pytest.mark.parametrize("kind", ["keys", "tail", "all"])
+@pytest.mark.parametrize("tokens", [1, 7, 64, 130])
+def test_padding_attends_to_nothing(tokens: int, kind: str, backend: str) -> None:
+    sizes = (2, 2, tokens, tokens, 8, 5)
+    inputs = make(sizes)
+    mask = torch.ones(2, 1, 1, tokens).bool() if kind == "all" else make_mask(kind, sizes)
+    assert mask is not None
+    expected = run("reference", inputs, 0.3, mask, padding=True)
+    assert not expected[0].masked_select(~mask.mT).any()
+    pairs = run("reference", inputs, 0.3, mask & mask.mT)
+    torch.testing.assert_close(expected, pairs)
+    found = run(backend, inputs, 0.3, mask, padding=True)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-11)
 
 
 @needs_kernels
@@ -247,7 +270,7 @@ def test_transforms_and_forward_mode_take_torch_s_own() -> None:
 def test_torch_knows_the_operators() -> None:
     q, k, v = make((2, 2, 5, 6, 4, 3), torch.float32)
     mask = torch.rand(2, 2, 5, 6) < 0.7
-    arguments = (q, k, v.requires_grad_(), mask, False, torch.tensor(3), 0.2)
+    arguments = (q, k, v.requires_grad_(), mask, False, False, torch.tensor(3), 0.2)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     operator = torch.ops.rifflemix.dropout_attention.default
     torch.library.opcheck(operator, arguments, test_utils=checks)
@@ -308,6 +331,20 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
         "mask: expected bool or torch.float32",
         lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(3, 5).double()),
     ),
+    "padding of others": (
+        "is_padding: expected False",
+        lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(5).bool(), is_padding=True),
+    ),
+    "no padding": (
+        r"mask: expected bool of shape \(1, 1, 1, 5\) with is_padding, got None",
+        lambda: dropout_attention(K, K, V, 0.1, is_padding=True),
+    ),
+    "padding of pairs": (
+        "mask: expected bool of shape",
+        lambda: dropout_attention(
+            K, K, V, 0.1, mask=torch.ones(1, 1, 5, 5).bool(), is_padding=True
+        ),
+    ),
     "backend": (
         "backend: expected",
         lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(3, 5), backend="cpu"),
@@ -331,5 +368,5 @@ def test_the_reference_is_the_equation() -> None:
         scores = [math.exp(float(q[0, 0, i] @ k[0, 0, j]) / math.sqrt(2)) for j in range(4)]
         for j in range(4):
             expected[i] += scores[j] / sum(scores) * (2.0 if kept[i, j] else 0.0) * v[0, 0, j]
-    found = reference.dropout_attention(q, k, v, None, False, 0.5, seed)
+    found = reference.dropout_attention(q, k, v, None, False, False, 0.5, seed)
     torch.testing.assert_close(found[0, 0], expected, atol=1e-14, rtol=1e-12)

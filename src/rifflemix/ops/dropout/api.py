@@ -52,6 +52,7 @@ def dropout_attention(
     *,
     mask: Tensor | None = None,
     is_causal: bool = False,
+    is_padding: bool = False,
     backend: str = "auto",
 ) -> Tensor:
     """Softmax attention some of whose weights are dropped: dropout(softmax(q k^T / sqrt(D))) v.
@@ -69,6 +70,8 @@ def dropout_attention(
         mask: broadcasts to (B, H, N, S): bool, True = may attend, or numbers that are added to the
             scores, for which all weights are held. A query that may attend nowhere gives 0.
         is_causal: query n attends to keys 0 ... n only; without a mask.
+        is_padding: `mask`, a bool (B, 1, 1, N), False = padding, is of tokens that are queries and
+            keys. Outputs at padding are then 0; padding that stands last costs nothing on a CPU.
         backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
@@ -90,7 +93,9 @@ def dropout_attention(
     if check_bool("is_causal", is_causal) and mask is not None:
         raise bad_argument("is_causal", "False with a mask", True, "make the mask causal")
     _check_mask(mask, q, (*q.shape[:3], k.shape[2]))
-    return unchecked.dropout_attention(q, k, v, mask, is_causal, dropout_p, backend)
+    if check_bool("is_padding", is_padding):
+        _check_padding(mask, q, k)
+    return unchecked.dropout_attention(q, k, v, mask, is_causal, is_padding, dropout_p, backend)
 
 
 def _check_keys(name: str, tokens: Tensor, q: Tensor, k: Tensor) -> None:
@@ -117,3 +122,12 @@ def _check_mask(mask: Tensor | None, q: Tensor, shape: tuple[int, ...]) -> None:
         raise bad_argument("mask", f"device {q.device} of q", mask.device)
     if mask.dtype != torch.bool and mask.dtype != q.dtype:
         raise bad_argument("mask", f"bool or {q.dtype}, as q", mask.dtype)
+
+
+def _check_padding(mask: Tensor | None, q: Tensor, k: Tensor) -> None:
+    shape = (q.shape[0], 1, 1, q.shape[2])
+    if q.shape[2] != k.shape[2]:
+        raise bad_argument("is_padding", "False where the queries are not the keys", True)
+    if mask is None or mask.dtype != torch.bool or mask.shape != shape:
+        got = None if mask is None else f"{mask.dtype} of shape {tuple(mask.shape)}"
+        raise bad_argument("mask", f"bool of shape {shape} with is_padding", got)

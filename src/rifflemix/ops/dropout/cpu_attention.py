@@ -40,12 +40,19 @@ def supports_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> 
 
 
 def dropout_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, p: float, seed: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    is_padding: bool,
+    p: float,
+    seed: Tensor,
 ) -> Tensor:
     """See `rifflemix.ops.dropout_attention`; `seed` is a () int64 tensor."""
     if mask is not None:
         mask = mask.expand(*q.shape[:3], k.shape[2])
-    y: Tensor = _forward(q, k, v, mask, is_causal, seed, p)[0]
+    y: Tensor = _forward(q, k, v, mask, is_causal, is_padding, seed, p)[0]
     return y
 
 
@@ -67,13 +74,14 @@ def _forward(
     v: Tensor,
     mask: Tensor | None,
     is_causal: bool,
+    is_padding: bool,
     seed: Tensor,
     p: float,
 ) -> tuple[Tensor, Tensor]:
     """Output, and the log-sum-exp of each query's scores."""
-    _check(q, k, v, mask, seed, p)
+    _check(q, k, v, mask, is_padding, seed, p)
     y, lse = _empty_outputs(q, k, v)
-    _call(q, k, v, mask, is_causal, seed, p, lse, (in_huge_pages(y),))
+    _call(q, k, v, mask, is_causal, is_padding, seed, p, lse, (in_huge_pages(y),))
     return y, lse
 
 
@@ -97,6 +105,7 @@ def _backward(
     v: Tensor,
     mask: Tensor | None,
     is_causal: bool,
+    is_padding: bool,
     seed: Tensor,
     p: float,
     y: Tensor,
@@ -104,14 +113,14 @@ def _backward(
     grad_y: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    _check(q, k, v, mask, seed, p)
+    _check(q, k, v, mask, is_padding, seed, p)
     shape = (*q.shape[:3], v.shape[3])
     check_operand("y", y, shape, q.dtype, q.device)
     check_operand("grad_y", grad_y, shape, q.dtype, q.device)
     check_operand("lse", lse, q.shape[:3], torch.promote_types(q.dtype, torch.float32), q.device)
     gradients = _empty_gradients(q, k, v)
     outputs = (_with_whole_rows(y), _with_whole_rows(grad_y), *map(in_huge_pages, gradients))
-    _call(q, k, v, mask, is_causal, seed, p, lse.contiguous(), outputs)
+    _call(q, k, v, mask, is_causal, is_padding, seed, p, lse.contiguous(), outputs)
     return gradients
 
 
@@ -124,6 +133,7 @@ def _call(
     v: Tensor,
     mask: Tensor | None,
     is_causal: bool,
+    is_padding: bool,
     seed: Tensor,
     p: float,
     lse: Tensor,
@@ -138,7 +148,8 @@ def _call(
         mask = mask if mask.stride(3) in (0, 1) else mask.contiguous()
         mask_strides = mask.stride()
     features = (width, v.shape[3])
-    sizes = (batch, heads, queries, keys, *features, int(is_causal), torch.get_num_threads())
+    flags = (int(is_causal), int(is_padding))
+    sizes = (batch, heads, queries, keys, *features, *flags, torch.get_num_threads())
     tensors = [*inputs, mask, lse, *outputs, *[None] * (5 - len(outputs))]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     strides = [stride for tensor in inputs for stride in tensor.stride()[:3]]
@@ -158,7 +169,15 @@ def _call(
     checked(result)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor, p: float) -> None:
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_padding: bool,
+    seed: Tensor,
+    p: float,
+) -> None:
     """Raise unless the tensors fit each other, with something along all sizes but the batch."""
     for name, tokens in (("q", q), ("k", k), ("v", v)):
         if tokens.dim() != 4 or tokens.dtype not in TYPE_NAMES or 0 in tokens.shape[1:]:
@@ -170,6 +189,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor, p
     check_operand("seed", seed, (), torch.int64, q.device)
     if mask is not None:
         check_operand("mask", mask, (batch, heads, queries, keys), torch.bool, q.device)
+    if is_padding and (mask is None or queries != keys or (queries > 1 and mask.stride(2) != 0)):
+        raise bad_argument(
+            "is_padding", "False without one mask for all queries, which are the keys", True
+        )
     if not 0.0 <= p < 1.0:
         raise bad_argument("p", "a probability in [0, 1)", p)
 
@@ -180,7 +203,7 @@ def _with_whole_rows(tokens: Tensor) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, mask, ctx.is_causal, seed, ctx.p = inputs
+    q, k, v, mask, ctx.is_causal, ctx.is_padding, seed, ctx.p = inputs
     ctx.save_for_backward(q, k, v, mask, seed, *output)
     ctx.mark_non_differentiable(output[1])
 
@@ -189,13 +212,15 @@ def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ..
     q, k, v, mask, seed, y, lse = ctx.saved_tensors
     if torch.is_grad_enabled():
         grads = second_order_gradients(
-            lambda q, k, v: (eager.dropout_attention(q, k, v, mask, ctx.is_causal, ctx.p, seed),),
+            lambda q, k, v: (
+                eager.dropout_attention(q, k, v, mask, ctx.is_causal, ctx.is_padding, ctx.p, seed),
+            ),
             (q, k, v),
             (grad_y,),
         )
     else:
-        grads = _backward(q, k, v, mask, ctx.is_causal, seed, ctx.p, y, lse, grad_y)
-    return *grads, None, None, None, None
+        grads = _backward(q, k, v, mask, ctx.is_causal, ctx.is_padding, seed, ctx.p, y, lse, grad_y)
+    return *grads, None, None, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

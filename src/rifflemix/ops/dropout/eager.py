@@ -38,15 +38,23 @@ def dropout_attention(
     v: Tensor,
     mask: Tensor | None,
     is_causal: bool,
+    is_padding: bool,
     p: float,
     seed: Tensor | None,
 ) -> Tensor:
     """See `rifflemix.ops.dropout_attention`; without a seed, torch's own."""
     if seed is None:
-        return F.scaled_dot_product_attention(
+        y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=is_causal, dropout_p=p
         )
-    return dropout(attention_weights(q, k, mask, is_causal), p, seed) @ v
+    else:
+        y = dropout(attention_weights(q, k, mask, is_causal), p, seed) @ v
+    return without_padding(y, mask) if is_padding else y
+
+
+def without_padding(y: Tensor, mask: Tensor | None) -> Tensor:
+    """Zeros in place of the outputs of tokens that a mask of padding hides."""
+    return y if mask is None else y.masked_fill(~mask[..., :1, :].mT, 0.0)
 
 
 def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:

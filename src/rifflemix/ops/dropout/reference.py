@@ -80,7 +80,14 @@ def threefry(
 
 
 def dropout_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, p: float, seed: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    is_padding: bool,
+    p: float,
+    seed: Tensor,
 ) -> Tensor:
     """See `rifflemix.ops.dropout_attention`; `seed` is a () int64 tensor."""
     scores = (q @ k.mT) / q.shape[-1] ** 0.5
@@ -95,4 +102,6 @@ def dropout_attention(
     weights = (scores - scores.amax(-1, keepdim=True)).exp().masked_fill(~sees, 0.0)
     total = weights.sum(-1, keepdim=True)
     weights = torch.where(total > 0, weights / total, 0.0)
+    if is_padding:
+        weights = weights * sees.mT  # a token that nobody sees sees nobody
     return dropout(weights, p, seed) @ v

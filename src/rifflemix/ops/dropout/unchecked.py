@@ -31,6 +31,7 @@ def dropout_attention(
     v: Tensor,
     mask: Tensor | None = None,
     is_causal: bool = False,
+    is_padding: bool = False,
     dropout_p: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
@@ -39,12 +40,14 @@ def dropout_attention(
         y: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
         if y.requires_grad:
             differentiate_again(y)
-        return y
+        return eager.without_padding(y, mask) if is_padding else y
     runs = cpu_attention.supports_attention(q, k, v, mask)
     module = _ATTENTION.pick(backend, _available(runs, q))
     draws = module is not eager or eager.takes_seed(q)
     seed = draw_seed() if draws else None
-    dropped: Tensor = module.dropout_attention(q, k, v, mask, is_causal, dropout_p, seed)
+    dropped: Tensor = module.dropout_attention(
+        q, k, v, mask, is_causal, is_padding, dropout_p, seed
+    )
     return dropped
 
 

@@ -13,7 +13,9 @@
 namespace rifflemix::attention {
 
 struct Sizes {
-  int64_t batch, heads, queries, keys, width, value_width, causal, threads;
+  int64_t batch, heads, queries, keys, width, value_width, causal;
+  int64_t is_padding;  // the mask is of tokens that are queries and keys, with one row for all
+  int64_t threads;
 };
 
 template <class A>
@@ -41,7 +43,7 @@ inline int64_t queries_at_once(const Sizes& sizes) {
 template <class A>
 struct Slice {
   const Problem<A>& p;
-  // Keys that no query of the slice sees and that stand last are left out: padding, mostly.
+  // Tokens that stand last are left out: keys that no query of the slice sees, padded queries.
   int64_t b = 0, h = 0, keys, queries, width, value_width, columns, rows;
   std::vector<A> packed_keys, values, keys_across, packed_queries, scores, out;
   std::vector<int16_t> keep;
@@ -67,6 +69,7 @@ struct Slice {
       while (keys > 0 && !sees[(keys - 1) * p.mask_strides[3]]) --keys;
     }
     columns = whole_panels<A>(keys);
+    queries = p.sizes.is_padding ? keys : p.sizes.queries;
     const Tokens all{b, h, 0, keys};
     p.rows.pack(p.k, all, p.sizes.width, width, A(1), packed_keys.data());
     p.rows.pack(p.v, all, p.sizes.value_width, value_width, A(1), values.data());
@@ -97,12 +100,33 @@ struct Slice {
   // Which weights of query i of [first, last) are kept; ask for the queries in turn.
   RIFFLEMIX_INLINE const int16_t* find_kept_weights(int64_t first, int64_t last, int64_t i) {
     const int64_t apart = p.sizes.keys;
-    const int64_t start = ((b * p.sizes.heads + h) * queries + i) * apart;
+    const int64_t start = ((b * p.sizes.heads + h) * p.sizes.queries + i) * apart;
     if (keys < apart) return find_kept(p.drop, start, keys, keep.data());
     if (i == first) kept = find_kept(p.drop, start, (last - first) * apart, keep.data());
     return kept + (i - first) * apart;
   }
 };
+
+// Zeros in place of the rows of padded queries, then of all that were left out.
+template <class A>
+RIFFLEMIX_INLINE void clear_padded(const Slice<A>& s, int64_t first, int64_t last, A* rows,
+                                   int64_t width) {
+  if (!s.p.sizes.is_padding) return;
+  const uint8_t* valid = s.mask_of(0);
+  for (int64_t i = first; i < last; ++i) {
+    if (!valid[i * s.p.mask_strides[3]]) std::fill_n(rows + (i - first) * width, width, A(0));
+  }
+}
+
+template <class A>
+RIFFLEMIX_INLINE void write_zeros(const Slice<A>& s, std::vector<A>& rows, int64_t padded,
+                                  int64_t width, const View& x) {
+  std::fill(rows.begin(), rows.end(), A(0));
+  for (int64_t first = s.queries; first < s.p.sizes.queries; first += s.rows) {
+    const int64_t last = std::min(s.p.sizes.queries, first + s.rows);
+    s.p.rows.write(rows.data(), padded, width, A(1), x, {s.b, s.h, first, last});
+  }
+}
 
 // Scores of one query to what its values are multiplied by; returns the scores' log-sum-exp.
 template <class A>
@@ -133,19 +157,22 @@ template <class A>
 RIFFLEMIX_INLINE void forward_slice(Slice<A>& s, int64_t index) {
   const Problem<A>& p = s.p;
   s.take(index);
+  A* lse = p.lse + index * p.sizes.queries;
   for (int64_t first = 0; first < s.queries; first += s.rows) {
     const int64_t last = std::min(s.queries, first + s.rows);
     s.find_scores(first, last);
-    A* lse = p.lse + index * s.queries;
     for (int64_t i = first; i < last; ++i) {
       lse[i] = find_weights<A>(&s.scores[(i - first) * s.columns], s.columns,
                                s.find_kept_weights(first, last, i), p.kept_scale);
     }
     multiply<A>(last - first, s.keys, s.value_width, {s.scores.data(), s.columns, 1},
                 {s.values.data(), kPanel<A>, s.value_width}, s.out.data(), s.value_width, false);
+    clear_padded(s, first, last, s.out.data(), s.value_width);
     p.rows.write(s.out.data(), s.value_width, p.sizes.value_width, A(1), p.y,
                  {s.b, s.h, first, last});
   }
+  std::fill(lse + s.queries, lse + p.sizes.queries, A(0));
+  write_zeros(s, s.out, s.value_width, p.sizes.value_width, p.y);
 }
 
 // Scores to what the values were multiplied by, and the gradient of the weights to that of the
@@ -219,19 +246,21 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
     const int64_t last = std::min(s.queries, first + s.rows), rows = last - first;
     const Tokens tokens{s.b, s.h, first, last};
     p.rows.pack(p.grad_y, tokens, p.sizes.value_width, value_width, A(1), s.grad_y.data());
+    clear_padded(s, first, last, s.grad_y.data(), value_width);
     if (any_of(s.grad_y.data(), rows * value_width)) {
-      find_score_gradients(s, p.lse + index * s.queries, first, last);
+      find_score_gradients(s, p.lse + index * p.sizes.queries, first, last);
       multiply<A>(s.keys, rows, value_width, {s.scores.data(), 1, s.columns},
                   {s.grad_y.data(), kPanel<A>, value_width}, s.grad_v.data(), value_width, true);
       multiply<A>(s.keys, rows, width, {s.grads.data(), 1, s.columns},
                   {s.packed_queries.data(), kPanel<A>, width}, s.grad_k.data(), width, true);
       multiply<A>(rows, s.keys, width, {s.grads.data(), s.columns, 1},
                   {s.packed_keys.data(), kPanel<A>, width}, s.grad_q.data(), width, false);
-    } else {  // queries whose outputs nothing used, as those of padded tokens
+    } else {  // queries whose outputs nothing used
       std::fill(s.grad_q.begin(), s.grad_q.end(), A(0));
     }
     p.rows.write(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q, tokens);
   }
+  write_zeros(s, s.grad_q, width, p.sizes.width, p.grad_q);
   const Tokens all{s.b, s.h, 0, p.sizes.keys};
   p.rows.write(s.grad_k.data(), width, p.sizes.width, A(1), p.grad_k, all);
   p.rows.write(s.grad_v.data(), value_width, p.sizes.value_width, A(1), p.grad_v, all);
