@@ -257,7 +257,11 @@ def dropout_attention(draw: random.Random) -> Call:
         seen = torch.rand(shape) < draw.choice((0.1, 0.7))
         settings["mask"] = torch.randn(shape).to(dtype) if kind == "numbers" else seen
     layouts = (layout(draw), layout(draw), layout(draw))
-    return Call(ops.dropout_attention, (q, k, v), settings, layouts, seed=draw.randrange(2**60))
+    # Gradients of the scores are differences of products dy v, in kept places 1 / (1 - p) of them;
+    # roundings of as many as there are queries add up to a gradient of a key.
+    terms = (out * queries) ** 0.5 / (1.0 - settings["dropout_p"])
+    seed = draw.randrange(2**60)
+    return Call(ops.dropout_attention, (q, k, v), settings, layouts, seed=seed, terms=terms)
 
 
 def block_linear(draw: random.Random) -> Call:
