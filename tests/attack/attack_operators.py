@@ -258,8 +258,8 @@ def dropout_attention(draw: random.Random) -> Call:
         settings["mask"] = torch.randn(shape).to(dtype) if kind == "numbers" else seen
     layouts = (layout(draw), layout(draw), layout(draw))
     # Gradients of the scores are differences of products dy v, in kept places 1 / (1 - p) of them;
-    # roundings of as many as there are queries add up to a gradient of a key.
-    terms = (out * queries) ** 0.5 / (1.0 - settings["dropout_p"])
+    # where one key is seen they cancel, and the roundings of all queries add up to that key's.
+    terms = 4.0 * (out * queries) ** 0.5 / (1.0 - settings["dropout_p"])  # values reach 4
     seed = draw.randrange(2**60)
     return Call(ops.dropout_attention, (q, k, v), settings, layouts, seed=seed, terms=terms)
 
