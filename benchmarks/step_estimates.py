@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from rifflemix.bench.rows import new_file
 from rifflemix.files import write_json
 from rifflemix.recipes import Recipe, get_recipe
 from rifflemix.reproduction.cost import Speed, calibrate, count_step, recipe_costs
-from rifflemix.reproduction.outlines import outline
+from rifflemix.reproduction.outlines import Outline, outline
 from rifflemix.runs import measure
 from rifflemix.runs.environment import environment
 from rifflemix.runs.fit import fit_model
@@ -48,11 +49,11 @@ class _CpuClock:
 
 
 def step_seconds(recipe: Recipe, repeats: int) -> float:
-    """The fastest of some training steps on random samples, half of them padded in part."""
+    """The fastest of some training steps on random samples as long as those of the data."""
     plan = outline(recipe)
     model = fit_model(recipe.model, plan.task, recipe.model_settings, 0).train()
     optimizer = build_optimizer(model, recipe.train)
-    batch = random_batch(plan.batch(recipe.train.batch_size), plan.task.vocab_size)
+    batch = random_batch(plan, recipe.train.batch_size)
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()
@@ -65,8 +66,9 @@ def step_seconds(recipe: Recipe, repeats: int) -> float:
     return best
 
 
-def random_batch(batch: Batch, ids: int | None) -> Batch:
-    """The same with random inputs; where samples are padded, by 0 to half of their tokens."""
+def random_batch(plan: Outline, size: int) -> Batch:
+    """Random inputs; lengths in even steps to the longest, with the data's root mean square."""
+    batch, ids = plan.batch(size), plan.task.vocab_size
     inputs = batch["inputs"]
     if ids is None:
         inputs.normal_()
@@ -75,7 +77,8 @@ def random_batch(batch: Batch, ids: int | None) -> Batch:
     mask = batch.get("key_padding_mask")
     if mask is not None:
         tokens = mask.shape[-1]
-        lengths = torch.linspace(tokens // 2, tokens, len(mask)).long()
+        shortest = (math.sqrt(max(0, 12 * plan.valid**2 - 3 * tokens**2)) - tokens) / 2
+        lengths = torch.linspace(max(1.0, shortest), tokens, len(mask)).round().long()
         mask |= torch.arange(tokens) >= lengths.view(-1, *[1] * (mask.dim() - 1))
         inputs[mask] = 0
     return batch

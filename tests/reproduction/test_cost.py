@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from rifflemix.models.macs import attention_on_cpu
-from rifflemix.ops import native
+from rifflemix.ops import dropout_attention, native
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.reproduction.cost import (
     Speed,
@@ -118,10 +118,26 @@ def test_a_product_moves_its_factors_and_itself() -> None:
     from rifflemix.reproduction import cost
 
     x, weight = torch.ones(3, 5), torch.ones(5, 7)
-    with cost._Count(iter(())) as count:
+    with cost._Count(iter(()), valid=1) as count:
         _ = x @ weight
     assert (count.flops, count.operators) == (2 * 3 * 5 * 7, 1)
     assert count.moved_bytes == 4 * (3 * 5 + 5 * 7 + 3 * 7)
+
+
+@pytest.mark.skipif(native.instruction_level() < 2, reason="no compiled kernels here")
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_that_leaves_out_padding_counts_what_is_valid(padded: bool) -> None:
+    from rifflemix.reproduction import cost
+
+    q, k, v = (torch.ones(2, 3, 40, 8, requires_grad=True) for _ in range(3))
+    mask = torch.ones(2, 1, 1, 40, dtype=torch.bool)
+    with cost._Count(iter(()), valid=10) as count:
+        y = dropout_attention(q, k, v, 0.1, mask=mask, is_padding=padded)
+        forward = count.flops
+        y.backward(torch.ones_like(y))
+    products = 2 * 2 * 3 * 8 * (10**2 if padded else 40**2)
+    assert forward == 2 * products
+    assert count.flops == (2 + 5) * products
 
 
 def test_seconds_are_the_sum_of_computing_moving_and_starting() -> None:

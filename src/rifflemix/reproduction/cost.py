@@ -97,7 +97,7 @@ def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
         with _watch():  # some look at numbers when they are made
             model = fit_model(recipe.model, plan.task, recipe.model_settings, train.seed).train()
         optimizer = build_optimizer(model, train, fused=train.optimizer != "adafactor")
-        count = _Count(model.parameters())
+        count = _Count(model.parameters(), plan.valid)
         # The first batch makes the gradients, the second adds to them, and so do all others.
         for times in _times(train.accumulation):
             batch = plan.batch(train.batch_size // train.accumulation)
@@ -130,13 +130,19 @@ def _loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 class _Count(OperatorWatch):
-    """Counts the work of the operators that run inside, beside tensors that live already."""
+    """Counts the work of the operators that run inside, beside tensors that live already.
 
-    def __init__(self, alive: Iterator[Tensor]) -> None:
+    Args:
+        alive: those tensors.
+        valid: tokens of a sample that attention meets where it leaves out padding.
+    """
+
+    def __init__(self, alive: Iterator[Tensor], valid: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's own is not annotated
         from torch.utils.flop_counter import flop_registry  # it imports triton, if there is one
 
         self._formulas = {**flop_registry, **_with_out_val(attention_on_cpu())}
+        self._valid = valid
         self.flops = self.moved_bytes = self.operators = 0
         self._times = 1
         self._storages: set[int] = set()
@@ -160,7 +166,14 @@ class _Count(OperatorWatch):
         self.moved_bytes += self._times * sum(t.numel() * t.element_size() for t in tensors)
         formula = self._formulas.get(operator.overloadpacket)
         if formula is not None:
-            self.flops += self._times * int(formula(*args, **options, out_val=out))
+            flops = int(formula(*args, **options, out_val=out))
+            self.flops += self._times * (self._of_valid(flops, args) if _skips(operator) else flops)
+
+    def _of_valid(self, flops: int, args: tuple[Any, ...]) -> int:
+        """Work of attention, less that of padding where it is told what that is."""
+        q, *_, is_padding = args[:6]
+        share = min(1.0, self._valid / q.shape[2]) if is_padding else 1.0
+        return int(flops * share**2)
 
     def _hold(self, tensor: Tensor) -> None:
         """Add the memory of a tensor until it is let go."""
@@ -175,6 +188,12 @@ class _Count(OperatorWatch):
     def _let_go(self, key: int, size: int) -> None:
         self._storages.discard(key)
         self._live_bytes -= size
+
+
+def _skips(operator: Any) -> bool:
+    ours = torch.ops.rifflemix
+    both = (ours.dropout_attention, ours.dropout_attention_backward)
+    return operator.overloadpacket in both
 
 
 def _is_idle(operator: Any) -> bool:

@@ -28,7 +28,8 @@ class StepCost:
 
     Attributes:
         tokens: of all samples, padding included; pixels of whole images.
-        flops: of matrix products, convolutions and attention; two for a multiply-add.
+        flops: of matrix products, convolutions and attention; two for a multiply-add. Attention
+            that leaves out padding has those of the valid tokens.
         moved_bytes: read and written by all operators.
         operators: that compute something; on a GPU about the kernels launched.
         peak_bytes: the most memory that tensors take at a time, weights included.
@@ -49,7 +50,8 @@ def work(recipe: Recipe) -> str:
     """
     plan, train = outline(recipe), recipe.train
     parts = {
-        "task": [recipe.task, dict(recipe.task_options), task_settings(plan.task), plan.tokens],
+        "task": [recipe.task, dict(recipe.task_options), task_settings(plan.task)],
+        "tokens": [plan.tokens, plan.valid],
         "model": [recipe.model, {**model_settings(recipe.model), **recipe.model_settings}],
         "train": [train.batch_size, train.accumulation, train.optimizer],
     }

@@ -45,6 +45,19 @@ _LONGEST = {
     "snli": 55,
     "mnli": 55,
 }
+# Root mean square of the tokens of a sample, rounded, of the training data: what attention between
+# valid tokens has to do. Of what is not named all tokens count.
+_VALID = {
+    "listops": 1_100,
+    ("sst", "word"): 21,
+    ("sst", "byte"): 116,
+    "sick": 21,
+    ("text", "word", 512): 279,
+    ("text", "byte", 1_000): 864,
+    ("text", "byte", 2_048): 1_265,
+    ("text", "byte", 4_000): 1_557,
+    ("text", "byte", 4_096): 1_564,
+}
 _JOINED = ("snli", "mnli", "sick")
 # Atoms of the largest molecule of a batch, features of an atom and of a bond, ids.
 _ATOMS, _ATOM_FEATURES, _BOND_FEATURES, _ATOM_IDS = 20, 9, 3, 1 + 9 * 512
@@ -57,10 +70,12 @@ class Outline:
     Attributes:
         task: its sizes; it has no splits.
         tokens: N of a batch, padding included; of images the pixels.
+        valid: root mean square of the tokens of a sample, without padding.
     """
 
     task: Task
     tokens: int
+    valid: int
 
     def batch(self, size: int) -> Batch:
         """A batch of zeros, labels included; to be made where tensors have no values."""
@@ -97,7 +112,8 @@ def outline(recipe: Recipe) -> Outline:
     if name == "image_bytes":
         return _tokens(name, _BYTES, _BYTES, 3 * 32 * 32)
     if name == "listops":
-        return _tokens(name, 16, 10, options["max_length"], _LONGEST[name], padding=True)
+        sizes = (options["max_length"], _LONGEST[name])
+        return _tokens(name, 16, 10, *sizes, valid=_VALID[name], padding=True)
     if name == "retrieval":
         return _tokens(name, _BYTES, 2, options["max_length"], padding=True, num_sequences=2)
     if name == "sort":
@@ -123,10 +139,12 @@ def _tokens(
     max_length: int,
     tokens: int | None = None,
     kind: str = "tokens",
+    valid: int | None = None,
     **more: Any,
 ) -> Outline:
     task = _task(name, kind, classes, max_length, vocab_size=ids, **more)
-    return Outline(task, max_length if tokens is None else min(tokens, max_length))
+    tokens = max_length if tokens is None else min(tokens, max_length)
+    return Outline(task, tokens, min(tokens, valid or tokens))
 
 
 def _task(name: str, kind: Any, classes: int, max_length: int, **more: Any) -> Task:
@@ -152,20 +170,24 @@ def _images(name: str, options: Mapping[str, Any]) -> Outline:
         channels = 1
     if options.get("layout", "sequence") == "image":
         task = _task(name, "images", classes, side**2, image_shape=(channels, side, side))
-        return Outline(task, side**2)
+        return Outline(task, side**2, side**2)
     patch = options["patch_size"] or 1
     tokens = (side // patch) ** 2
     if channels == patch == 1:
         return _tokens(name, _LEVELS.get(name, 256), classes, tokens)
     features = channels * patch**2
-    return Outline(_task(name, "vectors", classes, tokens, num_features=features), tokens)
+    task = _task(name, "vectors", classes, tokens, num_features=features)
+    return Outline(task, tokens, tokens)
 
 
 def _sentences(name: str, options: Mapping[str, Any]) -> Outline:
     ids = _text_ids(name, options) + (name in _JOINED)
-    longest = _LONGEST.get(name) or _LONGEST.get((name, options["level"]))
+    most = options["max_length"]
+    of_level = (name, options["level"])
+    longest = _LONGEST.get(name) or _LONGEST.get(of_level)
+    valid = _VALID.get(name) or _VALID.get(of_level) or _VALID.get((*of_level, most))
     classes = 3 if name in _JOINED else 2
-    return _tokens(name, ids, classes, options["max_length"], longest, padding=True)
+    return _tokens(name, ids, classes, most, longest, valid=valid, padding=True)
 
 
 def _text_ids(name: str, options: Mapping[str, Any]) -> int:
