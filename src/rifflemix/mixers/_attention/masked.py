@@ -31,21 +31,17 @@ def masked_attention(
         (B, H, N, D), finite at every position; values at padded positions are undefined.
     """
     mask = _attention_mask(key_padding_mask, causal)
+    # To torch's attention, without dropout or on a GPU, it would mean more work, not less.
+    skips = mask is not None and not causal and dropout > 0.0 and q.device.type == "cpu"
     return dropout_attention(
         q,
         k,
         v,
         mask=mask,
         is_causal=causal and mask is None,
-        is_padding=_is_padding(q, k, mask, causal, dropout),
+        is_padding=skips and q.shape[2] == k.shape[2],
         dropout_p=dropout,
     )
-
-
-def _is_padding(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, dropout: float) -> bool:
-    """Whether to say so: without dropout, torch's attention runs and would have more to do."""
-    own = mask is not None and not causal and q.shape[2] == k.shape[2]
-    return own and dropout > 0.0
 
 
 def _attention_mask(key_padding_mask: Tensor | None, causal: bool) -> Tensor | None:
