@@ -134,7 +134,7 @@ def small_tasks() -> Answer:
         "[the suite](suites.md) and the rate that validation chose; a training on one thread, "
         "while other work shared the two cores. Rings are the commonest answer. The suite's smoke "
         f"test of {listed([mixer['name'] for mixer in quick['mixers']])}, half the steps of "
-        f"{listed(list(quick['tasks']))}, took {format_duration(spent)} in all."
+        f"{listed(list(quick['tasks']))}, took {format_duration(spent)} in all, beside other work."
     )
     return Answer("Does softmax attention learn the small tasks in minutes?", says, "small-tasks",
                   dots("Test accuracy, %", drawn), table, [*tasks.values(), smoke],
