@@ -67,7 +67,10 @@ def step_seconds(recipe: Recipe, repeats: int) -> float:
 
 
 def random_batch(plan: Outline, size: int) -> Batch:
-    """Random inputs; lengths in even steps to the longest, with the data's root mean square."""
+    """Random inputs; lengths in even steps to the longest, with the data's root mean square.
+
+    One below the longest / sqrt(3) cannot be met by even steps: they begin at 1 then.
+    """
     batch, ids = plan.batch(size), plan.task.vocab_size
     inputs = batch["inputs"]
     if ids is None:
