@@ -94,6 +94,14 @@ _LRA_NOTES: dict[str, tuple[str, ...]] = {
     ),
 }
 
+# Rows beside Table 5: mixers of the other papers in its host.
+_LRA_BESIDE: dict[str, str] = {
+    "csp": "CSP",
+    "sliceformer": "Sliceformer",
+    "tssa": "Token statistics (TSSA)",
+    "sinkhorn": "Sparse Sinkhorn attention",
+}
+
 # Table 6: size, words, accuracy of each step of the curriculum. The first two and the last are
 # the Long Range Arena's own sets; the paper generates the four between.
 _CURRICULUM: dict[str, tuple[int, str, float]] = {
@@ -241,6 +249,26 @@ def table5_all_pixels(task: str, mixer: str) -> Recipe:
     )
 
 
+def table5_beside(task: str, mixer: str) -> Recipe:
+    """A mixer of another paper in the host of Table 5, trained as its rows are."""
+    butterfly = table5(task, "butterfly")
+    return replace(
+        butterfly,
+        name=f"dimension_mixer/table5-{task}-{mixer}",
+        row=f"{_LRA_BESIDE[mixer]}, in its host",
+        printed=None,
+        model_settings={
+            **butterfly.model_settings,
+            "mixer": mixer,
+            "attention_dropout": 0.0,
+        },
+        notes=(
+            f"no row of the paper: {mixer} as it is by default, in the host of its rows",
+            *lra.nystrom_notes(task),
+        ),
+    )
+
+
 def table5_pathx() -> Recipe:
     """Butterfly attention on Path-X: the last row of Table 6."""
     title, task, options = lra.TASKS["pathx"]
@@ -365,6 +393,7 @@ _ALL: tuple[Callable[[], Recipe], ...] = (
         if mixer != "flash"
         for task in _LRA_IMAGES
     ),
+    *(partial(table5_beside, task, mixer) for mixer in _LRA_BESIDE for task in _LRA_TASKS),
     table5_pathx,
     *(partial(table6, step) for step in _CURRICULUM),
     *(partial(table7, data, *key) for data in _CLASSES for key in _PATCH_ONLY),
