@@ -170,5 +170,5 @@ def test_a_dry_run_on_a_cpu(tmp_path: Path) -> None:
         entry["step"]: entry["status"]
         for entry in json.loads((out / "summary.json").read_text())["done"]
     }
-    assert statuses == dict.fromkeys([*names, "csp-table4-listops"], "done")
+    assert statuses == dict.fromkeys([*names, "dimension_mixer-table5-listops-softmax"], "done")
     assert (out / "results.tar.gz").exists()

@@ -56,7 +56,7 @@ def show_plan(stages: Sequence[Stage], rows: dict[str, Any]) -> None:
             memory, launches, minutes = "-", "-", f"<= {step.minutes:g}"
             if row:
                 memory = f"{row['peak_bytes'] / 2**30:.1f} GiB"
-                launches, minutes = f"{row['launches_a_step']:,}", f"{row['minutes']:.0f}"
+                launches, minutes = f"{row['launches_a_step']:,}", f"{row['minutes']:.1f}"
             print(line(f"  {step.name}", memory, launches, minutes, ", ".join(step.packs)))
     print("Launches are those of a training step; rows go on over as many calls as they take.")
     print("Memory of the other steps is in their results.")

@@ -26,7 +26,7 @@ from stages import STAGES, Step
 
 # Seconds that are left at the end of a call for packing, and for a step to end in good order.
 _RESERVE, _GRACE = 30, 20
-_REDUCED = ("--max-steps", "2", "--batch-size", "2", "--precision", "float32")
+_REDUCED = ("--max-steps", "3", "--batch-size", "2", "--precision", "float32")
 
 
 @dataclass(frozen=True)

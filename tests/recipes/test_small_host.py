@@ -291,6 +291,36 @@ def test_parameters(mixer: str) -> None:
     assert model.num_parameters() == 512 * 64 + 1024 * 64 + 2 * layer + 2 * 64 + head
 
 
+@pytest.mark.parametrize("mixer", ["csp", "sliceformer", "tssa", "sinkhorn"])
+@pytest.mark.parametrize("task", TASKS)
+def test_mixers_of_other_papers_are_in_the_same_host(task: str, mixer: str) -> None:
+    """Only the mixer differs from a row of the table, and none of its weights is dropped."""
+    printed = get_recipe(f"dimension_mixer/table5-{task}-butterfly")
+    beside = get_recipe(f"dimension_mixer/table5-{task}-{mixer}")
+    assert beside.printed is None
+    assert "no row of the paper" in beside.notes[0]
+    assert {**beside.model_settings, "mixer": "butterfly"} == {
+        **printed.model_settings,
+        "attention_dropout": 0.0,
+    }
+    assert (beside.train, beside.task, beside.task_options) == (
+        printed.train,
+        printed.task,
+        printed.task_options,
+    )
+
+
+@pytest.mark.parametrize("mixer", ["csp", "sliceformer", "tssa", "sinkhorn"])
+def test_mixers_of_other_papers_hide_padding(mixer: str) -> None:
+    model, ids = build("listops", mixer), ids_of("listops", 300, batch=2)
+    ids[:, 200:] = 0
+    with torch.no_grad():
+        logits = model(ids)
+        model.embed.weight[0] += 1.0
+        assert torch.equal(model(ids), logits)
+        assert not torch.equal(model(ids[:, :199]), logits)
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 @pytest.mark.parametrize("task", IMAGES)
 def test_black_pixels_can_be_seen(task: str, mixer: str) -> None:
