@@ -21,8 +21,8 @@ def printed() -> Answer:
     """Rows of the papers' tables that were run."""
     kept = sorted((RESULTS / "reproduce").glob("*.json"))
     sources = [path for path in kept if read(path)["printed"] is not None]
-    found = sorted((read(path) for path in sources), key=_name)
-    rows = [_over_seeds(list(seeds)) for _, seeds in groupby(found, _name)]
+    found = sorted((read(path) for path in sources), key=row_name)
+    rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_name)]
     last_weights = by_time("last-weights-*.json")[-1:]
     by_last_weights = {
         row["recipe"]: 100 * row["last"]["test"]
@@ -48,7 +48,7 @@ def printed() -> Answer:
 def _says(rows: Sequence[Mapping[str, Any]], by_last_weights: Mapping[str, float]) -> str:
     numbers = sum(get_recipe(name).printed is not None for name in list_recipes())
     full = [result for result in rows if not result["is_reduced"]]
-    beyond = [result for result in full if abs(result["difference"]) > 2 * _standard_error(result)]
+    beyond = [result for result in full if abs(result["difference"]) > 2 * standard_error(result)]
     why = f"; not {listed([_against(r, by_last_weights) for r in beyond])}" if beyond else ""
     return (
         f"Of {numbers} printed numbers that have a recipe, {len(rows)} were begun and {len(full)} "
@@ -63,17 +63,17 @@ def _drawn(result: Mapping[str, Any]) -> Row:
     reduced = f", {format_percent(share)} % of steps" if result["is_reduced"] else ""
     words = f"{result['ours']:.2f} of {result['printed']:.2f}{reduced}"
     marks = (Mark(result["printed"], "main"), Mark(result["ours"], "other"))
-    return Row(_name(result).partition("/")[2], marks, words)
+    return Row(row_name(result).partition("/")[2], marks, words)
 
 
 def _line(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> dict[str, Any]:
     """A line of the CSV file."""
     kept = ("printed", "ours", "unit", "steps", "steps_planned", "is_reduced", "seeds")
     return {
-        "recipe": _name(result),
+        "recipe": row_name(result),
         **{key: result[key] for key in kept},
-        "standard_error": "" if result["is_reduced"] else _standard_error(result),
-        "last_weights": by_last_weights.get(_name(result), ""),
+        "standard_error": "" if result["is_reduced"] else standard_error(result),
+        "last_weights": by_last_weights.get(row_name(result), ""),
     }
 
 
@@ -82,11 +82,11 @@ def _in_full(rows: Sequence[Mapping[str, Any]]) -> str:
     headers = ("Row in full", "Printed", "Ours", "Difference", "Standard error", "Seeds")
     cells = [
         [
-            f"`{_name(result)}`",
+            f"`{row_name(result)}`",
             f"{result['printed']:.2f}",
-            f"{result['ours']:.2f}" + (f" ({result['each']})" if result["runs"] > 1 else ""),
+            f"{result['ours']:.2f}" + (f" ({_each(result)})" if result["runs"] > 1 else ""),
             f"{result['difference']:+.2f}",
-            f"{_standard_error(result):.2f}",
+            f"{standard_error(result):.2f}",
             str(result["runs"]),
         ]
         for result in rows
@@ -95,11 +95,12 @@ def _in_full(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(table_lines(headers, cells, range(1, len(headers))))
 
 
-def _name(result: Mapping[str, Any]) -> str:
+def row_name(result: Mapping[str, Any]) -> str:
+    """The recipe of a result."""
     return str(result["recipe"]["name"])
 
 
-def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A row of the mean over the seeds that went furthest."""
     most = max(result["steps"] for result in results)
     kept = sorted((r for r in results if r["steps"] == most), key=lambda result: result["seed"])
@@ -107,18 +108,22 @@ def _over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **kept[0],
         "ours": ours,
-        "difference": ours - kept[0]["printed"],
+        "difference": None if kept[0]["printed"] is None else ours - kept[0]["printed"],
         "runs": len(kept),
         "seeds": " ".join(str(result["seed"]) for result in kept),
-        "each": listed([f"{result['ours']:.2f}" for result in kept]),
+        "each": [result["ours"] for result in kept],
     }
+
+
+def _each(result: Mapping[str, Any]) -> str:
+    return listed([f"{ours:.2f}" for ours in result["each"]])
 
 
 def _command(path: Path) -> str:
     return str(read(path)["environment"]["command"])
 
 
-def _standard_error(result: Mapping[str, Any]) -> float:
+def standard_error(result: Mapping[str, Any]) -> float:
     """Of an accuracy in percent on the row's test samples."""
     task, share = result["task"], result["ours"] / 100
     size = task["sizes"]["test"] if "sizes" in task else task["options"]["num_test"]
@@ -127,10 +132,10 @@ def _standard_error(result: Mapping[str, Any]) -> float:
 
 def _against(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str:
     """Our number of a row in full, the printed one, and what the last weights give."""
-    name = _name(result)
+    name = row_name(result)
     words = (
         f"{name}, {result['ours']:.2f} for the printed {result['printed']:.2f} (standard error "
-        f"{_standard_error(result):.2f}"
+        f"{standard_error(result):.2f}"
     )
     if name in by_last_weights:
         words += (

@@ -19,6 +19,7 @@ import write_claims
 import write_mixers
 from results_beyond import grouped, sharding, text
 from results_common import RESULTS, Answer, by_time, listed, pages, read, scores, task_title
+from results_host import one_host
 from results_peers import packages
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
 from results_printed import printed
@@ -45,7 +46,7 @@ def answers() -> list[Answer]:
     """All of the page, in its order."""
     return [which_mixer(), accuracy(), one_task(), small_tasks(), text(), grouped(),
             speed(), memory(), packages(), decoding(), sharding(), distillation(), printed(),
-            claims(), estimates()]  # fmt: skip
+            one_host(), claims(), estimates()]  # fmt: skip
 
 
 def accuracy() -> Answer:

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rifflemix import compat
 from rifflemix.checks import autocast_enabled
-from rifflemix.models.macs import attention_on_cpu
+from rifflemix.models.macs import flops_on_cpu
 from rifflemix.runs.measure import peak_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
@@ -108,7 +108,7 @@ def test_attention_on_a_cpu_is_counted() -> None:
     behind, one of them the weights once more."""
     q, k, v = torch.randn(3, 2, 4, 16, 8, requires_grad=True)
     product = 2 * 2 * 4 * 16 * 16 * 8
-    counter = FlopCounterMode(display=False, custom_mapping=attention_on_cpu())
+    counter = FlopCounterMode(display=False, custom_mapping=flops_on_cpu())
     with counter:
         y = nn.functional.scaled_dot_product_attention(q, k, v)
         assert counter.get_total_flops() == 2 * product

@@ -267,14 +267,16 @@ def dropout_attention(draw: random.Random) -> Call:
 def block_linear(draw: random.Random) -> Call:
     blocks, width, out = (draw.randint(1, 9) for _ in range(3))
     dtype = any_dtype(draw)
-    leading = tuple(draw.randint(1, 5) for _ in range(draw.randint(1, 3)))
+    leading = tuple(draw.randint(1, 40 // n) for n in range(1, draw.randint(1, 3) + 1))
     tensors = [
         numbers(draw, (*leading, blocks * width), dtype),
         numbers(draw, (blocks, width, out), dtype),
     ]
     if draw.random() < 0.5:
         tensors.append(numbers(draw, (blocks, out), dtype))
-    return Call(ops.block_linear, tuple(tensors), {}, tuple(layout(draw) for _ in tensors))
+    divisors = [n for n in range(1, blocks + 1) if blocks % n == 0]
+    strides = {name: draw.choice(divisors) for name in ("in_stride", "out_stride")}
+    return Call(ops.block_linear, tuple(tensors), strides, tuple(layout(draw) for _ in tensors))
 
 
 def relaxed_group_sort(draw: random.Random) -> Call:

@@ -195,6 +195,20 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     },
     "balance": balancing,
     "balance_backward": lambda: {**balancing(), "grad_sort": rand(B, H, 4, 4) - 1},
+    "block_linear": lambda: {
+        "x": rand(B, N, 12),
+        "weight": rand(4, 3, 2),
+        "bias": rand(4, 2),
+        "in_stride": 2,
+        "out_stride": 4,
+    },
+    "block_linear_sums": lambda: {
+        "x": rand(B, N, 12),
+        "weight": rand(4, 3, 2),
+        "grad_y": rand(B, N, 8),
+        "in_stride": 2,
+        "out_stride": 4,
+    },
     "power_shift_steps": lambda: {
         "kind": "power",
         "num_tokens": N,
@@ -312,6 +326,13 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "no features": {name: rand(B, H, 6, 0) for name in "qkv"},
         "some rows": {"sort": rand(B, H, 4, 3)},
     },
+    "block_linear": {
+        "in_stride": {"in_stride": 3},
+        "no stride": {"out_stride": 0},
+        "no features": {"x": rand(B, N, 0), "weight": rand(4, 0, 2)},
+        "integers": {"x": rand(B, N, 12).int(), "weight": rand(4, 3, 2).int(), "bias": None},
+    },
+    "block_linear_sums": {"in_stride": {"in_stride": -2}, "out_stride": {"out_stride": 8}},
     "balance": {
         "no iterations": {"num_iterations": 0},
         "no matrix": {"log_scores": rand(4), "live": rand(4) > 0.7},

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from rifflemix.models.macs import attention_on_cpu
+from rifflemix.models.macs import flops_on_cpu
 from rifflemix.ops import dropout_attention, native
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.reproduction.cost import (
@@ -62,7 +62,7 @@ def test_flops_and_memory_are_those_of_a_real_step(mixer: str) -> None:
     counted = count_step(recipe)
     model, call = step(recipe)
     call()  # gradients are there
-    with FlopCounterMode(display=False, custom_mapping=attention_on_cpu()) as counter:
+    with FlopCounterMode(display=False, custom_mapping=flops_on_cpu()) as counter:
         call()
     assert counted.flops == counter.get_total_flops() > 0
     weights = 4 * sum(p.numel() for p in model.parameters())

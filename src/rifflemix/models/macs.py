@@ -29,7 +29,7 @@ def multiply_accumulates(model: nn.Module, *inputs: Tensor) -> int:
     """
     from torch.utils.flop_counter import FlopCounterMode  # it imports triton, where there is one
 
-    counter = FlopCounterMode(display=False, custom_mapping=attention_on_cpu())
+    counter = FlopCounterMode(display=False, custom_mapping=flops_on_cpu())
     elements = 0
 
     def add(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -52,11 +52,11 @@ def _is_counted(layer: nn.Module) -> bool:
     )
 
 
-def attention_on_cpu() -> dict[Any, Any]:
+def flops_on_cpu() -> dict[Any, Any]:
     """A `custom_mapping` for torch's counter, which knows the attention kernels of GPUs only.
 
-    Attention with dropout and Sinkhorn attention, which run in kernels of this library, are in it
-    too. What a backward pass finds again counts.
+    Attention with dropout, Sinkhorn attention and block-diagonal maps, which run in kernels of this
+    library, are in it too. What a backward pass finds again counts.
     """
     from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
@@ -82,6 +82,9 @@ def attention_on_cpu() -> dict[Any, Any]:
         attended = blocks(q, k, v, sort, block_size) - sorting
         return int(attended // 2 * 5 + 3 * sorting)
 
+    def maps(x: Any, weight: Any, *_: Any, **__: Any) -> int:
+        return int(2 * math.prod(x[:-1]) * math.prod(weight))
+
     ours = torch.ops.rifflemix
     return {
         **dict(zip(compat.attention_on_cpu(), (forward, backward), strict=True)),
@@ -89,4 +92,6 @@ def attention_on_cpu() -> dict[Any, Any]:
         ours.dropout_attention_backward: dropout_backward,
         ours.sinkhorn_attention: blocks,
         ours.sinkhorn_attention_backward: blocks_backward,
+        ours.block_linear: maps,
+        ours.block_linear_sums: maps,
     }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_integers, check_positive
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops.butterfly import block_linear, butterfly_split, butterfly_strides, unchecked
+from rifflemix.ops.butterfly import block_linear, butterfly_strides
 
 
 class BlockLinear(nn.Module):
@@ -63,9 +63,9 @@ class BlockLinear(nn.Module):
             with torch.no_grad():
                 self.weight.diagonal(dim1=1, dim2=2).fill_(1.0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., blocks * in_features) -> (..., blocks * out_features)."""
-        return block_linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, in_stride: int = 1, out_stride: int = 1) -> Tensor:
+        """(..., blocks * in_features) -> (..., blocks * out_features); see `block_linear`."""
+        return block_linear(x, self.weight, self.bias, in_stride=in_stride, out_stride=out_stride)
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
@@ -107,10 +107,21 @@ class BlockMLP(nn.Module):
             layers += [BlockLinear(blocks, width, out, init=init), activation()]
         self.layers = nn.Sequential(*layers[:-1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., n) -> (..., blocks * last width)."""
-        y: Tensor = self.layers(x)
-        return y
+    def forward(self, x: Tensor, in_stride: int = 1, out_stride: int = 1) -> Tensor:
+        """(..., n) -> (..., blocks * last width); strides of the first and last map.
+
+        Args:
+            x: the features.
+            in_stride: of the features that come in, see `block_linear`.
+            out_stride: of those that go out.
+        """
+        last = len(self.layers) - 1
+        for i, layer in enumerate(self.layers):
+            if isinstance(layer, BlockLinear):
+                x = layer(x, in_stride if i == 0 else 1, out_stride if i == last else 1)
+            else:
+                x = layer(x)
+        return x
 
 
 class BlockResMLP(BlockMLP):
@@ -135,9 +146,11 @@ class BlockResMLP(BlockMLP):
         if block_dims[-1] != block_dims[0]:
             raise bad_argument("block_dims", "a last width like the first", tuple(block_dims))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., n) -> (..., n)."""
-        return x + super().forward(x)
+    def forward(self, x: Tensor, in_stride: int = 1, out_stride: int = 1) -> Tensor:
+        """(..., n) -> (..., n), from the places of the features to the same; see `BlockMLP`."""
+        if in_stride != out_stride:
+            raise bad_argument("out_stride", f"in_stride = {in_stride}", out_stride)
+        return x + super().forward(x, in_stride, out_stride)
 
 
 class _ButterflyStack(nn.Module):
@@ -152,8 +165,7 @@ class _ButterflyStack(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., n) -> (..., n)."""
         for stride, layer in zip(self.strides, self.layers, strict=True):
-            y = layer(butterfly_split(x, self.block, stride, dim=-1).flatten(-2))
-            x = unchecked.butterfly_merge(y.unflatten(-1, (-1, self.block)), stride, x.dim() - 1)
+            x = layer(x, stride, stride)
         return x
 
     def extra_repr(self) -> str:
@@ -256,13 +268,7 @@ class ButterflyLinearMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., n) -> (..., n)."""
-        y = _transpose(self.expand_blocks(x), self.wide)
-        y = self.reduce_blocks(self.act(self.expand_across(y)))
-        out: Tensor = self.reduce_across(_transpose(y, self.block))
+        y = self.expand_across(self.expand_blocks(x), in_stride=self.wide)
+        y = self.reduce_blocks(self.act(y))
+        out: Tensor = self.reduce_across(y, in_stride=self.block)
         return out
-
-
-def _transpose(x: Tensor, columns: int) -> Tensor:
-    """(..., rows * columns) as a matrix, transposed and flattened again."""
-    y: Tensor = x.unflatten(-1, (-1, columns)).transpose(-1, -2).flatten(-2)
-    return y

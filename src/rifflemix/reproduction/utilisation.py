@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from rifflemix.models import Model
-from rifflemix.models.macs import attention_on_cpu
+from rifflemix.models.macs import flops_on_cpu
 from rifflemix.tasks import Task
 from rifflemix.train import TrainConfig
 from rifflemix.train.evaluate import run_model
@@ -72,7 +72,7 @@ def _step_flops(model: Model, task: Task, batch_size: int) -> int:
     split = task.split("train")
     batch = task.collate([split[index] for index in range(min(_SAMPLES, len(split)))])
     model.cpu().train()
-    counter = FlopCounterMode(display=False, custom_mapping=attention_on_cpu())
+    counter = FlopCounterMode(display=False, custom_mapping=flops_on_cpu())
     with counter:
         task.loss(run_model(model, batch), batch).backward()
     return round(counter.get_total_flops() * batch_size / len(batch["labels"]))

@@ -66,7 +66,13 @@ def butterfly_merge(y: Tensor, stride: int, dim: int = 1, *, backend: str = "aut
 
 
 def block_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto"
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    in_stride: int = 1,
+    out_stride: int = 1,
+    backend: str = "auto",
 ) -> Tensor:
     """Multiply by a block-diagonal matrix: each block of features has its own linear map.
 
@@ -74,10 +80,14 @@ def block_linear(
         x: (..., blocks * in) features.
         weight: (blocks, in, out).
         bias: (blocks, out) or None.
-        backend: "auto", "reference" or "eager".
+        in_stride: how far apart the features of a block lie in x, a divisor of blocks: block k has
+            those that `butterfly_split` puts into group k. 1: they lie side by side.
+        out_stride: likewise in the result, as `butterfly_merge` puts them back.
+        backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
-        (..., blocks * out), block k being x_k @ weight[k] + bias[k].
+        (..., blocks * out), block k being x_k @ weight[k] + bias[k]. Rows that lie side by side in
+        memory, not their features, do so in the result where a compiled kernel serves.
 
     Raises:
         InputError: shapes, dtypes or devices that do not fit each other.
@@ -85,7 +95,11 @@ def block_linear(
     Source: Dimension Mixer, Algorithm 2 (BlockLinear).
     """
     _check_block_linear(x, weight, bias)
-    return unchecked.block_linear(x, weight, bias, backend)
+    in_stride, out_stride = (
+        check_divides(name, stride, weight.shape[0], "the number of blocks")
+        for name, stride in (("in_stride", in_stride), ("out_stride", out_stride))
+    )
+    return unchecked.block_linear(x, weight, bias, in_stride, out_stride, backend)
 
 
 def _check_tensor(name: str, x: Tensor) -> None:

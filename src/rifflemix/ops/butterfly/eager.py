@@ -21,8 +21,21 @@ def butterfly_merge(y: Tensor, stride: int, dim: int) -> Tensor:
     return x
 
 
-def block_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def block_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, in_stride: int, out_stride: int
+) -> Tensor:
     """One batched matrix product over the blocks."""
-    blocks, width, _ = weight.shape
-    y = torch.einsum("...ki,kio->...ko", x.unflatten(-1, (blocks, width)), weight)
-    return (y if bias is None else y + bias).flatten(-2)
+    groups = butterfly_split(x, weight.shape[1], in_stride, x.dim() - 1)
+    y = torch.einsum("...ki,kio->...ko", groups, weight)
+    y = y if bias is None else y + bias.to(y.dtype)  # autocast may have chosen another
+    return butterfly_merge(y, out_stride, x.dim() - 1)
+
+
+def parameter_gradients(
+    x: Tensor, weight: Tensor, grad_y: Tensor, in_stride: int, out_stride: int
+) -> tuple[Tensor, Tensor]:
+    """Of the weight, of which only the shape matters, and of the bias; differentiable."""
+    _, width, out = weight.shape
+    groups = butterfly_split(x, width, in_stride, x.dim() - 1).flatten(0, -3)
+    grads = butterfly_split(grad_y, out, out_stride, x.dim() - 1).flatten(0, -3)
+    return torch.einsum("rki,rko->kio", groups, grads), grads.sum(0)

@@ -32,11 +32,14 @@ def butterfly_merge(y: Tensor, stride: int, dim: int) -> Tensor:
     return y.flatten(dim, dim + 1).index_select(dim, torch.tensor(came_to, device=y.device))
 
 
-def block_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def block_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, in_stride: int, out_stride: int
+) -> Tensor:
     """One matrix product per block, side by side."""
     blocks, width, _ = weight.shape
+    groups = butterfly_split(x, width, in_stride, x.dim() - 1)
     outputs = []
     for k in range(blocks):
-        y = x[..., k * width : (k + 1) * width] @ weight[k]
+        y = groups[..., k, :] @ weight[k]
         outputs.append(y if bias is None else y + bias[k])
-    return torch.cat(outputs, dim=-1)
+    return butterfly_merge(torch.stack(outputs, dim=-2), out_stride, x.dim() - 1)

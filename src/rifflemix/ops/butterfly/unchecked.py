@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rifflemix.ops.butterfly import eager, reference
-from rifflemix.ops.dispatch import Family
+from rifflemix.ops.butterfly import cpu, eager, reference
+from rifflemix.ops.dispatch import PLAIN, Family
+from rifflemix.ops.native import note_slow_call
 
-_FAMILY = Family(reference, eager)
+_FAMILY = Family(reference, eager, cpu=cpu)
+# Slowest first.
+_FAST_CPU: tuple[str, ...] = (*PLAIN, "cpu")
+_SLOW_CPU: tuple[str, ...] = ("reference", "cpu", "eager")
 
 
 def butterfly_split(
@@ -25,8 +29,19 @@ def butterfly_merge(y: Tensor, stride: int, dim: int = 1, backend: str = "auto")
 
 
 def block_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, backend: str = "auto"
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    in_stride: int = 1,
+    out_stride: int = 1,
+    backend: str = "auto",
 ) -> Tensor:
     """`rifflemix.ops.block_linear`."""
-    y: Tensor = _FAMILY.pick(backend).block_linear(x, weight, bias)
+    if cpu.supports(x, weight, bias):
+        names = _FAST_CPU if cpu.pays(x, weight) else _SLOW_CPU
+    else:
+        note_slow_call(x)
+        names = PLAIN
+    module = _FAMILY.pick(backend, names)
+    y: Tensor = module.block_linear(x, weight, bias, in_stride, out_stride)
     return y

@@ -1,0 +1,96 @@
+"""The question of docs/results.md about rows of one host: mixers of all papers side by side."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+from results_common import RESULTS, Answer, listed, read
+from results_pictures import Mark, Row, dots
+from results_printed import over_seeds, row_name, standard_error
+
+from rifflemix.mixers.named import mixer_card
+from rifflemix.report.markdown import table_lines
+
+_ROWS = "dimension_mixer/table5-listops-"
+
+
+def one_host() -> Answer:
+    """ListOps of full length in the host of Dimension Mixer's Table 5, in full."""
+    sources = [
+        path
+        for path in sorted((RESULTS / "reproduce").glob(f"{_ROWS.replace('/', '-')}*.json"))
+        if not read(path)["is_reduced"]
+    ]
+    found = sorted(map(read, sources), key=row_name)
+    rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_name)]
+    rows.sort(key=lambda result: -result["ours"])
+    best = rows[0]
+    behind = [_mixer(r) for r in rows if best["ours"] - r["ours"] > 2 * _error_of_both(best, r)]
+    train = best["recipe"]["train"]
+    says = (
+        f"ListOps of up to 2,000 tokens in the host of Dimension Mixer's Table 5: "
+        f"{train['max_steps']:,} steps of {train['batch_size']}, equal for all. {_mixer(best)} "
+        f"reaches {best['ours']:.2f} %; further behind than two standard errors of the difference: "
+        f"{listed(behind) or 'none'}. Rings are the paper's numbers where it prints one, bars two "
+        "standard errors: of the test samples, or of the seeds where that is more."
+    )
+    headers = ("Mixer", "Ours, %", "Printed, %", "Seeds", "Parameters")
+    cells = [
+        [_title(r), f"{r['ours']:.2f}", "" if r["printed"] is None else f"{r['printed']:.2f}",
+         str(r["runs"]), f"{r['parameters']:,}"] for r in rows
+    ]  # fmt: skip
+    return Answer(
+        "What do mixers of all papers reach on ListOps in one host?",
+        says,
+        "host",
+        dots("Test accuracy, %", [_drawn(result) for result in rows]),
+        [_line(result) for result in rows],
+        sources,
+        [result["command"] for result in found],
+        shown="\n".join(table_lines(headers, cells, range(1, len(headers)))),
+    )
+
+
+def _mixer(result: Mapping[str, Any]) -> str:
+    return str(result["recipe"]["model_settings"]["mixer"])
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    return str(mixer_card(_mixer(result)).title)
+
+
+def _error(result: Mapping[str, Any]) -> float:
+    """Standard error of a row's mean: of the test samples, or of the seeds where that is more."""
+    samples = standard_error(result)
+    each = result["each"]
+    seeds = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
+    return max(samples, seeds)
+
+
+def _error_of_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    return math.hypot(_error(a), _error(b))
+
+
+def _drawn(result: Mapping[str, Any]) -> Row:
+    ours, error = result["ours"], _error(result)
+    marks = [Mark(ours, "main", ours - 2 * error, ours + 2 * error)]
+    if result["printed"] is not None:
+        marks.append(Mark(result["printed"], "other"))
+    return Row(_mixer(result), tuple(marks), f"{ours:.2f}")
+
+
+def _line(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of the CSV file."""
+    return {
+        "recipe": row_name(result),
+        "mixer": _mixer(result),
+        "ours": result["ours"],
+        "standard_error": _error(result),
+        "printed": "" if result["printed"] is None else result["printed"],
+        "seeds": result["seeds"],
+        "parameters": result["parameters"],
+    }
