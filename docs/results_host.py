@@ -47,7 +47,7 @@ def one_host() -> Answer:
         "What do mixers of all papers reach on ListOps in one host?",
         says,
         "host",
-        dots("Test accuracy, %", [_drawn(result) for result in rows]),
+        dots("Test accuracy on ListOps of full length, %", [_drawn(result) for result in rows]),
         [_line(result) for result in rows],
         sources,
         [result["command"] for result in found],
