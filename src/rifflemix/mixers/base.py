@@ -159,7 +159,8 @@ class TokenMixer(nn.Module):
             return self.mix(x, None)
         # Zeroed before as well as after: even NaN in a padded position must reach nothing.
         padded = key_padding_mask.unsqueeze(-1)
-        return self.mix(x.masked_fill(padded, 0.0), key_padding_mask).masked_fill(padded, 0.0)
+        y = self.mix(torch.where(padded, 0.0, x), key_padding_mask)
+        return torch.where(padded, 0.0, y)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The mixing itself, on checked arguments with zeros at padded positions.
@@ -262,8 +263,9 @@ class TokenMixer(nn.Module):
             position = torch.full((x.shape[0],), x.shape[1], device=x.device)
             return y, {**state, "position": position}
         padded = key_padding_mask.unsqueeze(-1)
-        y, state = self.fill_stream(x.masked_fill(padded, 0.0), key_padding_mask)
-        return y.masked_fill(padded, 0.0), {**state, "position": (~key_padding_mask).sum(1)}
+        y, state = self.fill_stream(torch.where(padded, 0.0, x), key_padding_mask)
+        y = torch.where(padded, 0.0, y)
+        return y, {**state, "position": (~key_padding_mask).sum(1)}
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The result of `init_state` without `position`, for mixers that stream.

@@ -154,7 +154,7 @@ def mix_groups(
     if is_known(length) and length % (block * stride):
         raise bad_argument("stride", f"a divisor of N / block = {length} / {block}", stride)
     if key_padding_mask is not None:
-        x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+        x = torch.where(key_padding_mask.unsqueeze(-1), 0.0, x)
     groups = unchecked.butterfly_split(x, block, stride)
     if key_padding_mask is not None:
         mask = unchecked.butterfly_split(key_padding_mask, block, stride).flatten(0, 1)
@@ -164,4 +164,4 @@ def mix_groups(
     merged = unchecked.butterfly_merge(y.unflatten(0, (batch, groups.shape[1])), stride)
     if key_padding_mask is None:
         return merged
-    return merged.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+    return torch.where(key_padding_mask.unsqueeze(-1), 0.0, merged)

@@ -106,6 +106,6 @@ def _query_normalised(
         # The lowest number, not -inf: a sample that is padding throughout must not become NaN.
         lowest = torch.finfo(scores.dtype).min
         scores = scores.masked_fill(key_padding_mask[:, None, :, None], lowest)
-        v = v.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+        v = torch.where(key_padding_mask[:, None, :, None], 0.0, v)
     weights = drop(scores.softmax(dim=-2), dropout)
     return weights @ v

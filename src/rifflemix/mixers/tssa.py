@@ -148,7 +148,7 @@ class TSSA(TokenMixer):
         """
         self._check_input(x, key_padding_mask)
         if key_padding_mask is not None:
-            x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+            x = torch.where(key_padding_mask.unsqueeze(-1), 0.0, x)
         return self._statistics(self.project(x), key_padding_mask, 0.0)[1]
 
     def _statistics(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import check_choice
@@ -24,7 +25,7 @@ def masked_mean(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
     if key_padding_mask is None:
         return x.mean(dim=1)
     valid = (~key_padding_mask).to(x.dtype).unsqueeze(-1)
-    total = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0).sum(dim=1)
+    total = torch.where(key_padding_mask.unsqueeze(-1), 0.0, x).sum(dim=1)
     return total / valid.sum(dim=1).clamp(min=1.0)
 
 
@@ -76,7 +77,7 @@ class Pooling(nn.Module):
         if self.kind == "mean":
             return masked_mean(x, key_padding_mask)
         if key_padding_mask is not None:
-            x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+            x = torch.where(key_padding_mask.unsqueeze(-1), 0.0, x)
         return x.sum(dim=1) / self.max_length
 
     def extra_repr(self) -> str:

@@ -80,7 +80,7 @@ class CosFormer(LinearAttentionMixer):
         """Relu times cosine and sine of the position; see `LinearAttentionMixer.features`."""
         q, k = torch.relu(q), torch.relu(k)
         if key_padding_mask is not None:
-            k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+            k = torch.where(key_padding_mask[:, None, :, None], 0.0, k)
         wide = torch.promote_types(q.dtype, torch.float32)
         position = torch.arange(q.shape[2], device=q.device, dtype=wide)
         if start is not None:

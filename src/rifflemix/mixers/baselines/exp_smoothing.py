@@ -153,7 +153,7 @@ class ExpSmoothing(TokenMixer):
         hidden: Tensor = self.k_proj(x)
         if key_padding_mask is None:
             return hidden
-        return hidden.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+        return torch.where(key_padding_mask.unsqueeze(-1), 0.0, hidden)
 
     def _read_out(self, smoothed: Tensor, x: Tensor) -> Tensor:
         y: Tensor = self.out_proj(F.relu(smoothed))

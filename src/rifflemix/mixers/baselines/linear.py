@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
@@ -70,7 +71,7 @@ class LinearAttention(LinearAttentionMixer):
         """Elu + 1 of both; see `LinearAttentionMixer.features`."""
         q, k = elu_plus_one(q), elu_plus_one(k)
         if key_padding_mask is not None:
-            k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+            k = torch.where(key_padding_mask[:, None, :, None], 0.0, k)
         return q, k
 
     def num_features_per_head(self) -> int:

@@ -193,7 +193,7 @@ class MegaLayer(TokenMixer):
             return self._gate(x, residual, None)
         padded = key_padding_mask.unsqueeze(-1)
         y = self._gate(
-            x.masked_fill(padded, 0.0), residual.masked_fill(padded, 0.0), key_padding_mask
+            torch.where(padded, 0.0, x), torch.where(padded, 0.0, residual), key_padding_mask
         )
         return torch.where(padded, residual, y)
 

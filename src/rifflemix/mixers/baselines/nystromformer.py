@@ -98,7 +98,7 @@ class Nystromformer(OrderedAttention):
         """See `MultiHeadMixer.attend`; padding stands last."""
         if key_padding_mask is not None:
             padded = key_padding_mask[:, None, :, None]
-            q, k, v = (t.masked_fill(padded, 0.0) for t in (q, k, v))
+            q, k, v = (torch.where(padded, 0.0, t) for t in (q, k, v))
         if q.shape[2] <= self.num_landmarks:
             y = masked_attention(
                 q, k, v, key_padding_mask=key_padding_mask, dropout=self.dropout_p()

@@ -123,7 +123,8 @@ class Performer(LinearAttentionMixer):
         """See `MultiHeadMixer.attend`."""
         if key_padding_mask is not None and self.padded_keys == "zero":
             padded = key_padding_mask[:, None, :, None]
-            k, v, key_padding_mask = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0), None
+            k, v = torch.where(padded, 0.0, k), torch.where(padded, 0.0, v)
+            key_padding_mask = None
         return super().attend(q, k, v, key_padding_mask)
 
     def features(
@@ -139,7 +140,7 @@ class Performer(LinearAttentionMixer):
                 q, k = self._query_features(q), self._key_features(k, padded)
             else:
                 q, k = self._relu_features(q), self._relu_features(k)
-        return q, k if padded is None else k.masked_fill(padded, 0.0)
+        return q, k if padded is None else torch.where(padded, 0.0, k)
 
     def num_features_per_head(self) -> int:
         """Rows of the projection, or the channels of the head without one."""

@@ -48,7 +48,7 @@ class XCA(MultiHeadMixer):
         """See `MultiHeadMixer.attend`: a (D, D) softmax map per head, over key channels."""
         if key_padding_mask is not None:
             padded = key_padding_mask[:, None, :, None]
-            q, k = q.masked_fill(padded, 0.0), k.masked_fill(padded, 0.0)
+            q, k = torch.where(padded, 0.0, q), torch.where(padded, 0.0, k)
         # Zeros, as where all is padding, have no direction, and float16 has no 1e-12.
         smallest = max(1e-12, torch.finfo(q.dtype).tiny)
         q, k = (F.normalize(t, dim=-2, eps=smallest) for t in (q, k))

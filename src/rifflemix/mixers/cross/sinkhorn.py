@@ -105,7 +105,7 @@ class SinkhornCrossAttention(CrossAttention):
         """
         self.check_input(x, memory, key_padding_mask)
         if key_padding_mask is not None:
-            memory = memory.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+            memory = torch.where(key_padding_mask.unsqueeze(-1), 0.0, memory)
             memory, key_padding_mask, _ = move_padding_last(memory, key_padding_mask)
         memory, mask = pad_to_blocks(memory, key_padding_mask, self.block_size, masked=True)
         q, k, v = self.project(x, memory)
@@ -138,7 +138,7 @@ class SinkhornCrossAttention(CrossAttention):
         )
         hidden = sorted_hidden = None
         if mask is not None:
-            k, v = (t.masked_fill(mask[:, None, :, None], 0.0) for t in (k, v))
+            k, v = (torch.where(mask[:, None, :, None], 0.0, t) for t in (k, v))
             blocks = torch.unflatten(mask, 1, (-1, self.block_size))
             hidden = blocks.gather(1, position.unsqueeze(-1).expand(-1, -1, self.block_size))
             hidden = hidden[:, None, :, None]

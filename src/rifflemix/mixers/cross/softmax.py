@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from rifflemix.mixers.cross.base import CrossAttention
@@ -52,7 +53,7 @@ class SoftmaxCrossAttention(CrossAttention):
         if key_padding_mask is not None:
             # Even NaN in a padded position reaches nothing; a memory of padding alone is all zeros.
             padded = key_padding_mask[:, None, :, None]
-            k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
+            k, v = torch.where(padded, 0.0, k), torch.where(padded, 0.0, v)
             nothing = key_padding_mask.all(dim=1)[:, None, None, None]
             mask = ~key_padding_mask[:, None, None, :] | nothing
         y = dropout_attention(q, k, v, mask=mask, dropout_p=self.dropout_now)

@@ -268,4 +268,4 @@ def invert(permutation: Tensor, dim: int) -> Tensor:
 
 
 def zero_padding(y: Tensor, mask: Tensor | None) -> Tensor:
-    return y if mask is None else y.masked_fill(mask.unsqueeze(-1), 0.0)
+    return y if mask is None else torch.where(mask.unsqueeze(-1), 0.0, y)

@@ -100,7 +100,7 @@ def pool_blocks(
 ) -> Tensor:
     """See `rifflemix.ops.sinkhorn.pool_blocks`."""
     if key_padding_mask is not None:
-        x = x.masked_fill(key_padding_mask.unsqueeze(-1), 0.0)
+        x = torch.where(key_padding_mask.unsqueeze(-1), 0.0, x)
     blocks = torch.unflatten(x, 1, (-1, block_size))
     totals = blocks.sum(2, dtype=statistics_dtype(x.dtype))
     if causal:
@@ -143,7 +143,7 @@ def _kept(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     x = x.to(statistics_dtype(x.dtype))
     if key_padding_mask is None:
         return x
-    return x.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+    return torch.where(key_padding_mask[:, None, :, None], 0.0, x)
 
 
 def _sum_spans(x: Tensor, span: int) -> Tensor:

@@ -77,7 +77,7 @@ def _sorted_sources(
     num_null = sort.shape[-1] - k.shape[2] // block_size
     if key_padding_mask is not None and padding_rule == "majority":
         padded = key_padding_mask[:, None, :, None]
-        k, v = k.masked_fill(padded, 0.0), v.masked_fill(padded, 0.0)
+        k, v = torch.where(padded, 0.0, k), torch.where(padded, 0.0, v)
     keys, values = torch.unflatten(k, 2, (-1, block_size)), torch.unflatten(v, 2, (-1, block_size))
     if null_kv is not None:
         keys = torch.cat((_null_blocks(null_kv[0], keys, num_null), keys), 2)

@@ -194,7 +194,7 @@ def _valid_tokens(w: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     tokens = w.to(accumulation_dtype(w.dtype))
     if key_padding_mask is None:
         return tokens
-    return tokens.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+    return torch.where(key_padding_mask[:, None, :, None], 0.0, tokens)
 
 
 def _membership(scores: Tensor, temperature: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -214,4 +214,4 @@ def _gated(
     if key_padding_mask is None:
         return y
     # Zero already, but where a valid token is no number: then so is the gate.
-    return y.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+    return torch.where(key_padding_mask[:, None, :, None], 0.0, y)
