@@ -30,13 +30,15 @@ def one_host() -> Answer:
     rows.sort(key=lambda result: -result["ours"])
     best = rows[0]
     behind = [_mixer(r) for r in rows if best["ours"] - r["ours"] > 2 * _error_of_both(best, r)]
+    idle = [_mixer(r) for r in rows if not _has_learned(r)]
     train = best["recipe"]["train"]
     says = (
         f"ListOps of up to 2,000 tokens in the host of Dimension Mixer's Table 5: "
         f"{train['max_steps']:,} steps of {train['batch_size']}, equal for all. {_mixer(best)} "
         f"reaches {best['ours']:.2f} %; further behind than two standard errors of the difference: "
-        f"{listed(behind) or 'none'}. Rings are the paper's numbers where it prints one, bars two "
-        "standard errors: of the test samples, or of the seeds where that is more."
+        f"{listed(behind) or 'none'}. Learned nothing in these steps, validation stayed where it "
+        f"began: {listed(idle) or 'none'}. Rings are the paper's numbers where it prints one, bars "
+        "two standard errors: of the test samples, or of the seeds where that is more."
     )
     headers = ("Mixer", "Ours, %", "Printed, %", "Seeds", "Parameters")
     cells = [
@@ -69,6 +71,14 @@ def _error(result: Mapping[str, Any]) -> float:
     each = result["each"]
     seeds = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
     return max(samples, seeds)
+
+
+def _has_learned(result: Mapping[str, Any]) -> bool:
+    """Whether validation accuracy rose beyond its own noise."""
+    curve = [point["accuracy"] for point in result["result"]["validation"]]
+    size = result["task"]["options"]["num_validation"]
+    noise = math.sqrt(curve[0] * (1 - curve[0]) / size)
+    return max(curve) - curve[0] > 4 * noise
 
 
 def _error_of_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:

@@ -27,8 +27,14 @@ from rifflemix.runs.measure import median_seconds
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
 
-# They move no data: one hands out memory, the other looks at it in another way.
-_IDLE = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::_unsafe_view")
+# They move no data: some hand out memory, one looks at it in another way, one makes a number.
+_IDLE = (
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::_unsafe_view",
+    "aten::scalar_tensor",
+)
 
 
 @dataclass(frozen=True)
