@@ -35,9 +35,9 @@ def one_host() -> Answer:
     says = (
         f"ListOps of up to 2,000 tokens in the host of Dimension Mixer's Table 5: "
         f"{train['max_steps']:,} steps of {train['batch_size']}, equal for all. {_mixer(best)} "
-        f"reaches {best['ours']:.2f} %; further behind than two standard errors of the difference: "
-        f"{listed(behind) or 'none'}. Learned nothing in these steps, validation stayed where it "
-        f"began: {listed(idle) or 'none'}. Rings are the paper's numbers where it prints one, bars "
+        f"reaches {best['ours']:.2f} %. More than two standard errors of the difference behind it: "
+        f"{listed(behind) or 'none'}. Learned nothing, by validation accuracy: "
+        f"{listed(idle) or 'none'}. Rings are the paper's numbers where it prints one, bars "
         "two standard errors: of the test samples, or of the seeds where that is more."
     )
     headers = ("Mixer", "Ours, %", "Printed, %", "Seeds", "Parameters")

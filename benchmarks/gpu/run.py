@@ -26,6 +26,7 @@ from stages import STAGES, Step
 
 # Seconds that are left at the end of a call for packing, and for a step to end in good order.
 _RESERVE, _GRACE = 30, 20
+# A cycle of the learning rate takes three steps at least.
 _REDUCED = ("--max-steps", "3", "--batch-size", "2", "--precision", "float32")
 
 

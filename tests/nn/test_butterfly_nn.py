@@ -336,3 +336,9 @@ def test_block_linear_init(init: str) -> None:
 def test_bad_arguments(build: Callable[[], nn.Module], named: str) -> None:
     with pytest.raises(rm.InputError, match=named):
         build()
+
+
+def test_a_residual_block_puts_features_back_where_they_came_from() -> None:
+    mlp = BlockResMLP(12, (3, 6, 3))
+    with pytest.raises(rm.InputError, match="out_stride: expected in_stride = 2, got 4"):
+        mlp(torch.randn(2, 12), 2, 4)

@@ -108,12 +108,12 @@ class BlockMLP(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor, in_stride: int = 1, out_stride: int = 1) -> Tensor:
-        """(..., n) -> (..., blocks * last width); strides of the first and last map.
+        """(..., n) -> (..., blocks * last width).
 
         Args:
             x: the features.
-            in_stride: of the features that come in, see `block_linear`.
-            out_stride: of those that go out.
+            in_stride: of the first map, see `block_linear`.
+            out_stride: of the last map.
         """
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
@@ -147,7 +147,7 @@ class BlockResMLP(BlockMLP):
             raise bad_argument("block_dims", "a last width like the first", tuple(block_dims))
 
     def forward(self, x: Tensor, in_stride: int = 1, out_stride: int = 1) -> Tensor:
-        """(..., n) -> (..., n), from the places of the features to the same; see `BlockMLP`."""
+        """(..., n) -> (..., n); both strides are equal, so that blocks meet their own features."""
         if in_stride != out_stride:
             raise bad_argument("out_stride", f"in_stride = {in_stride}", out_stride)
         return x + super().forward(x, in_stride, out_stride)

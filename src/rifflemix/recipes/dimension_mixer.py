@@ -255,7 +255,7 @@ def table5_beside(task: str, mixer: str) -> Recipe:
     return replace(
         butterfly,
         name=f"dimension_mixer/table5-{task}-{mixer}",
-        row=f"{_LRA_BESIDE[mixer]}, in its host",
+        row=f"{_LRA_BESIDE[mixer]}, in the table's host",
         printed=None,
         model_settings={
             **butterfly.model_settings,

@@ -80,14 +80,14 @@ def block_linear(
         x: (..., blocks * in) features.
         weight: (blocks, in, out).
         bias: (blocks, out) or None.
-        in_stride: how far apart the features of a block lie in x, a divisor of blocks: block k has
-            those that `butterfly_split` puts into group k. 1: they lie side by side.
-        out_stride: likewise in the result, as `butterfly_merge` puts them back.
+        in_stride: the features of a block are so far apart in x: block k takes group k of
+            `butterfly_split` with this stride. A divisor of blocks; 1, side by side.
+        out_stride: the same for the result, whose blocks `butterfly_merge` puts in place.
         backend: "auto", "reference", "eager" or "cpu".
 
     Returns:
-        (..., blocks * out), block k being x_k @ weight[k] + bias[k]. Rows that lie side by side in
-        memory, not their features, do so in the result where a compiled kernel serves.
+        (..., blocks * out), block k being x_k @ weight[k] + bias[k]. The compiled kernel keeps the
+        layout of x: where x is a transposed view, so is the result.
 
     Raises:
         InputError: shapes, dtypes or devices that do not fit each other.

@@ -16,6 +16,7 @@ from rifflemix.checks import autocast_enabled
 from rifflemix.compat import has_plain_autograd, leaves_package
 from rifflemix.ops.butterfly import eager
 from rifflemix.ops.native import (
+    TYPE_NAMES,
     checked,
     in_huge_pages,
     instruction_level,
@@ -28,12 +29,6 @@ from rifflemix.ops.operands import check_count, check_operand, on_one_device, re
 _KERNELS = library()
 # Without vector instructions torch's matrix products are faster.
 _HAS_VECTORS = instruction_level() >= 2
-_TYPE_NAMES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
 _FEWEST_ROWS = 16  # that lie side by side, for which the kernel reads them so
 # For fewer numbers, or where blocks are wider on both sides, torch's products are as fast.
 _LARGE, _NARROW = 1 << 16, 12
@@ -47,7 +42,7 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return (
         _HAS_VECTORS
         and x.device.type == "cpu"
-        and x.dtype in _TYPE_NAMES
+        and x.dtype in TYPE_NAMES
         and x.dtype == weight.dtype
         and (bias is None or bias.dtype == x.dtype)
         and 0 not in weight.shape
@@ -152,7 +147,7 @@ def _call(
     tensors = [x, *maps, y, *sums]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     strides = [side.stride(at) for side, a in zip((x, y), across, strict=True) for at in (0, 1 + a)]
-    function = getattr(require_library(_KERNELS), f"rifflemix_block_linear_{_TYPE_NAMES[x.dtype]}")
+    function = getattr(require_library(_KERNELS), f"rifflemix_block_linear_{TYPE_NAMES[x.dtype]}")
     result = function(
         (ctypes.c_int64 * len(sizes))(*sizes),
         (ctypes.c_void_p * len(addresses))(*addresses),
@@ -168,11 +163,11 @@ def _wide(parameter: Tensor) -> Tensor:
 
 def _check(x: Tensor, weight: Tensor, in_stride: int, out_stride: int) -> None:
     """Raise unless the tensors fit each other, with something along all sizes but the batch."""
-    if weight.dim() != 3 or weight.dtype not in _TYPE_NAMES or 0 in weight.shape:
-        refuse_values("weight", weight, 3, "(blocks, in, out)", _TYPE_NAMES)
+    if weight.dim() != 3 or weight.dtype not in TYPE_NAMES or 0 in weight.shape:
+        refuse_values("weight", weight, 3, "(blocks, in, out)", TYPE_NAMES)
     blocks, width, _ = weight.shape
-    if x.dim() != 3 or x.dtype not in _TYPE_NAMES or 0 in x.shape[1:]:
-        refuse_values("x", x, 3, "(outer, inner, blocks * in)", _TYPE_NAMES)
+    if x.dim() != 3 or x.dtype not in TYPE_NAMES or 0 in x.shape[1:]:
+        refuse_values("x", x, 3, "(outer, inner, blocks * in)", TYPE_NAMES)
     check_operand("x", x, (*x.shape[:2], blocks * width), weight.dtype, weight.device)
     check_count("in_stride", in_stride, blocks, "blocks")
     check_count("out_stride", out_stride, blocks, "blocks")

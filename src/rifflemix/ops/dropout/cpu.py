@@ -11,17 +11,11 @@ from torch import Tensor
 from rifflemix.compat import has_plain_autograd, leaves_package
 from rifflemix.errors import bad_argument
 from rifflemix.ops.dropout.spec import scale, threshold
-from rifflemix.ops.native import checked, in_huge_pages, library, require_library
+from rifflemix.ops.native import TYPE_NAMES, checked, in_huge_pages, library, require_library
 from rifflemix.ops.operands import check_operand, on_one_device
 
 # Looked up once: a graph that is being traced must not meet the loading of a library.
 KERNELS = library()
-TYPE_NAMES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
 
 
 def supports(x: Tensor) -> bool:

@@ -16,10 +16,16 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument
 from rifflemix.ops.dropout import eager
-from rifflemix.ops.dropout.cpu import KERNELS, TYPE_NAMES, supports
+from rifflemix.ops.dropout.cpu import KERNELS, supports
 from rifflemix.ops.dropout.spec import scale, threshold
 from rifflemix.ops.gradients import second_order_gradients
-from rifflemix.ops.native import checked, in_huge_pages, instruction_level, require_library
+from rifflemix.ops.native import (
+    TYPE_NAMES,
+    checked,
+    in_huge_pages,
+    instruction_level,
+    require_library,
+)
 from rifflemix.ops.operands import check_operand, on_one_device, refuse_values
 
 # Without vector instructions torch's matrix products are faster.

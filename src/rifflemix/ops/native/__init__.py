@@ -20,6 +20,13 @@ _INTERFACE = 9  # RIFFLEMIX_INTERFACE of kernels.h
 _BUILD_LOG = "_kernels_build.txt"  # likewise
 _OUT_OF_MEMORY = -1  # kOutOfMemory of kernels.h
 _LARGE = 1 << 12  # values from which the want of a kernel is felt
+TYPE_NAMES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+"""How kernels for a type are called, of operators that take all four."""
 HUGE = 1 << 25
 """Bytes from which memory is asked of the system at every allocation."""
 

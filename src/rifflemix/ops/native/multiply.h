@@ -68,10 +68,6 @@ RIFFLEMIX_INLINE void multiply(int64_t rows, int64_t inner, int64_t columns, Mat
       multiply_rows<kRowsAtOnce<A>>(a.data + i * a.row, a.row, a.column, inner, b_panel, b.row,
                                     c_panel + i * c_row, c_row, add);
     }
-    for (; i + 2 <= rows; i += 2) {
-      multiply_rows<2>(a.data + i * a.row, a.row, a.column, inner, b_panel, b.row,
-                       c_panel + i * c_row, c_row, add);
-    }
     for (; i < rows; ++i) {
       multiply_rows<1>(a.data + i * a.row, a.row, a.column, inner, b_panel, b.row,
                        c_panel + i * c_row, c_row, add);

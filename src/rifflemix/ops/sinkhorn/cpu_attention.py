@@ -15,9 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rifflemix.ops.dropout.cpu import KERNELS, TYPE_NAMES, supports
+from rifflemix.ops.dropout.cpu import KERNELS, supports
 from rifflemix.ops.gradients import second_order_gradients
-from rifflemix.ops.native import checked, in_huge_pages, instruction_level, require_library
+from rifflemix.ops.native import (
+    TYPE_NAMES,
+    checked,
+    in_huge_pages,
+    instruction_level,
+    require_library,
+)
 from rifflemix.ops.operands import check_count, check_operand, on_one_device, refuse_values
 from rifflemix.ops.sinkhorn import eager_attention
 

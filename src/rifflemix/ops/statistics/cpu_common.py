@@ -9,19 +9,13 @@ import torch
 from torch import Tensor
 
 from rifflemix.compat import has_plain_autograd, leaves_package
-from rifflemix.ops.native import checked, instruction_level, library, require_library
+from rifflemix.ops.native import TYPE_NAMES, checked, instruction_level, library, require_library
 from rifflemix.ops.statistics.common import accumulation_dtype
 
 # Looked up once: a graph that is being traced must not meet the loading of a library.
 _KERNELS = library()
 # Without vector instructions the eager formulas are as fast.
 _HAS_VECTORS = instruction_level() >= 2
-_TYPE_NAMES = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
 # Tokens summed together; the sums of chunks are added in order, whatever the number of threads.
 _CHUNK = 64
 # The kernels' statistics hold the features of a head in a multiple of every vector length.
@@ -36,7 +30,7 @@ def supports(w: Tensor) -> bool:
     return (
         _HAS_VECTORS
         and w.device.type == "cpu"
-        and w.dtype in _TYPE_NAMES
+        and w.dtype in TYPE_NAMES
         and not leaves_package()
         and has_plain_autograd()
     )
@@ -50,7 +44,7 @@ def call(kernel: str, w: Tensor, *arguments: Any) -> None:
     """
     # Few calls of functions, and one loop: a short sequence waits for Python, not for the kernel.
     kernels = _KERNELS or require_library(None)
-    function = getattr(kernels, f"rifflemix_{kernel}_{_TYPE_NAMES[w.dtype]}")
+    function = getattr(kernels, f"rifflemix_{kernel}_{TYPE_NAMES[w.dtype]}")
     columns = -(-w.shape[3] // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE  # width()
     sizes = (*w.shape, columns, _CHUNK, torch.get_num_threads())
     converted = [
