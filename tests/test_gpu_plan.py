@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -107,7 +108,7 @@ def test_every_row_of_the_plan_is_a_recipe_with_an_expectation(load: object) -> 
     expected = plan.expected()
     for step in steps:
         if step.recipe:
-            row = expected[step.name]
+            row = expected[step.recipe]
             assert row["steps"] == get_recipe(step.recipe).train.max_steps
             assert row["peak_bytes"] < 60 * 2**30
         assert set(step.packs) <= set(packs.PACKS)
@@ -120,11 +121,11 @@ def test_a_step_that_does_not_end_is_stopped(
     monkeypatch.setattr(run, "_GRACE", 1)
     folders = run.Folders(tmp_path / "state", tmp_path / "out")
     endless = stages.Step("endless", ("-c", "import time; time.sleep(60)"), minutes=0)
-    start = time.monotonic()
-    assert run._run(endless, folders, 1.0, False).startswith("cut by the end of the call")
+    start, stop = time.monotonic(), threading.Event()
+    assert run._run(endless, folders, 1.0, False, stop).startswith("cut by the end of the call")
     assert time.monotonic() - start < 30
     failing = stages.Step("failing", ("-c", "raise SystemExit(3)"))
-    assert run._run(failing, folders, 30.0, False).startswith("failed with exit code 3")
+    assert run._run(failing, folders, 30.0, False, stop).startswith("failed with exit code 3")
     assert json.loads(folders.marker(failing).read_text())["exit_code"] == 3
     lines = run.run_plan([endless, failing], folders, 9.0, False)
     assert lines == []

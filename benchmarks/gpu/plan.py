@@ -20,27 +20,25 @@ def write_expected(steps: Sequence[Step]) -> None:
     from rifflemix.reproduction.cost import count_step
 
     entries = {}
-    for step in steps:
-        if not step.recipe:
-            continue
-        recipe = get_recipe(step.recipe)
+    for name in dict.fromkeys(step.recipe for step in steps if step.recipe):
+        recipe = get_recipe(name)
         cost = count_step(recipe)
         computing = cost.flops / _FLOPS + cost.moved_bytes / _BYTES
         seconds = max(computing, cost.operators * _LAUNCH)
-        entries[step.name] = {
+        entries[name] = {
             "steps": recipe.train.max_steps,
             "peak_bytes": cost.peak_bytes,
             "launches_a_step": cost.operators,
             "seconds_a_step": seconds,
             "minutes": recipe.train.max_steps * seconds / 60,
         }
-        print(step.name, entries[step.name], flush=True)
+        print(name, entries[name], flush=True)
     assumed = {"flops": _FLOPS, "bytes": _BYTES, "launch_seconds": _LAUNCH}
     EXPECTED.write_text(json.dumps({"assumed": assumed, "rows": entries}, indent=1) + "\n")
 
 
 def expected() -> dict[str, Any]:
-    """Row -> what it should take, as `write_expected` wrote it."""
+    """Recipe -> what its row should take, as `write_expected` wrote it."""
     rows: dict[str, Any] = json.loads(EXPECTED.read_text())["rows"]
     return rows
 
@@ -52,7 +50,7 @@ def show_plan(stages: Sequence[Stage], rows: dict[str, Any]) -> None:
         print(f"{stage.name}: {stage.title}")
         print(line("", "memory", "launches", "minutes", "data"))
         for step in stage.steps:
-            row = rows.get(step.name)
+            row = rows.get(step.recipe)
             memory, launches, minutes = "-", "-", f"<= {step.minutes:g}"
             if row:
                 memory = f"{row['peak_bytes'] / 2**30:.1f} GiB"

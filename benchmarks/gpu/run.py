@@ -8,13 +8,16 @@ from these files, if --restore names the folder that holds them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,23 +64,37 @@ def write_tiny_listops(data: Path) -> None:
         (data / f"basic_{split}.tsv").write_text(text)
 
 
-def run_plan(steps: list[Step], folders: Folders, minutes: float, dry: bool) -> list[str]:
-    """Run steps until the time is up; returns a line for each that was looked at."""
+def run_plan(
+    steps: list[Step], folders: Folders, minutes: float, dry: bool, jobs: int = 1
+) -> list[str]:
+    """Run steps until the time is up, `jobs` rows at once and everything that is timed alone.
+
+    Returns:
+        A line for each step that was looked at.
+    """
     end = time.monotonic() + 60 * minutes
     packs = set(json.loads(_read(folders.data / "packs.json", "[]")))
-    lines = []
-    for step in steps:
-        if folders.marker(step).exists():
-            continue
+    stop = threading.Event()
+
+    def attempt(step: Step) -> str:
         if obstacle := _obstacle(step, packs, dry):
-            lines.append(f"{step.name}: {obstacle}")
-            continue
+            return f"{step.name}: {obstacle}"
         left = end - time.monotonic() - _RESERVE
-        if left < 60 * min(step.minutes, minutes - 1):
-            lines.append(f"{step.name}: waits for the next call")
-            continue
-        lines.append(f"{step.name}: {_run(step, folders, left, dry)}")
-        print(lines[-1], flush=True)
+        if stop.is_set() or left < 60 * min(step.minutes, minutes - 1):
+            return f"{step.name}: waits for the next call"
+        line = f"{step.name}: {_run(step, folders, left, dry, stop)}"
+        print(line, flush=True)
+        return line
+
+    open_steps = [step for step in steps if not folders.marker(step).exists()]
+    lines: list[str] = []
+    for is_row, group in itertools.groupby(open_steps, key=lambda step: bool(step.recipe)):
+        with ThreadPoolExecutor(jobs if is_row else 1) as pool:
+            try:
+                lines += pool.map(attempt, group)
+            except KeyboardInterrupt:
+                stop.set()
+                raise
     return lines
 
 
@@ -91,8 +108,8 @@ def _obstacle(step: Step, packs: set[str], dry: bool) -> str:
     return ""
 
 
-def _run(step: Step, folders: Folders, seconds: float, dry: bool) -> str:
-    """Run a step for so long at most; returns how it ended."""
+def _run(step: Step, folders: Folders, seconds: float, dry: bool, stop: threading.Event) -> str:
+    """Run a step for so long at most, or until told to stop; returns how it ended."""
     work, log = folders.work(step), folders.state / "logs" / f"{step.name}.log"
     for folder in (work, log.parent, folders.marker(step).parent):
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +122,7 @@ def _run(step: Step, folders: Folders, seconds: float, dry: bool) -> str:
             env=_environment(folders, dry),
             start_new_session=True,
         )
-        ended = _wait(process, seconds)
+        ended = _wait(process, seconds, stop)
     code, status = process.returncode, "done"
     if step.recipe:
         results = json.loads(_read(work / "results.json", "{}"))
@@ -121,20 +138,20 @@ def _run(step: Step, folders: Folders, seconds: float, dry: bool) -> str:
     return f"{status} ({took:.0f} s)"
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
+def _wait(process: subprocess.Popen[bytes], seconds: float, stop: threading.Event) -> bool:
     """Whether it ended by itself; else it is asked to, and killed if it does not."""
-    for number, patience in ((None, seconds), (signal.SIGINT, _GRACE), (signal.SIGKILL, None)):
-        if number is not None:
-            os.killpg(process.pid, number)
-        try:
-            process.wait(patience)
-            return number is None
-        except subprocess.TimeoutExpired:
-            continue
-        except KeyboardInterrupt:
-            os.killpg(process.pid, signal.SIGINT)
-            process.wait()
-            raise
+    end = time.monotonic() + seconds
+    while process.poll() is None:
+        if time.monotonic() >= end or stop.wait(0.1):
+            break
+    else:
+        return True
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     return False
 
 
@@ -188,7 +205,7 @@ def main() -> int:
         unpack(arguments.data, folders.data, folders.cache)
     lines: list[str] = []
     try:
-        lines = run_plan(steps, folders, arguments.minutes, arguments.dry_run)
+        lines = run_plan(steps, folders, arguments.minutes, arguments.dry_run, arguments.jobs)
     finally:
         summary = _summary(lines, folders)
         (folders.out / "summary.json").write_text(json.dumps(summary, indent=2))
@@ -208,6 +225,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
     parser.add_argument("stages", nargs="*", help="a, b, c, d; all if none is named")
     parser.add_argument("--minutes", type=float, default=9.0, help="of this call")
+    parser.add_argument("--jobs", type=int, default=1, help="rows that are trained at once")
     parser.add_argument("--state", type=Path, default=Path("runs/gpu"), help="kept between calls")
     parser.add_argument("--data", type=Path, help="packs that gpu_data.sh made")
     parser.add_argument("--restore", type=Path, help="output of an earlier call, elsewhere")
@@ -222,6 +240,8 @@ def _arguments() -> argparse.Namespace:
     for name in arguments.stages:
         if name not in names:
             parser.error(f"expected stages out of {', '.join(names)}, got {name}")
+    if arguments.jobs < 1:
+        parser.error(f"--jobs: expected at least 1, got {arguments.jobs}")
     if arguments.minutes <= 1:
         parser.error(f"--minutes: expected over 1, got {arguments.minutes:g}")
     return arguments
