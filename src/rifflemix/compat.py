@@ -24,12 +24,26 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _dynamo_traces: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 in_function_transform: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Whether a transform of torch.func (vmap, grad, jvp) is at work."""
+is_zerotensor: Callable[[Tensor], bool] = Tensor._is_zerotensor
+"""Whether a tensor is nothing but zeros, and has no memory for them."""
 
 
 def values_can_be_read() -> bool:
     """Whether tensors have values now: no graph is being compiled, exported, traced or mapped."""
     traced = torch.jit._trace.is_tracing()
     return not (torch.compiler.is_compiling() or traced or in_function_transform())
+
+
+def operators_are_watched() -> bool:
+    """Whether a compiler, profiler, dispatch mode or transform has to see torch's operators."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._autograd._profiler_enabled()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or in_function_transform()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 def has_plain_autograd() -> bool:

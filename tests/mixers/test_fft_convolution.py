@@ -66,8 +66,8 @@ def test_first_and_second_gradients() -> None:
 
 def test_operators_pass_opcheck() -> None:
     x, y = (torch.randn(2, 5, 3, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(circular_convolve, (x, torch.randn(3, 10, requires_grad=True)))
-    torch.library.opcheck(circular_correlate, (x, y, 10))
+    torch.library.opcheck(circular_convolve.overload, (x, torch.randn(3, 10, requires_grad=True)))
+    torch.library.opcheck(circular_correlate.overload, (x, y, 10))
 
 
 def test_half_precision_is_computed_in_float32() -> None:

@@ -19,6 +19,10 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 # Triton compiles the code that launches a kernel; how kernels are cut is made for NVIDIA's GPUs.
 _HAS_COMPILER = any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
 _ON_GPU = _HAS_COMPILER and torch.version.hip is None
+# What `launch` keeps, and how much of it: lengths that change with every batch add up.
+_compiled: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+_MOST_COMPILED = 4096
+_NUMBERS = {int, float, type(None)}
 
 
 def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[str, ...]:
@@ -65,7 +69,30 @@ def check_device(x: Tensor) -> None:
 
 
 def launch(kernel: Any, programs: int, like: Tensor, *arguments: Any, **options: Any) -> None:
-    """Run this many programs of a kernel on the device of `like`."""
-    if programs:
-        with torch.cuda.device_of(like):
+    """Run this many programs of a kernel on the device of `like`.
+
+    Triton studies all arguments at every launch, which takes longer than most kernels do. What it
+    has compiled is kept here for arguments of the same types, alignment and sizes.
+    """
+    if not programs:
+        return
+    with torch.cuda.device_of(like):
+        if INTERPRETED:
             kernel[(programs,)](*arguments, **options)
+            return
+        # Numbers count as they are, which is finer than need be; asking for their class is fast.
+        kinds = [
+            value if value.__class__ in _NUMBERS else (value.dtype, value.data_ptr() % 16)
+            for value in arguments
+        ]
+        key = (id(kernel), like.device, *kinds, *options.values())
+        known = _compiled.get(key)
+        if known is not None:
+            program, constants = known
+            program[(programs, 1, 1)](*arguments, *constants)
+            return
+        program = kernel[(programs,)](*arguments, **options)
+        constants = [options[name] for name in kernel.arg_names[len(arguments) :]]
+        if len(_compiled) >= _MOST_COMPILED:
+            _compiled.clear()
+        _compiled[key] = program, constants

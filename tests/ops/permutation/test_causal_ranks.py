@@ -185,9 +185,9 @@ def test_gradient_of_the_kernel_s_gradient() -> None:
 def test_registered_operators() -> None:
     x = torch.randn(2, 6, 4, requires_grad=True)
     ranks = torch.tensor([0, 1, 2, 1])
-    torch.library.opcheck(cpu_ranks._rank_filter, (x, ranks, 3, True))
+    torch.library.opcheck(cpu_ranks._rank_filter.overload, (x, ranks, 3, True))
     back = torch.randint(3, (2, 6, 4), dtype=torch.uint8)
-    torch.library.opcheck(cpu_ranks._collect, (x, back, 3))
+    torch.library.opcheck(cpu_ranks._collect.overload, (x, back, 3))
 
 
 BAD: dict[str, tuple[Any, str]] = {

@@ -247,8 +247,8 @@ def test_registered_operators() -> None:
     mask = torch.rand(2, 12) < 0.3
     starts = torch.randint(2, (2, 12, 8), dtype=torch.uint8)
     for ranks in (False, True):
-        torch.library.opcheck(cpu_soft._project, (x, 3, 0.5, mask, ranks, True))
-        torch.library.opcheck(cpu_soft._project_back, (x, starts, 3, 0.5, mask, ranks))
+        torch.library.opcheck(cpu_soft._project.overload, (x, 3, 0.5, mask, ranks, True))
+        torch.library.opcheck(cpu_soft._project_back.overload, (x, starts, 3, 0.5, mask, ranks))
 
 
 def run_both(x: Tensor, backend: str = "auto") -> Tensor:

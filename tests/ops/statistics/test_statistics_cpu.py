@@ -264,10 +264,12 @@ OPCHECKED = [
 @pytest.mark.parametrize("masked", OPCHECKED)
 def test_opcheck(masked: bool) -> None:
     w, temperature, mask = example_arguments(masked)
-    torch.library.opcheck(cpu_global._forward, (w, temperature, mask, True))
+    torch.library.opcheck(cpu_global._forward.overload, (w, temperature, mask, True))
     statistics = [value.detach() for value in cpu_global._forward(w, temperature, mask, True)[1:]]
     arguments = (w.detach(), temperature.detach(), mask, True, *statistics)
-    torch.library.opcheck(cpu_global._backward, (*arguments, torch.randn(2, 3, 70, 5), None))
+    torch.library.opcheck(
+        cpu_global._backward.overload, (*arguments, torch.randn(2, 3, 70, 5), None)
+    )
 
 
 @pytest.mark.parametrize("masked", OPCHECKED)
@@ -278,11 +280,11 @@ def test_opcheck_causal(masked: bool) -> None:
     sums = [torch.rand(shape, requires_grad=True) for shape in [(2, 3, 5), (2, 3, 5), (2, 3)]]
     for start in (sums, [None] * 3):
         arguments = (w, temperature, bias, *start, mask)
-        torch.library.opcheck(cpu_causal._forward, arguments)
+        torch.library.opcheck(cpu_causal._forward.overload, arguments)
     outputs = [value.detach() for value in cpu_causal._forward(*arguments)]
     saved = (w.detach(), temperature.detach(), bias.detach(), mask, outputs[1], *outputs[5:])
     grads = (torch.randn(2, 3, 70, 5), None, torch.randn(2, 3, 5), None, None)
-    torch.library.opcheck(cpu_causal._backward, (*saved, *grads))
+    torch.library.opcheck(cpu_causal._backward.overload, (*saved, *grads))
 
 
 class Call(torch.nn.Module):

@@ -16,6 +16,7 @@ from rifflemix.checks import check_like, check_tokens
 from rifflemix.compat import has_plain_autograd
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.operands import on_one_device
+from rifflemix.ops.operator import operator
 
 NO_ONNX = "its convolution is one operator of this package: ONNX transforms no complex numbers"
 FIRST_LAGS = {"present": 0, "next": 1}
@@ -76,7 +77,7 @@ def _convolve(x: Tensor, kernel: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("rifflemix::circular_convolve", mutates_args=())
+@operator("rifflemix::circular_convolve")
 def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
     """First N positions of the convolution of x (B, N, C) with a kernel (C, M) of period M >= N."""
     if kernel.dim() != 2 or x.dim() != 3 or kernel.shape[0] != x.shape[2]:
@@ -90,7 +91,7 @@ def circular_convolve(x: Tensor, kernel: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("rifflemix::circular_correlate", mutates_args=())
+@operator("rifflemix::circular_correlate")
 def circular_correlate(x: Tensor, y: Tensor, period: int) -> Tensor:
     """(C, M): for each lag below the period M, the sum of y[n] x[n - lag] over samples and n."""
     _check_operands(x, period)

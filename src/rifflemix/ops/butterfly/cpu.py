@@ -24,6 +24,7 @@ from rifflemix.ops.native import (
     require_library,
 )
 from rifflemix.ops.operands import check_count, check_operand, on_one_device, refuse_values
+from rifflemix.ops.operator import operator
 
 # Looked up once: a graph that is being traced must not meet the loading of a library.
 _KERNELS = library()
@@ -87,7 +88,7 @@ def _empty_like(x: Tensor, features: int) -> Tensor:
     return x.new_empty((outer, inner, features))
 
 
-@torch.library.custom_op("rifflemix::block_linear", mutates_args=(), device_types="cpu")
+@operator("rifflemix::block_linear", device_types="cpu")
 def _apply(
     x: Tensor, weight: Tensor, bias: Tensor | None, in_stride: int, out_stride: int
 ) -> Tensor:
@@ -107,7 +108,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, in_stride: int, out_stride
     return _empty_like(x, weight.shape[0] * weight.shape[2])
 
 
-@torch.library.custom_op("rifflemix::block_linear_sums", mutates_args=(), device_types="cpu")
+@operator("rifflemix::block_linear_sums", device_types="cpu")
 def _sum(
     x: Tensor, weight: Tensor, grad_y: Tensor, in_stride: int, out_stride: int
 ) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from rifflemix.errors import bad_argument
 from rifflemix.ops.dropout.spec import scale, threshold
 from rifflemix.ops.native import TYPE_NAMES, checked, in_huge_pages, library, require_library
 from rifflemix.ops.operands import check_operand, on_one_device
+from rifflemix.ops.operator import operator
 
 # Looked up once: a graph that is being traced must not meet the loading of a library.
 KERNELS = library()
@@ -38,7 +39,7 @@ def dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("rifflemix::dropout", mutates_args=(), device_types="cpu")
+@operator("rifflemix::dropout", device_types="cpu")
 def _apply(x: Tensor, seed: Tensor, p: float) -> Tensor:
     if x.dtype not in TYPE_NAMES:
         raise bad_argument("x", " or ".join(map(str, TYPE_NAMES)), x.dtype)

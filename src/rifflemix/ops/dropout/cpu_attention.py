@@ -27,6 +27,7 @@ from rifflemix.ops.native import (
     require_library,
 )
 from rifflemix.ops.operands import check_operand, on_one_device, refuse_values
+from rifflemix.ops.operator import operator
 
 # Without vector instructions torch's matrix products are faster.
 _HAS_VECTORS = instruction_level() >= 2
@@ -73,7 +74,7 @@ def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Te
     return _empty_tokens(q, q.shape[2], v.shape[3]), q.new_empty(q.shape[:3], dtype=wide)
 
 
-@torch.library.custom_op("rifflemix::dropout_attention", mutates_args=(), device_types="cpu")
+@operator("rifflemix::dropout_attention", device_types="cpu")
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -102,9 +103,7 @@ def _empty_gradients(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, 
     )
 
 
-@torch.library.custom_op(
-    "rifflemix::dropout_attention_backward", mutates_args=(), device_types="cpu"
-)
+@operator("rifflemix::dropout_attention_backward", device_types="cpu")
 def _backward(
     q: Tensor,
     k: Tensor,

@@ -17,6 +17,7 @@ from rifflemix.compat import is_known, statically_known_true, take_first
 from rifflemix.errors import bad_argument
 from rifflemix.ops.native import instruction_level
 from rifflemix.ops.operands import on_one_device
+from rifflemix.ops.operator import operator
 from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation.cpu_common import FORMATS, new, run, supports
 from rifflemix.ops.permutation.cpu_ranks import filters, rank_filter
@@ -140,7 +141,7 @@ def max_exchange(x: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
 # Sort of groups, and the scatter that is its gradient.
 
 
-@torch.library.custom_op("rifflemix::group_sort", mutates_args=(), device_types="cpu")
+@operator("rifflemix::group_sort", device_types="cpu")
 def _sort_groups(
     x: Tensor,
     num_groups: int,
@@ -206,7 +207,7 @@ def _differentiate_sort(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor 
 _sort_groups.register_autograd(_differentiate_sort, setup_context=_save_index)
 
 
-@torch.library.custom_op("rifflemix::scatter", mutates_args=(), device_types="cpu")
+@operator("rifflemix::scatter", device_types="cpu")
 def _scatter(grad: Tensor, index: Tensor, mask: Tensor | None, num_groups: int) -> Tensor:
     """Gradient of `eager.take` for an index that permutes the tokens within groups.
 
@@ -245,7 +246,7 @@ _scatter.register_autograd(_differentiate_scatter, setup_context=_save_scatter)
 # Sort of pairs, and the exchange that is its gradient.
 
 
-@torch.library.custom_op("rifflemix::sort_pairs", mutates_args=(), device_types="cpu")
+@operator("rifflemix::sort_pairs", device_types="cpu")
 def _sort_pairs(
     x: Tensor,
     leaders: int,
@@ -308,7 +309,7 @@ def _differentiate_pairs(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor
 _sort_pairs.register_autograd(_differentiate_pairs, setup_context=_save_swaps)
 
 
-@torch.library.custom_op("rifflemix::exchange_pairs", mutates_args=(), device_types="cpu")
+@operator("rifflemix::exchange_pairs", device_types="cpu")
 def _exchange_pairs(
     grad: Tensor, swaps: Tensor, mask: Tensor | None, steps: Tensor | None
 ) -> Tensor:
@@ -344,7 +345,7 @@ _exchange_pairs.register_autograd(_differentiate_exchange, setup_context=_save_e
 # The shift alone: its gradient is the shift back.
 
 
-@torch.library.custom_op("rifflemix::circular_shift", mutates_args=(), device_types="cpu")
+@operator("rifflemix::circular_shift", device_types="cpu")
 def _shift(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
     check_tokens("x", x, FORMATS, mask, steps)
     y = new(x)
@@ -370,7 +371,7 @@ def _differentiate_shift(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _shift.register_autograd(_differentiate_shift, setup_context=_save_steps)
 
 
-@torch.library.custom_op("rifflemix::first_largest", mutates_args=(), device_types="cpu")
+@operator("rifflemix::first_largest", device_types="cpu")
 def _first_largest(x: Tensor, mask: Tensor | None) -> Tensor:
     check_tokens("x", x, FORMATS, mask, None)
     index = torch.empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64)
@@ -387,7 +388,7 @@ def _(x: Tensor, mask: Tensor | None) -> Tensor:
 # The swap of two positions, its own gradient.
 
 
-@torch.library.custom_op("rifflemix::swap_positions", mutates_args=(), device_types="cpu")
+@operator("rifflemix::swap_positions", device_types="cpu")
 def _swap_positions(x: Tensor, first: Tensor, second: Tensor, mask: Tensor | None) -> Tensor:
     """Swap two positions, (B, 1, C) each, in one copy; padding becomes zero."""
     check_tokens("x", x, FORMATS, mask, None)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_integer
 from rifflemix.ops.operands import check_operand, on_one_device
+from rifflemix.ops.operator import operator
 from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation.cpu_common import FORMATS, new, run
 from rifflemix.ops.permutation.operands import check_tokens
@@ -28,7 +29,7 @@ def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
     return y
 
 
-@torch.library.custom_op("rifflemix::rank_filter", mutates_args=(), device_types="cpu")
+@operator("rifflemix::rank_filter", device_types="cpu")
 def _rank_filter(x: Tensor, ranks: Tensor, window_size: int, keep: bool) -> tuple[Tensor, Tensor]:
     """Values, and how many tokens back each was taken, (B, N, C) uint8; empty unless `keep`."""
     _check(x, window_size)
@@ -62,7 +63,7 @@ def _differentiate_filter(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tenso
 _rank_filter.register_autograd(_differentiate_filter, setup_context=_save_back)
 
 
-@torch.library.custom_op("rifflemix::rank_filter_back", mutates_args=(), device_types="cpu")
+@operator("rifflemix::rank_filter_back", device_types="cpu")
 def _collect(grad: Tensor, back: Tensor, window_size: int) -> Tensor:
     """Gradient of `eager.take_back`: each token's sum over those that took it."""
     _check(grad, window_size)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_positive
 from rifflemix.ops.operands import check_operand, on_one_device
+from rifflemix.ops.operator import operator
 from rifflemix.ops.permutation.cpu import group_sort, sort_with_index, unsort
 from rifflemix.ops.permutation.cpu_common import FORMATS, new, run
 from rifflemix.ops.permutation.operands import check_sort
@@ -38,7 +39,7 @@ def _fit(
     return y
 
 
-@torch.library.custom_op("rifflemix::project", mutates_args=(), device_types="cpu")
+@operator("rifflemix::project", device_types="cpu")
 def _project(
     x: Tensor, num_groups: int, temperature: float, mask: Tensor | None, ranks: bool, keep: bool
 ) -> tuple[Tensor, Tensor]:
@@ -81,7 +82,7 @@ def _differentiate_project(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tens
 _project.register_autograd(_differentiate_project, setup_context=_save_starts)
 
 
-@torch.library.custom_op("rifflemix::project_back", mutates_args=(), device_types="cpu")
+@operator("rifflemix::project_back", device_types="cpu")
 def _project_back(
     grad: Tensor,
     starts: Tensor,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_bool, check_divides, check_integer, check_layer
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.ops.operator import operator
 
 _MOST = 2**31 - 1  # of tokens and channels: products of two stay within int64
 _POWER_KINDS = ("power", "code_exp")
@@ -163,7 +164,7 @@ def interleave_columns(
     return columns // run % 2 == 1
 
 
-@torch.library.custom_op("rifflemix::power_shift_steps", mutates_args=())
+@operator("rifflemix::power_shift_steps")
 def _power_shift_steps(
     kind: str,
     num_tokens: int,

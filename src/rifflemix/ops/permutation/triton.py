@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from rifflemix.ops.operands import check_operand, on_one_device
+from rifflemix.ops.operator import operator
 from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation import triton_kernels as kernels
 from rifflemix.ops.permutation.operands import check_sort, check_tokens
@@ -34,7 +35,7 @@ _MAX_UNSORTED = 64
 
 def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
     """Roll channel c by steps[c]; `mask` is None."""
-    y: Tensor = torch.ops.rifflemix.triton_shift(x, steps)
+    y: Tensor = _shift(x, steps)
     return y, eager.shift_index(x, steps, mask) if with_index else None
 
 
@@ -58,7 +59,7 @@ def _permute(
     x: Tensor, steps: Tensor | None, spec: SortSpec, mask: Tensor | None, with_index: bool
 ) -> Permuted:
     with_code = with_index or (torch.is_grad_enabled() and x.requires_grad)
-    y, code = torch.ops.rifflemix.triton_group_sort(
+    y, code = _group_sort(
         x, steps, spec.descending, mask, spec.num_groups, spec.by_reference, spec.heads, with_code
     )
     return y, _index(code, steps, spec.num_groups, x.shape[1]) if with_index else None
@@ -89,9 +90,8 @@ def _room_for_code(x: Tensor, num_groups: int, with_code: bool) -> Tensor:
     return x.new_empty((batch, length, channels), dtype=dtype)
 
 
-@torch.library.custom_op(
+@operator(
     "rifflemix::triton_group_sort",
-    mutates_args=(),
     schema="(Tensor x, Tensor? steps, Tensor? descending, Tensor? mask, SymInt num_groups, "
     "bool reference, SymInt heads, bool with_code) -> (Tensor, Tensor)",
 )
@@ -154,16 +154,15 @@ def _keep_order(ctx: Any, inputs: Arguments, output: tuple[Tensor, Tensor]) -> N
 
 def _group_sort_backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     code, steps, mask = ctx.saved_tensors
-    back = torch.ops.rifflemix.triton_group_unsort(grad, code, steps, mask, ctx.num_groups)
+    back = _group_unsort(grad, code, steps, mask, ctx.num_groups)
     return back, None, None, None, None, None, None, None
 
 
 _group_sort.register_autograd(_group_sort_backward, setup_context=_keep_order)
 
 
-@torch.library.custom_op(
+@operator(
     "rifflemix::triton_group_unsort",
-    mutates_args=(),
     schema="(Tensor grad, Tensor code, Tensor? steps, Tensor? mask, SymInt num_groups) -> Tensor",
 )
 def _group_unsort(
@@ -209,9 +208,7 @@ def _group_unsort_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _group_unsort.register_autograd(_group_unsort_backward, setup_context=_keep_code)
 
 
-@torch.library.custom_op(
-    "rifflemix::triton_shift", mutates_args=(), schema="(Tensor x, Tensor steps) -> Tensor"
-)
+@operator("rifflemix::triton_shift", schema="(Tensor x, Tensor steps) -> Tensor")
 def _shift(x: Tensor, steps: Tensor) -> Tensor:
     check_tokens("x", x, BITS, None, steps)
     check_limits(x, 1)
@@ -235,7 +232,7 @@ def _keep_steps(ctx: Any, inputs: Arguments, output: Tensor) -> None:
 
 def _shift_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
     (steps,) = ctx.saved_tensors
-    return torch.ops.rifflemix.triton_shift(grad, -steps), None
+    return _shift(grad, -steps), None
 
 
 _shift.register_autograd(_shift_backward, setup_context=_keep_steps)

@@ -17,6 +17,7 @@ from rifflemix.ops.dropout.cpu import KERNELS, supports
 from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.native import checked, require_library
 from rifflemix.ops.operands import check_operand, on_one_device, refuse_values
+from rifflemix.ops.operator import operator
 from rifflemix.ops.sinkhorn import eager
 
 _TYPE_NAMES = {torch.float32: "float32", torch.float64: "float64"}
@@ -46,7 +47,7 @@ def sinkhorn(
     return sort.to(log_scores.dtype)
 
 
-@torch.library.custom_op("rifflemix::balance", mutates_args=(), device_types="cpu")
+@operator("rifflemix::balance", device_types="cpu")
 def _forward(log_scores: Tensor, live: Tensor, num_iterations: int) -> Tensor:
     """The sort matrix; `live` is True where an entry may be above zero."""
     _check(log_scores, live, num_iterations)
@@ -59,7 +60,7 @@ def _(log_scores: Tensor, live: Tensor, num_iterations: int) -> Tensor:
     return log_scores.new_empty(log_scores.shape)
 
 
-@torch.library.custom_op("rifflemix::balance_backward", mutates_args=(), device_types="cpu")
+@operator("rifflemix::balance_backward", device_types="cpu")
 def _backward(log_scores: Tensor, live: Tensor, num_iterations: int, grad_sort: Tensor) -> Tensor:
     """The gradient of the scores."""
     _check(log_scores, live, num_iterations)

@@ -25,6 +25,7 @@ from rifflemix.ops.native import (
     require_library,
 )
 from rifflemix.ops.operands import check_count, check_operand, on_one_device, refuse_values
+from rifflemix.ops.operator import operator
 from rifflemix.ops.sinkhorn import eager_attention
 
 # Without vector instructions torch's matrix products are faster.
@@ -81,7 +82,7 @@ def _empty_outputs(
     return y, q.new_empty(q.shape[:3], dtype=wide)
 
 
-@torch.library.custom_op("rifflemix::sinkhorn_attention", mutates_args=(), device_types="cpu")
+@operator("rifflemix::sinkhorn_attention", device_types="cpu")
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int
 ) -> tuple[Tensor, Tensor]:
@@ -103,9 +104,7 @@ def _empty_gradients(
     return q.new_empty((batch, length, 3, heads, width)), sort.new_empty(sort.shape)
 
 
-@torch.library.custom_op(
-    "rifflemix::sinkhorn_attention_backward", mutates_args=(), device_types="cpu"
-)
+@operator("rifflemix::sinkhorn_attention_backward", device_types="cpu")
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, lse: Tensor, grad_y: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.native import in_huge_pages
 from rifflemix.ops.operands import on_one_device
+from rifflemix.ops.operator import operator
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics.common import (
     StatisticsState,
@@ -87,7 +88,7 @@ def _empty_outputs(w: Tensor, temperature: Tensor, *_: Any) -> _EightTensors:
     )
 
 
-@torch.library.custom_op("rifflemix::causal_token_statistics", mutates_args=(), device_types="cpu")
+@operator("rifflemix::causal_token_statistics", device_types="cpu")
 def _forward(
     w: Tensor,
     temperature: Tensor,
@@ -139,9 +140,7 @@ def _empty_gradients(w: Tensor, temperature: Tensor, *_: Any) -> _SixTensors:
     )
 
 
-@torch.library.custom_op(
-    "rifflemix::causal_token_statistics_backward", mutates_args=(), device_types="cpu"
-)
+@operator("rifflemix::causal_token_statistics_backward", device_types="cpu")
 def _backward(
     w: Tensor,
     temperature: Tensor,

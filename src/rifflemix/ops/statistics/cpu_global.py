@@ -16,6 +16,7 @@ from torch import Tensor
 from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.native import HUGE, in_huge_pages
 from rifflemix.ops.operands import on_one_device
+from rifflemix.ops.operator import operator
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics.common import accumulation_dtype
 from rifflemix.ops.statistics.cpu_common import (
@@ -59,7 +60,7 @@ def _empty_outputs(
     )
 
 
-@torch.library.custom_op("rifflemix::token_statistics", mutates_args=(), device_types="cpu")
+@operator("rifflemix::token_statistics", device_types="cpu")
 def _forward(
     w: Tensor, temperature: Tensor, key_padding_mask: Tensor | None, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -93,9 +94,7 @@ def _empty_gradients(w: Tensor, temperature: Tensor, *_: Any) -> tuple[Tensor, T
     return empty_tokens(w), temperature.new_empty(temperature.shape)
 
 
-@torch.library.custom_op(
-    "rifflemix::token_statistics_backward", mutates_args=(), device_types="cpu"
-)
+@operator("rifflemix::token_statistics_backward", device_types="cpu")
 def _backward(
     w: Tensor,
     temperature: Tensor,

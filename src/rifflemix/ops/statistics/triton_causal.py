@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.operands import on_one_device
+from rifflemix.ops.operator import operator
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_causal_kernels as kernels
 from rifflemix.ops.statistics.common import (
@@ -59,7 +60,7 @@ def causal_token_statistics(
         energy = initial_state.energy
         count = initial_state.member_count.unsqueeze(-1)
         member_sums = torch.cat((initial_state.member_energy, count), dim=-1)
-    y, pi, energy, member_sums, *_ = torch.ops.rifflemix.triton_causal_token_statistics(
+    y, pi, energy, member_sums, *_ = _forward(
         w, temperature.to(torch.float32), bias, energy, member_sums, key_padding_mask
     )
     state = StatisticsState(
@@ -71,9 +72,8 @@ def causal_token_statistics(
     return y, pi.transpose(1, 2), state
 
 
-@torch.library.custom_op(
+@operator(
     "rifflemix::triton_causal_token_statistics",
-    mutates_args=(),
     schema="(Tensor w, Tensor temperature, Tensor? bias, Tensor? energy, Tensor? member_sums, "
     "Tensor? mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
@@ -158,9 +158,8 @@ def _empty_outputs(
 _forward.register_fake(on_one_device(_empty_outputs))
 
 
-@torch.library.custom_op(
+@operator(
     "rifflemix::triton_causal_token_statistics_backward",
-    mutates_args=(),
     schema="(Tensor w, Tensor temperature, Tensor? mask, Tensor pi, Tensor energy_before, "
     "Tensor before, Tensor grad, Tensor? grad_pi, Tensor? grad_energy, Tensor? grad_member_sums)"
     " -> (Tensor, Tensor, Tensor, Tensor)",
@@ -266,10 +265,8 @@ def _differentiate(
     if all(value is None for value in grads):
         return (None,) * 6
     grads = (torch.zeros_like(w) if grad is None else grad, *grads[1:])
-    grad_w, grad_logits, grad_energy_before, grad_sums_before = (
-        torch.ops.rifflemix.triton_causal_token_statistics_backward(
-            w, temperature, mask, pi, energy_before, before, *grads
-        )
+    grad_w, grad_logits, grad_energy_before, grad_sums_before = _backward(
+        w, temperature, mask, pi, energy_before, before, *grads
     )
     biased = scores if bias is None else scores + w.shape[3] * bias
     return (

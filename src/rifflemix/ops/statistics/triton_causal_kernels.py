@@ -185,10 +185,16 @@ def causal_membership_gradient(
 
 
 @triton.jit
-def _energy_slope(squares, grad_score, energy, floor):
-    """Gradient of the energy up to each token, through that token's score."""
+def _score_slopes(squares, grad_score, energy, floor):
+    """Gradients of a token's square and of the energy up to it, through its score alone.
+
+    A token that is its whole energy has score 1 whatever it is. Both gradients, which may be huge
+    and would leave rounding errors in place of their sum, are then left out.
+    """
     scale = 1.0 / tl.maximum(energy, floor)
-    return tl.where(energy >= floor, -grad_score[:, None] * squares * scale * scale, 0.0)
+    is_free = energy >= floor
+    grad_square = tl.where(is_free & (energy == squares), 0.0, grad_score[:, None] * scale)
+    return grad_square, tl.where(is_free, -grad_square * squares * scale, 0.0)
 
 
 @triton.jit
@@ -205,9 +211,9 @@ def causal_energy_gradient_sums(
     offset = (batch * length + token) * heads + head
     grad_score = tl.load(grad_scores + offset, mask=exists, other=0.0)
     energy = _energy(squares, before, row, chunk, num_chunks, features, feature)
-    total = tl.sum(_energy_slope(squares, grad_score, energy, floor), 0)
+    _, grad_energy = _score_slopes(squares, grad_score, energy, floor)
     sums += (row * num_chunks + chunk) * features
-    tl.store(sums + feature, total, mask=feature < features)
+    tl.store(sums + feature, tl.sum(grad_energy, 0), mask=feature < features)
 
 
 @triton.jit
@@ -238,9 +244,9 @@ def causal_token_gradient(
     energy = _energy(squares, energy_before, row, chunk, num_chunks, features, feature)
     later = energy_after + (row * (num_chunks + 1) + num_chunks - 1 - chunk) * features
     from_energy = tl.load(later + feature, mask=feature < features, other=0.0)[None, :]
-    from_energy += tl.cumsum(_energy_slope(squares, grad_score, energy, floor), 0, reverse=True)
-    grad_squares = share[:, None] * grad_energy + from_energy
-    grad_squares += grad_score[:, None] / tl.maximum(energy, floor)
+    grad_squares, from_score = _score_slopes(squares, grad_score, energy, floor)
+    from_energy += tl.cumsum(from_score, 0, reverse=True)
+    grad_squares += share[:, None] * grad_energy + from_energy
     value = 2.0 * tile * grad_squares - slope * share[:, None] * damp
     store_tokens(
         out, value, batch, head, token, length, out_batch, out_head, out_token, features, feature

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.operands import on_one_device
+from rifflemix.ops.operator import operator
 from rifflemix.ops.statistics import eager
 from rifflemix.ops.statistics import triton_kernels as kernels
 from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR
@@ -45,15 +46,12 @@ def token_statistics(
     key_padding_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """See `rifflemix.ops.token_statistics`; returns the output and the membership."""
-    y, pi, *_ = torch.ops.rifflemix.triton_token_statistics(
-        w, temperature.to(torch.float32), key_padding_mask, normalize
-    )
+    y, pi, *_ = _forward(w, temperature.to(torch.float32), key_padding_mask, normalize)
     return y, pi.transpose(1, 2)
 
 
-@torch.library.custom_op(
+@operator(
     "rifflemix::triton_token_statistics",
-    mutates_args=(),
     schema="(Tensor w, Tensor temperature, Tensor? mask, bool normalize) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
 )
@@ -100,9 +98,8 @@ def _empty_outputs(
 _forward.register_fake(on_one_device(_empty_outputs))
 
 
-@torch.library.custom_op(
+@operator(
     "rifflemix::triton_token_statistics_backward",
-    mutates_args=(),
     schema="(Tensor w, Tensor temperature, Tensor? mask, bool normalize, Tensor pi, "
     "Tensor member_sums, Tensor energy, Tensor grad, Tensor? grad_pi) -> (Tensor, Tensor)",
 )
@@ -197,9 +194,7 @@ def _differentiate(
         found = [None, None]
     else:
         grad = torch.zeros_like(w) if grad is None else grad
-        found = torch.ops.rifflemix.triton_token_statistics_backward(
-            w, temperature, mask, ctx.normalize, *saved, grad, grad_pi
-        )
+        found = _backward(w, temperature, mask, ctx.normalize, *saved, grad, grad_pi)
     return *found, None, None
 
 

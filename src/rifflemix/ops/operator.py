@@ -1,0 +1,90 @@
+"""Registered operators, and the short way to their functions.
+
+A call through torch's dispatcher, and the autograd that `torch.library` adds in Python, take as
+long as a small kernel. Compilers, exporters, profilers, dispatch modes, transforms and tensors that
+are more than their numbers need the operator; where there are none, its function is called itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rifflemix.compat import is_zerotensor, operators_are_watched
+
+Function = Callable[..., Any]
+
+_PLAIN_TENSORS = (Tensor, nn.Parameter)
+_PLAIN_VALUES = {type(None), bool, int, float}
+
+
+class Operator:
+    """An operator of torch's that is called as its function is, with the same gradients.
+
+    Args:
+        function: of tensors and numbers, which it leaves as they are; its results are new tensors.
+        name: "rifflemix::NAME"; from then on it is `torch.ops.rifflemix.NAME`.
+        options: of `torch.library.custom_op`.
+
+    Attributes:
+        overload: what torch calls.
+    """
+
+    def __init__(self, function: Function, name: str, **options: Any) -> None:
+        self._function = function
+        self._registered = torch.library.custom_op(name, function, mutates_args=(), **options)
+        namespace, _, own_name = name.partition("::")
+        self.overload = getattr(getattr(torch.ops, namespace), own_name).default
+        self._differentiable: Any = None
+
+    def register_fake(self, fake: Function) -> Function:
+        """As of `torch.library.custom_op`."""
+        return self._registered.register_fake(fake)
+
+    def register_autograd(self, backward: Function, *, setup_context: Function) -> None:
+        """As of `torch.library.custom_op`."""
+        self._registered.register_autograd(backward, setup_context=setup_context)
+        self._differentiable = _differentiable(self._function, backward, setup_context)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The operator's results."""
+        if operators_are_watched():
+            return self.overload(*arguments)
+        needs_gradient = False
+        for value in arguments:
+            kind = value.__class__
+            if kind in _PLAIN_TENSORS and not (value.is_neg() or is_zerotensor(value)):
+                needs_gradient = needs_gradient or value.requires_grad
+            elif kind not in _PLAIN_VALUES:
+                return self.overload(*arguments)
+        if not (needs_gradient and torch.is_grad_enabled()):
+            return self._function(*arguments)
+        if self._differentiable is None:
+            return self.overload(*arguments)
+        return self._differentiable.apply(*arguments)
+
+
+def operator(name: str, **options: Any) -> Callable[[Function], Operator]:
+    """Decorator that registers a function as an `Operator`."""
+
+    def register(function: Function) -> Operator:
+        return Operator(function, name, **options)
+
+    return register
+
+
+def _differentiable(function: Function, backward: Function, setup_context: Function) -> Any:
+    """`torch.autograd.Function` of the three. One with a context of its own costs half as much as
+    one with `setup_context`, for which torch studies the signature at every call.
+    """
+
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        results = function(*arguments)
+        setup_context(ctx, arguments, results)
+        return results
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(function.__name__.strip("_"), (torch.autograd.Function,), members)
