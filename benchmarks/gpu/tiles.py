@@ -32,7 +32,7 @@ _ROWS = [
 # Registers a thread holds for values, for the window sort; warps relative to the library's.
 _WINDOWS = [
     {"warps": warps, "maxnreg": registers}
-    for warps, registers in itertools.product((0.5, 1, 2), (64, 128, 255))
+    for warps, registers in itertools.product((1, 2, 4), (64, 128, 255))
 ]
 _TOKENS = [
     {"_TILE": tile, "_CHUNK": chunk}

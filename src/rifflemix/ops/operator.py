@@ -30,14 +30,15 @@ class Operator:
         options: of `torch.library.custom_op`.
 
     Attributes:
+        name: without the namespace; graphs of autograd show it.
         overload: what torch calls.
     """
 
     def __init__(self, function: Function, name: str, **options: Any) -> None:
         self._function = function
         self._registered = torch.library.custom_op(name, function, mutates_args=(), **options)
-        namespace, _, own_name = name.partition("::")
-        self.overload = getattr(getattr(torch.ops, namespace), own_name).default
+        namespace, _, self.name = name.partition("::")
+        self.overload = getattr(getattr(torch.ops, namespace), self.name).default
         self._differentiable: Any = None
 
     def register_fake(self, fake: Function) -> Function:
@@ -47,7 +48,7 @@ class Operator:
     def register_autograd(self, backward: Function, *, setup_context: Function) -> None:
         """As of `torch.library.custom_op`."""
         self._registered.register_autograd(backward, setup_context=setup_context)
-        self._differentiable = _differentiable(self._function, backward, setup_context)
+        self._differentiable = _differentiable(self.name, self._function, backward, setup_context)
 
     def __call__(self, *arguments: Any) -> Any:
         """The operator's results."""
@@ -56,7 +57,9 @@ class Operator:
         needs_gradient = False
         for value in arguments:
             kind = value.__class__
-            if kind in _PLAIN_TENSORS and not (value.is_neg() or is_zerotensor(value)):
+            if kind in _PLAIN_TENSORS:
+                if value.is_meta or value.is_neg() or is_zerotensor(value):
+                    return self.overload(*arguments)
                 needs_gradient = needs_gradient or value.requires_grad
             elif kind not in _PLAIN_VALUES:
                 return self.overload(*arguments)
@@ -76,9 +79,11 @@ def operator(name: str, **options: Any) -> Callable[[Function], Operator]:
     return register
 
 
-def _differentiable(function: Function, backward: Function, setup_context: Function) -> Any:
-    """`torch.autograd.Function` of the three. One with a context of its own costs half as much as
-    one with `setup_context`, for which torch studies the signature at every call.
+def _differentiable(
+    name: str, function: Function, backward: Function, setup_context: Function
+) -> Any:
+    """A `torch.autograd.Function`. One that is given its context costs half as much as one with
+    `setup_context`, for which torch studies the signature at every call.
     """
 
     def forward(ctx: Any, *arguments: Any) -> Any:
@@ -87,4 +92,4 @@ def _differentiable(function: Function, backward: Function, setup_context: Funct
         return results
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type(function.__name__.strip("_"), (torch.autograd.Function,), members)
+    return type(name, (torch.autograd.Function,), members)

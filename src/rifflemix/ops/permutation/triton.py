@@ -241,15 +241,17 @@ _shift.register_autograd(_shift_backward, setup_context=_keep_steps)
 def window_tile(slots: int, half: int, channels: int) -> dict[str, int]:
     """How `sort_windows` cuts (tokens, channels) for windows of `slots` positions.
 
-    Registers decide: 32 a thread for the values, 64 where windows are long, since what a thread
-    holds is compared without talking to others. Threads first spread over channels, so that loads
-    are whole sectors, then over a window.
+    A window lies in one thread, else in the lanes of one warp: to exchange values between warps
+    through shared memory costs ten times what the sort does. Only the longest windows, which one
+    warp has no registers for, are spread over several.
     """
-    num_warps = 4 if slots <= 1024 else 8 if slots <= 4096 else 16
-    registers = 32 if slots <= 256 else 64
-    each = registers * 16 // half
-    threads = 32 * num_warps
-    columns = min(threads, max(1, threads * each // slots))
+    each = (32 if slots <= 256 else 64) * 16 // half
+    if slots <= each:
+        num_warps, columns = 4, 128
+    elif slots <= 128 * 32 * 16 // half:
+        num_warps, columns = 1, max(1, 32 * each // slots)
+    else:
+        num_warps, columns = 16, max(1, 16 * 32 * each // slots)
     tile_channels = min(columns, triton.next_power_of_2(channels))
     lanes_across = min(32, columns)
     return {
@@ -259,8 +261,7 @@ def window_tile(slots: int, half: int, channels: int) -> dict[str, int]:
         "LANES": min(slots, 32 // lanes_across),
         "WARPS": max(1, num_warps // max(1, columns // lanes_across)),
         "num_warps": num_warps,
-        # Two programs on a multiprocessor hide each other's waits, for a few spilled addresses.
-        "maxnreg": 128,
+        "maxnreg": 255 if num_warps == 1 and slots > 256 else 128,
     }
 
 
