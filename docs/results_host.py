@@ -10,7 +10,7 @@ from typing import Any
 
 from results_common import RESULTS, Answer, listed, read
 from results_pictures import Mark, Row, dots
-from results_printed import over_seeds, row_name, standard_error
+from results_printed import learned_from, over_seeds, row_name, standard_error
 
 from rifflemix.mixers.named import mixer_card
 from rifflemix.report.markdown import table_lines
@@ -30,20 +30,23 @@ def one_host() -> Answer:
     rows.sort(key=lambda result: -result["ours"])
     best = rows[0]
     behind = [_mixer(r) for r in rows if best["ours"] - r["ours"] > 2 * _error_of_both(best, r)]
-    idle = [_mixer(r) for r in rows if not _has_learned(r)]
+    idle = [_mixer(r) for r in rows if learned_from(r) is None]
+    starts = [start for r in rows if (start := learned_from(r)) is not None]
     train = best["recipe"]["train"]
     says = (
         f"ListOps of up to 2,000 tokens in the host of Dimension Mixer's Table 5: "
         f"{train['max_steps']:,} steps of {train['batch_size']}, equal for all. {_mixer(best)} "
         f"reaches {best['ours']:.2f} %. More than two standard errors of the difference behind it: "
-        f"{listed(behind) or 'none'}. Learned nothing, by validation accuracy: "
-        f"{listed(idle) or 'none'}. Rings are the paper's numbers where it prints one, bars "
-        "two standard errors: of the test samples, or of the seeds where that is more."
+        f"{listed(behind) or 'none'}. By validation accuracy {listed(idle) or 'none'} learned "
+        f"nothing; the others left the commonest answer at steps {min(starts):,} to "
+        f"{max(starts):,}, with a rate that falls from step {train['warmup_steps']:,} on. Rings "
+        "are the paper's numbers where it prints one, bars two standard errors: of the test "
+        "samples, or of the seeds where that is more."
     )
-    headers = ("Mixer", "Ours, %", "Printed, %", "Seeds", "Parameters")
+    headers = ("Mixer", "Ours, %", "Printed, %", "Seeds", "Parameters", "Made on")
     cells = [
         [_title(r), f"{r['ours']:.2f}", "" if r["printed"] is None else f"{r['printed']:.2f}",
-         str(r["runs"]), f"{r['parameters']:,}"] for r in rows
+         str(r["runs"]), f"{r['parameters']:,}", _made_on(r)] for r in rows
     ]  # fmt: skip
     return Answer(
         "What do mixers of all papers reach on ListOps in one host?",
@@ -65,20 +68,18 @@ def _title(result: Mapping[str, Any]) -> str:
     return str(mixer_card(_mixer(result)).title)
 
 
+def _made_on(result: Mapping[str, Any]) -> str:
+    precision = result["result"]["precision"]
+    gpu = result["environment"]["hardware"]["gpu"]
+    return f"{gpu or 'CPU'}, {'float32' if precision == 'no' else precision}"
+
+
 def _error(result: Mapping[str, Any]) -> float:
     """Standard error of a row's mean: of the test samples, or of the seeds where that is more."""
     samples = standard_error(result)
     each = result["each"]
     seeds = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
     return max(samples, seeds)
-
-
-def _has_learned(result: Mapping[str, Any]) -> bool:
-    """Whether validation accuracy rose beyond its own noise."""
-    curve = [point["accuracy"] for point in result["result"]["validation"]]
-    size = result["task"]["options"]["num_validation"]
-    noise = math.sqrt(curve[0] * (1 - curve[0]) / size)
-    return max(curve) - curve[0] > 4 * noise
 
 
 def _error_of_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
@@ -103,4 +104,6 @@ def _line(result: Mapping[str, Any]) -> dict[str, Any]:
         "printed": "" if result["printed"] is None else result["printed"],
         "seeds": result["seeds"],
         "parameters": result["parameters"],
+        "learned_from_step": learned_from(result) or "",
+        "made_on": _made_on(result),
     }

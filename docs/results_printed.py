@@ -130,6 +130,16 @@ def standard_error(result: Mapping[str, Any]) -> float:
     return 100 * math.sqrt(share * (1 - share) / size)
 
 
+def learned_from(result: Mapping[str, Any]) -> int | None:
+    """The step from which validation accuracy was beyond the noise of its first value."""
+    curve = result["result"]["validation"]
+    sizes = result["task"].get("sizes") or {}
+    size = sizes.get("validation", result["task"]["options"].get("num_validation"))
+    first = curve[0]["accuracy"]
+    noise = math.sqrt(first * (1 - first) / size)
+    return next((p["step"] for p in curve if p["accuracy"] - first > 4 * noise), None)
+
+
 def _against(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str:
     """Our number of a row in full, the printed one, and what the last weights give."""
     name = row_name(result)
@@ -142,4 +152,6 @@ def _against(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) ->
             f"; ours is of the weights that validation chose, the last weights give "
             f"{by_last_weights[name]:.2f}"
         )
+    if learned_from(result) is None:
+        words += "; it never left the commonest answer"
     return f"{words})"

