@@ -123,6 +123,11 @@ _B = Stage(
             for dtype in ("bfloat16", "float32")
         ),
         Step(
+            "device-times",
+            ("benchmarks/gpu/device_times.py", "--out", "{work}/device-times.json"),
+            minutes=4,
+        ),
+        Step(
             "tiles",
             ("benchmarks/gpu/tiles.py", "--out", "{work}/tiles.json"),
             minutes=6,

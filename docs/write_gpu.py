@@ -1,0 +1,121 @@
+"""Write the tables of docs/gpu.md from the results of a GPU; no number there is typed.
+
+    python docs/write_gpu.py
+
+The files are in benchmarks/results: device-times-*.json of benchmarks/gpu/device_times.py, and the
+two newest of `rifflemix bench scaling` on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rifflemix.report.markdown import table_lines
+
+FOLDER = Path(__file__).resolve().parent
+RESULTS = FOLDER.parent / "benchmarks" / "results"
+PAGE = FOLDER / "gpu.md"
+_PASSES = {"forward": "forward", "forward_backward": "forward and backward"}
+
+
+def device_times(path: Path) -> str:
+    """Every case of a file of device times."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    parts = []
+    shapes = dict.fromkeys((tuple(row["shape"]), row["dtype"]) for row in result["rows"])
+    for shape, dtype in shapes:
+        rows = [r for r in result["rows"] if (tuple(r["shape"]), r["dtype"]) == (shape, dtype)]
+        cells = [
+            [
+                row["name"],
+                f"{1e6 * row['median']:.1f}",
+                f"{row['x_copy']:.2f}",
+                "" if row["bandwidth"] is None else f"{100 * row['bandwidth']:.0f} %",
+            ]
+            for row in rows
+            if "median" in row
+        ]
+        headers = ("", "Microseconds", "x copy", "Share of a copy's bandwidth")
+        title = f"**{' x '.join(f'{size:,}' for size in shape)}, {dtype}**"
+        parts += [title, "", *table_lines(headers, cells, range(1, 4)), ""]
+    return "\n".join([*parts, f"{_machine(result['environment'])}. From {_link(path)}."])
+
+
+def launching(before: Path, after: Path) -> str:
+    """Layers of two files side by side, in milliseconds."""
+    old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (before, after))
+    lengths = new["settings"]["tokens"]
+    names = [row["name"] for row in new["rows"] if row["shape"]["tokens"] == lengths[0]]
+    parts = []
+    for kind, title in _PASSES.items():
+        cells = [
+            [name, *(f"{_ms(old, name, n, kind)} -> {_ms(new, name, n, kind)}" for n in lengths)]
+            for name in names
+        ]
+        headers = (f"{title}, ms", *(f"N={n:,}" for n in lengths))
+        parts += [*table_lines(headers, cells, range(1, len(headers))), ""]
+    settings = new["settings"]
+    return "\n".join(
+        [
+            *parts,
+            f"{settings['batch']} sequences, {settings['dim']} channels, "
+            f"{settings['heads']} heads, {settings['dtype']}; {_machine(new['environment'])}. "
+            f"From {_link(before)} and {_link(after)}.",
+        ]
+    )
+
+
+def _ms(result: Mapping[str, Any], name: str, tokens: int, kind: str) -> str:
+    (row,) = (
+        row
+        for row in result["rows"]
+        if row["name"] == name and row["shape"]["tokens"] == tokens and row["kind"] != "peer"
+    )
+    return f"{1e3 * row['passes'][kind]['p50']:.3g}"
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    libraries = environment["libraries"]
+    return (
+        f"{environment['hardware']['gpu']}, torch {libraries['torch']}, Triton "
+        f"{libraries['triton']}, {environment['time'][:10]}"
+    )
+
+
+def _link(path: Path) -> str:
+    return f"[{path.name}](../{path.relative_to(FOLDER.parent)})"
+
+
+def filled(text: str) -> str:
+    """The page with both tables written anew."""
+    times = sorted(RESULTS.glob("device-times-*.json"))[-1]
+    before, after = _on_a_gpu(sorted(RESULTS.glob("scaling-*.json")))
+    for name, table in (
+        ("device times", device_times(times)),
+        ("launching", launching(before, after)),
+    ):
+        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", flags=re.DOTALL)
+        text = block.sub(lambda match, table=table: f"{match[1]}\n{table}\n\n{match[2]}", text)
+    return text
+
+
+def _on_a_gpu(paths: Sequence[Path]) -> list[Path]:
+    """The two newest that were measured on one."""
+    found = [
+        path
+        for path in paths
+        if json.loads(path.read_text(encoding="utf-8"))["environment"]["hardware"]["gpu"]
+    ]
+    return found[-2:]
+
+
+def main() -> None:
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
