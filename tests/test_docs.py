@@ -67,8 +67,8 @@ def resolve(name: str) -> Any:
 
     first, *parts = name.split(".")
     roots = {"rm": rifflemix, "rifflemix": rifflemix, "torch": importlib.import_module("torch")}
-    value = roots[first] if first in roots else getattr(rifflemix, first)
-    for part in parts:
+    value = roots.get(first, rifflemix)
+    for part in parts if first in roots else (first, *parts):
         if isinstance(value, ModuleType) and not hasattr(value, part):
             importlib.import_module(f"{value.__name__}.{part}")
         value = getattr(value, part)
