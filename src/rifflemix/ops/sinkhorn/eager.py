@@ -63,14 +63,15 @@ def balance(
     final_row_norm: bool = False,
 ) -> Tensor:
     """The sort matrix of scores in the type of statistics; `live` broadcasts to them."""
-    r = log_scores.masked_fill(~live, LOG_ZERO)
+    dead = ~live
+    r = log_scores.masked_fill(dead, LOG_ZERO)
     for _ in range(num_iterations):
-        r = (r - r.logsumexp(-1, keepdim=True)).masked_fill(~live, LOG_ZERO)
+        r = r.log_softmax(-1).masked_fill(dead, LOG_ZERO)
         # A causal column may only be normalised over the destinations seen so far.
-        columns = running_logsumexp(r) if causal else r.logsumexp(-2, keepdim=True)
-        r = (r - columns).masked_fill(~live, LOG_ZERO)
+        r = r - running_logsumexp(r) if causal else r.log_softmax(-2)
+        r = r.masked_fill(dead, LOG_ZERO)
     if causal and final_row_norm and num_iterations:
-        r = (r - r.logsumexp(-1, keepdim=True)).masked_fill(~live, LOG_ZERO)
+        r = r.log_softmax(-1).masked_fill(dead, LOG_ZERO)
     return r.exp()
 
 
