@@ -82,8 +82,13 @@ def test_state_comes_along_in_small_files(
     weights = os.urandom(50_000)
     for file, content in {
         "done/a.json": b"{}",
+        "done/over.json": b"{}",
+        "rows/over/checkpoint.safetensors": bytes(90_000),
+        "rows/over/results.json": b"{}",
         "rows/small/checkpoint.safetensors": weights,
         "rows/large/checkpoint.safetensors": bytes(200_000),
+        "rows/large/best.safetensors": bytes(100),
+        "rows/large/results.json": b"{}",
         "data/raw": b"data",
     }.items():
         (state / file).parent.mkdir(parents=True, exist_ok=True)
@@ -95,6 +100,8 @@ def test_state_comes_along_in_small_files(
     baggage.restore_state(out, again)
     assert (again / "rows/small/checkpoint.safetensors").read_bytes() == weights
     assert not (again / "data").exists()
+    assert [path.name for path in (again / "rows/over").iterdir()] == ["results.json"]
+    assert not (again / "rows/large").exists()  # it starts anew
     (again / "done/a.json").write_text("changed")
     baggage.restore_state(out, again)
     assert (again / "done/a.json").read_text() == "changed"
@@ -137,14 +144,22 @@ def test_steps_wait_for_data_tools_and_time(
     run, stages = load("run"), load("stages")  # type: ignore[operator]
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(run, "_RESERVE", 100)
+    kept, part = tmp_path / "kept.json", tmp_path / "part.json"
+    kept.write_text('{"is_reduced": false}')
+    part.write_text('{"is_reduced": true}')
+    monkeypatch.setattr(run, "_KEPT", tmp_path)
     steps = [
         stages.Step("row", recipe="csp/table4-text", packs=("text",)),
+        stages.Step("kept", recipe="csp/table4-text"),
+        stages.Step("part", minutes=8, recipe="csp/table4-text"),
         stages.Step("tool", tool=("compute-sanitizer",)),
         stages.Step("long", minutes=8),
     ]
     lines = run.run_plan(steps, run.Folders(tmp_path / "state", tmp_path), 3.0, False)
     assert lines == [
         "row: waits for the data in text",
+        "kept: in full already, in benchmarks/results/reproduce",
+        "part: waits for the next call",
         "tool: left out, there is no compute-sanitizer",
         "long: waits for the next call",
     ]

@@ -26,7 +26,8 @@ def pack_results(state: Path, out: Path) -> None:
 
 
 def pack_state(state: Path, out: Path) -> list[Path]:
-    """Everything but data and caches, cut into files; the largest runs are left out, if need be.
+    """Everything but data, caches and the weights of what is done, cut into files; the largest runs
+    are left out, if need be.
 
     Returns:
         What was left out.
@@ -36,7 +37,8 @@ def pack_state(state: Path, out: Path) -> list[Path]:
     left_out: list[Path] = []
     packed, room = io.BytesIO(), _STATE_FILES * _FILE_BYTES
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path in sorted(_kept(state), key=lambda file: file.stat().st_size):
+        open_files = [path for path in _kept(state) if not _is_done(path, state)]
+        for path in sorted(open_files, key=lambda file: file.stat().st_size):
             if packed.tell() + path.stat().st_size + 4096 > room - 20_000:
                 left_out.append(path)
                 continue
@@ -58,9 +60,17 @@ def restore_state(packed: Path, state: Path) -> None:
     with tarfile.open(fileobj=content) as archive:
         archive.extractall(state, filter="data")
     for row in (state / "rows").glob("*"):
-        # A run whose weights stayed behind starts anew.
-        if not (row / "results.json").exists() and not list(row.rglob("*.safetensors")):
+        # A run whose checkpoint stayed behind starts anew.
+        is_done = (state / "done" / f"{row.name}.json").exists()
+        if not is_done and not list(row.rglob("checkpoint.safetensors")):
             shutil.rmtree(row)
+
+
+def _is_done(path: Path, state: Path) -> bool:
+    """Whether these are weights of a row that needs them no more."""
+    place = path.relative_to(state).parts
+    is_weights = place[0] == "rows" and path.suffix == ".safetensors"
+    return is_weights and (state / "done" / f"{place[1]}.json").exists()
 
 
 def _kept(state: Path) -> list[Path]:

@@ -34,7 +34,7 @@ FILES = {
     "image": ("cifar10_gray.npz.xz",),
 }
 # Pack -> task that is generated; packed as the cache keeps it.
-GENERATED = {"listops": "listops", "pathfinder": "pathfinder32"}
+GENERATED = {"pathfinder": "pathfinder32"}
 # File -> packs of its parts.
 CUT = {"cifar10_rgb.npz.xz": ("cifar-1", "cifar-2")}
 PACKS = (*FILES, *GENERATED, *(pack for packs in CUT.values() for pack in packs))
