@@ -41,7 +41,7 @@ def cases(x: Tensor, heads: int) -> Iterator[Case]:
     yield "torch.sort", lambda: x.sort(dim=1), None
     whole = partial(ops.group_sort, x, 1, order="ascending", backend="eager")
     yield "group_sort, all, eager, forward", whole, None
-    steps = torch.arange(channels, device=x.device)
+    steps = ops.shift_steps("linear", length, channels, device=x.device)
     yield "circular_shift", lambda: ops.circular_shift(x, steps, backend="triton"), 2.0
     shifted = partial(ops.channel_permute, x, steps, length // 2, backend="triton")
     yield "channel_permute, pairs, forward", shifted, 2.0

@@ -29,6 +29,11 @@ _ROWS = [
     for rows, channels, warps in itertools.product((4, 8, 16, 32), (64, 128, 256), (2, 4, 8))
     if 256 <= rows * channels // warps <= 2048
 ]
+_SHIFTS = [
+    {"tokens": tokens, "CHANNELS": channels, "num_warps": warps}
+    for tokens, channels, warps in itertools.product((64, 256, 1024), (16, 32, 64), (1, 4, 8, 16))
+    if 256 <= tokens * channels // warps <= 2048
+]
 # Registers a thread holds for values, for the window sort; warps relative to the library's.
 _WINDOWS = [
     {"warps": warps, "maxnreg": registers}
@@ -44,6 +49,18 @@ _TOKENS = [
 def rows_tile(choice: dict[str, Any]) -> Iterator[None]:
     """Pairs and shifts with another tile."""
     with mock.patch.dict(permutation._ROW_TILE, choice):
+        yield
+
+
+@contextmanager
+def shift_tile(choice: dict[str, Any]) -> Iterator[None]:
+    """Shifts, with pairs or without, with another tile."""
+
+    def changed(_: torch.Tensor, row_size: int = 1) -> dict[str, int]:
+        tile = {key: value for key, value in choice.items() if key != "tokens"}
+        return {**tile, "ROWS": choice["tokens"] // row_size}
+
+    with mock.patch.object(permutation, "shift_tile", changed):
         yield
 
 
@@ -76,12 +93,18 @@ def kernels(
     x = torch.randn(batch, tokens, channels, device=device, dtype=torch.bfloat16)
     w = x.unflatten(2, (-1, 8)).permute(0, 3, 1, 2).contiguous()
     temperature = torch.ones(w.shape[1], device=device)
+    steps = ops.shift_steps("linear", tokens, channels, device=device)
 
     def sort(groups: int) -> Callable[[], object]:
         return lambda: ops.group_sort(x, groups, order="ascending", backend="triton")
 
     return {
         "sort_pairs": (rows_tile, _ROWS, sort(tokens // 2)),
+        "sort_pairs, shifted": (
+            shift_tile,
+            _SHIFTS,
+            lambda: ops.channel_permute(x, steps, tokens // 2, backend="triton"),
+        ),
         "sort_windows, 64": (window_tile, _WINDOWS, sort(tokens // 64)),
         "sort_windows, all": (window_tile, _WINDOWS, sort(1)),
         "token_statistics": (

@@ -45,7 +45,11 @@ PAIRS = [
     f"permutation:64:32:{dtype}:{order}"
     for dtype in ("float16", "float32")
     for order in ("reference", "reference mask", "ascending shift", "descending mask")
-] + ["permutation:64:32:bfloat16:reference:3"]
+] + [
+    "permutation:64:32:bfloat16:reference:3",
+    "permutation:16384:8192:bfloat16:reference shift",
+    "permutation:4096:2048:float32:descending shift",
+]
 STATISTICS = [
     f"statistics:{heads}:{features}:{dtype}:{options}"
     for heads, features in ((1, 1), (3, 20), (8, 64), (16, 128), (64, 64), (5, 800))

@@ -215,8 +215,9 @@ def _shift(x: Tensor, steps: Tensor) -> Tensor:
     steps = steps.contiguous()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     x = _whole_rows(x)
-    grid, sizes = _rows(x, 1)
-    launch(kernels.shift, grid, x, _bits(x), _bits(y), steps, *x.stride(), *sizes, **_ROW_TILE)
+    tile = shift_tile(x)
+    grid, sizes = _rows(x, 1, tile)
+    launch(kernels.shift, grid, x, _bits(x), _bits(y), steps, *x.stride(), *sizes, **tile)
     return y
 
 
@@ -236,6 +237,24 @@ def _shift_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 
 _shift.register_autograd(_shift_backward, setup_context=_keep_steps)
+
+
+def shift_tile(x: Tensor, row_size: int = 1) -> dict[str, int]:
+    """The tile of a kernel that shifts channels, in rows of `row_size` tokens.
+
+    Memory comes in sectors of 32 bytes, and a shift takes each channel of a sector from another
+    token. A program has the channels of one sector, and twice as many tokens as lie between them by
+    a "linear" shift: most of what one of them brings to the cache, the others find there.
+    """
+    length, channels = x.shape[1:]
+    sector = 32 // x.element_size()
+    tokens = 2 * sector * -(-length // channels)
+    tokens = min(1024, max(64, triton.next_power_of_2(tokens)))
+    return {
+        "ROWS": tokens // row_size,
+        "CHANNELS": min(sector, triton.next_power_of_2(channels)),
+        "num_warps": max(1, min(16, tokens * sector // 1024)),
+    }
 
 
 def window_tile(slots: int, half: int, channels: int) -> dict[str, int]:
@@ -321,7 +340,7 @@ def _scatter(
     mask: Tensor | None,
     num_groups: int,
 ) -> None:
-    grid, (length, channels, num_rows) = _rows(grad, 1)
+    grid, (length, channels, num_rows) = _rows(grad, 1, _ROW_TILE)
     launch(
         kernels.scatter, grid, grad,
         _bits(grad), code, _bits(out), steps, _bytes(mask), *grad.stride(),
@@ -339,23 +358,32 @@ def _sort_pairs(
     leader_width: int,
 ) -> None:
     """`leader_width` is the number of channels that follow one, or 0: each its own order."""
-    grid, sizes = _rows(x, 2)
+    tile = _ROW_TILE if steps is None else shift_tile(x, 2)
+    grid, sizes = _rows(x, 2, tile)
     launch(
         kernels.sort_pairs, grid, x,
         _bits(x), _bits(y), swaps, steps, _bytes(descending), _bytes(mask), *x.stride(),
         *sizes, max(1, leader_width), INFINITY_BITS[x.dtype],
         HALF=BITS[x.dtype], REFERENCE=leader_width > 0,
-        ONE_LEADER=leader_width > 0 and leader_width % _ROW_TILE["CHANNELS"] == 0, **_ROW_TILE,
+        ONE_LEADER=leader_width > 0 and leader_width % tile["CHANNELS"] == 0, **tile,
     )  # fmt: skip
 
 
 def _unsort_pairs(
     grad: Tensor, swaps: Tensor, out: Tensor, steps: Tensor | None, mask: Tensor | None
 ) -> None:
-    grid, sizes = _rows(grad, 2)
+    if steps is None:
+        grid, sizes = _rows(grad, 2, _ROW_TILE)
+        launch(
+            kernels.unsort_pairs, grid, grad,
+            _bits(grad), swaps, _bits(out), _bytes(mask), *grad.stride(), *sizes, **_ROW_TILE,
+        )  # fmt: skip
+        return
+    tile = shift_tile(grad)
+    grid, sizes = _rows(grad, 1, tile)
     launch(
-        kernels.unsort_pairs, grid, grad,
-        _bits(grad), swaps, _bits(out), steps, _bytes(mask), *grad.stride(), *sizes, **_ROW_TILE,
+        kernels.unshift_pairs, grid, grad,
+        _bits(grad), swaps, _bits(out), steps, _bytes(mask), *grad.stride(), *sizes, **tile,
     )  # fmt: skip
 
 
@@ -373,11 +401,11 @@ def _whole_rows(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-def _rows(x: Tensor, row_size: int) -> tuple[int, tuple[int, int, int]]:
+def _rows(x: Tensor, row_size: int, tile: dict[str, int]) -> tuple[int, tuple[int, int, int]]:
     """Number of programs, and (N, C, rows) for rows of `row_size` tokens."""
     batch, length, channels = x.shape
     num_rows = batch * (length // row_size)
-    programs = _num_programs(num_rows, channels, _ROW_TILE["ROWS"], _ROW_TILE["CHANNELS"])
+    programs = _num_programs(num_rows, channels, tile["ROWS"], tile["CHANNELS"])
     return programs, (length, channels, num_rows)
 
 

@@ -349,12 +349,12 @@ def sort_pairs(
 
 @triton.jit
 def unsort_pairs(
-    grad, swaps, out, steps, mask,
+    grad, swaps, out, mask,
     g_batch, g_token, g_channel,
     length, channels, num_rows,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Exchange the gradients of the pairs that `sort_pairs` exchanged, then shift them back."""
+    """Exchange the gradients of the pairs that `sort_pairs` exchanged."""
     sample, token, channel, there = _rows(length, channels, num_rows, 2, ROWS, CHANNELS)
     low, high = _load_pair(
         grad, sample, token, channel, None, g_batch, g_token, g_channel, length, there
@@ -364,13 +364,29 @@ def unsort_pairs(
         high = tl.where(_is_padded(mask, sample, token + 1, length, there), 0, high)
     swaps += sample * (length // 2) * channels + (token // 2 * channels + channel)
     swap = tl.load(swaps, mask=there, other=0) != 0
-    second = token + 1
-    if steps is not None:
-        step = _load_step(steps, channel, length, there)
-        token, second = _source(token, step, length), _source(second, step, length)
-    out += sample * length * channels + channel
-    tl.store(out + token * channels, tl.where(swap, high, low), mask=there)
-    tl.store(out + second * channels, tl.where(swap, low, high), mask=there)
+    out += sample * length * channels + (token * channels + channel)
+    tl.store(out, tl.where(swap, high, low), mask=there)
+    tl.store(out + channels, tl.where(swap, low, high), mask=there)
+
+
+@triton.jit
+def unshift_pairs(
+    grad, swaps, out, steps, mask,
+    g_batch, g_token, g_channel,
+    length, channels, num_rows,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The same after a shift: each token fetches the gradient of the position it went to."""
+    sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
+    position = token + _load_step(steps, channel, length, there)
+    position = tl.where(position >= length, position - length, position)
+    swaps += sample * (length // 2) * channels + (position // 2 * channels + channel)
+    position = position ^ (tl.load(swaps, mask=there, other=0) != 0).to(tl.int32)
+    grad += sample * g_batch + (position * g_token + channel * g_channel)
+    value = tl.load(grad, mask=there, other=0)
+    if mask is not None:
+        value = tl.where(_is_padded(mask, sample, position, length, there), 0, value)
+    tl.store(out + sample * length * channels + (token * channels + channel), value, mask=there)
 
 
 @triton.jit
