@@ -11,7 +11,7 @@ from permutation_cases import check_permutation, tied
 from torch import Tensor
 
 from rifflemix.errors import InputError
-from rifflemix.ops import channel_permute, circular_shift, group_sort
+from rifflemix.ops import channel_permute, circular_shift, group_sort, shift_steps
 
 sys.path.append(str(Path(__file__).parents[1]))
 from triton_device import DEVICE, INTERPRETED, on_gpu, require_kernels
@@ -289,3 +289,13 @@ class TestOnGpu:
     def test_auto_is_triton(self) -> None:
         x = torch.randn(1, 4, 2, device=DEVICE, requires_grad=True)
         assert "triton" in type(group_sort(x, 2).grad_fn).__name__.lower()
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize(
+        ("length", "channels"), [(1024, 512), (4096, 100), (16384, 512), (4096, 7), (62, 300)]
+    )
+    def test_shifted_pairs(self, length: int, channels: int, dtype: torch.dtype) -> None:
+        """Tiles of one sector of channels and many tokens."""
+        steps = shift_steps("linear", length, channels, device=DEVICE)
+        check(channel_permute, numbers(2, length, channels, dtype), steps, length // 2)
+        check(circular_shift, numbers(2, length, channels, dtype), steps)

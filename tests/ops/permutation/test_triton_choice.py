@@ -1,0 +1,29 @@
+"""Which sorts "auto" gives to Triton's kernels, decided without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rifflemix.ops import triton_support
+from rifflemix.ops.dispatch import PLAIN
+from rifflemix.ops.permutation.triton_limits import FASTEST_WINDOW, MAX_WINDOW, with_triton
+
+
+def as_on_a_gpu(names: tuple[str, ...], _: object, *conditions: bool) -> tuple[str, ...]:
+    return (*names, "triton") if all(conditions) else names
+
+
+def test_long_windows_are_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_support, "with_triton", as_on_a_gpu)
+    for dtype, bits in ((torch.bfloat16, 16), (torch.float32, 32)):
+        x = torch.zeros(1, 32768, 1, dtype=dtype)
+        assert with_triton(PLAIN, x, FASTEST_WINDOW) == (*PLAIN, "triton")
+        for longer in (FASTEST_WINDOW + 1, MAX_WINDOW[bits]):
+            assert with_triton(PLAIN, x, longer) == ("triton", *PLAIN)
+        assert with_triton(PLAIN, x, MAX_WINDOW[bits] + 1) == PLAIN
+    assert with_triton(PLAIN, torch.zeros(1, 4, 1, dtype=torch.float64), 2) == PLAIN
+
+
+def test_without_a_gpu_nothing_is_added() -> None:
+    assert with_triton(PLAIN, torch.zeros(1, 4, 1), 2) == PLAIN
