@@ -137,6 +137,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16384])
     parser.add_argument("--dtypes", nargs="+", choices=_DTYPES, default=list(_DTYPES))
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("expected a GPU that torch can use, found none: run it where one is")
     rows: list[dict[str, Any]] = []
     for dtype in arguments.dtypes:
         for tokens in arguments.tokens:
