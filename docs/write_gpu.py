@@ -2,15 +2,18 @@
 
     python docs/write_gpu.py
 
-The files are in benchmarks/results: device-times-*.json of benchmarks/gpu/device_times.py, and the
-two newest of `rifflemix bench scaling` on a GPU.
+The files are in benchmarks/results: the newest of benchmarks/gpu/device_times.py, and the two of
+`rifflemix bench scaling` that the page names:
+
+    <!-- launching: BEFORE.json AFTER.json -->
+    <!-- /launching -->
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,10 @@ from rifflemix.report.markdown import table_lines
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 PAGE = FOLDER / "gpu.md"
+_TIMES = re.compile(r"(<!-- device times -->\n).*?(<!-- /device times -->)", flags=re.DOTALL)
+_LAUNCHING = re.compile(
+    r"(<!-- launching: (\S+) (\S+) -->\n).*?(<!-- /launching -->)", flags=re.DOTALL
+)
 _PASSES = {"forward": "forward", "forward_backward": "forward and backward"}
 
 
@@ -93,24 +100,13 @@ def _link(path: Path) -> str:
 def filled(text: str) -> str:
     """The page with both tables written anew."""
     times = sorted(RESULTS.glob("device-times-*.json"))[-1]
-    before, after = _on_a_gpu(sorted(RESULTS.glob("scaling-*.json")))
-    for name, table in (
-        ("device times", device_times(times)),
-        ("launching", launching(before, after)),
-    ):
-        block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", flags=re.DOTALL)
-        text = block.sub(lambda match, table=table: f"{match[1]}\n{table}\n\n{match[2]}", text)
-    return text
 
+    def layers(match: re.Match[str]) -> str:
+        start, before, after, end = match.groups()
+        return f"{start}\n{launching(RESULTS / before, RESULTS / after)}\n\n{end}"
 
-def _on_a_gpu(paths: Sequence[Path]) -> list[Path]:
-    """The two newest that were measured on one."""
-    found = [
-        path
-        for path in paths
-        if json.loads(path.read_text(encoding="utf-8"))["environment"]["hardware"]["gpu"]
-    ]
-    return found[-2:]
+    text = _TIMES.sub(lambda match: f"{match[1]}\n{device_times(times)}\n\n{match[2]}", text)
+    return _LAUNCHING.sub(layers, text)
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ def pack_state(state: Path, out: Path) -> list[Path]:
     left_out: list[Path] = []
     packed, room = io.BytesIO(), _STATE_FILES * _FILE_BYTES
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        open_files = [path for path in _kept(state) if not _is_done(path, state)]
+        open_files = [path for path in _kept(state) if not _is_spent(path, state)]
         for path in sorted(open_files, key=lambda file: file.stat().st_size):
             if packed.tell() + path.stat().st_size + 4096 > room - 20_000:
                 left_out.append(path)
@@ -66,7 +66,7 @@ def restore_state(packed: Path, state: Path) -> None:
             shutil.rmtree(row)
 
 
-def _is_done(path: Path, state: Path) -> bool:
+def _is_spent(path: Path, state: Path) -> bool:
     """Whether these are weights of a row that needs them no more."""
     place = path.relative_to(state).parts
     is_weights = place[0] == "rows" and path.suffix == ".safetensors"

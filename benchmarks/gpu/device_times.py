@@ -42,9 +42,9 @@ def cases(x: Tensor, heads: int) -> Iterator[Case]:
     whole = partial(ops.group_sort, x, 1, order="ascending", backend="eager")
     yield "group_sort, all, eager, forward", whole, None
     steps = ops.shift_steps("linear", length, channels, device=x.device)
-    yield "circular_shift", lambda: ops.circular_shift(x, steps, backend="triton"), 2.0
+    yield "circular_shift, linear", lambda: ops.circular_shift(x, steps, backend="triton"), 2.0
     shifted = partial(ops.channel_permute, x, steps, length // 2, backend="triton")
-    yield "channel_permute, pairs, forward", shifted, 2.0
+    yield "channel_permute, pairs, linear, forward", shifted, 2.0
     # The order is kept for the backward: half a byte a token, a byte, or two.
     for name, groups, code in (
         ("pairs", length // 2, 0.5),

@@ -34,6 +34,11 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
                     )
         x = torch.randn(2, 41, 130, device=device, dtype=dtype).requires_grad_()
         steps = torch.arange(130, device=device)
+        even = torch.randn(2, 42, 130, device=device, dtype=dtype).requires_grad_()
+        yield (
+            f"channel_permute pairs {dtype}",
+            lambda x=even, s=steps: ops.channel_permute(x, s, 21, backend="triton"),
+        )
         yield (
             f"circular_shift {dtype}",
             lambda x=x, s=steps: ops.circular_shift(x, s, backend="triton"),

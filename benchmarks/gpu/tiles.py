@@ -71,8 +71,8 @@ def window_tile(choice: dict[str, Any]) -> Iterator[None]:
 
     def changed(slots: int, half: int, channels: int) -> dict[str, int]:
         tile = usual(slots, half, channels)
-        warps = max(1, min(32, int(tile["num_warps"] * choice["warps"])))
-        shares = max(1, int(tile["WARPS"] * choice["warps"]))
+        warps = min(32, tile["num_warps"] * choice["warps"])
+        shares = tile["WARPS"] * choice["warps"]
         return {**tile, "num_warps": warps, "WARPS": shares, "maxnreg": choice["maxnreg"]}
 
     with mock.patch.object(permutation, "window_tile", changed):

@@ -102,7 +102,7 @@ def scheduled_steps(
     size are tensors of one number, since ONNX reckons with no other.
     """
     if kind in _POWER_KINDS:
-        steps: Tensor = torch.ops.rifflemix.power_shift_steps(
+        steps: Tensor = _power_shift_steps(
             kind, num_tokens, num_channels, layer_index, num_layers, device
         )
         return steps
