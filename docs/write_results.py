@@ -38,7 +38,7 @@ INTRODUCTION = """# Results
 A question, a picture, a sentence; a short table where one helps, and all numbers as CSV. The result
 files and the commands that wrote them are folded below each. `python docs/write_results.py` writes
 this page; no number on it is typed. Times and memory at length: [performance](performance.md).
-Every file names its machine, of two CPU cores.
+Every file names its machine, two CPU cores where the page does not say otherwise.
 """
 
 
