@@ -55,10 +55,20 @@ def test_tasks(name: str) -> None:
         task.split("train")[6]
 
 
+FEW = {"preset": "curv_baseline", "num_train": 5, "num_validation": 1, "num_test": 1}
+
+
+@pytest.fixture(scope="module")
+def pixels_and_label() -> tuple[torch.Tensor, int]:
+    pixels, label = load_task("pathfinder32", **FEW).split("train")[4]
+    return pixels, label
+
+
 @pytest.mark.parametrize("patch_size", [2, 4, 8, 16])
-def test_patches_are_the_pixels_of_the_image(patch_size: int) -> None:
-    tiny = {"preset": "curv_baseline", **TINY}
-    task = load_task("pathfinder32", patch_size=patch_size, **tiny)
+def test_patches_are_the_pixels_of_the_image(
+    pixels_and_label: tuple[torch.Tensor, int], patch_size: int
+) -> None:
+    task = load_task("pathfinder32", patch_size=patch_size, **FEW)
     across = 32 // patch_size
     assert (task.input_kind, task.vocab_size, task.num_features, task.max_length) == (
         "vectors",
@@ -66,7 +76,7 @@ def test_patches_are_the_pixels_of_the_image(patch_size: int) -> None:
         patch_size**2,
         across**2,
     )
-    pixels, label = load_task("pathfinder32", **tiny).split("train")[4]
+    pixels, label = pixels_and_label
     patches, same = task.split("train")[4]
     image = pixels.reshape(32, 32).numpy()
     expected = [
@@ -209,10 +219,10 @@ def test_options_change_what_is_drawn(name: str, value: float) -> None:
 
 
 def test_fingerprint_tells_seeds_and_options_apart() -> None:
-    base = {"preset": "curv_baseline", "num_distractors": 0, **TINY}
+    base = {**FEW, "num_distractors": 0}
     prints = {
         load_task("pathfinder32", **{**base, **change}).fingerprint()
-        for change in ({}, {"seed": 1}, {"gap": 1.5}, {"num_train": 5})
+        for change in ({}, {"seed": 1}, {"gap": 1.5}, {"num_train": 4})
     }
     assert len(prints) == 4
 

@@ -212,7 +212,7 @@ def _rates(row: Row) -> dict[str, float]:
 
 def _share(call: Callable[[], object], row: Row, name: str, settings: Settings) -> float:
     loops = max(1, round(_SHARE_SECONDS / row.passes[name].p50))
-    return kernel_share(call, settings.torch_device, loops)
+    return kernel_share(call, settings.torch_device, min(loops, settings.repeats))
 
 
 def _model(backbone: Backbone, name: str, layers: int, shape: Shape) -> nn.Module:

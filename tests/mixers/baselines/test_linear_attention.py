@@ -35,10 +35,10 @@ def test_equals_the_matrix_of_weights(length: int, epsilon: float | None, causal
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients(causal: bool) -> None:
-    inputs = [t.requires_grad_() for t in draw(9)]
+    inputs = [t[:, :2, :, :2].requires_grad_() for t in draw(5)]
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return linear_attention(q, k, v, epsilon=1e-3, causal=causal, chunk_size=4)
+        return linear_attention(q, k, v, epsilon=1e-3, causal=causal, chunk_size=2)
 
     assert torch.autograd.gradcheck(run, inputs)
     assert torch.autograd.gradgradcheck(run, inputs)
