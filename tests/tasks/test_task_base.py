@@ -108,6 +108,7 @@ def test_mapped_arrays_pickle_as_paths() -> None:
     assert len(pickle.dumps(split)) < rows + 1500
 
 
+@pytest.mark.slow  # another process imports everything
 def test_data_loader_of_worker_processes() -> None:
     task = load_task("listops", **SMALL)
     loader = DataLoader(
