@@ -2,7 +2,7 @@
 
 After adding a recipe or changing its settings: a second for each that is new. After changing what a
 mixer, a model or an optimiser computes, with parts of the names of the rows that it is in, which
-are counted anew; `/` is in all, which takes up to half an hour.
+are counted anew; `/` is in all, which takes long.
 
     python docs/write_costs.py
     python docs/write_costs.py sinkhorn/ -butterfly

@@ -23,6 +23,10 @@ def test_students_distribution(freedom: float) -> None:
         assert student_quantile(level, freedom) == pytest.approx(expected, rel=1e-7)
 
 
+def test_the_quantile_of_no_number_is_none() -> None:
+    assert math.isnan(student_quantile(0.05, math.nan))
+
+
 def test_without_error_over_seeds_it_is_the_normal_distribution() -> None:
     assert student_tails(1.3, math.inf) == pytest.approx(2 * scipy.stats.norm.sf(1.3))
     found = paired_difference({0: 0.9, 1: 0.8}, {0: 0.85, 1: 0.75}, sampling_error=0.04)

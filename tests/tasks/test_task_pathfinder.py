@@ -59,8 +59,11 @@ FEW = {"preset": "curv_baseline", "num_train": 5, "num_validation": 1, "num_test
 
 
 @pytest.fixture(scope="module")
-def pixels_and_label() -> tuple[torch.Tensor, int]:
-    pixels, label = load_task("pathfinder32", **FEW).split("train")[4]
+def pixels_and_label(tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.Tensor, int]:
+    """In a cache of its own, since it is made before that of the first test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RIFFLEMIX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        pixels, label = load_task("pathfinder32", **FEW).split("train")[4]
     return pixels, label
 
 

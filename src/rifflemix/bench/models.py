@@ -30,7 +30,9 @@ from rifflemix.runs.measure import kernel_share
 
 NO_MIXER, SOFTMAX = "no mixer", "softmax"
 DEFAULT_LAYERS = 4
-_SHARE_SECONDS = 0.05  # a short call is made so long to see what share of it kernels take
+# A short call is made so long, but no more often than it is timed, to see what share kernels take:
+# the profiler needs seconds for the events of many calls.
+_SHARE_SECONDS = 0.05
 
 
 class NoMixer(nn.Module):

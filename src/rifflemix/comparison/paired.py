@@ -98,7 +98,7 @@ def student_quantile(level: float, freedom: float) -> float:
     while True:
         step = (student_tails(t, freedom) - level) / (2 * _student_density(t, freedom))
         t += step
-        if step <= 1e-12 * t:
+        if not step > 1e-12 * t:  # not a number ends it too
             return t
 
 
