@@ -39,8 +39,6 @@ def cases(x: Tensor, heads: int) -> Iterator[Case]:
     attention = torch.nn.functional.scaled_dot_product_attention
     yield "scaled_dot_product_attention", lambda: attention(w, w, w), None
     yield "torch.sort", lambda: x.sort(dim=1), None
-    whole = partial(ops.group_sort, x, 1, order="ascending", backend="eager")
-    yield "group_sort, all, eager, forward", whole, None
     steps = ops.shift_steps("linear", length, channels, device=x.device)
     yield "circular_shift, linear", lambda: ops.circular_shift(x, steps, backend="triton"), 2.0
     shifted = partial(ops.channel_permute, x, steps, length // 2, backend="triton")
@@ -49,28 +47,34 @@ def cases(x: Tensor, heads: int) -> Iterator[Case]:
     for name, groups, code in (
         ("pairs", length // 2, 0.5),
         ("windows of 64", length // 64, 1.0),
+        ("windows of 1,024", length // 1024, 2.0),
         ("all", 1, 2.0),
     ):
+        sort = partial(ops.group_sort, num_groups=groups, order="ascending")
+        both = 4.0 + 2 * code / x.element_size()
         yield from _directions(
-            f"group_sort, {name}",
-            lambda x, g=groups: ops.group_sort(x, g, order="ascending", backend="triton"),
-            x, grad, 2.0, 4.0 + 2 * code / x.element_size(),
-        )  # fmt: skip
+            f"group_sort, {name}", partial(sort, backend="triton"), x, grad, 2.0, both
+        )
+        if length // groups > 256:
+            eager = partial(sort, backend="eager")
+            yield from _directions(f"group_sort, {name}, eager", eager, x, grad, None, None)
     temperature = torch.ones(heads, device=x.device)
     grad = grad.unflatten(2, (heads, -1)).transpose(1, 2)
     for function, forward, both in (
         (ops.token_statistics, 4.0, 10.0),
         (ops.causal_token_statistics, 5.0, 13.0),
     ):
-        yield from _directions(
-            function.__name__,
-            lambda w, f=function: f(w, temperature, backend="triton"),
-            w, grad, forward, both,
-        )  # fmt: skip
+        statistics = partial(function, temperature=temperature, backend="triton")
+        yield from _directions(function.__name__, statistics, w, grad, forward, both)
 
 
 def _directions(
-    name: str, function: Callable[[Tensor], Any], x: Tensor, grad: Tensor, once: float, both: float
+    name: str,
+    function: Callable[[Tensor], Any],
+    x: Tensor,
+    grad: Tensor,
+    once: float | None,
+    both: float | None,
 ) -> Iterator[Case]:
     def trained() -> object:
         leaf = x.detach().requires_grad_()

@@ -9,16 +9,18 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+import triton
 
 from rifflemix import ops
 from rifflemix.files import write_json
 from rifflemix.ops.permutation import triton as permutation
+from rifflemix.ops.statistics import triton_causal
 from rifflemix.ops.statistics import triton_common as statistics
 from rifflemix.runs.environment import environment
 from rifflemix.runs.measure import median, median_seconds
@@ -34,20 +36,23 @@ _SHIFTS = [
     for tokens, channels, warps in itertools.product((64, 256, 1024), (16, 32, 64), (1, 4, 8, 16))
     if 256 <= tokens * channels // warps <= 2048
 ]
-# Registers a thread holds for values, for the window sort; warps relative to the library's.
+# Slots of a window that a lane holds, of two channels each, and registers of a thread.
 _WINDOWS = [
-    {"warps": warps, "maxnreg": registers}
-    for warps, registers in itertools.product((1, 2, 4), (64, 128, 255))
+    {"own": own, "maxnreg": registers}
+    for own, registers in itertools.product((16, 32, 64), (64, 96, 128, 168, 255))
+    if 3 * own <= registers <= 8 * own
 ]
+_UNSORTED = [{"_MAX_UNSORTED": tokens} for tokens in (2, 16384)]
 _TOKENS = [
-    {"_TILE": tile, "_CHUNK": chunk}
-    for tile, chunk in itertools.product((2048, 4096, 8192), (32, 64, 128))
+    {"_TILE": tile, "_CHUNK": chunk, "_OF_WARP": of_warp}
+    for tile, chunk, of_warp in itertools.product((1024, 2048, 4096), (32, 64), (1024, 2048))
 ]
+_CAUSAL = [{"_ROWS": 16}, {"_ROWS": 32}]
 
 
 @contextmanager
 def rows_tile(choice: dict[str, Any]) -> Iterator[None]:
-    """Pairs and shifts with another tile."""
+    """Pairs with another tile."""
     with mock.patch.dict(permutation._ROW_TILE, choice):
         yield
 
@@ -66,24 +71,29 @@ def shift_tile(choice: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def window_tile(choice: dict[str, Any]) -> Iterator[None]:
-    """Windows with other warps; a thread then holds fewer or more values."""
-    usual = permutation.window_tile
+    """Windows of which a lane holds more or fewer slots."""
 
-    def changed(slots: int, half: int, channels: int) -> dict[str, int]:
-        tile = usual(slots, half, channels)
-        warps = min(32, tile["num_warps"] * choice["warps"])
-        shares = tile["WARPS"] * choice["warps"]
-        return {**tile, "num_warps": warps, "WARPS": shares, "maxnreg": choice["maxnreg"]}
+    def changed(group_size: int, half: int, channels: int) -> dict[str, int]:
+        slots = max(2, triton.next_power_of_2(group_size))
+        tile = permutation.window_tile(slots, choice["own"], channels)
+        return {**tile, "maxnreg": choice["maxnreg"]}
 
-    with mock.patch.object(permutation, "window_tile", changed):
+    with mock.patch.object(permutation, "window_tile_of", changed):
         yield
 
 
-@contextmanager
-def statistics_tile(choice: dict[str, Any]) -> Iterator[None]:
-    """Token statistics with another tile and chunk."""
-    with mock.patch.multiple(statistics, **choice):
-        yield
+def constants_of(*modules: Any) -> Callable[[dict[str, Any]], Any]:
+    """Other constants in modules."""
+
+    @contextmanager
+    def setting(choice: dict[str, Any]) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in modules:
+                there = {name: value for name, value in choice.items() if hasattr(module, name)}
+                stack.enter_context(mock.patch.multiple(module, **there))
+            yield
+
+    return setting
 
 
 def kernels(
@@ -98,6 +108,23 @@ def kernels(
     def sort(groups: int) -> Callable[[], object]:
         return lambda: ops.group_sort(x, groups, order="ascending", backend="triton")
 
+    def trained(function: Callable[[Any], Any], leaf: Any) -> Callable[[], object]:
+        leaf = leaf.detach().requires_grad_()
+
+        def call() -> object:
+            y = function(leaf)
+            y = y if isinstance(y, torch.Tensor) else y[0]
+            return torch.autograd.grad(y, leaf, grad.view(y.shape))[0]
+
+        grad = torch.randn_like(x)
+        return call
+
+    def sort_whole(leaf: Any) -> Any:
+        return ops.group_sort(leaf, 1, order="ascending", backend="triton")
+
+    def causal(leaf: Any) -> Any:
+        return ops.causal_token_statistics(leaf, temperature, backend="triton")
+
     return {
         "sort_pairs": (rows_tile, _ROWS, sort(tokens // 2)),
         "sort_pairs, shifted": (
@@ -106,11 +133,22 @@ def kernels(
             lambda: ops.channel_permute(x, steps, tokens // 2, backend="triton"),
         ),
         "sort_windows, 64": (window_tile, _WINDOWS, sort(tokens // 64)),
+        "sort_windows, 256": (window_tile, _WINDOWS, sort(tokens // 256)),
         "sort_windows, all": (window_tile, _WINDOWS, sort(1)),
+        "sort_windows, all, trained": (
+            constants_of(permutation),
+            _UNSORTED,
+            trained(sort_whole, x),
+        ),
         "token_statistics": (
-            statistics_tile,
+            constants_of(statistics),
             _TOKENS,
             lambda: ops.token_statistics(w, temperature, backend="triton"),
+        ),
+        "causal_token_statistics, trained": (
+            constants_of(triton_causal),
+            _CAUSAL,
+            trained(causal, w),
         ),
     }
 

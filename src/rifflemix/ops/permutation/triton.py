@@ -30,7 +30,7 @@ Arguments = tuple[Any, ...]
 
 _ROW_TILE = {"ROWS": 8, "CHANNELS": 128, "num_warps": 4}
 # Up to this many tokens a backward that sorts costs less than one that writes single values.
-_MAX_UNSORTED = 64
+_MAX_UNSORTED = 256
 
 
 def circular_shift(x: Tensor, steps: Tensor, mask: Tensor | None, with_index: bool) -> Permuted:
@@ -243,45 +243,46 @@ def shift_tile(x: Tensor, row_size: int = 1) -> dict[str, int]:
     """The tile of a kernel that shifts channels, in rows of `row_size` tokens.
 
     Memory comes in sectors of 32 bytes, and a shift takes each channel of a sector from another
-    token. A program has the channels of one sector, and twice as many tokens as lie between them by
-    a "linear" shift: most of what one of them brings to the cache, the others find there.
+    token: a program has the channels of two sectors and many tokens, so that most of what one of
+    them brings to the cache, the others find there.
     """
-    length, channels = x.shape[1:]
-    sector = 32 // x.element_size()
-    tokens = 2 * sector * -(-length // channels)
-    tokens = min(1024, max(64, triton.next_power_of_2(tokens)))
+    channels = 64 // x.element_size()
     return {
-        "ROWS": tokens // row_size,
-        "CHANNELS": min(sector, triton.next_power_of_2(channels)),
-        "num_warps": max(1, min(16, tokens * sector // 1024)),
+        "ROWS": 64 // row_size,
+        "CHANNELS": min(channels, triton.next_power_of_2(x.shape[2])),
+        "num_warps": 1,
     }
 
 
-def window_tile(slots: int, half: int, channels: int) -> dict[str, int]:
+def window_tile(slots: int, own: int, channels: int) -> dict[str, int]:
     """How `sort_windows` cuts (tokens, channels) for windows of `slots` positions.
 
-    A window lies in one thread, else in the lanes of one warp: to exchange values between warps
-    through shared memory costs ten times what the sort does. Only the longest windows, which one
-    warp has no registers for, are spread over several.
+    A lane holds two channels, side by side. Of a window it has `own` slots, the rest is in other
+    lanes of its warp. Only the longest windows, which one warp has no registers for, are spread
+    over several, which exchange values through shared memory.
     """
-    each = (32 if slots <= 256 else 64) * 16 // half
-    if slots <= each:
-        num_warps, columns = 4, 128
-    elif slots <= 128 * 32 * 16 // half:
-        num_warps, columns = 1, max(1, 32 * each // slots)
-    else:
-        num_warps, columns = 16, max(1, 16 * 32 * each // slots)
+    lanes = max(1, min(32, slots // own))
+    shares = max(1, slots // (own * lanes))
+    # The compiler puts lanes side by side as long as there are columns: more warps, other lanes.
+    num_warps = shares if lanes > 1 else 4
+    columns = min(2, channels) * 32 // lanes * num_warps // shares
     tile_channels = min(columns, triton.next_power_of_2(channels))
-    lanes_across = min(32, columns)
     return {
         "SLOTS": slots,
         "CHANNELS": tile_channels,
         "WINDOWS": columns // tile_channels,
-        "LANES": min(slots, 32 // lanes_across),
-        "WARPS": max(1, num_warps // max(1, columns // lanes_across)),
+        "LANES": lanes,
+        "WARPS": shares,
         "num_warps": num_warps,
-        "maxnreg": 255 if num_warps == 1 and slots > 256 else 128,
     }
+
+
+def window_tile_of(group_size: int, half: int, channels: int) -> dict[str, int]:
+    """The tile of windows of this size and of values of `half` bits."""
+    slots = max(2, triton.next_power_of_2(group_size))
+    own = 16 if slots <= 64 else 32 if slots <= 1024 else 64
+    tile = window_tile(slots, own * 16 // half, channels)
+    return {**tile, "maxnreg": 255 if own > 32 else 128}
 
 
 def _sort_windows(
@@ -297,7 +298,7 @@ def _sort_windows(
     batch, length, channels = x.shape
     leaders = 1 if positions is None else positions.shape[2]
     half, group_size, num_windows = BITS[x.dtype], length // num_groups, batch * num_groups
-    tile = window_tile(max(2, triton.next_power_of_2(group_size)), half, channels)
+    tile = window_tile_of(group_size, half, channels)
     out_strides = (length * channels, channels, 1)
     launch(
         kernels.sort_windows,
@@ -321,7 +322,7 @@ def _unsort_windows(
 ) -> None:
     batch, length, channels = grad.shape
     half, group_size, num_windows = BITS[grad.dtype], length // num_groups, batch * num_groups
-    tile = window_tile(max(2, triton.next_power_of_2(group_size)), half, channels)
+    tile = window_tile_of(group_size, half, channels)
     launch(
         kernels.unsort_windows,
         _num_programs(num_windows, channels, tile["WINDOWS"], tile["CHANNELS"]),

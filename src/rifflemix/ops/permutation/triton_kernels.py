@@ -124,7 +124,9 @@ def _columns(
     tiles = tl.cdiv(channels, CHANNELS)
     tile = tl.program_id(0)
     column = tl.arange(0, CHANNELS * WINDOWS)[None, :]
+    # Told of no more than two side by side, the compiler gives a lane two channels of many slots.
     channel = tile % tiles * CHANNELS + column % CHANNELS
+    channel = tl.max_contiguous(channel, (1, 2 if CHANNELS > 1 else 1))
     window = tile // tiles * WINDOWS + column // CHANNELS
     num_groups = length // group_size
     there = (channel < channels) & (window < num_windows)
@@ -144,9 +146,9 @@ def _rows(length, channels, num_rows, row_size, ROWS: tl.constexpr, CHANNELS: tl
 
 
 @triton.jit
-def _load_step(steps, channel, length, there):
-    """Steps of any size and sign, brought to 0..length - 1."""
-    step = tl.load(steps + channel, mask=there, other=0) % length
+def _load_step(steps, channel, channels, length):
+    """Steps of any size and sign, of channels and not of tokens, brought to 0..length - 1."""
+    step = tl.load(steps + channel, mask=channel < channels, other=0) % length
     return tl.where(step < 0, step + length, step).to(tl.int32)
 
 
@@ -161,7 +163,7 @@ def _is_padded(mask, sample, token, length, there):
     return tl.load(mask + sample * length + token, mask=there, other=0) != 0
 
 
-@triton.jit(do_not_specialize=["x_channel", "out_channel"])
+@triton.jit
 def sort_windows(
     x, y, code, positions, steps, descending, mask,
     x_batch, x_token, x_channel, out_batch, out_token, out_channel,
@@ -173,9 +175,7 @@ def sort_windows(
     `positions[r]`.
 
     `code` (B, N, C) takes the position within its window that each token came from. y, code,
-    positions (B, N, leaders), steps, descending and mask may be None. The strides along channels
-    are not
-    specialised: knowing them to be 1, the compiler would spread a window over more lanes.
+    positions (B, N, leaders), steps, descending and mask may be None.
     """
     sample, start, channel, there = _columns(
         length, channels, group_size, num_windows, CHANNELS, WINDOWS
@@ -185,7 +185,7 @@ def sort_windows(
     token = slot + start
     position = slot
     if steps is not None:
-        step = _load_step(steps, channel, length, there)
+        step = _load_step(steps, channel, channels, length)
         if WHOLE:
             # The window holds all tokens: read them as they stand and shift the positions instead.
             position = slot + step
@@ -219,7 +219,7 @@ def sort_windows(
         tl.store(code + sample * out_batch + offset, source.to(code.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["g_channel", "out_channel"])
+@triton.jit
 def unsort_windows(
     grad, code, out, steps, mask,
     g_batch, g_token, g_channel, out_batch, out_token, out_channel,
@@ -250,7 +250,7 @@ def unsort_windows(
     inside = there & (position < group_size)
     token = position + start
     if steps is not None:
-        token = _source(token, _load_step(steps, channel, length, there), length)
+        token = _source(token, _load_step(steps, channel, channels, length), length)
     offset = token * out_token + channel * out_channel
     tl.store(out + sample * out_batch + offset, packed.to(out.dtype.element_ty), mask=inside)
 
@@ -278,15 +278,17 @@ def scatter(
     inside = there & (position >= 0) & (position < group_size)
     source = token // group_size * group_size + position
     if steps is not None:
-        source = _source(source, _load_step(steps, channel, length, there), length)
+        source = _source(source, _load_step(steps, channel, channels, length), length)
     tl.store(out + sample + (source * channels + channel), bits, mask=inside)
 
 
 @triton.jit
-def _load_pair(x, sample, token, channel, steps, x_batch, x_token, x_channel, length, there):
+def _load_pair(
+    x, sample, token, channel, steps, x_batch, x_token, x_channel, length, channels, there
+):  # fmt: skip
     second = token + 1
     if steps is not None:
-        step = _load_step(steps, channel, length, there)
+        step = _load_step(steps, channel, channels, length)
         token, second = _source(token, step, length), _source(second, step, length)
     x += sample * x_batch + channel * x_channel
     return (
@@ -316,7 +318,7 @@ def sort_pairs(
     """
     sample, token, channel, there = _rows(length, channels, num_rows, 2, ROWS, CHANNELS)
     first, second = _load_pair(
-        x, sample, token, channel, steps, x_batch, x_token, x_channel, length, there
+        x, sample, token, channel, steps, x_batch, x_token, x_channel, length, channels, there
     )
     down = None
     if descending is not None:
@@ -329,7 +331,17 @@ def sort_pairs(
             leader = tl.min(leader, 1, keep_dims=True)
             in_tile = tl.max(there.to(tl.int32), 1, keep_dims=True) != 0
         a, b = _load_pair(
-            x, sample, token, leader, steps, x_batch, x_token, x_channel, length, in_tile
+            x,
+            sample,
+            token,
+            leader,
+            steps,
+            x_batch,
+            x_token,
+            x_channel,
+            length,
+            channels,
+            in_tile,
         )
         swap = swap ^ _out_of_order(a, b, None, infinity, HALF)
     low, high = tl.where(swap, second, first), tl.where(swap, first, second)
@@ -357,7 +369,7 @@ def unsort_pairs(
     """Exchange the gradients of the pairs that `sort_pairs` exchanged."""
     sample, token, channel, there = _rows(length, channels, num_rows, 2, ROWS, CHANNELS)
     low, high = _load_pair(
-        grad, sample, token, channel, None, g_batch, g_token, g_channel, length, there
+        grad, sample, token, channel, None, g_batch, g_token, g_channel, length, channels, there
     )
     if mask is not None:
         low = tl.where(_is_padded(mask, sample, token, length, there), 0, low)
@@ -378,7 +390,7 @@ def unshift_pairs(
 ):  # fmt: skip
     """The same after a shift: each token fetches the gradient of the position it went to."""
     sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
-    position = token + _load_step(steps, channel, length, there)
+    position = token + _load_step(steps, channel, channels, length)
     position = tl.where(position >= length, position - length, position)
     swaps += sample * (length // 2) * channels + (position // 2 * channels + channel)
     position = position ^ (tl.load(swaps, mask=there, other=0) != 0).to(tl.int32)
@@ -396,7 +408,7 @@ def shift(
 ):  # fmt: skip
     """Make y[b, n, c] = x[b, (n - steps[c]) mod N, c]."""
     sample, token, channel, there = _rows(length, channels, num_rows, 1, ROWS, CHANNELS)
-    source = _source(token, _load_step(steps, channel, length, there), length)
+    source = _source(token, _load_step(steps, channel, channels, length), length)
     x += sample * x_batch + (source * x_token + channel * x_channel)
     y += sample * length * channels + (token * channels + channel)
     tl.store(y, tl.load(x, mask=there, other=0), mask=there)

@@ -12,10 +12,9 @@ BITS = {torch.bfloat16: 16, torch.float16: 16, torch.float32: 32}
 INFINITY_BITS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000}
 # Longest window that one program sorts.
 MAX_WINDOW = {16: 16384, 32: 8192}
-# Above it "auto" leaves the order to torch.sort: for all of 4,096 tokens the kernel took 3.7 ms on
-# an H200 and the eager path 1.2. Tiles exchanged through shared memory then, and do no more; until
-# the new ones have been timed (benchmarks/gpu/device_times.py), what was measured decides.
-FASTEST_WINDOW = 256
+# Longest window, by bits of a value, that "auto" gives them: above it none was timed against the
+# eager path (benchmarks/gpu/device_times.py), or was slower.
+FASTEST_WINDOW = {16: 4096, 32: 256}
 MAX_OFFSET = 2**31 - 1
 
 
@@ -25,7 +24,7 @@ def with_triton(names: tuple[str, ...], x: Tensor, group_size: int = 1) -> tuple
         return names
     fits = group_size <= MAX_WINDOW[BITS[x.dtype]]
     found = triton_support.with_triton(names, x, fits, x.shape[1] * x.shape[2] <= MAX_OFFSET)
-    if found is names or group_size <= FASTEST_WINDOW:
+    if found is names or group_size <= FASTEST_WINDOW[BITS[x.dtype]]:
         return found
     return ("triton", *names)
 

@@ -30,16 +30,15 @@ from rifflemix.ops.statistics.triton_common import (
     float32,
     mask_bytes,
     sum_squares,
-    sum_tile,
-    token_layout,
+    sums_layout,
     with_whole_rows,
 )
-from rifflemix.ops.statistics.triton_limits import check_limits
+from rifflemix.ops.statistics.triton_limits import check_limits, power_of_two
 from rifflemix.ops.triton_support import launch
 
 Arguments = tuple[Any, ...]
-# Several tiles at once, in the backward, need the registers of twice as many threads.
-_NUM_WARPS = 8
+# Tokens of a chunk: the running sums before each take twice the room of a token.
+_ROWS = 16
 SevenTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -108,10 +107,9 @@ def _forward(
     check_limits(w)
     y, pi, _, _, scores, *_ = _empty_outputs(w, temperature, bias, energy, member_sums, mask)
     padding, w, mask = mask, with_whole_rows(w), mask_bytes(mask)
-    programs, chunks, tile = token_layout(w)
-    tile["num_warps"] = _NUM_WARPS
+    programs, chunks, tile = _layout(w)
     sizes = (heads, length, features, chunks)
-    energy_before = _add_up(sum_squares(w, mask), energy)
+    energy_before = _add_up(sum_squares(w, mask, _layout(w)), energy)
     launch(
         kernels.causal_scores, programs, w,
         w, mask, energy_before, scores, *w.stride()[:3], *sizes, ENERGY_FLOOR, **tile,
@@ -143,7 +141,7 @@ def _empty_outputs(
     mask: Tensor | None,
 ) -> SevenTensors:
     batch, heads, length, features = w.shape
-    chunks = token_layout(w)[1]
+    chunks = _layout(w)[1]
     return (
         empty_tokens(w),
         float32(w, batch, length, heads),
@@ -180,7 +178,7 @@ def _backward(
     check_heads(w, temperature, mask)
     check_gradient("grad", grad, w)
     batch, heads, length, features = w.shape
-    ends = token_layout(w)[1] + 1
+    ends = _layout(w)[1] + 1
     check_statistics(
         w,
         pi=(pi, (batch, length, heads)),
@@ -194,8 +192,7 @@ def _backward(
     pi, energy_before, before = pi.contiguous(), energy_before.contiguous(), before.contiguous()
     out, grad_logits, *_ = _empty_gradients(w, temperature)
     w, grad, mask = with_whole_rows(w), with_whole_rows(grad), mask_bytes(mask)
-    programs, chunks, tile = token_layout(w)
-    tile["num_warps"] = _NUM_WARPS
+    programs, chunks, tile = _layout(w)
     sizes = (heads, length, features, chunks)
     strides = (*w.stride()[:3], *grad.stride()[:3])
 
@@ -302,13 +299,24 @@ def _in_eager(
     return y, pi.transpose(1, 2), energy, member_sums
 
 
+def _layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
+    """Programs, chunks of a sample and tile: a lane has two features of all tokens of a chunk."""
+    batch, heads, length, features = w.shape
+    width = power_of_two(features)
+    num_warps = max(1, min(16, width // 64))
+    rows = max(1, min(_ROWS, _ROWS * 64 * num_warps // width))
+    chunks = -(-length // rows)
+    return batch * heads * chunks, chunks, {"ROWS": rows, "WIDTH": width, "num_warps": num_warps}
+
+
 def _add_up(sums: Tensor, start: Tensor | None, *, from_end: bool = False) -> Tensor:
     """(B, H, chunks + 1, width): running sums over the chunks, from `start` on."""
     batch, heads, chunks, width = sums.shape
     total = float32(sums, batch, heads, chunks + 1, width)
+    programs, tile = sums_layout(sums)
     launch(
-        kernels.add_up_chunks, batch * heads, sums,
+        kernels.add_up_chunks, programs, sums,
         sums, None if start is None else start.contiguous(), total, chunks, width,
-        FROM_END=from_end, **sum_tile(width),
+        FROM_END=from_end, **tile,
     )  # fmt: skip
     return total

@@ -1,6 +1,7 @@
 """GPU kernels of causal token statistics: sums within chunks, on top of those of whole chunks.
 
-A program has one head of one chunk of tokens, all of it in registers. "before" (B, H, chunks + 1,
+A program has one head of one chunk of tokens, all of it in registers, two features a lane: running
+sums over the tokens stay within a thread. "before" (B, H, chunks + 1,
 width) holds the sums before each chunk and after the last, "after" the sums behind each chunk,
 last chunk first. The width is D, or D + 1 where the sum of Pi follows that of Pi w^2. Layouts are
 those of `triton_kernels`.
@@ -14,9 +15,15 @@ import triton.language as tl
 from rifflemix.ops.statistics.triton_kernels import (
     chunk_of_head,
     load_tokens,
+    row_and_columns,
     store_tokens,
     token_exists,
 )
+
+
+@triton.constexpr_function
+def _log2(power):
+    return int(power).bit_length() - 1
 
 
 @triton.jit
@@ -24,9 +31,8 @@ def add_up_chunks(
     sums, start, sums_up_to, num_chunks, width,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, FROM_END: tl.constexpr,
 ):  # fmt: skip
-    """Running sums over the chunks of one row, from `start` (or 0), first or last chunk first."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, WIDTH)
+    """Running sums over the chunks of a row, from `start` (or 0), first or last chunk first."""
+    row, column = row_and_columns(width, WIDTH)
     there = column < width
     carry = tl.zeros((WIDTH,), tl.float32)
     if start is not None:
@@ -50,7 +56,9 @@ def _tile(mask, heads, length, num_chunks, ROWS: tl.constexpr, WIDTH: tl.constex
     batch, head, chunk = chunk_of_head(heads, num_chunks)
     token = chunk * ROWS + tl.arange(0, ROWS)
     exists = token_exists(mask, batch, token, length)
-    return batch, head, chunk, token, exists, tl.arange(0, WIDTH)
+    # The compiler, told of no more than two, would give a lane eight features of fewer tokens.
+    feature = tl.max_contiguous(tl.arange(0, WIDTH), 2 if WIDTH > 1 else 1)
+    return batch, head, chunk, token, exists, feature
 
 
 @triton.jit
@@ -63,11 +71,11 @@ def _energy(squares, before, row, chunk, num_chunks, features, feature):
 
 @triton.jit
 def _moment(squares, share, before, row, chunk, num_chunks, features, feature, count_offset):
-    """Moment, and number of tokens, of a group up to each token."""
+    """Moment of a group up to each token, and 1 / its number of tokens."""
     sums = before + (row * (num_chunks + 1) + chunk) * (features + 1)
     start = tl.load(sums + feature, mask=feature < features, other=0.0)
-    count = (tl.cumsum(share, 0) + tl.load(sums + features) + count_offset)[:, None]
-    return (tl.cumsum(share[:, None] * squares, 0) + start[None, :]) / count, count
+    part = (1.0 / (tl.cumsum(share, 0) + tl.load(sums + features) + count_offset))[:, None]
+    return (tl.cumsum(share[:, None] * squares, 0) + start[None, :]) * part, part
 
 
 @triton.jit
@@ -118,11 +126,14 @@ def causal_gate(
 
 
 @triton.jit
-def _slopes(tile, slope, share, moment, count):
-    """Gradients of the sums up to each token, of Pi w^2 and of Pi, through that token's output."""
+def _slopes(tile, slope, share, moment, part):
+    """Gradients of the sums up to each token, of Pi w^2 and of Pi, through that token's output.
+
+    That of Pi is still to be summed over the features.
+    """
     damp = 1.0 / (1.0 + moment)
-    grad_energy = slope * tile * share[:, None] * damp * damp / count
-    return grad_energy, -tl.sum(grad_energy * moment, 1), damp
+    grad_energy = slope * tile * share[:, None] * damp * damp * part
+    return grad_energy, -grad_energy * moment, damp
 
 
 @triton.jit
@@ -139,22 +150,48 @@ def causal_gate_gradient_sums(
     )
     share = tl.load(pi + (batch * length + token) * heads + head, mask=exists, other=0.0)
     row = batch * heads + head
-    moment, count = _moment(
+    moment, part = _moment(
         tile * tile, share, before, row, chunk, num_chunks, features, feature, count_offset
     )
-    grad_energy, grad_count, _ = _slopes(tile, slope, share, moment, count)
+    grad_energy, grad_count, _ = _slopes(tile, slope, share, moment, part)
     sums += (row * num_chunks + chunk) * (features + 1)
     tl.store(sums + feature, tl.sum(grad_energy, 0), mask=feature < features)
-    tl.store(sums + features, tl.sum(grad_count, 0))
+    tl.store(sums + features, tl.sum(tl.sum(grad_count, 0), 0))
 
 
 @triton.jit
-def _slopes_from(after, grad_energy, grad_count, row, chunk, num_chunks, features, feature):
-    """Gradients of a token's own part in the sums: through the outputs from that token on."""
-    sums = after + (row * (num_chunks + 1) + num_chunks - 1 - chunk) * (features + 1)
-    later = tl.load(sums + feature, mask=feature < features, other=0.0)
-    from_energy = tl.cumsum(grad_energy, 0, reverse=True) + later[None, :]
-    return from_energy, tl.cumsum(grad_count, 0, reverse=True) + tl.load(sums + features)
+def _add_behind(sums, tile, size: tl.constexpr):
+    """Of each two blocks of `size` rows, add the second one's total to the sums in the first."""
+    shape: tl.constexpr = (tile.shape[0] // (2 * size), 2, size, tile.shape[1])
+    is_second = tl.reshape(tl.arange(0, 2), (1, 2, 1, 1)) == 1
+    totals = tl.sum(tl.reshape(tile, shape), 2, keep_dims=True)
+    behind = tl.sum(tl.where(is_second, totals, 0.0), 1, keep_dims=True)
+    return tl.reshape(tl.reshape(sums, shape) + tl.where(is_second, 0.0, behind), tile.shape)
+
+
+@triton.jit
+def _from_here_on(tile):
+    """Sums of a tile over each token and those after it.
+
+    Triton's own scan from the end shuffles, even where a thread has all tokens.
+    """
+    sums = tile
+    for i in tl.static_range(_log2(tile.shape[0])):
+        sums = _add_behind(sums, tile, 1 << i)
+    return sums
+
+
+@triton.jit
+def _sums_after(after, row, chunk, num_chunks, features):
+    """Where the gradients of the sums behind a chunk lie."""
+    return after + (row * (num_chunks + 1) + num_chunks - 1 - chunk) * (features + 1)
+
+
+@triton.jit
+def _slope_of_part(grad_energy, later, features, feature):
+    """Gradient of a token's own part in the sum of Pi w^2: through the outputs from it on."""
+    start = tl.load(later + feature, mask=feature < features, other=0.0)
+    return _from_here_on(grad_energy) + start[None, :]
 
 
 @triton.jit
@@ -173,14 +210,14 @@ def causal_membership_gradient(
     share = tl.load(pi + offset, mask=exists, other=0.0)
     row = batch * heads + head
     squares = tile * tile
-    moment, count = _moment(
+    moment, part = _moment(
         squares, share, before, row, chunk, num_chunks, features, feature, count_offset
     )
-    grad_energy, grad_count, damp = _slopes(tile, slope, share, moment, count)
-    grad_energy, grad_count = _slopes_from(
-        after, grad_energy, grad_count, row, chunk, num_chunks, features, feature
-    )
-    value = tl.sum(squares * grad_energy - slope * tile * damp, 1) + grad_count
+    grad_energy, grad_count, damp = _slopes(tile, slope, share, moment, part)
+    later = _sums_after(after, row, chunk, num_chunks, features)
+    value = squares * _slope_of_part(grad_energy, later, features, feature)
+    value += _from_here_on(grad_count) - slope * tile * damp
+    value = tl.sum(value, 1) + tl.load(later + features)
     tl.store(grad_pi + offset, value, mask=token < length)
 
 
@@ -234,18 +271,17 @@ def causal_token_gradient(
     grad_score = tl.load(grad_scores + offset, mask=exists, other=0.0)
     row = batch * heads + head
     squares = tile * tile
-    moment, count = _moment(
+    moment, part = _moment(
         squares, share, before, row, chunk, num_chunks, features, feature, count_offset
     )
-    grad_energy, grad_count, damp = _slopes(tile, slope, share, moment, count)
-    grad_energy, _ = _slopes_from(
-        after, grad_energy, grad_count, row, chunk, num_chunks, features, feature
-    )
+    grad_energy, _, damp = _slopes(tile, slope, share, moment, part)
+    later = _sums_after(after, row, chunk, num_chunks, features)
+    grad_energy = _slope_of_part(grad_energy, later, features, feature)
     energy = _energy(squares, energy_before, row, chunk, num_chunks, features, feature)
     later = energy_after + (row * (num_chunks + 1) + num_chunks - 1 - chunk) * features
     from_energy = tl.load(later + feature, mask=feature < features, other=0.0)[None, :]
     grad_squares, from_score = _score_slopes(squares, grad_score, energy, floor)
-    from_energy += tl.cumsum(from_score, 0, reverse=True)
+    from_energy += _from_here_on(from_score)
     grad_squares += share[:, None] * grad_energy + from_energy
     value = 2.0 * tile * grad_squares - slope * share[:, None] * damp
     store_tokens(

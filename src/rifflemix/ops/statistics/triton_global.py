@@ -27,6 +27,7 @@ from rifflemix.ops.statistics.triton_common import (
     mask_bytes,
     sum_squares,
     sum_tile,
+    sums_layout,
     token_layout,
     with_whole_rows,
 )
@@ -65,7 +66,7 @@ def _forward(
     y, pi, member_sums, energy = _empty_outputs(w, temperature, mask, normalize)
     w, mask = with_whole_rows(w), mask_bytes(mask)
     if normalize:
-        _add_chunks(sum_squares(w, mask), energy)
+        _add_chunks(sum_squares(w, mask, token_layout(w)), energy)
     chunks, tile = head_tile(w)
     sums = float32(w, batch, heads, chunks, features + 1)
     launch(
@@ -131,7 +132,6 @@ def _backward(
     w, grad, mask = with_whole_rows(w), with_whole_rows(grad), mask_bytes(mask)
     known_energy = energy if normalize else None
     programs, chunks, tile = token_layout(w)
-    rows = sum_tile(features)
 
     through_tokens = float32(w, batch, length, heads)
     sums = float32(w, batch, heads, chunks, features)
@@ -144,7 +144,8 @@ def _backward(
     grad_energy, grad_count = float32(w, batch, heads, features), float32(w, batch, heads)
     launch(
         kernels.moment_gradient, batch * heads, w,
-        sums, member_sums, grad_energy, grad_count, features, chunks, COUNT_OFFSET, **rows,
+        sums, member_sums, grad_energy, grad_count, features, chunks, COUNT_OFFSET,
+        **sum_tile(chunks, features),
     )  # fmt: skip
 
     head_chunks, heads_tile = head_tile(w)
@@ -158,7 +159,8 @@ def _backward(
     score_sums, grad_temperature = torch.empty_like(grad_energy), torch.empty_like(grad_count)
     launch(
         kernels.energy_gradient, batch * heads, w,
-        sums, known_energy, score_sums, grad_temperature, features, head_chunks, _FLOOR, **rows,
+        sums, known_energy, score_sums, grad_temperature, features, head_chunks, _FLOOR,
+        **sum_tile(head_chunks, features),
     )  # fmt: skip
 
     launch(
@@ -202,6 +204,5 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def _add_chunks(sums: Tensor, total: Tensor) -> None:
-    batch, heads, chunks, width = sums.shape
-    tile = sum_tile(width)
-    launch(kernels.add_chunks, batch * heads, sums, sums, total, chunks, width, **tile)
+    programs, tile = sums_layout(sums)
+    launch(kernels.add_chunks, programs, sums, sums, total, *sums.shape[2:], **tile)

@@ -67,8 +67,15 @@ def sum_squares(
 
 
 @triton.jit
-def _total_of_chunks(sums, row, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    column = tl.arange(0, WIDTH)
+def row_and_columns(width, WIDTH: tl.constexpr):
+    """Row of sums (rows, chunks, width) and its columns that a program has."""
+    program = tl.program_id(0)
+    blocks = tl.cdiv(width, WIDTH)
+    return (program // blocks).to(tl.int64), program % blocks * WIDTH + tl.arange(0, WIDTH)
+
+
+@triton.jit
+def _total_of_chunks(sums, row, column, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     total = tl.zeros((ROWS, WIDTH), tl.float32)
     for first in range(0, num_chunks, ROWS):
         chunk = first + tl.arange(0, ROWS)
@@ -80,10 +87,9 @@ def _total_of_chunks(sums, row, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl
 
 @triton.jit
 def add_chunks(sums, total, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Make total (rows, width) from sums (rows, chunks, width); one row a program."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, WIDTH)
-    found = _total_of_chunks(sums, row, num_chunks, width, ROWS, WIDTH)
+    """Make total (rows, width) from sums (rows, chunks, width)."""
+    row, column = row_and_columns(width, WIDTH)
+    found = _total_of_chunks(sums, row, column, num_chunks, width, ROWS, WIDTH)
     tl.store(total + row * width + column, found, mask=column < width)
 
 
@@ -215,7 +221,7 @@ def moment_gradient(
     """Gradients of the sums of Pi w^2 (B, H, D) and of Pi (B, H) from `gate_gradient_sums`."""
     row = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, WIDTH)
-    through = _total_of_chunks(sums, row, num_chunks, features, ROWS, WIDTH)
+    through = _total_of_chunks(sums, row, feature, num_chunks, features, ROWS, WIDTH)
     moment, count, damp = _gate(member_sums, row, feature, features, count_offset)
     slope = through * damp * damp / count
     tl.store(grad_energy + row * features + feature, slope, mask=feature < features)
@@ -231,7 +237,7 @@ def energy_gradient(
     row = tl.program_id(0).to(tl.int64)
     feature = tl.arange(0, WIDTH)
     there = feature < features
-    total = _total_of_chunks(sums, row, num_chunks, features, ROWS, WIDTH)
+    total = _total_of_chunks(sums, row, feature, num_chunks, features, ROWS, WIDTH)
     scale = _inverse_energy(energy, there, floor, row * features + feature)
     tl.store(score_sums + row * features + feature, total, mask=there)
     tl.store(grad_temperature + row, tl.sum(total * scale, 0))
