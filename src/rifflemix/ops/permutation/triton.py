@@ -282,7 +282,7 @@ def window_tile_of(group_size: int, half: int, channels: int) -> dict[str, int]:
     slots = max(2, triton.next_power_of_2(group_size))
     own = 16 if slots <= 64 else 32 if slots <= 1024 else 64
     tile = window_tile(slots, own * 16 // half, channels)
-    return {**tile, "maxnreg": 255 if own > 32 else 128}
+    return {**tile, "maxnreg": {16: 128, 32: 168, 64: 255}[own]}
 
 
 def _sort_windows(

@@ -303,7 +303,7 @@ def _layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
     """Programs, chunks of a sample and tile: a lane has two features of all tokens of a chunk."""
     batch, heads, length, features = w.shape
     width = power_of_two(features)
-    num_warps = max(1, min(16, width // 64))
+    num_warps = max(1, min(8, width // 64))
     rows = max(1, min(_ROWS, _ROWS * 64 * num_warps // width))
     chunks = -(-length // rows)
     return batch * heads * chunks, chunks, {"ROWS": rows, "WIDTH": width, "num_warps": num_warps}
