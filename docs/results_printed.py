@@ -35,32 +35,32 @@ def printed() -> Answer:
     ]
     return Answer(
         "Do the papers' numbers come out?",
-        _says(rows, by_last_weights),
+        _says(rows),
         "printed",
         dots("Printed and ours, %", [_drawn(result) for result in rows]),
         [_line(result, by_last_weights) for result in rows],
         [*sources, *last_weights],
         commands,
-        shown=_in_full(rows),
+        shown=_in_full(rows, by_last_weights),
     )
 
 
-def _says(rows: Sequence[Mapping[str, Any]], by_last_weights: Mapping[str, float]) -> str:
+def _says(rows: Sequence[Mapping[str, Any]]) -> str:
     numbers = sum(get_recipe(name).printed is not None for name in list_recipes())
     full = [result for result in rows if not result["is_reduced"]]
-    beyond = [result for result in full if abs(result["difference"]) > 2 * standard_error(result)]
-    why = f"; not {listed([_against(r, by_last_weights) for r in beyond])}" if beyond else ""
+    near = len(full) - sum(map(_is_beyond, full))
     return (
         f"Of {numbers} printed numbers that have a recipe, {len(rows)} were begun and {len(full)} "
-        f"run in full, of which {len(full) - len(beyond)} lie within two standard errors of the "
-        f"test samples{why}. A reduced run reproduces nothing: it shows that the model learns. "
-        "Disks are printed, rings are ours. [The whole table](reproduced/report.md)."
+        f"run in full, of which {near} lie within two standard errors of the test samples; the "
+        "table says what is known of the others. A reduced run reproduces nothing: it shows that "
+        "the model learns. Disks are printed, rings are ours. "
+        "[The whole table](reproduced/report.md)."
     )
 
 
 def _drawn(result: Mapping[str, Any]) -> Row:
     share = result["steps"] / result["steps_planned"]
-    reduced = f", {format_percent(share)} % of steps" if result["is_reduced"] else ""
+    reduced = f", {format_percent(share)} % run" if result["is_reduced"] else ""
     words = f"{result['ours']:.2f} of {result['printed']:.2f}{reduced}"
     marks = (Mark(result["printed"], "main"), Mark(result["ours"], "other"))
     return Row(row_name(result).partition("/")[2], marks, words)
@@ -77,9 +77,9 @@ def _line(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> di
     }
 
 
-def _in_full(rows: Sequence[Mapping[str, Any]]) -> str:
+def _in_full(rows: Sequence[Mapping[str, Any]], by_last_weights: Mapping[str, float]) -> str:
     """The rows that were run in full, as a table."""
-    headers = ("Row in full", "Printed", "Ours", "Difference", "Standard error", "Seeds")
+    headers = ("Row in full", "Printed", "Ours", "Difference", "Standard error", "Seeds", "Why")
     cells = [
         [
             f"`{row_name(result)}`",
@@ -88,11 +88,16 @@ def _in_full(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{result['difference']:+.2f}",
             f"{standard_error(result):.2f}",
             str(result["runs"]),
+            _why(result, by_last_weights) if _is_beyond(result) else "",
         ]
         for result in rows
         if not result["is_reduced"]
     ]
-    return "\n".join(table_lines(headers, cells, range(1, len(headers))))
+    return "\n".join(table_lines(headers, cells, range(1, len(headers) - 1)))
+
+
+def _is_beyond(result: Mapping[str, Any]) -> bool:
+    return bool(abs(result["difference"]) > 2 * standard_error(result))
 
 
 def row_name(result: Mapping[str, Any]) -> str:
@@ -101,9 +106,14 @@ def row_name(result: Mapping[str, Any]) -> str:
 
 
 def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A row of the mean over the seeds that went furthest."""
+    """A row of the mean over the seeds that went furthest; `others` are in another precision.
+
+    Of a seed that was run in several precisions, the recipe's own counts.
+    """
     most = max(result["steps"] for result in results)
-    kept = sorted((r for r in results if r["steps"] == most), key=lambda result: result["seed"])
+    furthest = [result for result in results if result["steps"] == most]
+    furthest.sort(key=lambda result: (result["seed"], not _is_as_recipe(result)))
+    kept = [next(same) for _, same in groupby(furthest, lambda result: result["seed"])]
     ours = statistics.fmean(result["ours"] for result in kept)
     return {
         **kept[0],
@@ -112,7 +122,12 @@ def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "runs": len(kept),
         "seeds": " ".join(str(result["seed"]) for result in kept),
         "each": [result["ours"] for result in kept],
+        "others": [result for result in furthest if result not in kept],
     }
+
+
+def _is_as_recipe(result: Mapping[str, Any]) -> bool:
+    return bool(result["result"]["precision"] == get_recipe(row_name(result)).train.precision)
 
 
 def _each(result: Mapping[str, Any]) -> str:
@@ -140,18 +155,17 @@ def learned_from(result: Mapping[str, Any]) -> int | None:
     return next((p["step"] for p in curve if p["accuracy"] - first > 4 * noise), None)
 
 
-def _against(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str:
-    """Our number of a row in full, the printed one, and what the last weights give."""
-    name = row_name(result)
-    words = (
-        f"{name}, {result['ours']:.2f} for the printed {result['printed']:.2f} (standard error "
-        f"{standard_error(result):.2f}"
-    )
-    if name in by_last_weights:
-        words += (
-            f"; ours is of the weights that validation chose, the last weights give "
-            f"{by_last_weights[name]:.2f}"
-        )
+def _why(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str:
+    """What is known of a difference from the printed number."""
+    others = [f"{r['ours']:.2f} in {r['result']['precision']}" for r in result["others"]]
     if learned_from(result) is None:
-        words += "; it never left the commonest answer"
-    return f"{words})"
+        return "; ".join(["never left the commonest answer", *others])
+    curve = result["result"]["validation"]
+    best, last = max(curve, key=lambda point: point["accuracy"]), curve[-1]
+    words = f"weights of step {best['step']:,}, which validation chose; those of the last step "
+    if row_name(result) in by_last_weights:
+        words += f"give {by_last_weights[row_name(result)]:.2f}"
+    else:
+        lost = 100 * (best["accuracy"] - last["accuracy"])
+        words += f"are {lost:.2f} points worse by validation"
+    return "; ".join([words, *others])

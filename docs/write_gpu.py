@@ -2,8 +2,8 @@
 
     python docs/write_gpu.py
 
-The files are in benchmarks/results: the newest of benchmarks/gpu/device_times.py, and the two of
-`rifflemix bench scaling` that the page names:
+The files are in benchmarks/results: the newest of benchmarks/gpu/device_times.py and
+layer_times.py, and the two of `rifflemix bench scaling` that the page names:
 
     <!-- launching: BEFORE.json AFTER.json -->
     <!-- /launching -->
@@ -23,6 +23,7 @@ FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 PAGE = FOLDER / "gpu.md"
 _TIMES = re.compile(r"(<!-- device times -->\n).*?(<!-- /device times -->)", flags=re.DOTALL)
+_LAYERS = re.compile(r"(<!-- layer times -->\n).*?(<!-- /layer times -->)", flags=re.DOTALL)
 _LAUNCHING = re.compile(
     r"(<!-- launching: (\S+) (\S+) -->\n).*?(<!-- /launching -->)", flags=re.DOTALL
 )
@@ -50,6 +51,34 @@ def device_times(path: Path) -> str:
         title = f"**{' x '.join(f'{size:,}' for size in shape)}, {dtype}**"
         parts += [title, "", *table_lines(headers, cells, range(1, 4)), ""]
     return "\n".join([*parts, f"{_machine(result['environment'])}. From {_link(path)}."])
+
+
+def layer_times(path: Path) -> str:
+    """Every layer of a file of layer times, in microseconds and in multiples of softmax."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    lengths = list(dict.fromkeys(row["tokens"] for row in result["rows"]))
+    names = list(dict.fromkeys(row["name"] for row in result["rows"]))
+    found = {(row["name"], row["tokens"]): row for row in result["rows"]}
+    columns = [(kind, length) for length in lengths for kind in _PASSES]
+    cells = [
+        [
+            name,
+            *(
+                f"{1e6 * timed['median']:.0f} ({timed['x_softmax']:.2f})"
+                for timed in (found[name, length][kind] for kind, length in columns)
+            ),
+        ]
+        for name in names
+    ]
+    headers = ("us (x softmax)", *(f"N={length:,}, {_PASSES[kind]}" for kind, length in columns))
+    sizes = f"{result['batch']} sequences, {result['channels']} channels, {result['heads']} heads"
+    return "\n".join(
+        [
+            *table_lines(headers, cells, range(1, len(headers))),
+            "",
+            f"{sizes}, {result['dtype']}; {_machine(result['environment'])}. From {_link(path)}.",
+        ]
+    )
 
 
 def launching(before: Path, after: Path) -> str:
@@ -98,14 +127,16 @@ def _link(path: Path) -> str:
 
 
 def filled(text: str) -> str:
-    """The page with both tables written anew."""
+    """The page with its tables written anew."""
     times = sorted(RESULTS.glob("device-times-*.json"))[-1]
+    graphs = sorted(RESULTS.glob("layer-times-*.json"))[-1]
 
     def layers(match: re.Match[str]) -> str:
         start, before, after, end = match.groups()
         return f"{start}\n{launching(RESULTS / before, RESULTS / after)}\n\n{end}"
 
     text = _TIMES.sub(lambda match: f"{match[1]}\n{device_times(times)}\n\n{match[2]}", text)
+    text = _LAYERS.sub(lambda match: f"{match[1]}\n{layer_times(graphs)}\n\n{match[2]}", text)
     return _LAUNCHING.sub(layers, text)
 
 

@@ -33,6 +33,18 @@ def test_device_times_are_of_one_machine_and_against_a_copy(path: Path) -> None:
         assert row["bandwidth"] is None or 0 < row["bandwidth"] <= 1.05
 
 
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("layer-times-*.json")), ids=lambda p: p.stem)
+def test_layer_times_are_beside_softmax(path: Path) -> None:
+    result = json.loads(path.read_text(encoding="utf-8"))
+    assert result["format"] == "rifflemix.layer-times/1"
+    softmax = {row["tokens"]: row for row in result["rows"] if row["name"] == "softmax"}
+    for row in result["rows"]:
+        for name in ("forward", "forward_backward"):
+            timed, beside = row[name], softmax[row["tokens"]][name]
+            assert timed["median"] == sorted(timed["seconds"])[len(timed["seconds"]) // 2]
+            assert timed["x_softmax"] == pytest.approx(timed["median"] / beside["median"])
+
+
 def test_a_layer_on_the_page_is_the_median_of_its_timings() -> None:
     text = PAGE.read_text(encoding="utf-8")
     (path,) = re.findall(r"and \[(scaling-\S+?\.json)\]", text)
@@ -42,6 +54,8 @@ def test_a_layer_on_the_page_is_the_median_of_its_timings() -> None:
     )
     seconds = sorted(row["passes"]["forward"]["seconds"])
     (line,) = re.findall(
-        r"^\| csp \| (.*) \|$", text.partition("forward and backward, ms")[0], re.M
+        r"^\| csp \| (.*) \|$",
+        text.partition("| forward, ms")[2].partition("forward and backward, ms")[0],
+        re.M,
     )
     assert line.split(" | ")[1].endswith(f"-> {1e3 * seconds[len(seconds) // 2]:.3g}")

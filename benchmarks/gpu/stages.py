@@ -129,6 +129,11 @@ _B = Stage(
             minutes=4,
         ),
         Step(
+            "layer-times",
+            ("benchmarks/gpu/layer_times.py", "--out", "{work}/layer-times.json"),
+            minutes=4,
+        ),
+        Step(
             "tiles",
             ("benchmarks/gpu/tiles.py", "--out", "{work}/tiles.json"),
             minutes=6,
