@@ -72,6 +72,36 @@ def test_packs_are_no_larger_than_may_be(
         packs.make_packs(["text"], tmp_path, tmp_path / "sent")
 
 
+@pytest.mark.parametrize("works", [True, False], ids=["works", "fails"])
+def test_trainings_share_a_gpu_by_the_service_where_it_works(
+    works: bool, load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharing = load("sharing")  # type: ignore[operator]
+    said = tmp_path / "said"
+    service = tmp_path / "nvidia-cuda-mps-control"
+    service.write_text(f'#!/bin/sh\necho "$CUDA_MPS_PIPE_DIRECTORY $1 $(cat)" >> {said}\n')
+    service.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(sharing, "_TRIAL", f"raise SystemExit({int(not works)})")
+    with sharing.shared_gpu(1) as shared:
+        assert shared == {}
+    assert not said.exists()
+    with sharing.shared_gpu(2) as shared:
+        assert set(shared) == (
+            {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"} if works else set()
+        )
+        assert len(said.read_text().splitlines()) == 1
+    started, ended = (line.split() for line in said.read_text().splitlines())
+    assert started[1:] == ["-d"]
+    assert ended == [started[0], "quit"]
+    service.write_text("#!/bin/sh\nexit 1\n")
+    with sharing.shared_gpu(2) as shared:
+        assert shared == {}
+    service.unlink()
+    with sharing.shared_gpu(2) as shared:
+        assert shared == {}
+
+
 def test_state_comes_along_in_small_files(
     load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,10 +159,10 @@ def test_a_step_that_does_not_end_is_stopped(
     folders = run.Folders(tmp_path / "state", tmp_path / "out")
     endless = stages.Step("endless", ("-c", "import time; time.sleep(60)"), minutes=0)
     start, stop = time.monotonic(), threading.Event()
-    assert run._run(endless, folders, 1.0, False, stop).startswith("cut by the end of the call")
+    assert run._run(endless, folders, 1.0, False, stop, {}).startswith("cut by the end of the call")
     assert time.monotonic() - start < 30
     failing = stages.Step("failing", ("-c", "raise SystemExit(3)"))
-    assert run._run(failing, folders, 30.0, False, stop).startswith("failed with exit code 3")
+    assert run._run(failing, folders, 30.0, False, stop, {}).startswith("failed with exit code 3")
     assert json.loads(folders.marker(failing).read_text())["exit_code"] == 3
     lines = run.run_plan([endless, failing], folders, 9.0, False)
     assert lines == []

@@ -25,6 +25,7 @@ from typing import Any
 from baggage import pack_results, pack_state, restore_state
 from packs import unpack
 from plan import expected, show_plan, write_expected
+from sharing import shared_gpu
 from stages import STAGES, Step
 
 # Seconds that are left at the end of a call for packing, and for a step to end in good order.
@@ -78,22 +79,23 @@ def run_plan(
     packs = set(json.loads(_read(folders.data / "packs.json", "[]")))
     stop = threading.Event()
 
-    def attempt(step: Step) -> str:
+    def attempt(step: Step, shared: dict[str, str]) -> str:
         if obstacle := _obstacle(step, packs, dry):
             return f"{step.name}: {obstacle}"
         left = end - time.monotonic() - _RESERVE
         if stop.is_set() or left < 60 * min(step.minutes, minutes - 1):
             return f"{step.name}: waits for the next call"
-        line = f"{step.name}: {_run(step, folders, left, dry, stop)}"
+        line = f"{step.name}: {_run(step, folders, left, dry, stop, shared)}"
         print(line, flush=True)
         return line
 
     open_steps = [step for step in steps if not folders.marker(step).exists()]
     lines: list[str] = []
     for is_row, group in itertools.groupby(open_steps, key=lambda step: bool(step.recipe)):
-        with ThreadPoolExecutor(jobs if is_row else 1) as pool:
+        at_once = jobs if is_row else 1
+        with shared_gpu(at_once) as shared, ThreadPoolExecutor(at_once) as pool:
             try:
-                lines += pool.map(attempt, group)
+                lines += pool.map(attempt, group, itertools.repeat(shared))
             except KeyboardInterrupt:
                 stop.set()
                 raise
@@ -117,7 +119,14 @@ def _is_kept(step: Step) -> bool:
     return kept.exists() and not json.loads(kept.read_text())["is_reduced"]
 
 
-def _run(step: Step, folders: Folders, seconds: float, dry: bool, stop: threading.Event) -> str:
+def _run(
+    step: Step,
+    folders: Folders,
+    seconds: float,
+    dry: bool,
+    stop: threading.Event,
+    shared: dict[str, str],
+) -> str:
     """Run a step for so long at most, or until told to stop; returns how it ended."""
     work, log = folders.work(step), folders.state / "logs" / f"{step.name}.log"
     for folder in (work, log.parent, folders.marker(step).parent):
@@ -128,7 +137,7 @@ def _run(step: Step, folders: Folders, seconds: float, dry: bool, stop: threadin
             _command(step, folders, seconds, dry),
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env=_environment(folders, dry),
+            env=_environment(folders, dry) | shared,
             start_new_session=True,
         )
         ended = _wait(process, seconds, stop)
@@ -232,7 +241,7 @@ def _summary(lines: list[str], folders: Folders) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
-    parser.add_argument("stages", nargs="*", help="a, b, c, d; all if none is named")
+    parser.add_argument("stages", nargs="*", help="a, b, c, d, e; all if none is named")
     parser.add_argument("--minutes", type=float, default=9.0, help="of this call")
     parser.add_argument("--jobs", type=int, default=1, help="rows that are trained at once")
     parser.add_argument("--state", type=Path, default=Path("runs/gpu"), help="kept between calls")

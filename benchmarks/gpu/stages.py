@@ -170,7 +170,7 @@ _C = Stage(
     "Long Range Arena rows in full",
     (
         Step("data-listops", ("-c", _GENERATE), minutes=2),
-        # Seconds each: compiling would take longer.
+        # Of sequences of any length: they were run without the compiler.
         *(
             _row(f"{_TABLE5}-listops-{mixer}", seed=seed, compiled=False)
             for seed in (0, 1, 2)
@@ -209,4 +209,20 @@ _D = Stage(
     ),
 )
 
-STAGES = (_A, _B, _C, _D)
+_SENTIMENT = ("b8", "b16", "b32", "sortcut-b8", "sortcut-b16", "sortcut-b32", "transformer")
+_E = Stage(
+    "e",
+    "sentiment rows of Sinkhorn attention in full",
+    tuple(
+        _row(f"sinkhorn/table6-{column}-{row}", pack, compiled=False)
+        for column, pack in (
+            ("sst-word", "sst"),
+            ("sst-char", "sst"),
+            ("imdb-word", "text"),
+            ("imdb-char", "text"),
+        )
+        for row in _SENTIMENT
+    ),
+)
+
+STAGES = (_A, _B, _C, _D, _E)

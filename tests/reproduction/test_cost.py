@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rifflemix.ops import dropout_attention, native
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.reproduction.cost import (
     Speed,
+    _processor_seconds,
     calibrate,
     count_step,
     recipe_costs,
@@ -236,6 +238,10 @@ def test_a_machine_is_calibrated() -> None:
     assert 1e8 < speed.flops < 1e14
     assert 1e7 < speed.moved_bytes < 1e13
     assert 1e-8 < speed.operator_seconds < 1e-2
+
+
+def test_time_in_which_others_have_the_processor_does_not_count() -> None:
+    assert _processor_seconds(lambda: time.sleep(0.002), least=1e-4) < 1e-3
 
 
 def test_every_recipe_has_an_outline() -> None:
