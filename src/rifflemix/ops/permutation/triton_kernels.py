@@ -331,18 +331,9 @@ def sort_pairs(
             leader = tl.min(leader, 1, keep_dims=True)
             in_tile = tl.max(there.to(tl.int32), 1, keep_dims=True) != 0
         a, b = _load_pair(
-            x,
-            sample,
-            token,
-            leader,
-            steps,
-            x_batch,
-            x_token,
-            x_channel,
-            length,
-            channels,
+            x, sample, token, leader, steps, x_batch, x_token, x_channel, length, channels,
             in_tile,
-        )
+        )  # fmt: skip
         swap = swap ^ _out_of_order(a, b, None, infinity, HALF)
     low, high = tl.where(swap, second, first), tl.where(swap, first, second)
     if mask is not None:

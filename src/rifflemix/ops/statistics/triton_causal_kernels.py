@@ -1,10 +1,9 @@
 """GPU kernels of causal token statistics: sums within chunks, on top of those of whole chunks.
 
 A program has one head of one chunk of tokens, all of it in registers, two features a lane: running
-sums over the tokens stay within a thread. "before" (B, H, chunks + 1,
-width) holds the sums before each chunk and after the last, "after" the sums behind each chunk,
-last chunk first. The width is D, or D + 1 where the sum of Pi follows that of Pi w^2. Layouts are
-those of `triton_kernels`.
+sums over the tokens stay within a thread. "before" (B, H, chunks + 1, width) holds the sums before
+each chunk and after the last, "after" the sums behind each chunk, last chunk first. The width is D,
+or D + 1 where the sum of Pi follows that of Pi w^2. Layouts are those of `triton_kernels`.
 """
 
 from __future__ import annotations
