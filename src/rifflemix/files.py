@@ -397,6 +397,11 @@ def check_same_settings(
     difference = first_difference(earlier, settings, free)
     if difference is not None:
         setting, before, now = difference
+        if setting == "model.signature":
+            raise InputError(
+                f"{name}: {folder} holds another run: it was started with another model, or by "
+                "other versions of torch or rifflemix; choose another folder, or those versions"
+            )
         raise InputError(
             f"{name}: {folder} holds another run: it was started with {setting} = {before!r}, "
             f"got {now!r}; choose another folder or the same settings"

@@ -289,6 +289,19 @@ def test_another_configuration_is_refused(
     assert (finished / "results.json").read_bytes() == before
 
 
+def test_other_versions_are_named_where_a_model_is_built_otherwise(finished: Path) -> None:
+    path = finished / "config.json"
+    config = json.loads(path.read_text())
+    before = path.read_text()
+    config["model"]["signature"] = "0" * 16
+    path.write_text(json.dumps(config))
+    try:
+        with pytest.raises(InputError, match="another model, or by other versions of torch"):
+            run(finished)
+    finally:
+        path.write_text(before)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
