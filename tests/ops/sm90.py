@@ -57,19 +57,29 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
 
 
 def usage(program: Any) -> dict[str, int]:
-    """Registers and bytes of stack a thread, and bytes of shared memory a program."""
+    """Registers and bytes of stack a thread, bytes of shared memory a program; shuffles in it."""
+    text = _dumped(program, "-res-usage")
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if found is None:
+        raise RuntimeError(text)
+    registers, stack = map(int, found.groups())
+    return {
+        "registers": registers,
+        "stack": stack,
+        "shared": program.metadata.shared,
+        "shuffles": _dumped(program, "-sass").count("SHFL."),
+    }
+
+
+def _dumped(program: Any, what: str) -> str:
+    """What the tool that takes programs apart says of one."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(program.asm["cubin"])
-        command = [tool, "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    if found is None:
-        raise RuntimeError(text)
-    registers, stack = map(int, found.groups())
-    return {"registers": registers, "stack": stack, "shared": program.metadata.shared}
+        command = [tool, what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:

@@ -73,3 +73,17 @@ def check(*cases: str) -> None:
 )
 def test_every_configuration(cases: list[str]) -> None:
     check(*cases)
+
+
+@pytest.mark.parametrize(
+    "case", ["permutation:4096:64:bfloat16:ascending", "statistics:8:64:bfloat16:causal"]
+)
+def test_lanes_hold_what_is_compared_and_summed(case: str) -> None:
+    """A lane has 16 slots or tokens of two channels or features.
+
+    Windows of 64 are exchanged between lanes thrice, 32 values each, and a sum over the features
+    takes 5 shuffles of each of 16 tokens. Lanes along the tokens take six times as many, and read
+    memory one channel at a time.
+    """
+    (kernels,) = compile_elsewhere(case).values()
+    assert all(takes["shuffles"] <= 100 for takes in kernels.values()), kernels
