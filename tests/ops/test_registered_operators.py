@@ -259,8 +259,8 @@ if HAS_TRITON:
         "triton_causal_token_statistics_backward": lambda: {
             **tokens(),
             "pi": rand(B, 70, H),
-            "energy_before": rand(B, H, 2, D),
-            "before": rand(B, H, 2, D + 1),
+            "energy_before": rand(B, H, 6, D),  # chunks of 16 tokens, and the end
+            "before": rand(B, H, 6, D + 1),
             "grad": rand(B, H, 70, D),
             "grad_pi": rand(B, 70, H),
             "grad_energy": rand(B, H, D),
