@@ -46,9 +46,10 @@ def order() -> Tensor:
     return torch.arange(N).view(1, N, 1).expand(B, N, C).contiguous()
 
 
-def tokens() -> Arguments:
-    """What forward statistics take: one chunk of 64 tokens would do, two are more."""
-    return {"w": rand(B, H, 70, D), "temperature": rand(H), "mask": torch.zeros(B, 70) > 1}
+def tokens(length: int = 70) -> Arguments:
+    """What statistics take: tokens of two chunks."""
+    w = rand(B, H, length, D)
+    return {"w": w, "temperature": rand(H), "mask": torch.zeros(B, length) > 1}
 
 
 def attention() -> Arguments:
@@ -250,19 +251,20 @@ if HAS_TRITON:
             "grad": rand(B, H, 70, D),
             "grad_pi": rand(B, 70, H),
         },
+        # Chunks of 16 tokens.
         "triton_causal_token_statistics": lambda: {
-            **tokens(),
-            "bias": rand(B, 70, H),
+            **tokens(20),
+            "bias": rand(B, 20, H),
             "energy": rand(B, H, D),
             "member_sums": rand(B, H, D + 1),
         },
         "triton_causal_token_statistics_backward": lambda: {
-            **tokens(),
-            "pi": rand(B, 70, H),
-            "energy_before": rand(B, H, 6, D),  # chunks of 16 tokens, and the end
-            "before": rand(B, H, 6, D + 1),
-            "grad": rand(B, H, 70, D),
-            "grad_pi": rand(B, 70, H),
+            **tokens(20),
+            "pi": rand(B, 20, H),
+            "energy_before": rand(B, H, 3, D),  # before each chunk, and at the end
+            "before": rand(B, H, 3, D + 1),
+            "grad": rand(B, H, 20, D),
+            "grad_pi": rand(B, 20, H),
             "grad_energy": rand(B, H, D),
             "grad_member_sums": rand(B, H, D + 1),
         },

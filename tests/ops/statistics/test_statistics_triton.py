@@ -19,10 +19,10 @@ from triton_device import DEVICE, INTERPRETED, on_gpu, require_kernels
 require_kernels()
 
 Outputs = tuple[Tensor, ...]
-# Odd sizes, one head, one feature, more tokens than a chunk, more chunks than a tile of them.
+# Odd sizes, one head, one feature, more tokens than a chunk.
 SHAPES = [
     (2, 3, 37, 5),
-    (1, 2, 260, 16),
+    (1, 2, 100, 16),
     pytest.param((2, 1, 5, 1), marks=pytest.mark.slow),
     pytest.param((1, 1, 70, 1100), marks=pytest.mark.slow),
 ]
@@ -334,6 +334,19 @@ def test_what_kernels_do_not_take_is_refused(w: Tensor) -> None:
         with pytest.raises(InputError, match="backend: expected one that supports"):
             operator(w, temperature, backend="triton")
         operator(w, temperature)
+
+
+@pytest.mark.parametrize("from_end", [False, True])
+def test_more_chunks_than_a_tile_has(from_end: bool) -> None:
+    from rifflemix.ops.statistics import triton_causal, triton_global
+
+    sums, start = torch.randn(1, 2, 300, 33, device=DEVICE), torch.randn(1, 2, 33, device=DEVICE)
+    found = triton_causal._add_up(sums, start, from_end=from_end)
+    parts = torch.cat((start.unsqueeze(2), sums.flip(2) if from_end else sums), 2)
+    torch.testing.assert_close(found, parts.double().cumsum(2).float(), atol=1e-4, rtol=1e-4)
+    total = torch.empty(1, 2, 33, device=DEVICE)
+    triton_global._add_chunks(sums, total)
+    torch.testing.assert_close(total, sums.double().sum(2).float(), atol=1e-4, rtol=1e-4)
 
 
 class TestOnGpu:
