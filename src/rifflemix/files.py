@@ -394,17 +394,12 @@ def check_same_settings(
     earlier = read_json(path)
     if not isinstance(earlier, dict) or earlier.get("format") != settings.get("format"):
         raise bad_argument(name, "a folder of the same command", f"another run's, {folder}")
-    difference = first_difference(earlier, settings, free)
-    if difference is not None:
+    if difference := first_difference(earlier, settings, free):
         setting, before, now = difference
-        if setting == "model.signature":
-            raise InputError(
-                f"{name}: {folder} holds another run: it was started with another model, or by "
-                "other versions of torch or rifflemix; choose another folder, or those versions"
-            )
+        same = "model, torch and rifflemix" if setting == "model.signature" else "settings"
         raise InputError(
             f"{name}: {folder} holds another run: it was started with {setting} = {before!r}, "
-            f"got {now!r}; choose another folder or the same settings"
+            f"got {now!r}; choose another folder or the same {same}"
         )
 
 
