@@ -296,7 +296,7 @@ def test_other_versions_are_named_where_a_model_is_built_otherwise(finished: Pat
     config["model"]["signature"] = "0" * 16
     path.write_text(json.dumps(config))
     try:
-        with pytest.raises(InputError, match="choose another folder or the same model, torch and rifflemix"):
+        with pytest.raises(InputError, match="or the same model, torch and rifflemix"):
             run(finished)
     finally:
         path.write_text(before)
