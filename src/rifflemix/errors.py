@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterable
 
 _LONGEST = 500  # characters of what came, in a sentence
+_MOST_NAMES = 150  # names in one; there are more recipes, and a user's table may have more columns
 
 
 class InputError(ValueError):
@@ -94,10 +95,17 @@ def _in_a_line(value: object) -> str:
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
-    """The error for a name that is in no list, with the nearest known names."""
+    """The error for a name that is in no list, with the nearest names, or all of a few."""
     names = sorted(known)
     near = nearest_names(name, names)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+    elif len(names) > _MOST_NAMES:
+        hint = f"{len(names):,} are known, such as {names[0]} and {names[-1]}"
+        if kind == "recipe":
+            hint += ": `rifflemix list recipes`"
+    else:
+        hint = f"known: {', '.join(names)}"
     return InputError(f"unknown {kind} {_in_a_line(repr(name))}; {hint}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +70,13 @@ def test_no_two_rows_have_one_place() -> None:
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean csp/table4-image"):
         get_recipe("csp/table4-imag")
+
+
+def test_a_name_like_none_is_told_where_the_hundreds_stand() -> None:
+    with pytest.raises(InputError) as caught:
+        get_recipe("nope")
+    words = r"\d+ are known, such as csp/\S+ and tost/\S+: `rifflemix list recipes`"
+    assert re.fullmatch(f"unknown recipe 'nope'; {words}", str(caught.value))
 
 
 def test_fewer_steps_shrink_the_schedule() -> None:
