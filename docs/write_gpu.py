@@ -61,13 +61,7 @@ def layer_times(path: Path) -> str:
     found = {(row["name"], row["tokens"]): row for row in result["rows"]}
     columns = [(kind, length) for length in lengths for kind in _PASSES]
     cells = [
-        [
-            name,
-            *(
-                f"{1e6 * timed['median']:.0f} ({timed['x_softmax']:.2f})"
-                for timed in (found[name, length][kind] for kind, length in columns)
-            ),
-        ]
+        [name, *(_beside_softmax(found[name, length].get(kind)) for kind, length in columns)]
         for name in names
     ]
     headers = ("us (x softmax)", *(f"N={length:,}, {_PASSES[kind]}" for kind, length in columns))
@@ -79,6 +73,10 @@ def layer_times(path: Path) -> str:
             f"{sizes}, {result['dtype']}; {_machine(result['environment'])}. From {_link(path)}.",
         ]
     )
+
+
+def _beside_softmax(timed: Mapping[str, Any] | None) -> str:
+    return "" if timed is None else f"{1e6 * timed['median']:.0f} ({timed['x_softmax']:.2f})"
 
 
 def launching(before: Path, after: Path) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from stages import Stage, Step
 
 EXPECTED = Path(__file__).parent / "expected.json"
-# What large GPUs of today sustain on such work, in bfloat16: well below their data sheets. An
-# operator of a small model took as long beside an H100 where six rows were trained at once.
+# What large GPUs of today sustain on such work, in bfloat16: well below their data sheets. The
+# last is what an operator of a small model took on an H100 that trained six rows at once.
 _FLOPS, _BYTES, _LAUNCH = 1.5e14, 2e12, 6e-5
 
 

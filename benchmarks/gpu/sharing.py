@@ -29,7 +29,7 @@ def shared_gpu(jobs: int) -> Iterator[dict[str, str]]:
         yield {}
         return
     # A socket's path must be short, so that it cannot lie in any state folder.
-    with tempfile.TemporaryDirectory(prefix="mps") as folder:
+    with tempfile.TemporaryDirectory(prefix="mps", ignore_cleanup_errors=True) as folder:
         clients = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         if not _ends_well([_SERVICE, "-d"], clients):
             yield {}

@@ -77,10 +77,12 @@ def _bench(what: str, name: str, *options: str, minutes: float, tiny: tuple[str,
     )
 
 
-def _row(recipe: str, *packs: str, seed: int = 0, compiled: bool = True) -> Step:
+def _row(
+    recipe: str, *packs: str, seed: int = 0, compiled: bool = True, precision: str = "bf16"
+) -> Step:
     command = (
         "-m", "rifflemix", "reproduce", recipe, "--data-dir", "{data}", "--out", "{work}",
-        "--precision", "bf16", *(("--compile",) if compiled else ()), "--device", "cuda",
+        "--precision", precision, *(("--compile",) if compiled else ()), "--device", "cuda",
         "--threads", "1", "--seed", str(seed),
     )  # fmt: skip
     name = recipe.replace("/", "-") + (f"-seed{seed}" if seed else "")
@@ -214,7 +216,7 @@ _E = Stage(
     "e",
     "sentiment rows of Sinkhorn attention in full",
     tuple(
-        _row(f"sinkhorn/table6-{column}-{row}", pack, compiled=False)
+        _row(f"sinkhorn/table6-{column}-{row}", pack, compiled=False, precision="float32")
         for column, pack in (
             ("sst-word", "sst"),
             ("sst-char", "sst"),

@@ -94,16 +94,18 @@ def _in_a_line(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
-    """The error for a name that is in no list, with the nearest names, or all of a few."""
+def unknown_name(kind: str, name: object, known: Iterable[str], listed: str = "") -> InputError:
+    """The error for a name that is in no list, with the nearest names, or all of a few.
+
+    `listed` is the command that lists them, for those that are too many for a sentence.
+    """
     names = sorted(known)
     near = nearest_names(name, names)
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     elif len(names) > _MOST_NAMES:
         hint = f"{len(names):,} are known, such as {names[0]} and {names[-1]}"
-        if kind == "recipe":
-            hint += ": `rifflemix list recipes`"
+        hint += f": `{listed}`" if listed else ""
     else:
         hint = f"known: {', '.join(names)}"
     return InputError(f"unknown {kind} {_in_a_line(repr(name))}; {hint}")

@@ -18,7 +18,6 @@ from rifflemix.ops import dropout_attention, native
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.reproduction.cost import (
     Speed,
-    _processor_seconds,
     calibrate,
     count_step,
     recipe_costs,
@@ -33,7 +32,7 @@ from rifflemix.reproduction.kept_costs import (
 )
 from rifflemix.reproduction.outlines import outline
 from rifflemix.runs.fit import fit_model, task_settings
-from rifflemix.runs.measure import peak_memory
+from rifflemix.runs.measure import peak_memory, processor_seconds
 from rifflemix.tasks import load_task
 from rifflemix.tasks.images.pixels import WholeImages
 from rifflemix.train import TrainConfig
@@ -241,7 +240,7 @@ def test_a_machine_is_calibrated() -> None:
 
 
 def test_time_in_which_others_have_the_processor_does_not_count() -> None:
-    assert _processor_seconds(lambda: time.sleep(0.002), least=1e-4) < 1e-3
+    assert processor_seconds(lambda: time.sleep(0.002), min_seconds=1e-4) < 1e-3
 
 
 def test_every_recipe_has_an_outline() -> None:

@@ -22,5 +22,5 @@ def list_recipes() -> list[str]:
 def get_recipe(name: str) -> Recipe:
     """The complete configuration behind a name; an unknown one suggests the nearest."""
     if not isinstance(name, str) or name not in _RECIPES:
-        raise unknown_name("recipe", name, _RECIPES)
+        raise unknown_name("recipe", name, _RECIPES, "rifflemix list recipes")
     return _RECIPES[name]()

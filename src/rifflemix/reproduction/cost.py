@@ -8,7 +8,6 @@ machine does such work.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from rifflemix.recipes import Recipe
 from rifflemix.reproduction.kept_costs import StepCost, kept_costs, work
 from rifflemix.reproduction.outlines import outline
 from rifflemix.runs.fit import fit_model
-from rifflemix.runs.measure import median_seconds
+from rifflemix.runs.measure import median_seconds, processor_seconds
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
 
@@ -243,7 +242,7 @@ def calibrate(device: str = "cpu") -> Speed:
         "operator": lambda: small + small,
     }
     if on.type == "cpu":
-        took = {name: _processor_seconds(call) for name, call in calls.items()}
+        took = {name: processor_seconds(call) for name, call in calls.items()}
     else:
         took = {name: min(times) for name, times in median_seconds(calls, on).items()}
     return Speed(
@@ -251,16 +250,3 @@ def calibrate(device: str = "cpu") -> Speed:
         moved_bytes=2 * large.numel() * large.element_size() / took["moves"],
         operator_seconds=took["operator"],
     )
-
-
-def _processor_seconds(call: Callable[[], object], *, least: float = 0.02) -> float:
-    """The least processor time of this thread that a call takes, of timings this long."""
-    call()
-    found = []
-    for _ in range(7):
-        start, calls = time.thread_time(), 0
-        while calls == 0 or time.thread_time() - start < least:
-            call()
-            calls += 1
-        found.append((time.thread_time() - start) / calls)
-    return min(found)

@@ -343,10 +343,10 @@ def test_more_chunks_than_a_tile_has(from_end: bool) -> None:
     sums, start = torch.randn(1, 2, 300, 33, device=DEVICE), torch.randn(1, 2, 33, device=DEVICE)
     found = triton_causal._add_up(sums, start, from_end=from_end)
     parts = torch.cat((start.unsqueeze(2), sums.flip(2) if from_end else sums), 2)
-    torch.testing.assert_close(found, parts.double().cumsum(2).float(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found, parts.double().cumsum(2).float(), atol=1e-5, rtol=1e-5)
     total = torch.empty(1, 2, 33, device=DEVICE)
     triton_global._add_chunks(sums, total)
-    torch.testing.assert_close(total, sums.double().sum(2).float(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(total, sums.double().sum(2).float(), atol=1e-5, rtol=1e-5)
 
 
 class TestOnGpu:
