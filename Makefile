@@ -13,19 +13,20 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 TORCH_NEEDS = filelock fsspec jinja2 networkx "setuptools>=77" sympy triton==3.7.1 typing-extensions
 KERNELS = setup.py $(wildcard src/rifflemix/ops/native/*.cpp src/rifflemix/ops/native/*.h)
 
-# The versions of CI, without what tests alone need.
+# The versions of CI, without what tests alone need. Python compiles the files that it imports;
+# pip would compile all, which takes as long as to install them.
 $(VENV)/.demo: pyproject.toml constraints.txt constraints-torch.txt $(KERNELS)
 	$(PY) -m venv $(VENV)
 	sed -n 's/^\([a-z].*==.*\) \\$$/\1/p' constraints.txt > $(VENV)/versions.txt
-	$(VENV)/bin/python -m pip install -q -c $(VENV)/versions.txt -c constraints-torch.txt -e ".[compare]"
+	$(VENV)/bin/python -m pip install -q --no-compile -c $(VENV)/versions.txt -c constraints-torch.txt -e ".[compare]"
 	@touch $@
 
 # The whole tree of CI: every file is checked by its hash, but for torch's, which differ from
 # index to index, and for this package.
 $(VENV)/.ok: pyproject.toml constraints.txt constraints-torch.txt $(KERNELS)
 	test -x $(VENV)/bin/python || $(PY) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q --require-hashes --no-deps -r constraints.txt
-	$(VENV)/bin/python -m pip install -q -r constraints-torch.txt
+	$(VENV)/bin/python -m pip install -q --no-compile --require-hashes --no-deps -r constraints.txt
+	$(VENV)/bin/python -m pip install -q --no-compile -r constraints-torch.txt
 	$(VENV)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $(VENV)/.demo $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -287,6 +288,21 @@ def test_events(tmp_path: Path) -> None:
     assert steps[4].lr == learning_rate(make_config(), 4)
     assert {event.max_steps for event in events} == {23}
     assert set(events[-1].metrics) == {"accuracy", "loss"}
+
+
+def test_the_speed_told_between_log_lines_counts_every_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr("rifflemix.train.progress.time.perf_counter", lambda: float(next(seconds)))
+    events: list[TrainEvent] = []
+    config = make_config(
+        log_every=10, eval_every=None, checkpoint_every=None, checkpoint_seconds=None, max_steps=12
+    )
+    train(make_model(), ToyTask(), config, tmp_path, device="cpu", on_event=events.append)
+    speeds = [event.steps_per_second for event in events if event.kind == "step"]
+    assert speeds[1:9] == [1.0] * 8
+    assert speeds[9] == 0.9
 
 
 def test_checkpoints_by_the_clock(tmp_path: Path) -> None:

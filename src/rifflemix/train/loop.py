@@ -434,7 +434,7 @@ class _Run:
                 max_steps=self.config.max_steps,
                 loss=progress.train_loss,
                 lr=lr,
-                steps_per_second=progress.per_second(progress.timed_steps),
+                steps_per_second=progress.per_second(progress.timed_steps + len(self.unread)),
                 split=split,
                 metrics=metrics or {},
             )
