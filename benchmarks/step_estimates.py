@@ -1,7 +1,8 @@
 """Estimates of `rifflemix list recipes --cost` beside steps that are made: benchmarks/README.md.
 
 Everything is timed in seconds of one CPU thread's work, so that other processes disturb neither.
-Rows that were run in full on one thread stand beside what is estimated for all of their steps.
+Rows that were run in full on one thread of such a machine stand beside what is estimated for all of
+their steps.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any
 import torch
 
 from rifflemix.bench.rows import new_file
-from rifflemix.files import write_json
+from rifflemix.files import make_folder, write_json
 from rifflemix.recipes import Recipe, get_recipe
 from rifflemix.reproduction.cost import Speed, calibrate, count_step, recipe_costs
 from rifflemix.reproduction.outlines import Outline, outline
-from rifflemix.runs import measure
+from rifflemix.reproduction.utilisation import matmul_flops_per_second
 from rifflemix.runs.environment import environment
 from rifflemix.runs.fit import fit_model
 from rifflemix.tasks.core.base import Batch
@@ -39,13 +40,8 @@ ROWS = (
     "sinkhorn/table6-sst-word-b8",
     "sinkhorn/table7-sick-b8",
 )
+AS_FAST = 1.25
 REPRODUCED = Path(__file__).resolve().parent / "results" / "reproduce"
-
-
-class _CpuClock:
-    """Stands in for the module `time` where calls are timed."""
-
-    perf_counter = staticmethod(time.process_time)
 
 
 def step_seconds(recipe: Recipe, repeats: int) -> float:
@@ -95,10 +91,17 @@ def row(name: str, speed: Speed, repeats: int) -> dict[str, Any]:
 
 
 def runs_in_full(speed: Speed) -> Iterator[dict[str, Any]]:
-    """Kept runs of `rifflemix reproduce` on one thread: seconds of training, and as estimated."""
+    """Kept trainings on one CPU thread: their seconds, and as estimated.
+
+    Those on a machine that was as fast as this one is now, by a product that both timed.
+    """
+    now = matmul_flops_per_second(torch.device("cpu"), torch.float32)
     for path in sorted(REPRODUCED.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        if result["is_reduced"] or result["environment"]["hardware"]["threads"] > 1:
+        hardware = result["environment"]["hardware"]
+        if result["is_reduced"] or hardware["threads"] > 1 or hardware["gpu"] is not None:
+            continue
+        if not 1 / AS_FAST < result["utilisation"]["matmul_flops_per_second"] / now < AS_FAST:
             continue
         name = result["recipe"]["name"]
         (cost,) = recipe_costs([get_recipe(name)], speed)
@@ -113,8 +116,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
+    make_folder(arguments.out)
     torch.set_num_threads(1)
-    measure.time = _CpuClock  # type: ignore[attr-defined]
     speed = calibrate()
     result = {
         "format": "rifflemix.step-estimates/2",

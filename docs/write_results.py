@@ -299,8 +299,9 @@ def estimates() -> Answer:
         drawn += [Row(title), *(_estimated(row) for row in rows)]
     says = (
         f"`rifflemix list recipes --cost` is within a factor of 1.5 of the time that a step took "
-        f"in {near[0]} rows, and of the time that all of training took in {near[1]} runs in full, "
-        "on one thread beside other work: estimated over measured seconds."
+        f"in {near[0]} rows, and of the time that all of training took in {near[1]} runs in full "
+        "of a machine as fast as that of the estimate, on one thread beside other work: estimated "
+        "over measured seconds."
     )
     return Answer("Does the estimated cost of a row hold?", says, "estimates",
                   dots("Estimated over measured", drawn, rule=1.0), table, [path],

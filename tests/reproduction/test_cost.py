@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from document_scripts import load_script
+from rifflemix.files import read_json
 from rifflemix.models.macs import flops_on_cpu
 from rifflemix.ops import dropout_attention, native
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
@@ -237,6 +239,29 @@ def test_a_machine_is_calibrated() -> None:
     assert 1e8 < speed.flops < 1e14
     assert 1e7 < speed.moved_bytes < 1e13
     assert 1e-8 < speed.operator_seconds < 1e-2
+
+
+def test_estimates_stand_beside_steps_and_trainings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of trainings, beside those on one CPU thread of a machine as fast as this one."""
+    script = load_script("benchmarks/step_estimates.py")
+    kept = read_json(script.REPRODUCED / "dimension_mixer-table5-listops-tssa.json")
+    speed = kept["utilisation"]["matmul_flops_per_second"]
+    monkeypatch.setattr(script, "matmul_flops_per_second", lambda device, dtype: speed)
+    row = "sinkhorn/table7-sick-transformer"
+    words = ["step_estimates.py", "--rows", row, "--repeats", "1", "--out", str(tmp_path / "new")]
+    monkeypatch.setattr("sys.argv", words)
+    script.main()
+    (path,) = (tmp_path / "new").glob("step-estimates-*.json")
+    result = read_json(path)
+    assert [made["name"] for made in result["rows"]] == [row]
+    assert "dimension_mixer/table5-listops-tssa" in {run["name"] for run in result["runs"]}
+    for made in result["rows"] + result["runs"]:
+        assert made["ratio"] == pytest.approx(made["estimate"] / made["seconds"])
+    # Made on a faster machine, and on a GPU.
+    others = {"sinkhorn/table7-sick-sortcut-b8", "dimension_mixer/table5-listops-csp"}
+    assert not others & {run["name"] for run in result["runs"]}
 
 
 def test_time_in_which_others_have_the_processor_does_not_count() -> None:

@@ -227,26 +227,28 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def calibrate(device: str = "cpu") -> Speed:
     """Measure how fast this machine does such work; about a second.
 
-    The products are as large as those of small models. What moves numbers is a copy. On a CPU it
-    turns a matrix, which is slower than a copy in order and faster than one into fresh memory: a
-    step does both. The best of some timings counts, on a CPU of the processor time of the calling
+    The products are as large as those of small models. What moves numbers is a copy. On a CPU half
+    of them are copied in order and half turned, which takes some times as long, as numbers in
+    fresh memory do. The best of some timings counts, on a CPU of the processor time of the calling
     thread: what else runs on the machine does not make its rows longer.
     """
     on = torch.device(device)
     tokens, weight = torch.randn(16_384, 256, device=on), torch.randn(256, 256, device=on)
     large, small = torch.randn(4096, 4096, device=on), torch.randn(8, device=on)
-    source, copied = large.t() if on.type == "cpu" else large, torch.empty_like(large)
+    copied = torch.empty_like(large)
     calls: dict[str, Callable[[], object]] = {
         "product": lambda: tokens @ weight,
-        "moves": lambda: copied.copy_(source),
+        "in order": lambda: copied.copy_(large),
         "operator": lambda: small + small,
     }
     if on.type == "cpu":
+        calls["turned"] = lambda: copied.copy_(large.t())
         took = {name: processor_seconds(call) for name, call in calls.items()}
     else:
         took = {name: min(times) for name, times in median_seconds(calls, on).items()}
+    copies = [took[name] for name in ("in order", "turned") if name in took]
     return Speed(
         flops=2 * tokens.numel() * weight.shape[1] / took["product"],
-        moved_bytes=2 * large.numel() * large.element_size() / took["moves"],
+        moved_bytes=2 * large.numel() * large.element_size() * len(copies) / sum(copies),
         operator_seconds=took["operator"],
     )
