@@ -16,7 +16,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ def leave(form: str, task: Task, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def left(validation: list[Mapping[str, float]]) -> int | None:
+def left(validation: Sequence[Mapping[str, float]]) -> int | None:
     """The step of the first evaluation above a quarter."""
     steps = (int(point["step"]) for point in validation if point["accuracy"] > LEFT_ABOVE)
     return next(steps, None)

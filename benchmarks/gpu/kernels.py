@@ -54,6 +54,17 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
                         w, t, key_padding_mask=m, backend="triton"
                     ),
                 )
+        for blocks in (5, 40, 128):
+            for masked in (False, True):
+                scores = torch.randn(2, 3, blocks, blocks, device=device, dtype=dtype)
+                scores.requires_grad_()
+                mask = _mask(2, blocks, device) if masked else None
+                yield (
+                    f"sinkhorn {blocks} blocks {dtype} mask={masked}",
+                    lambda s=scores, m=mask: ops.sinkhorn(
+                        s, 4, block_padding_mask=m, backend="triton"
+                    ),
+                )
 
 
 def _mask(batch: int, length: int, device: str) -> Tensor:

@@ -86,6 +86,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     """Compile, and do not run, what `call` launches on tensors without data."""
     from rifflemix.ops import triton_support
     from rifflemix.ops.permutation import triton as permutation
+    from rifflemix.ops.sinkhorn import triton as balancing
     from rifflemix.ops.statistics import triton_causal, triton_common, triton_global
 
     used: dict[str, dict[str, int]] = {}
@@ -98,7 +99,8 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
         name = f"{kernel.__name__} again" if twice else kernel.__name__
         used[name] = usage(compiled(kernel, arguments, kw))
 
-    for module in (triton_support, permutation, triton_global, triton_causal, triton_common):
+    statistics = (triton_global, triton_causal, triton_common)
+    for module in (triton_support, permutation, *statistics, balancing):
         module.launch = compile_only
     triton_support.check_device = accept  # of tensors without data
     call()
@@ -161,7 +163,26 @@ def statistics_case(
     return call
 
 
-CASES = {"permutation": permutation_case, "shift": shift_case, "statistics": statistics_case}
+def balance_case(size: int, dtype: torch.dtype, options: str = "") -> Callable[[], object]:
+    """Forward and backward; options: mask."""
+
+    def call() -> None:
+        from rifflemix.ops.sinkhorn import triton
+
+        scores = torch.empty(2, 3, size, size, dtype=dtype, requires_grad=True)
+        mask = torch.zeros(2, size, dtype=torch.bool) if "mask" in options else None
+        sort = triton.sinkhorn(scores, 8, False, True, mask)
+        sort.backward(torch.empty_like(sort))
+
+    return call
+
+
+CASES = {
+    "permutation": permutation_case,
+    "shift": shift_case,
+    "statistics": statistics_case,
+    "balance": balance_case,
+}
 
 
 def compile_elsewhere(*cases: str) -> dict[str, dict[str, dict[str, int]]]:

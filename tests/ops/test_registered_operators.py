@@ -20,10 +20,10 @@ assert fft_convolution
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
     from rifflemix.ops.permutation import triton as permutation_triton
+    from rifflemix.ops.sinkhorn import triton as sinkhorn_triton
     from rifflemix.ops.statistics import triton as statistics_triton
 
-    assert permutation_triton
-    assert statistics_triton
+    FAMILIES = (permutation_triton, sinkhorn_triton, statistics_triton)
 
 B, N, C, GROUPS, H, D = 3, 8, 4, 2, 2, 5
 MASK = torch.zeros(B, N, dtype=torch.bool).index_fill(1, torch.tensor([N - 1]), True)
@@ -268,6 +268,16 @@ if HAS_TRITON:
             "grad_energy": rand(B, H, D),
             "grad_member_sums": rand(B, H, D + 1),
         },
+        "triton_balance": lambda: {
+            "log_scores": rand(B, H, 4, 4),
+            "padding": rand(B, 4) > 1.2,
+            "num_iterations": 2,
+        },
+        "triton_balance_backward": lambda: {
+            **CALLS["triton_balance"](),
+            "norms": rand(B, H, 4, 4),
+            "grad_sort": rand(B, H, 4, 4) - 1,
+        },
     }
 FIRST = ("x", "grad", "w")  # the tensor that gives the sizes stands first
 # Wrong in a way of its own, with a word of the sentence.
@@ -356,6 +366,11 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "float64": {"x": x().double()},
     },
     "triton_group_unsort": {"num_groups": {"num_groups": 0}},
+    "triton_balance": {
+        "no iterations": {"num_iterations": 0},
+        "no matrix": {"log_scores": rand(4), "padding": None},
+        "too many blocks": {"log_scores": rand(1, 129, 129), "padding": None},
+    },
 }
 
 
@@ -388,6 +403,8 @@ def bad_calls(name: str) -> Iterator[tuple[str, Arguments]]:
                     continue  # features of the values, of which there may be any number
                 if (name, key, kind) == ("balance", "log_scores", "floats of another type"):
                     continue  # which are as good
+                if (name, key, kind[5:]) == ("triton_balance", "log_scores", "along 1"):
+                    continue  # heads, of which there may be any number
                 if (key, kind) == ("sort", "more along 2"):
                     continue  # sorted blocks for each block of queries, likewise
                 if (key, kind[5:]) == ("kernel", "along 1"):

@@ -35,6 +35,9 @@ ALL_KERNELS = [
     "statistics:12:64:bfloat16",
     "statistics:12:64:bfloat16:causal mask",
     "statistics:2:4:float32:plain",
+    "balance:32:bfloat16",
+    "balance:128:float32:mask",
+    "balance:5:float16:mask",
 ]
 WINDOWS = [
     f"permutation:{length}:{groups}:{kind}"

@@ -17,6 +17,7 @@ STATISTICS = "statistics/test_statistics_triton.py"
 STRIDES = "test_registered_operators.py::test_strides_change_nothing"
 NONE = "test_registered_operators.py::test_a_batch_of_none"
 PACKED = "test_packed_triton.py"
+BALANCING = "sinkhorn/test_balancing_triton.py"
 
 pytestmark = [
     pytest.mark.skipif(
@@ -32,7 +33,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     "files",
-    [(PERMUTATION,), (STATISTICS,), (STRIDES, NONE, PACKED)],
+    [(PERMUTATION,), (STATISTICS,), (STRIDES, NONE, PACKED, BALANCING)],
     ids=["permutation", "statistics", "operators"],
 )
 def test_in_the_interpreter(files: tuple[str, ...]) -> None:

@@ -56,10 +56,14 @@ class SortingNetwork(nn.Module):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """(B, n, C) pooled blocks -> (B, H, n, M) scores."""
-        hidden = pooled.unsqueeze(1)
+        # All samples are rows of one product a head: broadcasting would copy weights for each.
         if self.kind.endswith("mlp"):
-            hidden = (hidden @ self.hidden_weight + self.hidden_bias.unsqueeze(1)).relu()
-        scores = hidden @ self.weight + self.bias.unsqueeze(1)
+            hidden = torch.einsum("bnc,hcd->hbnd", pooled, self.hidden_weight)
+            hidden = (hidden + self.hidden_bias[:, None, None]).relu()
+            scores = torch.einsum("hbnc,hcm->bhnm", hidden, self.weight)
+        else:
+            scores = torch.einsum("bnc,hcm->bhnm", pooled, self.weight)
+        scores = scores + self.bias.unsqueeze(1)
         return scores.relu() if self.kind.startswith("relu") else scores
 
     def extra_repr(self) -> str:

@@ -202,7 +202,9 @@ def block_attention(
     both = None
     if hidden is not None or sorted_hidden is not None:
         both = torch.cat((_full(sorted_hidden, q, sorted_k), _full(hidden, q, k)), -1)
-    keys, values = torch.cat((sorted_k, k), -2), torch.cat((sorted_v, v), -2)
+    # Heads after blocks, as `attend` reads them: it would copy what lies otherwise.
+    keys = torch.cat((sorted_k.transpose(1, 2), k.transpose(1, 2)), -2).transpose(1, 2)
+    values = torch.cat((sorted_v.transpose(1, 2), v.transpose(1, 2)), -2).transpose(1, 2)
     return attend(q, keys, values, both, dropout_p)
 
 

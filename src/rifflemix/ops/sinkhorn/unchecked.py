@@ -18,11 +18,21 @@ from rifflemix.ops.sinkhorn import (
     reference,
     reference_attention,
 )
+from rifflemix.ops.sinkhorn.triton_limits import with_triton
+from rifflemix.ops.triton_support import INTERPRETED
 
 KERNELS = ("exp", "relu")
 _RELU_EPSILON = 1e-6
 _GUMBEL_EPSILON = 1e-6
-_BLOCKS = Family(reference, eager, cpu=cpu)
+
+
+def _load_triton() -> Any:
+    from rifflemix.ops.sinkhorn import triton
+
+    return triton
+
+
+_BLOCKS = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
 _ATTENTION = Family(reference_attention, eager_attention, cpu=cpu_attention)
 
 
@@ -83,7 +93,10 @@ def sinkhorn(
 ) -> Tensor:
     """`rifflemix.ops.sinkhorn`."""
     runs = cpu.supports_balancing(log_scores, num_iterations, causal)
-    module = _BLOCKS.pick(backend, _available(runs, log_scores))
+    available = _available(runs, log_scores)
+    if log_scores.is_cuda or INTERPRETED:
+        available = with_triton(available, log_scores, num_iterations, causal)
+    module = _BLOCKS.pick(backend, available)
     sort: Tensor = module.sinkhorn(
         log_scores, num_iterations, causal, final_row_norm, block_padding_mask
     )

@@ -1,0 +1,164 @@
+"""Sinkhorn balancing by Triton kernels, against the eager formulas in float64.
+
+Run on a GPU, or on the CPU by test_triton_interpreter.py, in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1]))
+from triton_device import DEVICE, on_gpu, require_kernels
+
+import rifflemix as rm
+from rifflemix.errors import InputError
+from rifflemix.ops import sinkhorn
+from rifflemix.ops.dispatch import prefer_backend
+
+require_kernels()
+
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def scores_of(*shape: int, scale: float = 3.0) -> Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(shape[-1]))
+    return scale * made.to(DEVICE)
+
+
+def hard_scores(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Scores with a dead row, a dead column and a hard zero; padding at the end, of all."""
+    scores = scores_of(3, 2, size, size).to(dtype)
+    scores[0, 0, size // 2, size // 3] = -math.inf
+    scores[0, 1, 0] = -math.inf
+    scores[1, 0, :, 0] = -math.inf
+    padding = torch.zeros(3, size, dtype=torch.bool, device=DEVICE)
+    padding[0, size - 1] = True
+    padding[2] = True
+    return scores, padding
+
+
+def sort_and_gradient(scores: Tensor, grad: Tensor, **options: object) -> tuple[Tensor, Tensor]:
+    leaf = scores.detach().requires_grad_()
+    sort = sinkhorn(leaf, **options)
+    return sort.detach(), torch.autograd.grad(sort, leaf, grad.to(sort.dtype))[0]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [*((torch.float32, size) for size in (1, 3, 17, 40)), (torch.bfloat16, 17), (torch.float16, 5)],
+    ids=str,
+)
+def test_kernel_equals_eager(dtype: torch.dtype, size: int, masked: bool) -> None:
+    scores, padding = hard_scores(size, dtype)
+    grad = scores_of(3, 2, size, size, scale=1.0).to(dtype)
+    options = {"num_iterations": 4, "block_padding_mask": padding if masked else None}
+    found = sort_and_gradient(scores, grad, backend="triton", **options)
+    expected = sort_and_gradient(scores.double(), grad.double(), backend="eager", **options)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("size", [64, 100, 128])
+def test_large_matrices(size: int) -> None:
+    """Of several warps, in a row of which all exponentials but one are zero."""
+    scores, grad = scores_of(1, size, size, scale=30.0), scores_of(1, size, size, scale=1.0)
+    found = sort_and_gradient(scores, grad, num_iterations=8, backend="triton")
+    expected = sort_and_gradient(scores.double(), grad.double(), num_iterations=8, backend="eager")
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=3e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (2, 5, 5), (2, 3, 2, 5, 5), (0, 2, 5, 5)], ids=str)
+def test_any_leading_sizes(shape: tuple[int, ...]) -> None:
+    scores = scores_of(*shape).transpose(-1, -2)  # not contiguous
+    grad = scores_of(*shape, scale=1.0)
+    samples = shape[:1] if len(shape) > 2 else ()
+    padding = torch.zeros(*samples, 5, dtype=torch.bool, device=DEVICE)
+    padding[..., 3] = True
+    options = {"num_iterations": 3, "block_padding_mask": padding}
+    found = sort_and_gradient(scores, grad, backend="triton", **options)
+    expected = sort_and_gradient(scores.double(), grad.double(), backend="eager", **options)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, atol=3e-6, rtol=0)
+
+
+def test_large_scores_stay_finite() -> None:
+    scores = scores_of(2, 8, 8, scale=300.0)
+    sort, grad = sort_and_gradient(scores, scores, num_iterations=8, backend="triton")
+    assert sort.isfinite().all()
+    assert grad.isfinite().all()
+    torch.testing.assert_close(sort.sum(-2), torch.ones(2, 8, device=DEVICE))
+
+
+def test_not_a_number_spreads_as_it_does_in_torch() -> None:
+    scores = scores_of(2, 5, 5)
+    scores[0, 1, 2] = math.nan
+    sort = sinkhorn(scores, 2, backend="triton")
+    assert torch.equal(sort.isnan(), sinkhorn(scores, 2, backend="eager").isnan())
+
+
+def test_second_derivatives() -> None:
+    scores = scores_of(2, 4, 4).requires_grad_()
+    options = {"num_iterations": 3}
+    found, expected = (
+        torch.autograd.grad(
+            torch.autograd.grad(
+                sinkhorn(scores, backend=backend, **options).square().sum(),
+                scores,
+                create_graph=True,
+            )[0].square().sum(),
+            scores,
+        )[0]
+        for backend in ("triton", "eager")
+    )  # fmt: skip
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_the_kernel_does_not_know_is_refused() -> None:
+    for size, options in ((3, {"causal": True}), (3, {"num_iterations": 0}), (129, {})):
+        with pytest.raises(InputError, match=r"^backend:"):
+            sinkhorn(scores_of(size, size), **{"num_iterations": 2, **options}, backend="triton")
+    with pytest.raises(InputError, match=r"^backend:"):
+        sinkhorn(scores_of(3, 3).double(), 2, backend="triton")
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+def test_in_a_layer(masked: bool) -> None:
+    layer = rm.create_mixer("sinkhorn", 16, num_heads=2, max_length=40, block_size=8).to(DEVICE)
+    x = scores_of(2, 37, 16, scale=1.0).requires_grad_()
+    mask = torch.zeros(2, 37, dtype=torch.bool, device=DEVICE)
+    mask[0, 20:] = masked
+    found = []
+    for backend in ("triton", "eager"):
+        torch.manual_seed(0)  # of the noise
+        with prefer_backend(backend):
+            y = layer(x, key_padding_mask=mask if masked else None)
+            found.append((y.detach(), torch.autograd.grad(y.square().sum(), x)[0]))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+class TestOnAGpu:
+    """At the sizes that it is for."""
+
+    pytestmark = on_gpu
+
+    @pytest.mark.parametrize("size", [8, 32, 64, 128])
+    @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+    def test_many_matrices(self, dtype: torch.dtype, size: int) -> None:
+        scores = scores_of(64, 8, size, size).to(dtype)
+        grad = scores_of(64, 8, size, size, scale=1.0).to(dtype)
+        found = sort_and_gradient(scores, grad, num_iterations=8, backend="triton")
+        expected = sort_and_gradient(
+            scores.double(), grad.double(), num_iterations=8, backend="eager"
+        )
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a.double(), b, atol=2 * TOLERANCE[dtype], rtol=0)
