@@ -59,12 +59,13 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
                 scores = torch.randn(2, 3, blocks, blocks, device=device, dtype=dtype)
                 scores.requires_grad_()
                 mask = _mask(2, blocks, device) if masked else None
-                yield (
-                    f"sinkhorn {blocks} blocks {dtype} mask={masked}",
-                    lambda s=scores, m=mask: ops.sinkhorn(
-                        s, 4, block_padding_mask=m, backend="triton"
-                    ),
-                )
+                for causal in (False, True) if blocks <= 64 else (False,):
+                    yield (
+                        f"sinkhorn {blocks} blocks {dtype} mask={masked} causal={causal}",
+                        lambda s=scores, m=mask, c=causal: ops.sinkhorn(
+                            s, 4, causal=c, block_padding_mask=m, backend="triton"
+                        ),
+                    )
 
 
 def _mask(batch: int, length: int, device: str) -> Tensor:

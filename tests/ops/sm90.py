@@ -164,14 +164,14 @@ def statistics_case(
 
 
 def balance_case(size: int, dtype: torch.dtype, options: str = "") -> Callable[[], object]:
-    """Forward and backward; options: mask."""
+    """Forward and backward; options: causal, mask."""
 
     def call() -> None:
         from rifflemix.ops.sinkhorn import triton
 
         scores = torch.empty(2, 3, size, size, dtype=dtype, requires_grad=True)
         mask = torch.zeros(2, size, dtype=torch.bool) if "mask" in options else None
-        sort = triton.sinkhorn(scores, 8, False, True, mask)
+        sort = triton.sinkhorn(scores, 8, "causal" in options, True, mask)
         sort.backward(torch.empty_like(sort))
 
     return call

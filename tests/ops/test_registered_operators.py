@@ -200,8 +200,7 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "x": rand(B, N, 12),
         "weight": rand(4, 3, 2),
         "bias": rand(4, 2),
-        "in_stride": 2,
-        "out_stride": 4,
+        **{"in_stride": 2, "out_stride": 4},
     },
     "block_linear_sums": lambda: {
         "x": rand(B, N, 12),
@@ -271,11 +270,12 @@ if HAS_TRITON:
         "triton_balance": lambda: {
             "log_scores": rand(B, H, 4, 4),
             "padding": rand(B, 4) > 1.2,
-            "num_iterations": 2,
+            **{"num_iterations": 2, "causal": True, "last_rows": True},
         },
         "triton_balance_backward": lambda: {
             **CALLS["triton_balance"](),
-            "norms": rand(B, H, 4, 4),
+            "norms": rand(B, H, 3, 4),
+            "running": rand(B, H, 2, 4, 4),
             "grad_sort": rand(B, H, 4, 4) - 1,
         },
     }
@@ -369,7 +369,8 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
     "triton_balance": {
         "no iterations": {"num_iterations": 0},
         "no matrix": {"log_scores": rand(4), "padding": None},
-        "too many blocks": {"log_scores": rand(1, 129, 129), "padding": None},
+        "rows last": {"causal": False},
+        "too many blocks": {"log_scores": rand(1, 65, 65), "padding": None},
     },
 }
 

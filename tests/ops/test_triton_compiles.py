@@ -38,6 +38,8 @@ ALL_KERNELS = [
     "balance:32:bfloat16",
     "balance:128:float32:mask",
     "balance:5:float16:mask",
+    "balance:32:bfloat16:causal mask",
+    "balance:64:float32:causal",
 ]
 WINDOWS = [
     f"permutation:{length}:{groups}:{kind}"

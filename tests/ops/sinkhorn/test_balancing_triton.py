@@ -5,6 +5,7 @@ Run on a GPU, or on the CPU by test_triton_interpreter.py, in Triton's interpret
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -23,6 +24,11 @@ from rifflemix.ops.dispatch import prefer_backend
 
 require_kernels()
 
+FORMS = {
+    "two-sided": {},
+    "causal": {"causal": True},
+    "causal, columns last": {"causal": True, "final_row_norm": False},
+}
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -49,16 +55,22 @@ def sort_and_gradient(scores: Tensor, grad: Tensor, **options: object) -> tuple[
     return sort.detach(), torch.autograd.grad(sort, leaf, grad.to(sort.dtype))[0]
 
 
+# The interpreter combines what is scanned one by one: a causal matrix takes seconds.
+CASES = [
+    *((torch.float32, size, form) for size in (1, 5) for form in FORMS),
+    *((torch.float32, size, "two-sided") for size in (17, 40)),
+    (torch.bfloat16, 17, "two-sided"),
+    (torch.float16, 5, "causal"),
+]
+
+
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
-@pytest.mark.parametrize(
-    ("dtype", "size"),
-    [*((torch.float32, size) for size in (1, 3, 17, 40)), (torch.bfloat16, 17), (torch.float16, 5)],
-    ids=str,
-)
-def test_kernel_equals_eager(dtype: torch.dtype, size: int, masked: bool) -> None:
+@pytest.mark.parametrize(("dtype", "size", "form"), CASES, ids=str)
+def test_kernel_equals_eager(dtype: torch.dtype, size: int, masked: bool, form: str) -> None:
     scores, padding = hard_scores(size, dtype)
     grad = scores_of(3, 2, size, size, scale=1.0).to(dtype)
-    options = {"num_iterations": 4, "block_padding_mask": padding if masked else None}
+    options = {"block_padding_mask": padding if masked else None, **FORMS[form]}
+    options["num_iterations"] = 2 if FORMS[form] else 4
     found = sort_and_gradient(scores, grad, backend="triton", **options)
     expected = sort_and_gradient(scores.double(), grad.double(), backend="eager", **options)
     for a, b in zip(found, expected, strict=True):
@@ -66,12 +78,13 @@ def test_kernel_equals_eager(dtype: torch.dtype, size: int, masked: bool) -> Non
         torch.testing.assert_close(a.double(), b, atol=TOLERANCE[dtype], rtol=0)
 
 
-@pytest.mark.parametrize("size", [64, 100, 128])
-def test_large_matrices(size: int) -> None:
+@pytest.mark.parametrize(("size", "causal"), [(64, False), (100, False), (128, False), (17, True)])
+def test_large_matrices(size: int, causal: bool) -> None:
     """Of several warps, in a row of which all exponentials but one are zero."""
     scores, grad = scores_of(1, size, size, scale=30.0), scores_of(1, size, size, scale=1.0)
-    found = sort_and_gradient(scores, grad, num_iterations=8, backend="triton")
-    expected = sort_and_gradient(scores.double(), grad.double(), num_iterations=8, backend="eager")
+    options = {"num_iterations": 2 if causal else 8, "causal": causal}
+    found = sort_and_gradient(scores, grad, backend="triton", **options)
+    expected = sort_and_gradient(scores.double(), grad.double(), backend="eager", **options)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a.double(), b, atol=3e-5, rtol=0)
 
@@ -90,12 +103,17 @@ def test_any_leading_sizes(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(a.double(), b, atol=3e-6, rtol=0)
 
 
-def test_large_scores_stay_finite() -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_large_scores_stay_finite(causal: bool) -> None:
     scores = scores_of(2, 8, 8, scale=300.0)
-    sort, grad = sort_and_gradient(scores, scores, num_iterations=8, backend="triton")
+    options = {"num_iterations": 3, "causal": causal}
+    sort, grad = sort_and_gradient(scores, scores, backend="triton", **options)
     assert sort.isfinite().all()
     assert grad.isfinite().all()
-    torch.testing.assert_close(sort.sum(-2), torch.ones(2, 8, device=DEVICE))
+    if causal:
+        torch.testing.assert_close(sort.sum(-1)[:, 1:], torch.ones(2, 7, device=DEVICE))
+    else:
+        torch.testing.assert_close(sort.sum(-2), torch.ones(2, 8, device=DEVICE))
 
 
 def test_not_a_number_spreads_as_it_does_in_torch() -> None:
@@ -105,9 +123,10 @@ def test_not_a_number_spreads_as_it_does_in_torch() -> None:
     assert torch.equal(sort.isnan(), sinkhorn(scores, 2, backend="eager").isnan())
 
 
-def test_second_derivatives() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_second_derivatives(form: str) -> None:
     scores = scores_of(2, 4, 4).requires_grad_()
-    options = {"num_iterations": 3}
+    options = {"num_iterations": 2, **FORMS[form]}
     found, expected = (
         torch.autograd.grad(
             torch.autograd.grad(
@@ -123,16 +142,18 @@ def test_second_derivatives() -> None:
 
 
 def test_what_the_kernel_does_not_know_is_refused() -> None:
-    for size, options in ((3, {"causal": True}), (3, {"num_iterations": 0}), (129, {})):
+    for size, options in ((3, {"num_iterations": 0}), (129, {}), (65, {"causal": True})):
         with pytest.raises(InputError, match=r"^backend:"):
             sinkhorn(scores_of(size, size), **{"num_iterations": 2, **options}, backend="triton")
     with pytest.raises(InputError, match=r"^backend:"):
         sinkhorn(scores_of(3, 3).double(), 2, backend="triton")
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
-def test_in_a_layer(masked: bool) -> None:
-    layer = rm.create_mixer("sinkhorn", 16, num_heads=2, max_length=40, block_size=8).to(DEVICE)
+def test_in_a_layer(masked: bool, causal: bool) -> None:
+    options = {"num_heads": 2, "max_length": 40, "block_size": 8, "num_iterations": 2}
+    layer = rm.create_mixer("sinkhorn", 16, causal=causal, **options).to(DEVICE)
     x = scores_of(2, 37, 16, scale=1.0).requires_grad_()
     mask = torch.zeros(2, 37, dtype=torch.bool, device=DEVICE)
     mask[0, 20:] = masked
@@ -151,14 +172,15 @@ class TestOnAGpu:
 
     pytestmark = on_gpu
 
-    @pytest.mark.parametrize("size", [8, 32, 64, 128])
+    @pytest.mark.parametrize(
+        ("size", "causal"), [*itertools.product((8, 32, 64), (False, True)), (128, False)]
+    )
     @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-    def test_many_matrices(self, dtype: torch.dtype, size: int) -> None:
+    def test_many_matrices(self, dtype: torch.dtype, size: int, causal: bool) -> None:
         scores = scores_of(64, 8, size, size).to(dtype)
         grad = scores_of(64, 8, size, size, scale=1.0).to(dtype)
-        found = sort_and_gradient(scores, grad, num_iterations=8, backend="triton")
-        expected = sort_and_gradient(
-            scores.double(), grad.double(), num_iterations=8, backend="eager"
-        )
+        options = {"num_iterations": 8, "causal": causal}
+        found = sort_and_gradient(scores, grad, backend="triton", **options)
+        expected = sort_and_gradient(scores.double(), grad.double(), backend="eager", **options)
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a.double(), b, atol=2 * TOLERANCE[dtype], rtol=0)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rifflemix.errors import bad_argument
 from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.operands import check_operand, on_one_device
 from rifflemix.ops.operator import operator
@@ -30,50 +31,70 @@ def sinkhorn(
     final_row_norm: bool,
     block_padding_mask: Tensor | None,
 ) -> Tensor:
-    """See `rifflemix.ops.sinkhorn.sinkhorn`; not causal, so that no row step comes last."""
+    """See `rifflemix.ops.sinkhorn.sinkhorn`."""
     padding = block_padding_mask
     if padding is not None:
         padding = padding.reshape(-1, log_scores.shape[-1])
-    sort: Tensor = _forward(log_scores, padding, num_iterations)[0]
+    last_rows = causal and final_row_norm
+    sort: Tensor = _forward(log_scores, padding, num_iterations, causal, last_rows)[0]
     return sort
 
 
 @operator(
     "rifflemix::triton_balance",
-    schema="(Tensor log_scores, Tensor? padding, int num_iterations) -> (Tensor, Tensor)",
+    schema="(Tensor log_scores, Tensor? padding, int num_iterations, bool causal, bool last_rows) "
+    "-> (Tensor, Tensor, Tensor)",
 )
 def _forward(
-    log_scores: Tensor, padding: Tensor | None, num_iterations: int
-) -> tuple[Tensor, Tensor]:
-    """The sort matrix; what each of 2 T steps subtracted, (..., 2 T, n) in float32.
+    log_scores: Tensor,
+    padding: Tensor | None,
+    num_iterations: int,
+    causal: bool,
+    last_rows: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sort matrix, and in float32 what the steps subtracted; see `triton_kernels`.
 
     Args:
         log_scores: (..., n, n).
         padding: (samples, n), with as many matrices for each sample; True = padding.
         num_iterations: T.
+        causal: row u takes from columns v < u; a column is normalised over the rows so far.
+        last_rows: a row step comes last; for `causal` alone.
     """
-    of_sample = _check(log_scores, padding, num_iterations)
+    of_sample = _check(log_scores, padding, num_iterations, causal, last_rows)
     log_scores = log_scores.contiguous()
-    sort, norms = _empty_outputs(log_scores, padding, num_iterations)
+    outputs = _empty_outputs(log_scores, padding, num_iterations, causal, last_rows)
     size = log_scores.shape[-1]
     launch(
         kernels.balance, log_scores.numel() // size**2, log_scores,
-        log_scores, _bytes(padding), sort, norms, of_sample, size, num_iterations,
-        eager.LOG_ZERO, **_tile(size),
+        log_scores, _bytes(padding), *outputs, of_sample, size, num_iterations,
+        eager.LOG_ZERO, CAUSAL=causal, LAST_ROWS=last_rows, **_tile(size),
     )  # fmt: skip
-    return sort, norms
+    return outputs
 
 
 @on_one_device
 def _empty_outputs(
-    log_scores: Tensor, padding: Tensor | None, num_iterations: int
-) -> tuple[Tensor, Tensor]:
-    norms = log_scores.new_empty(_norms_shape(log_scores, num_iterations), dtype=torch.float32)
-    return log_scores.new_empty(log_scores.shape), norms
+    log_scores: Tensor,
+    padding: Tensor | None,
+    num_iterations: int,
+    causal: bool,
+    last_rows: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    norms, running = (
+        log_scores.new_empty(shape, dtype=torch.float32)
+        for shape in _kept_shapes(log_scores, num_iterations, causal)
+    )
+    return log_scores.new_empty(log_scores.shape), norms, running
 
 
-def _norms_shape(log_scores: Tensor, num_iterations: int) -> tuple[int, ...]:
-    return (*log_scores.shape[:-2], 2 * num_iterations, log_scores.shape[-1])
+def _kept_shapes(
+    log_scores: Tensor, num_iterations: int, causal: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    *leading, size, _ = log_scores.shape
+    if causal:
+        return (*leading, num_iterations + 1, size), (*leading, num_iterations, size, size)
+    return (*leading, 2 * num_iterations, size), (0,)
 
 
 _forward.register_fake(_empty_outputs)
@@ -81,28 +102,33 @@ _forward.register_fake(_empty_outputs)
 
 @operator(
     "rifflemix::triton_balance_backward",
-    schema="(Tensor log_scores, Tensor? padding, int num_iterations, Tensor norms, "
-    "Tensor grad_sort) -> Tensor",
+    schema="(Tensor log_scores, Tensor? padding, int num_iterations, bool causal, bool last_rows, "
+    "Tensor norms, Tensor running, Tensor grad_sort) -> Tensor",
 )
 def _backward(
     log_scores: Tensor,
     padding: Tensor | None,
     num_iterations: int,
+    causal: bool,
+    last_rows: bool,
     norms: Tensor,
+    running: Tensor,
     grad_sort: Tensor,
 ) -> Tensor:
     """The gradient of the scores."""
-    of_sample = _check(log_scores, padding, num_iterations)
-    size = log_scores.shape[-1]
-    shape = _norms_shape(log_scores, num_iterations)
-    check_operand("norms", norms, shape, torch.float32, log_scores.device)
-    check_operand("grad_sort", grad_sort, log_scores.shape, log_scores.dtype, log_scores.device)
+    of_sample = _check(log_scores, padding, num_iterations, causal, last_rows)
+    size, device = log_scores.shape[-1], log_scores.device
+    norms_shape, running_shape = _kept_shapes(log_scores, num_iterations, causal)
+    check_operand("norms", norms, norms_shape, torch.float32, device)
+    check_operand("running", running, running_shape, torch.float32, device)
+    check_operand("grad_sort", grad_sort, log_scores.shape, log_scores.dtype, device)
     log_scores, grad_sort = log_scores.contiguous(), grad_sort.contiguous()
     grad_scores = torch.empty_like(log_scores)
     launch(
         kernels.balance_backward, log_scores.numel() // size**2, log_scores,
-        log_scores, _bytes(padding), norms.contiguous(), grad_sort, grad_scores, of_sample, size,
-        num_iterations, eager.LOG_ZERO, **_tile(size),
+        log_scores, _bytes(padding), norms.contiguous(), running.contiguous(), grad_sort,
+        grad_scores, of_sample, size, num_iterations, eager.LOG_ZERO,
+        CAUSAL=causal, LAST_ROWS=last_rows, **_tile(size),
     )  # fmt: skip
     return grad_scores
 
@@ -113,9 +139,17 @@ def _(log_scores: Tensor, *_: Any) -> Tensor:
     return log_scores.new_empty(log_scores.shape)
 
 
-def _check(log_scores: Tensor, padding: Tensor | None, num_iterations: int) -> int:
+def _check(
+    log_scores: Tensor,
+    padding: Tensor | None,
+    num_iterations: int,
+    causal: bool,
+    last_rows: bool,
+) -> int:
     """Refuse what the kernels cannot read; the matrices of a sample."""
-    check_limits(log_scores, num_iterations)
+    check_limits(log_scores, num_iterations, causal)
+    if last_rows and not causal:
+        raise bad_argument("last_rows", "False unless causal", last_rows)
     size = log_scores.shape[-1]
     samples = log_scores.shape[0] if log_scores.dim() > 2 else 1
     if padding is not None:
@@ -133,21 +167,24 @@ def _tile(size: int) -> dict[str, int]:
     return {"SIZE": side, "num_warps": min(16, max(1, side * side // (32 * _NUMBERS)))}
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    log_scores, padding, ctx.num_iterations = inputs
-    ctx.save_for_backward(log_scores, padding, output[1])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    log_scores, padding, *ctx.options = inputs
+    ctx.save_for_backward(log_scores, padding, *output[1:])
 
 
-def _differentiate(ctx: Any, grad_sort: Tensor, _: Tensor) -> tuple[Tensor | None, None, None]:
-    log_scores, padding, norms = ctx.saved_tensors
-    if torch.is_grad_enabled():
+def _differentiate(ctx: Any, grad_sort: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    log_scores, padding, *kept = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        gradient = _backward(log_scores, padding, *ctx.options, *kept, grad_sort)
+        return gradient, None, None, None, None
 
-        def formula(scores: Tensor) -> tuple[Tensor]:
-            return (eager.sinkhorn(scores, ctx.num_iterations, False, True, padding),)
+    num_iterations, causal, last_rows = ctx.options
 
-        (gradient,) = second_order_gradients(formula, (log_scores,), (grad_sort,))
-        return gradient, None, None
-    return _backward(log_scores, padding, ctx.num_iterations, norms, grad_sort), None, None
+    def formula(scores: Tensor) -> tuple[Tensor]:
+        return (eager.sinkhorn(scores, num_iterations, causal, last_rows, padding),)
+
+    (again,) = second_order_gradients(formula, (log_scores,), (grad_sort,))
+    return again, None, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

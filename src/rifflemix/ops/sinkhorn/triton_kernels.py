@@ -1,8 +1,10 @@
 """GPU kernels of Sinkhorn balancing: a program holds one matrix through all steps.
 
-Matrices are (matrices, n, n), contiguous; `padding` is (samples, n) or None. What each of the 2 T
-steps subtracts, one number for each row or column, is kept in `norms` (matrices, 2 T, n): from the
-last matrix, the backward adds it again step by step.
+Matrices are (matrices, n, n), contiguous; `padding` is (samples, n) or None. What the steps
+subtract is kept: from the last matrix, the backward adds it again step by step. Of 2 T steps along
+rows and columns that is a number for each line, `norms` (matrices, 2 T, n). A column of a CAUSAL
+matrix is normalised over the rows so far, by a number for each entry, `running` (matrices, T, n,
+n); its `norms` are of the rows, (matrices, T + 1, n), the last of the step that LAST_ROWS adds.
 """
 
 from __future__ import annotations
@@ -12,26 +14,52 @@ import triton.language as tl
 
 
 @triton.jit
-def _place(size, SIZE: tl.constexpr):
-    """Offsets of one matrix, and which of them are within it."""
-    line = tl.arange(0, SIZE)
-    inside = line < size
-    return line[:, None] * size + line[None, :], inside[:, None] & inside[None, :]
+def _rows(size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
+    """The rows that a tile holds; from the last to the first, its first are below 0."""
+    row = tl.arange(0, SIZE)
+    if FROM_END:
+        row = size - 1 - row
+    return row
 
 
 @triton.jit
-def _load(scores, padding, matrix, of_sample, size, log_zero, SIZE: tl.constexpr):
+def _place(size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
+    """Offsets of one matrix, and which of them are within it."""
+    row, column = _rows(size, FROM_END, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    return row * size + column, (row >= 0) & (row < size) & (column < size)
+
+
+@triton.jit
+def _load(
+    scores, padding, matrix, of_sample, size, log_zero,
+    CAUSAL: tl.constexpr, FROM_END: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
     """A matrix in float32, and where it is live; the logarithm of zero where it is not."""
-    offset, inside = _place(size, SIZE)
+    offset, inside = _place(size, FROM_END, SIZE)
     value = tl.load(scores + matrix * size * size + offset, mask=inside, other=float("-inf"))
     value = value.to(tl.float32)
     live = value != float("-inf")
+    row, column = _rows(size, FROM_END, SIZE), tl.arange(0, SIZE)
+    if CAUSAL:
+        live = live & (row[:, None] > column[None, :])
     if padding is not None:
-        line = tl.arange(0, SIZE)
-        blocks = padding + matrix // of_sample * size + line
-        valid = tl.load(blocks, mask=line < size, other=1) == 0
-        live = live & valid[:, None] & valid[None, :]
+        padding += matrix // of_sample * size
+        of_row = tl.load(padding + row, mask=(row >= 0) & (row < size), other=1) == 0
+        of_column = tl.load(padding + column, mask=column < size, other=1) == 0
+        live = live & of_row[:, None] & of_column[None, :]
     return tl.where(live, value, log_zero), live
+
+
+@triton.jit
+def _put(norms, step, norm, size, SIZE: tl.constexpr):
+    line = tl.arange(0, SIZE)
+    tl.store(norms + step * size + line, tl.reshape(norm, (SIZE,)), mask=line < size)
+
+
+@triton.jit
+def _take(norms, step, size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
+    line = _rows(size, FROM_END, SIZE)
+    return tl.load(norms + step * size + line, mask=(line >= 0) & (line < size), other=0.0)
 
 
 @triton.jit
@@ -43,36 +71,53 @@ def _logsumexp(value, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _put(norms, step, norm, size, SIZE: tl.constexpr):
-    line = tl.arange(0, SIZE)
-    tl.store(norms + step * size + line, tl.reshape(norm, (SIZE,)), mask=line < size)
+def _add_exponentials(largest, total, other_largest, other_total):
+    both = tl.maximum(largest, other_largest)
+    first = total * tl.exp(largest - both)
+    return both, first + other_total * tl.exp(other_largest - both)
 
 
 @triton.jit
-def _take(norms, step, size, SIZE: tl.constexpr):
-    line = tl.arange(0, SIZE)
-    return tl.load(norms + step * size + line, mask=line < size, other=0.0)
+def _running_logsumexp(value):
+    """Along columns, over the rows so far."""
+    ones = tl.zeros_like(value) + 1.0
+    largest, total = tl.associative_scan((value, ones), 0, _add_exponentials)
+    return largest + tl.log(total)
+
+
+@triton.jit
+def _normalised(value, norm, live, log_zero):
+    return tl.where(live, value - norm, log_zero)
 
 
 @triton.jit
 def balance(
-    scores, padding, sort, norms, of_sample, size, iterations, log_zero, SIZE: tl.constexpr
+    scores, padding, sort, norms, running, of_sample, size, iterations, log_zero,
+    CAUSAL: tl.constexpr, LAST_ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The sort matrix after so many row and column steps, and what they subtracted."""
     matrix = tl.program_id(0).to(tl.int64)
-    value, live = _load(scores, padding, matrix, of_sample, size, log_zero, SIZE)
-    norms += matrix * 2 * iterations * size
+    value, live = _load(scores, padding, matrix, of_sample, size, log_zero, CAUSAL, False, SIZE)
+    offset, inside = _place(size, False, SIZE)
+    norms += matrix * size * (iterations + 1 if CAUSAL else 2 * iterations)
     for i in range(iterations):
         norm = _logsumexp(value, 1)
-        _put(norms, 2 * i, norm, size, SIZE)
-        value = tl.where(live, value - norm, log_zero)
-        norm = _logsumexp(value, 0)
-        _put(norms, 2 * i + 1, norm, size, SIZE)
-        value = tl.where(live, value - norm, log_zero)
-    offset, inside = _place(size, SIZE)
-    tl.store(
-        sort + matrix * size * size + offset, tl.exp(value).to(sort.dtype.element_ty), mask=inside
-    )
+        _put(norms, i if CAUSAL else 2 * i, norm, size, SIZE)
+        value = _normalised(value, norm, live, log_zero)
+        if CAUSAL:
+            norm = _running_logsumexp(value)
+            step = matrix * iterations + i
+            tl.store(running + step * size * size + offset, norm, mask=inside)
+        else:
+            norm = _logsumexp(value, 0)
+            _put(norms, 2 * i + 1, norm, size, SIZE)
+        value = _normalised(value, norm, live, log_zero)
+    if LAST_ROWS:
+        norm = _logsumexp(value, 1)
+        _put(norms, iterations, norm, size, SIZE)
+        value = _normalised(value, norm, live, log_zero)
+    sort += matrix * size * size + offset
+    tl.store(sort, tl.exp(value).to(sort.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -88,25 +133,56 @@ def _through_step(grad, shares, AXIS: tl.constexpr):
 
 
 @triton.jit
+def _through_both(factor, total, other_factor, other_total):
+    return factor * other_factor, other_total + other_factor * total
+
+
+@triton.jit
+def _sums_of_later(grad, norm, later):
+    """Sum over rows u >= v of grad[u] exp(norm[v] - norm[u]), where `later` is norm[v + 1]."""
+    _, total = tl.associative_scan((tl.exp(norm - later), grad), 0, _through_both)
+    return total
+
+
+@triton.jit
 def balance_backward(
-    scores, padding, norms, grad_sort, grad_scores, of_sample, size, iterations, log_zero,
-    SIZE: tl.constexpr,
+    scores, padding, norms, running, grad_sort, grad_scores, of_sample, size, iterations, log_zero,
+    CAUSAL: tl.constexpr, LAST_ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the scores."""
+    """The gradient of the scores; of a CAUSAL matrix from the last row, as its sums run."""
     matrix = tl.program_id(0).to(tl.int64)
-    value, live = _load(scores, padding, matrix, of_sample, size, log_zero, SIZE)
-    norms += matrix * 2 * iterations * size
+    value, live = _load(scores, padding, matrix, of_sample, size, log_zero, CAUSAL, CAUSAL, SIZE)
+    offset, inside = _place(size, CAUSAL, SIZE)
+    norms += matrix * size * (iterations + 1 if CAUSAL else 2 * iterations)
+    if CAUSAL:
+        running += matrix * iterations * size * size
+        has_later = inside & (_rows(size, CAUSAL, SIZE) < size - 1)[:, None]
     for i in range(iterations):
-        value = value - _take(norms, 2 * i, size, SIZE)[:, None]
-        value = value - _take(norms, 2 * i + 1, size, SIZE)[None, :]
-    offset, inside = _place(size, SIZE)
-    offset += matrix * size * size
-    grad = tl.load(grad_sort + offset, mask=inside, other=0.0).to(tl.float32)
+        value = value - _take(norms, i if CAUSAL else 2 * i, size, CAUSAL, SIZE)[:, None]
+        if CAUSAL:
+            value = value - tl.load(running + i * size * size + offset, mask=inside, other=0.0)
+        else:
+            value = value - _take(norms, 2 * i + 1, size, False, SIZE)[None, :]
+    if LAST_ROWS:
+        value = value - _take(norms, iterations, size, CAUSAL, SIZE)[:, None]
+    offset_here = matrix * size * size + offset
+    grad = tl.load(grad_sort + offset_here, mask=inside, other=0.0).to(tl.float32)
     grad *= _shares(value, live, log_zero)
-    for i in range(iterations):
-        step = 2 * (iterations - 1 - i)
-        grad = _through_step(grad, _shares(value, live, log_zero), 0)
-        value = value + _take(norms, step + 1, size, SIZE)[None, :]
+    if LAST_ROWS:
         grad = _through_step(grad, _shares(value, live, log_zero), 1)
-        value = value + _take(norms, step, size, SIZE)[:, None]
-    tl.store(grad_scores + offset, grad.to(grad_scores.dtype.element_ty), mask=inside)
+        value = value + _take(norms, iterations, size, CAUSAL, SIZE)[:, None]
+    for i in range(iterations):
+        step = iterations - 1 - i
+        if CAUSAL:
+            norm = running + step * size * size + offset
+            later = tl.load(norm + size, mask=has_later, other=0.0)
+            norm = tl.load(norm, mask=inside, other=0.0)
+            shares = _shares(value, live, log_zero)
+            grad = grad - shares * _sums_of_later(grad, norm, tl.where(has_later, later, norm))
+            value = value + norm
+        else:
+            grad = _through_step(grad, _shares(value, live, log_zero), 0)
+            value = value + _take(norms, 2 * step + 1, size, False, SIZE)[None, :]
+        grad = _through_step(grad, _shares(value, live, log_zero), 1)
+        value = value + _take(norms, step if CAUSAL else 2 * step, size, CAUSAL, SIZE)[:, None]
+    tl.store(grad_scores + offset_here, grad.to(grad_scores.dtype.element_ty), mask=inside)
