@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from results_common import RESULTS, Answer, listed, read
@@ -20,22 +21,18 @@ _ROWS = "dimension_mixer/table5-listops-"
 
 def one_host() -> Answer:
     """ListOps of full length in the host of Dimension Mixer's Table 5, in full."""
-    sources = [
-        path
-        for path in sorted((RESULTS / "reproduce").glob(f"{_ROWS.replace('/', '-')}*.json"))
-        if not read(path)["is_reduced"]
-    ]
+    sources = host_files()
     found = sorted(map(read, sources), key=row_name)
     rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_name)]
     rows.sort(key=lambda result: -result["ours"])
     best = rows[0]
-    behind = [_mixer(r) for r in rows if best["ours"] - r["ours"] > 2 * _error_of_both(best, r)]
-    idle = [_mixer(r) for r in rows if learned_from(r) is None]
+    behind = [mixer_of(r) for r in rows if best["ours"] - r["ours"] > 2 * _error_of_both(best, r)]
+    idle = [mixer_of(r) for r in rows if learned_from(r) is None]
     starts = [start for r in rows if (start := learned_from(r)) is not None]
     train = best["recipe"]["train"]
     says = (
         f"ListOps of up to 2,000 tokens in the host of Dimension Mixer's Table 5: "
-        f"{train['max_steps']:,} steps of {train['batch_size']}, equal for all. {_mixer(best)} "
+        f"{train['max_steps']:,} steps of {train['batch_size']}, equal for all. {mixer_of(best)} "
         f"reaches {best['ours']:.2f} %. More than two standard errors of the difference behind it: "
         f"{listed(behind) or 'none'}. By validation accuracy {listed(idle) or 'none'} learned "
         f"nothing; the others left the commonest answer at steps {min(starts):,} to "
@@ -60,12 +57,19 @@ def one_host() -> Answer:
     )
 
 
-def _mixer(result: Mapping[str, Any]) -> str:
+def host_files() -> list[Path]:
+    """The results of these rows that were run in full."""
+    files = sorted((RESULTS / "reproduce").glob(f"{_ROWS.replace('/', '-')}*.json"))
+    return [path for path in files if not read(path)["is_reduced"]]
+
+
+def mixer_of(result: Mapping[str, Any]) -> str:
+    """The mixer of a row."""
     return str(result["recipe"]["model_settings"]["mixer"])
 
 
 def _title(result: Mapping[str, Any]) -> str:
-    return str(mixer_card(_mixer(result)).title)
+    return str(mixer_card(mixer_of(result)).title)
 
 
 def _made_on(result: Mapping[str, Any]) -> str:
@@ -91,14 +95,14 @@ def _drawn(result: Mapping[str, Any]) -> Row:
     marks = [Mark(ours, "main", ours - 2 * error, ours + 2 * error)]
     if result["printed"] is not None:
         marks.append(Mark(result["printed"], "other"))
-    return Row(_mixer(result), tuple(marks), f"{ours:.2f}")
+    return Row(mixer_of(result), tuple(marks), f"{ours:.2f}")
 
 
 def _line(result: Mapping[str, Any]) -> dict[str, Any]:
     """A line of the CSV file."""
     return {
         "recipe": row_name(result),
-        "mixer": _mixer(result),
+        "mixer": mixer_of(result),
         "ours": result["ours"],
         "standard_error": _error(result),
         "printed": "" if result["printed"] is None else result["printed"],

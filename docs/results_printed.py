@@ -16,6 +16,8 @@ from rifflemix.recipes import get_recipe, list_recipes
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_percent
 
+_PLATEAU = "#when-do-mixers-leave-the-commonest-answer-on-listops"
+
 
 def printed() -> Answer:
     """Rows of the papers' tables that were run."""
@@ -155,11 +157,21 @@ def learned_from(result: Mapping[str, Any]) -> int | None:
     return next((p["step"] for p in curve if p["accuracy"] - first > 4 * noise), None)
 
 
+def _leaves_when_shorter(result: Mapping[str, Any]) -> bool:
+    """Whether its mixer left the commonest answer of the same task with fewer positions."""
+    mixer = result["recipe"]["model_settings"]["mixer"]
+    rows = (row for path in by_time("plateau-*.json") for row in read(path)["rows"])
+    return any(row["left"] and row["form"].partition("/")[0] == mixer for row in rows)
+
+
 def _why(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str:
     """What is known of a difference from the printed number."""
     others = [f"{r['ours']:.2f} in {r['result']['precision']}" for r in result["others"]]
     if learned_from(result) is None:
-        return "; ".join(["never left the commonest answer", *others])
+        shorter = ""
+        if _leaves_when_shorter(result):
+            shorter = f", though [with fewer positions]({_PLATEAU}) it does"
+        return "; ".join([f"never left the commonest answer{shorter}", *others])
     curve = result["result"]["validation"]
     best, last = max(curve, key=lambda point: point["accuracy"]), curve[-1]
     words = f"weights of step {best['step']:,}, which validation chose; those of the last step "

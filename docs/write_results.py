@@ -22,6 +22,7 @@ from results_common import RESULTS, Answer, by_time, listed, pages, read, scores
 from results_host import one_host
 from results_peers import packages
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
+from results_plateau import plateau
 from results_printed import printed
 from results_suite import SUITE, small_tasks, suite_tasks, which_mixer
 
@@ -46,7 +47,7 @@ def answers() -> list[Answer]:
     """All of the page, in its order."""
     return [which_mixer(), accuracy(), one_task(), small_tasks(), text(), grouped(),
             speed(), memory(), packages(), decoding(), sharding(), distillation(), printed(),
-            one_host(), claims(), estimates()]  # fmt: skip
+            one_host(), plateau(), claims(), estimates()]  # fmt: skip
 
 
 def accuracy() -> Answer:

@@ -185,7 +185,12 @@ def test_rows_in_full_are_shown_with_the_mean_of_their_seeds(
         beyond = abs(mean - runs[name][0]["printed"]) > 2 * standard_error(runs[name])
         assert beyond == bool(why)
     nystromformer = shown["dimension_mixer/table5-listops-nystromformer"]
-    assert nystromformer[-1] == "never left the commonest answer; 17.85 in bf16"
+    shorter = "[with fewer positions](#when-do-mixers-leave-the-commonest-answer-on-listops)"
+    assert nystromformer[-1] == (
+        f"never left the commonest answer, though {shorter} it does; 17.85 in bf16"
+    )
+    performer = shown["dimension_mixer/table5-listops-performer"]
+    assert performer[-1] == "never left the commonest answer"
 
 
 def standard_error(runs: list[dict[str, Any]]) -> float:
@@ -223,6 +228,31 @@ def test_longer_texts_are_shown_as_they_were_measured() -> None:
     (path,) = RESULTS.glob("tssa-lengths-*.json")
     table = script.table(json.loads(path.read_text(encoding="utf-8")))
     assert table in script.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_commonest_answer_was_left_where_the_validation_says(writer: ModuleType) -> None:
+    """At each length the first accuracy above a quarter, of shorter rows and of those in full."""
+    expected = []
+    for path in RESULTS.glob("plateau-*.json"):
+        result = comparison(path.stem)
+        expected += [
+            (row["form"].partition("/")[0], result["length"], row["seed"], row["validation"])
+            for row in result["rows"]
+        ]
+    for path in (RESULTS / "reproduce").glob("dimension_mixer-table5-listops-*.json"):
+        result = comparison(path.stem)
+        settings = result["recipe"]["model_settings"]
+        curve = result["result"]["validation"]
+        if not result["is_reduced"]:
+            expected.append((settings["mixer"], settings["max_length"], result["seed"], curve))
+    found = [
+        (line["mixer"], int(line["positions"]), int(line["seed"]), line["left"])
+        for line in lines_of(writer, "plateau")
+    ]
+    assert sorted(found) == sorted(
+        (*row, next((str(p["step"]) for p in curve if p["accuracy"] > 0.25), ""))
+        for *row, curve in expected
+    )
 
 
 def test_baselines_are_beside_the_packages_that_do_the_same(writer: ModuleType) -> None:

@@ -1,0 +1,109 @@
+"""The question of docs/results.md about the commonest answer, which mixers leave late or never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from results_common import Answer, by_time, listed, read
+from results_host import host_files, mixer_of
+from results_pictures import Mark, Row, dots
+
+LEFT_ABOVE = 0.25
+
+
+def plateau() -> Answer:
+    """Shorter ListOps beside the rows that were run in full, in one host."""
+    shorter, full = by_time("plateau-*.json"), host_files()
+    lines = [_line(read(path), row) for path in shorter for row in read(path)["rows"]]
+    lines += [_line_in_full(path) for path in full]
+    lines.sort(key=lambda line: (line["positions"], line["left"] or line["steps"], line["mixer"]))
+    lengths = sorted({line["positions"] for line in lines})
+    drawn: list[Row] = []
+    for length in lengths:
+        of = [line for line in lines if line["positions"] == length]
+        drawn.append(Row(f"{length:,} positions"))
+        drawn += [_drawn([line for line in of if line["form"] == form])
+                  for form in dict.fromkeys(line["form"] for line in of)]  # fmt: skip
+    commands = [read(path)["environment"]["command"] for path in shorter]
+    return Answer(
+        "When do mixers leave the commonest answer on ListOps?",
+        _says(lines, lengths[0], lengths[-1]),
+        "plateau",
+        dots("Step of the first validation accuracy above 25 %", drawn),
+        lines,
+        [*shorter, *full],
+        [*(f"python benchmarks/{command}" for command in commands),
+         *(read(path)["command"] for path in full)],
+    )  # fmt: skip
+
+
+def _line(result: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    mixer = row["form"].partition("/")[0]
+    return {
+        "form": _form(mixer, row["mixer_options"]),
+        "mixer": mixer,
+        "positions": result["length"],
+        **{key: row[key] for key in ("seed", "left", "steps")},
+    }
+
+
+def _line_in_full(path: Path) -> dict[str, Any]:
+    result = read(path)
+    settings, curve = result["recipe"]["model_settings"], result["result"]["validation"]
+    precision = result["result"]["precision"]
+    form = _form(mixer_of(result), settings.get("mixer_options", {}))
+    return {
+        "form": form if precision == "no" else f"{form}, {precision}",
+        "mixer": mixer_of(result),
+        "positions": settings["max_length"],
+        "seed": result["seed"],
+        "left": next((p["step"] for p in curve if p["accuracy"] > LEFT_ABOVE), None),
+        "steps": result["steps"],
+    }
+
+
+def _form(mixer: str, options: Mapping[str, Any]) -> str:
+    landmarks = options.get("num_landmarks")
+    return mixer if landmarks is None else f"{mixer}, {landmarks} landmarks"
+
+
+def _drawn(lines: list[dict[str, Any]]) -> Row:
+    """Disks where seeds left, rings where they ended without."""
+    marks = [Mark(line["left"] or line["steps"], "main" if line["left"] else "other")
+             for line in lines]  # fmt: skip
+    steps = [f"{line['left']:,}" if line["left"] else "never" for line in lines]
+    words = steps[0] if len(set(steps)) == 1 else listed(steps)
+    return Row(lines[0]["form"], tuple(marks), words)
+
+
+def _says(lines: list[dict[str, Any]], short: int, full: int) -> str:
+    left = {
+        length: {line["mixer"]: line["left"] for line in lines if line["positions"] == length}
+        for length in (short, full)
+    }
+    idle = {mixer for mixer, step in left[full].items() if step is None}
+    tried = idle & left[short].keys()
+    freed = sorted(mixer for mixer in tried if left[short][mixer])
+    softmax = [left[length]["softmax"] for length in (short, full)]
+    return (
+        "Rows of Table 5's host give the commonest answer first, and leave it while the learning "
+        "rate, which falls from step 1,000 on, is still high, or never. Length delays that: with "
+        f"{short:,} positions in place of {full:,} softmax attention leaves it at step "
+        f"{softmax[0]:,}, not {softmax[1]:,}. Of the mixers that never do at full length, "
+        f"these leave it there: {listed(freed) or 'none'}; not these: "
+        f"{listed(sorted(tried - set(freed))) or 'none'}. {_landmarks(lines, short)}Disks are the "
+        f"first evaluation above {100 * LEFT_ABOVE:.0f} %, rings the end of a training without "
+        "one; names say which were in bf16."
+    )
+
+
+def _landmarks(lines: Iterable[Mapping[str, Any]], short: int) -> str:
+    """What more landmarks change."""
+    steps = [
+        f"with {line['form'].partition(', ')[2]} at {line['left']:,}"
+        for line in lines
+        if (line["mixer"], line["positions"]) == ("nystromformer", short) and line["left"]
+    ]
+    return f"Nystromformer leaves it {listed(steps)}. " if steps else ""
