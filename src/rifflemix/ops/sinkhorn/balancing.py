@@ -180,7 +180,7 @@ def top_k_blocks(
         causal: sources v < u only (null blocks always); needs R = n.
         num_null: first columns that stand for null blocks, open to every destination.
         block_padding_mask: (B, n) bool, True = a block that holds padding only; see `sinkhorn`.
-        backend: see `sinkhorn`.
+        backend: "auto", "reference" or "eager".
 
     Returns:
         (..., R * k, num_null + n): row u * k + j is pick j of destination u.
