@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
+from rifflemix.ops import triton_support
 from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.operands import check_operand, on_one_device
 from rifflemix.ops.operator import operator
@@ -62,6 +63,7 @@ def _forward(
         last_rows: a row step comes last; for `causal` alone.
     """
     of_sample = _check(log_scores, padding, num_iterations, causal, last_rows)
+    triton_support.check_device(log_scores)
     log_scores = log_scores.contiguous()
     outputs = _empty_outputs(log_scores, padding, num_iterations, causal, last_rows)
     size = log_scores.shape[-1]
@@ -122,6 +124,7 @@ def _backward(
     check_operand("norms", norms, norms_shape, torch.float32, device)
     check_operand("running", running, running_shape, torch.float32, device)
     check_operand("grad_sort", grad_sort, log_scores.shape, log_scores.dtype, device)
+    triton_support.check_device(log_scores)
     log_scores, grad_sort = log_scores.contiguous(), grad_sort.contiguous()
     grad_scores = torch.empty_like(log_scores)
     launch(
