@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def _rows(size, FROM_END: tl.constexpr, SIZE: tl.constexpr):
-    """The rows that a tile holds; from the last to the first, its first are below 0."""
+    """The rows that a tile holds; what it has beyond them is `size` or more, or below 0."""
     row = tl.arange(0, SIZE)
     if FROM_END:
         row = size - 1 - row
