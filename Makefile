@@ -14,7 +14,7 @@ TORCH_NEEDS = filelock fsspec jinja2 networkx "setuptools>=77" sympy triton==3.7
 KERNELS = setup.py $(wildcard src/rifflemix/ops/native/*.cpp src/rifflemix/ops/native/*.h)
 
 # The versions of CI, without what tests alone need. Python compiles the files that it imports;
-# pip would compile all, which takes as long as to install them.
+# pip would compile all of them, a third of the time.
 $(VENV)/.demo: pyproject.toml constraints.txt constraints-torch.txt $(KERNELS)
 	$(PY) -m venv $(VENV)
 	sed -n 's/^\([a-z].*==.*\) \\$$/\1/p' constraints.txt > $(VENV)/versions.txt

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from results_common import Answer, by_time, listed, read
 from results_host import host_files, mixer_of
 from results_pictures import Mark, Row, dots
 
-LEFT_ABOVE = 0.25
-
 
 def plateau() -> Answer:
     """Shorter ListOps beside the rows that were run in full, in one host."""
     shorter, full = by_time("plateau-*.json"), host_files()
     lines = [_line(read(path), row) for path in shorter for row in read(path)["rows"]]
-    lines += [_line_in_full(path) for path in full]
+    above = read(shorter[-1])["left_above"]
+    lines += [_line_in_full(read(path), above) for path in full]
     lines.sort(key=lambda line: (line["positions"], line["left"] or line["steps"], line["mixer"]))
     lengths = sorted({line["positions"] for line in lines})
     drawn: list[Row] = []
@@ -29,9 +27,9 @@ def plateau() -> Answer:
     commands = [read(path)["environment"]["command"] for path in shorter]
     return Answer(
         "When do mixers leave the commonest answer on ListOps?",
-        _says(lines, lengths[0], lengths[-1]),
+        _says(lines, lengths, read(full[0])["recipe"]["train"]["warmup_steps"], above),
         "plateau",
-        dots("Step of the first validation accuracy above 25 %", drawn),
+        dots(f"Step of the first validation accuracy above {100 * above:.0f} %", drawn),
         lines,
         [*shorter, *full],
         [*(f"python benchmarks/{command}" for command in commands),
@@ -49,8 +47,7 @@ def _line(result: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _line_in_full(path: Path) -> dict[str, Any]:
-    result = read(path)
+def _line_in_full(result: Mapping[str, Any], above: float) -> dict[str, Any]:
     settings, curve = result["recipe"]["model_settings"], result["result"]["validation"]
     precision = result["result"]["precision"]
     form = _form(mixer_of(result), settings.get("mixer_options", {}))
@@ -59,7 +56,7 @@ def _line_in_full(path: Path) -> dict[str, Any]:
         "mixer": mixer_of(result),
         "positions": settings["max_length"],
         "seed": result["seed"],
-        "left": next((p["step"] for p in curve if p["accuracy"] > LEFT_ABOVE), None),
+        "left": next((p["step"] for p in curve if p["accuracy"] > above), None),
         "steps": result["steps"],
     }
 
@@ -78,7 +75,10 @@ def _drawn(lines: list[dict[str, Any]]) -> Row:
     return Row(lines[0]["form"], tuple(marks), words)
 
 
-def _says(lines: list[dict[str, Any]], short: int, full: int) -> str:
+def _says(
+    lines: Sequence[Mapping[str, Any]], lengths: Sequence[int], warmup: int, above: float
+) -> str:
+    short, full = lengths[0], lengths[-1]
     left = {
         length: {line["mixer"]: line["left"] for line in lines if line["positions"] == length}
         for length in (short, full)
@@ -89,12 +89,12 @@ def _says(lines: list[dict[str, Any]], short: int, full: int) -> str:
     softmax = [left[length]["softmax"] for length in (short, full)]
     return (
         "Rows of Table 5's host give the commonest answer first, and leave it while the learning "
-        "rate, which falls from step 1,000 on, is still high, or never. Length delays that: with "
-        f"{short:,} positions in place of {full:,} softmax attention leaves it at step "
+        f"rate, which falls from step {warmup:,} on, is still high, or never. Length delays that: "
+        f"with {short:,} positions in place of {full:,} softmax attention leaves it at step "
         f"{softmax[0]:,}, not {softmax[1]:,}. Of the mixers that never do at full length, "
         f"these leave it there: {listed(freed) or 'none'}; not these: "
         f"{listed(sorted(tried - set(freed))) or 'none'}. {_landmarks(lines, short)}Disks are the "
-        f"first evaluation above {100 * LEFT_ABOVE:.0f} %, rings the end of a training without "
+        f"first evaluation above {100 * above:.0f} %, rings the end of a training without "
         "one; names say which were in bf16."
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
@@ -166,7 +167,7 @@ def _bytes(padding: Tensor | None) -> Tensor | None:
 
 def _tile(size: int) -> dict[str, int]:
     """A square that holds the matrix, and the warps that hold the square."""
-    side = max(_SMALLEST, 1 << (int(size) - 1).bit_length())
+    side = max(_SMALLEST, triton.next_power_of_2(size))
     return {"SIZE": side, "num_warps": min(16, max(1, side * side // (32 * _NUMBERS)))}
 
 

@@ -1,0 +1,376 @@
+"""A call of each of `torch.ops.rifflemix.*` that is right, and ways of its own to be wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rifflemix as rm
+from rifflemix.mixers._convolution import fft_convolution
+
+assert fft_convolution
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+if HAS_TRITON:
+    from rifflemix.ops.permutation import triton as permutation_triton
+    from rifflemix.ops.sinkhorn import triton as sinkhorn_triton
+    from rifflemix.ops.statistics import triton as statistics_triton
+
+    assert permutation_triton
+    assert sinkhorn_triton
+    assert statistics_triton
+
+B, N, C, GROUPS, H, D = 3, 8, 4, 2, 2, 5
+MASK = torch.zeros(B, N, dtype=torch.bool).index_fill(1, torch.tensor([N - 1]), True)
+STEPS = torch.arange(C) - 1
+DOWN = torch.arange(C) % 2 == 1
+OPS = rm.ops and torch.ops.rifflemix
+
+Arguments = dict[str, Any]
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(sum(shape))) + 0.5
+
+
+def x() -> Tensor:
+    return rand(B, N, C)
+
+
+def order() -> Tensor:
+    return torch.arange(N).view(1, N, 1).expand(B, N, C).contiguous()
+
+
+def tokens(length: int = 70) -> Arguments:
+    """What statistics take: tokens of two chunks."""
+    w = rand(B, H, length, D)
+    return {"w": w, "temperature": rand(H), "mask": torch.zeros(B, length) > 1}
+
+
+def attention() -> Arguments:
+    return {
+        "q": rand(B, H, 4, D),
+        "k": rand(B, H, 6, D),
+        "v": rand(B, H, 6, 3),
+        "mask": rand(B, H, 4, 6) > 0.7,
+        "is_causal": False,
+        "is_padding": False,
+        "seed": torch.tensor(7),
+        "p": 0.5,
+    }
+
+
+def blocks() -> Arguments:
+    return {
+        "q": rand(B, H, 6, D),
+        "k": rand(B, H, 6, D),
+        "v": rand(B, H, 6, D),
+        "sort": rand(B, H, 3, 3),
+        "block_size": 2,
+    }
+
+
+def balancing() -> Arguments:
+    return {
+        "log_scores": rand(B, H, 4, 4),
+        "live": rand(B, H, 4, 4) > 0.7,
+        "num_iterations": 2,
+    }
+
+
+CALLS: dict[str, Callable[[], Arguments]] = {
+    "group_sort": lambda: {
+        "x": x(),
+        "num_groups": GROUPS,
+        "leaders": 0,
+        "descending": DOWN,
+        "mask": MASK,
+        "steps": STEPS,
+        "index_dtype": torch.int64,
+    },
+    "scatter": lambda: {"grad": x(), "index": order(), "mask": MASK, "num_groups": GROUPS},
+    "sort_pairs": lambda: {
+        "x": x(),
+        "leaders": 0,
+        "descending": DOWN,
+        "mask": MASK,
+        "steps": STEPS,
+        "keep": True,
+    },
+    "exchange_pairs": lambda: {
+        "grad": x(),
+        "swaps": rand(B, N // 2, C) > 1,
+        "mask": MASK,
+        "steps": STEPS,
+    },
+    "circular_shift": lambda: {"x": x(), "steps": STEPS, "mask": MASK},
+    "first_largest": lambda: {"x": x(), "mask": MASK},
+    "swap_positions": lambda: {
+        "x": x(),
+        "first": torch.zeros(B, 1, C, dtype=torch.int64),
+        "second": torch.ones(B, 1, C, dtype=torch.int64),
+        "mask": MASK,
+    },
+    "rank_filter": lambda: {"x": x(), "ranks": torch.arange(C) % 3, "window_size": 3, "keep": True},
+    "rank_filter_back": lambda: {
+        "grad": x(),
+        "back": torch.arange(B * N * C, dtype=torch.uint8).view(B, N, C) % 3,
+        "window_size": 3,
+    },
+    "project": lambda: {
+        "x": x(),
+        "num_groups": GROUPS,
+        "temperature": 0.5,
+        "mask": MASK,
+        "ranks": False,
+        "keep": True,
+    },
+    "project_back": lambda: {
+        "grad": x(),
+        "starts": (rand(B, N, C) > 1).to(torch.uint8),
+        "num_groups": GROUPS,
+        "temperature": 0.5,
+        "mask": MASK,
+        "ranks": True,
+    },
+    "token_statistics": lambda: {
+        "w": rand(B, H, 70, D),
+        "temperature": rand(H),
+        "key_padding_mask": torch.zeros(B, 70) > 1,
+        "normalize": True,
+    },
+    "token_statistics_backward": lambda: {
+        "w": rand(B, H, 70, D),
+        "temperature": rand(H),
+        "key_padding_mask": torch.zeros(B, 70) > 1,
+        "normalize": True,
+        "membership": rand(B, H, 70),
+        "energy": rand(B, H, 16),
+        "moment": rand(B, H, 16),
+        "count": rand(B, H),
+        "grad_y": rand(B, H, 70, D),
+        "grad_membership": rand(B, H, 70),
+    },
+    "causal_token_statistics": lambda: {
+        "w": rand(B, H, 70, D),
+        "temperature": rand(H),
+        "bias": rand(B, H, 70),
+        "energy": rand(B, H, D),
+        "mass": rand(B, H, D),
+        "count": rand(B, H),
+        "key_padding_mask": torch.zeros(B, 70) > 1,
+    },
+    "causal_token_statistics_backward": lambda: {
+        "w": rand(B, H, 70, D),
+        "temperature": rand(H),
+        "bias": rand(B, H, 70),
+        "key_padding_mask": torch.zeros(B, 70) > 1,
+        "membership": rand(B, H, 70),
+        "energy_before": rand(B, 2, H, 16),
+        "mass_before": rand(B, 2, H, 16),
+        "count_before": rand(B, 2, H),
+        "grad_y": rand(B, H, 70, D),
+        "grad_membership": rand(B, H, 70),
+        "grad_energy": rand(B, H, D),
+        "grad_mass": rand(B, H, D),
+        "grad_count": rand(B, H),
+    },
+    "dropout": lambda: {"x": x(), "seed": torch.tensor(7), "p": 0.5},
+    "dropout_attention": attention,
+    "dropout_attention_backward": lambda: {
+        **attention(),
+        "y": rand(B, H, 4, 3),
+        "lse": rand(B, H, 4),
+        "grad_y": rand(B, H, 4, 3) - 1,
+    },
+    "sinkhorn_attention": blocks,
+    "sinkhorn_attention_backward": lambda: {
+        **blocks(),
+        "lse": rand(B, H, 6),
+        "grad_y": rand(B, H, 6, D) - 1,
+    },
+    "balance": balancing,
+    "balance_backward": lambda: {**balancing(), "grad_sort": rand(B, H, 4, 4) - 1},
+    "block_linear": lambda: {
+        "x": rand(B, N, 12),
+        "weight": rand(4, 3, 2),
+        "bias": rand(4, 2),
+        "in_stride": 2,
+        "out_stride": 4,
+    },
+    "block_linear_sums": lambda: {
+        "x": rand(B, N, 12),
+        "weight": rand(4, 3, 2),
+        "grad_y": rand(B, N, 8),
+        "in_stride": 2,
+        "out_stride": 4,
+    },
+    "power_shift_steps": lambda: {
+        "kind": "power",
+        "num_tokens": N,
+        "num_channels": C,
+        "layer_index": 0,
+        "num_layers": 1,
+        "device": torch.device("cpu"),
+    },
+    "circular_convolve": lambda: {"x": x(), "kernel": rand(C, 2 * N)},
+    "circular_correlate": lambda: {"x": x(), "y": rand(B, N, C), "period": 2 * N},
+}
+if HAS_TRITON:
+    CALLS |= {
+        "triton_group_sort": lambda: {
+            "x": x(),
+            "steps": STEPS,
+            "descending": DOWN,
+            "mask": MASK,
+            "num_groups": GROUPS,
+            "reference": False,
+            "heads": 1,
+            "with_code": True,
+        },
+        "triton_group_unsort": lambda: {
+            "grad": x(),
+            "code": (order() % (N // GROUPS)).to(torch.uint8),
+            "steps": STEPS,
+            "mask": MASK,
+            "num_groups": GROUPS,
+        },
+        "triton_shift": lambda: {"x": x(), "steps": STEPS},
+        "triton_token_statistics": lambda: {**tokens(), "normalize": True},
+        "triton_token_statistics_backward": lambda: {
+            **tokens(),
+            "normalize": True,
+            "pi": rand(B, 70, H),
+            "member_sums": rand(B, H, D + 1),
+            "energy": rand(B, H, D),
+            "grad": rand(B, H, 70, D),
+            "grad_pi": rand(B, 70, H),
+        },
+        # Chunks of 16 tokens.
+        "triton_causal_token_statistics": lambda: {
+            **tokens(20),
+            "bias": rand(B, 20, H),
+            "energy": rand(B, H, D),
+            "member_sums": rand(B, H, D + 1),
+        },
+        "triton_causal_token_statistics_backward": lambda: {
+            **tokens(20),
+            "pi": rand(B, 20, H),
+            "energy_before": rand(B, H, 3, D),  # before each chunk, and at the end
+            "before": rand(B, H, 3, D + 1),
+            "grad": rand(B, H, 20, D),
+            "grad_pi": rand(B, 20, H),
+            "grad_energy": rand(B, H, D),
+            "grad_member_sums": rand(B, H, D + 1),
+        },
+        "triton_balance": lambda: {
+            "log_scores": rand(B, H, 4, 4),
+            "padding": rand(B, 4) > 1.2,
+            "num_iterations": 2,
+            "causal": True,
+            "last_rows": True,
+        },
+        "triton_balance_backward": lambda: {
+            **CALLS["triton_balance"](),
+            "norms": rand(B, H, 3, 4),
+            "running": rand(B, H, 2, 4, 4),
+            "grad_sort": rand(B, H, 4, 4) - 1,
+        },
+    }
+FIRST = ("x", "grad", "w")  # the tensor that gives the sizes stands first
+# Wrong in a way of its own, with a word of the sentence.
+SPECIAL: dict[str, dict[str, Arguments]] = {
+    "group_sort": {
+        "num_groups": {"num_groups": 3},
+        "no groups": {"num_groups": 0},
+        "negative groups": {"num_groups": -2},
+        "leaders": {"leaders": 3},
+        "negative leaders": {"leaders": -1},
+        "float index": {"index_dtype": torch.float32},
+        "index of bytes": {"index_dtype": torch.uint8},
+        "float64": {"x": x().double()},
+    },
+    "scatter": {
+        "num_groups": {"num_groups": 3},
+        "no groups": {"num_groups": 0},
+        "far index": {"index": order() + 10**7},
+        "negative index": {"index": order() - 1},
+        "far index of 32 bits": {"index": order().int() + 10**7},
+        "far index of 16 bits": {"index": (order() + 60_000).to(torch.uint16)},
+        "index of another group": {"index": order().flip(1)},
+        "index of 16 signed bits": {"index": order().short()},
+    },
+    "rank_filter": {"no window": {"window_size": 0}, "too long": {"window_size": 257}},
+    "rank_filter_back": {"no window": {"window_size": 0}, "too long": {"window_size": 257}},
+    "project": {
+        "num_groups": {"num_groups": 3},
+        "no groups": {"num_groups": 0},
+        "cold": {"temperature": 0.0},
+        "not a number": {"temperature": float("nan")},
+        "float64": {"x": x().double()},
+    },
+    "project_back": {"num_groups": {"num_groups": 3}, "endless": {"temperature": float("inf")}},
+    "sort_pairs": {"leaders": {"leaders": 3}, "odd": {"x": rand(B, 7, C), "mask": None}},
+    "exchange_pairs": {
+        "odd": {"grad": rand(B, 7, C), "mask": None, "swaps": rand(B, 3, C) > 1},
+    },
+    "causal_token_statistics": {"some sums": {"mass": None}, "bias": {"bias": rand(2, H, 70)}},
+    "dropout": {
+        "integers": {"x": x().int()},
+        "sure": {"p": 1.0},
+        "negative": {"p": -0.1},
+        "not a number": {"p": float("nan")},
+    },
+    "dropout_attention": {
+        "no keys": {"k": rand(B, H, 0, D), "v": rand(B, H, 0, 3), "mask": None},
+        "no features": {"q": rand(B, H, 4, 0), "k": rand(B, H, 6, 0)},
+        "integers": {"q": rand(B, H, 4, D).int()},
+        "padding of pairs": {"is_padding": True},
+        "sure": {"p": 1.0},
+        "not a number": {"p": float("nan")},
+    },
+    "sinkhorn_attention": {
+        "no blocks": {"block_size": 0},
+        "block_size": {"block_size": 4},
+        "integers": {"q": rand(B, H, 6, D).int()},
+        "no features": {name: rand(B, H, 6, 0) for name in "qkv"},
+        "some rows": {"sort": rand(B, H, 4, 3)},
+    },
+    "block_linear": {
+        "in_stride": {"in_stride": 3},
+        "no stride": {"out_stride": 0},
+        "no features": {"x": rand(B, N, 0), "weight": rand(4, 0, 2)},
+        "integers": {"x": rand(B, N, 12).int(), "weight": rand(4, 3, 2).int(), "bias": None},
+    },
+    "block_linear_sums": {"in_stride": {"in_stride": -2}, "out_stride": {"out_stride": 8}},
+    "balance": {
+        "no iterations": {"num_iterations": 0},
+        "no matrix": {"log_scores": rand(4), "live": rand(4) > 0.7},
+        "no rows": {"log_scores": rand(B, H, 0, 0), "live": rand(B, H, 0, 0) > 0.7},
+        "bfloat16": {"log_scores": rand(B, H, 4, 4).bfloat16()},
+    },
+    "power_shift_steps": {
+        "kind": {"kind": "linear"},
+        "tokens": {"num_tokens": 0},
+        "channels": {"num_channels": -1},
+        "layer": {"layer_index": 1},
+        "layers": {"num_layers": 0},
+    },
+    "circular_convolve": {"period": {"kernel": rand(C, N - 1)}, "type": {"x": x().double()}},
+    "circular_correlate": {"period": {"period": N - 1}, "negative": {"period": -5}},
+    "triton_group_sort": {
+        "num_groups": {"num_groups": 3},
+        "heads": {"reference": True, "heads": 3},
+        "float64": {"x": x().double()},
+    },
+    "triton_group_unsort": {"num_groups": {"num_groups": 0}},
+    "triton_balance": {
+        "no iterations": {"num_iterations": 0},
+        "no matrix": {"log_scores": rand(4), "padding": None},
+        "rows last": {"causal": False},
+        "too many blocks": {"log_scores": rand(1, 65, 65), "padding": None},
+    },
+}
