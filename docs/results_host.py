@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,16 @@ def one_host() -> Answer:
     rows.sort(key=lambda result: -result["ours"])
     best = rows[0]
     behind = [mixer_of(r) for r in rows if best["ours"] - r["ours"] > 2 * _error_of_both(best, r)]
-    idle = [mixer_of(r) for r in rows if learned_from(r) is None]
-    starts = [start for r in rows if (start := learned_from(r)) is not None]
+    starts_of = {mixer_of(r): [learned_from(seed) for seed in r["of_seeds"]] for r in rows}
+    starts = [start for of in starts_of.values() for start in of if start is not None]
     train = best["recipe"]["train"]
     says = (
         f"ListOps of up to 2,000 tokens in the host of Dimension Mixer's Table 5: "
         f"{train['max_steps']:,} steps of {train['batch_size']}, equal for all. {mixer_of(best)} "
         f"reaches {best['ours']:.2f} %. More than two standard errors of the difference behind it: "
-        f"{listed(behind) or 'none'}. By validation accuracy {listed(idle) or 'none'} learned "
-        f"nothing; the others left the commonest answer at steps {min(starts):,} to "
-        f"{max(starts):,}, with a rate that falls from step {train['warmup_steps']:,} on. Rings "
+        f"{listed(behind) or 'none'}. {_who_learned(starts_of)}; the others left the commonest "
+        f"answer at steps {min(starts):,} to {max(starts):,}, with a rate that falls from step "
+        f"{train['warmup_steps']:,} on. Rings "
         "are the paper's numbers where it prints one, bars two standard errors: of the test "
         "samples, or of the seeds where that is more."
     )
@@ -57,6 +57,18 @@ def one_host() -> Answer:
     )
 
 
+def _who_learned(starts_of: Mapping[str, Sequence[int | None]]) -> str:
+    """Which mixers never beat their first validation accuracy, or not in every seed."""
+    idle = [mixer for mixer, starts in starts_of.items() if not any(starts)]
+    words = f"By validation accuracy {listed(idle) or 'none'} learned nothing"
+    partly = [
+        f"{mixer} only in {sum(map(bool, starts))} of {len(starts)} seeds"
+        for mixer, starts in starts_of.items()
+        if any(starts) and not all(starts)
+    ]
+    return f"{words}, {listed(partly)}" if partly else words
+
+
 def host_files() -> list[Path]:
     """The results of these rows that were run in full."""
     files = sorted((RESULTS / "reproduce").glob(f"{_ROWS.replace('/', '-')}*.json"))
@@ -73,6 +85,11 @@ def _title(result: Mapping[str, Any]) -> str:
 
 
 def _made_on(result: Mapping[str, Any]) -> str:
+    """Machines and precisions of a row's seeds."""
+    return "; ".join(dict.fromkeys(map(_machine, result["of_seeds"])))
+
+
+def _machine(result: Mapping[str, Any]) -> str:
     precision = result["result"]["precision"]
     gpu = result["environment"]["hardware"]["gpu"]
     return f"{gpu or 'CPU'}, {'float32' if precision == 'no' else precision}"
@@ -108,6 +125,8 @@ def _line(result: Mapping[str, Any]) -> dict[str, Any]:
         "printed": "" if result["printed"] is None else result["printed"],
         "seeds": result["seeds"],
         "parameters": result["parameters"],
-        "learned_from_step": learned_from(result) or "",
+        "learned_from_step": " ".join(
+            str(learned_from(seed) or "never") for seed in result["of_seeds"]
+        ),
         "made_on": _made_on(result),
     }

@@ -79,24 +79,36 @@ def _says(
     lines: Sequence[Mapping[str, Any]], lengths: Sequence[int], warmup: int, above: float
 ) -> str:
     short, full = lengths[0], lengths[-1]
-    left = {
-        length: {line["mixer"]: line["left"] for line in lines if line["positions"] == length}
-        for length in (short, full)
-    }
-    idle = {mixer for mixer, step in left[full].items() if step is None}
-    tried = idle & left[short].keys()
-    freed = sorted(mixer for mixer in tried if left[short][mixer])
-    softmax = [left[length]["softmax"] for length in (short, full)]
+    there, here = _left(lines, short), _left(lines, full)
+    never = {mixer for mixer, steps in here.items() if not any(steps)}
+    partly = [
+        f"{mixer} in {sum(map(bool, steps))} of {len(steps)}"
+        for mixer, steps in sorted(here.items())
+        if any(steps) and not all(steps)
+    ]
+    tried = never & there.keys()
+    freed = sorted(mixer for mixer in tried if any(there[mixer]))
+    softmax = sorted(filter(None, here["softmax"]))
     return (
         "Rows of Table 5's host give the commonest answer first, and leave it while the learning "
         f"rate, which falls from step {warmup:,} on, is still high, or never. Length delays that: "
         f"with {short:,} positions in place of {full:,} softmax attention leaves it at step "
-        f"{softmax[0]:,}, not {softmax[1]:,}. Of the mixers that never do at full length, "
-        f"these leave it there: {listed(freed) or 'none'}; not these: "
+        f"{there['softmax'][0]:,}, not at {softmax[0]:,} to {softmax[-1]:,}. At full length a seed "
+        f"can decide: {listed(partly) or 'no mixer'} trainings left it. Of the mixers that never "
+        f"did, these do with {short:,}: {listed(freed) or 'none'}; not these: "
         f"{listed(sorted(tried - set(freed))) or 'none'}. {_landmarks(lines, short)}Disks are the "
         f"first evaluation above {100 * above:.0f} %, rings the end of a training without "
         "one; names say which were in bf16."
     )
+
+
+def _left(lines: Iterable[Mapping[str, Any]], length: int) -> dict[str, list[int | None]]:
+    """Mixer -> the step at which each of its trainings left; None where it never did."""
+    left: dict[str, list[int | None]] = {}
+    for line in lines:
+        if line["positions"] == length:
+            left.setdefault(line["mixer"], []).append(line["left"])
+    return left
 
 
 def _landmarks(lines: Iterable[Mapping[str, Any]], short: int) -> str:

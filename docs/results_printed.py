@@ -108,9 +108,9 @@ def row_name(result: Mapping[str, Any]) -> str:
 
 
 def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A row of the mean over the seeds that went furthest; `others` are in another precision.
+    """A row of the mean over the seeds that went furthest, `of_seeds`.
 
-    Of a seed that was run in several precisions, the recipe's own counts.
+    Of a seed that was run in several precisions, the recipe's own counts; the rest are `others`.
     """
     most = max(result["steps"] for result in results)
     furthest = [result for result in results if result["steps"] == most]
@@ -124,6 +124,7 @@ def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "runs": len(kept),
         "seeds": " ".join(str(result["seed"]) for result in kept),
         "each": [result["ours"] for result in kept],
+        "of_seeds": kept,
         "others": [result for result in furthest if result not in kept],
     }
 
@@ -166,12 +167,18 @@ def _leaves_when_shorter(result: Mapping[str, Any]) -> bool:
 
 def _why(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str:
     """What is known of a difference from the printed number."""
-    others = [f"{r['ours']:.2f} in {r['result']['precision']}" for r in result["others"]]
-    if learned_from(result) is None:
-        shorter = ""
-        if _leaves_when_shorter(result):
-            shorter = f", though [with fewer positions]({_PLATEAU}) it does"
-        return "; ".join([f"never left the commonest answer{shorter}", *others])
+    others = [
+        f"{r['ours']:.2f} in {r['result']['precision']} of seed {r['seed']}"
+        for r in result["others"]
+    ]
+    idle = [r for r in result["of_seeds"] if learned_from(r) is None]
+    if idle:
+        words = "never left the commonest answer"
+        if len(idle) < result["runs"]:
+            words = f"seed {listed([str(r['seed']) for r in idle])} {words}"
+        elif _leaves_when_shorter(result):
+            words += f", though [with fewer positions]({_PLATEAU}) it does"
+        return "; ".join([words, *others])
     curve = result["result"]["validation"]
     best, last = max(curve, key=lambda point: point["accuracy"]), curve[-1]
     words = f"weights of step {best['step']:,}, which validation chose; those of the last step "

@@ -31,7 +31,8 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
     from triton.compiler import ASTSource
 
     options = dict(options)
-    backend = {name: options.pop(name) for name in ("num_warps", "maxnreg") if name in options}
+    names = ("num_warps", "maxnreg", "enable_fp_fusion")
+    backend = {name: options.pop(name) for name in names if name in options}
     given = dict(zip(kernel.arg_names, arguments, strict=False)) | options
     if set(given) != set(kernel.arg_names):
         raise TypeError(f"{kernel.__name__} takes {kernel.arg_names}, got {list(given)}")
@@ -57,18 +58,36 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
 
 
 def usage(program: Any) -> dict[str, int]:
-    """Registers and bytes of stack a thread, bytes of shared memory a program; shuffles in it."""
+    """Registers and bytes of stack a thread, bytes of shared memory a program; shuffles in it.
+
+    `fused` counts the shuffles whose value goes into a product that is not rounded.
+    """
     text = _dumped(program, "-res-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     if found is None:
         raise RuntimeError(text)
     registers, stack = map(int, found.groups())
+    assembly = _dumped(program, "-sass")
     return {
         "registers": registers,
         "stack": stack,
         "shared": program.metadata.shared,
-        "shuffles": _dumped(program, "-sass").count("SHFL."),
+        "shuffles": assembly.count("SHFL."),
+        "fused": _fused_shuffles(assembly),
     }
+
+
+def _fused_shuffles(assembly: str) -> int:
+    """Multiply-adds that take what a shuffle brought, in instructions like `FADD R1, R2, R3`."""
+    brought: set[str] = set()
+    fused = 0
+    for name, operands in re.findall(r"\*/ +(?:@!?U?P\d+ )?([A-Z0-9.]+) +([^;]*);", assembly):
+        target, *sources = re.findall(r"\bR\d+\b", operands) or [""]
+        fused += name.startswith("FFMA") and not brought.isdisjoint(sources)
+        brought.discard(target)
+        if name.startswith("SHFL"):
+            brought.add(target)
+    return fused
 
 
 def _dumped(program: Any, what: str) -> str:

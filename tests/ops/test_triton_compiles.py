@@ -93,3 +93,11 @@ def test_lanes_hold_what_is_compared_and_summed(case: str) -> None:
     """
     (kernels,) = compile_elsewhere(case).values()
     assert all(takes["shuffles"] <= 100 for takes in kernels.values()), kernels
+
+
+@pytest.mark.parametrize("features", [10, 64])
+def test_lanes_that_share_a_sum_round_it_alike(features: int) -> None:
+    """Fused with a shuffle, a product is not rounded, and lanes write sums that differ."""
+    (kernels,) = compile_elsewhere(f"statistics:8:{features}:float32").values()
+    assert sum(takes["shuffles"] for takes in kernels.values()) > 50
+    assert not any(takes["fused"] for takes in kernels.values()), kernels

@@ -15,6 +15,9 @@ _TILE = 2048
 _CHUNK = 64
 # Numbers in a head's tile for each warp, 32 a lane, and in a tile of sums of chunks.
 _OF_WARP, _SUMS = 1024, 16384
+# Lanes add what they have to what another brings, so that all hold the sum. A product that is fused
+# with its addition is not rounded, and they would hold, and write, sums that differ in the last bit.
+ROUNDED = {"enable_fp_fusion": False}
 
 
 def with_whole_rows(tokens: Tensor) -> Tensor:
@@ -44,7 +47,8 @@ def sum_tile(chunks: int, width: int) -> dict[str, int]:
     """Tile of the sums of chunks: all of them at once, where they are not too many."""
     columns = power_of_two(width)
     rows = max(1, min(power_of_two(chunks), 128, _SUMS // columns))
-    return {"ROWS": rows, "WIDTH": columns, "num_warps": 8 if rows * columns > 4096 else 4}
+    warps = 8 if rows * columns > 4096 else 4
+    return {"ROWS": rows, "WIDTH": columns, "num_warps": warps, **ROUNDED}
 
 
 def sums_layout(sums: Tensor) -> tuple[int, dict[str, int]]:
@@ -66,6 +70,7 @@ def head_tile(w: Tensor) -> tuple[int, dict[str, int]]:
         "WIDTH": width,
         "STEPS": steps,
         "num_warps": min(16, 4 * max(1, heads * width // _TILE)),
+        **ROUNDED,
     }
     return -(-length // (tokens * steps)), tile
 
@@ -87,6 +92,6 @@ def sum_squares(w: Tensor, mask: Tensor | None, layout: tuple[int, int, dict[str
     sums = float32(w, batch, heads, chunks, features)
     launch(
         kernels.sum_squares, programs, w,
-        w, mask, sums, *w.stride()[:3], heads, length, features, chunks, **tile,
+        w, mask, sums, *w.stride()[:3], heads, length, features, chunks, **tile, **ROUNDED,
     )  # fmt: skip
     return sums

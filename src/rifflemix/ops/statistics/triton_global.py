@@ -21,6 +21,7 @@ from rifflemix.ops.statistics import triton_kernels as kernels
 from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR
 from rifflemix.ops.statistics.operands import check_gradient, check_heads, check_statistics
 from rifflemix.ops.statistics.triton_common import (
+    ROUNDED,
     empty_tokens,
     float32,
     head_tile,
@@ -139,7 +140,7 @@ def _backward(
         kernels.gate_gradient_sums, programs, w,
         w, grad, pi, member_sums, through_tokens, sums,
         *w.stride()[:3], *grad.stride()[:3],
-        heads, length, features, chunks, COUNT_OFFSET, mask, **tile,
+        heads, length, features, chunks, COUNT_OFFSET, mask, **tile, **ROUNDED,
     )  # fmt: skip
     grad_energy, grad_count = float32(w, batch, heads, features), float32(w, batch, heads)
     launch(
