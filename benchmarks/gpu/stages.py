@@ -99,7 +99,11 @@ _A = Stage(
             tiny=("-k", "no_samples", "-m", "not gpu and not slow"),
         ),
         _tests("statistics", "tests/ops/statistics/test_statistics_triton.py"),
-        _tests("balancing", "tests/ops/sinkhorn/test_balancing_triton.py"),
+        _tests(
+            "sinkhorn",
+            "tests/ops/sinkhorn/test_balancing_triton.py",
+            "tests/ops/sinkhorn/test_attention_triton.py",
+        ),
         _sanitizer("memcheck"),
         _sanitizer("racecheck"),
         _sanitizer("initcheck"),

@@ -17,10 +17,12 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
     from rifflemix.ops.permutation import triton as permutation_triton
     from rifflemix.ops.sinkhorn import triton as sinkhorn_triton
+    from rifflemix.ops.sinkhorn import triton_attention as sinkhorn_triton_attention
     from rifflemix.ops.statistics import triton as statistics_triton
 
     assert permutation_triton
     assert sinkhorn_triton
+    assert sinkhorn_triton_attention
     assert statistics_triton
 
 B, N, C, GROUPS, H, D = 3, 8, 4, 2, 2, 5
@@ -279,6 +281,13 @@ if HAS_TRITON:
             "running": rand(B, H, 2, 4, 4),
             "grad_sort": rand(B, H, 4, 4) - 1,
         },
+        "triton_sinkhorn_attention": blocks,
+        "triton_sinkhorn_attention_backward": lambda: {
+            **blocks(),
+            "y": rand(B, H, 6, D),
+            "log_sums": rand(B, H, 6),
+            "grad_y": rand(B, H, 6, D),
+        },
     }
 FIRST = ("x", "grad", "w")  # the tensor that gives the sizes stands first
 # Wrong in a way of its own, with a word of the sentence.
@@ -372,5 +381,16 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "no matrix": {"log_scores": rand(4), "padding": None},
         "rows last": {"causal": False},
         "too many blocks": {"log_scores": rand(1, 65, 65), "padding": None},
+    },
+    "triton_sinkhorn_attention": {
+        "no blocks": {"block_size": 0},
+        "block_size": {"block_size": 4},
+        "some rows": {"sort": rand(B, H, 4, 3)},
+        "too many features": {name: rand(B, H, 6, 129) for name in "qkv"},
+        "too many blocks": {
+            **{name: rand(B, H, 129, D) for name in "qkv"},
+            "sort": rand(B, H, 129, 129),
+            "block_size": 1,
+        },
     },
 }

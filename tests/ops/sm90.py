@@ -31,7 +31,7 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
     from triton.compiler import ASTSource
 
     options = dict(options)
-    names = ("num_warps", "maxnreg", "enable_fp_fusion")
+    names = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
     backend = {name: options.pop(name) for name in names if name in options}
     given = dict(zip(kernel.arg_names, arguments, strict=False)) | options
     if set(given) != set(kernel.arg_names):
@@ -106,6 +106,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     from rifflemix.ops import triton_support
     from rifflemix.ops.permutation import triton as permutation
     from rifflemix.ops.sinkhorn import triton as balancing
+    from rifflemix.ops.sinkhorn import triton_attention as attention
     from rifflemix.ops.statistics import triton_causal, triton_common, triton_global
 
     used: dict[str, dict[str, int]] = {}
@@ -119,7 +120,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
         used[name] = usage(compiled(kernel, arguments, kw))
 
     statistics = (triton_global, triton_causal, triton_common)
-    for module in (triton_support, permutation, *statistics, balancing):
+    for module in (triton_support, permutation, *statistics, balancing, attention):
         module.launch = compile_only
     triton_support.check_device = accept  # of tensors without data
     call()
@@ -196,11 +197,29 @@ def balance_case(size: int, dtype: torch.dtype, options: str = "") -> Callable[[
     return call
 
 
+def attention_case(
+    block_size: int, blocks: int, width: int, dtype: torch.dtype
+) -> Callable[[], object]:
+    """Forward and backward."""
+
+    def call() -> None:
+        from rifflemix.ops.sinkhorn import triton_attention
+
+        tokens = torch.empty(1, blocks * block_size, 3, 2, width, dtype=dtype, requires_grad=True)
+        sort = torch.empty(1, 2, blocks, blocks, dtype=dtype, requires_grad=True)
+        q, k, v = (part.transpose(1, 2) for part in tokens.unbind(2))
+        y = triton_attention.sinkhorn_attention(q, k, v, sort, block_size)
+        y.backward(torch.empty_like(y))
+
+    return call
+
+
 CASES = {
     "permutation": permutation_case,
     "shift": shift_case,
     "statistics": statistics_case,
     "balance": balance_case,
+    "attention": attention_case,
 }
 
 

@@ -24,8 +24,13 @@ pytestmark = [
 
 MAX_SHARED = 227 * 1024
 # Spilled registers, in bytes a thread. Of the longest windows a lane holds 128 values: some are put
-# away.
-MAX_STACK = {"sort_windows": 1664, "sort_windows again": 1664}
+# away, as are some of blocks and sort matrices in float32.
+MAX_STACK = {
+    "sort_windows": 1664,
+    "sort_windows again": 1664,
+    "attend_gradient": 256,
+    "sort_gradient": 256,
+}
 
 ALL_KERNELS = [
     "permutation:64:32:bfloat16:reference shift",
@@ -40,6 +45,7 @@ ALL_KERNELS = [
     "balance:5:float16:mask",
     "balance:32:bfloat16:causal mask",
     "balance:64:float32:causal",
+    "attention:64:64:64:bfloat16",
 ]
 WINDOWS = [
     f"permutation:{length}:{groups}:{kind}"
@@ -62,6 +68,11 @@ STATISTICS = [
     for i, (heads, features) in enumerate(SIZES)
     for causal, options in enumerate(("plain mask", "causal"))
 ]
+# Blocks of so many tokens, so many blocks, so many features.
+ATTENTION = [
+    f"attention:{case}"
+    for case in ("128:128:128:bfloat16", "64:64:64:float32", "128:16:32:float32")
+]
 
 
 def check(*cases: str) -> None:
@@ -74,8 +85,8 @@ def check(*cases: str) -> None:
 
 @pytest.mark.parametrize(
     "cases",
-    [ALL_KERNELS, WINDOWS, PAIRS, STATISTICS],
-    ids=["all kernels", "windows", "pairs", "statistics"],
+    [ALL_KERNELS, WINDOWS, PAIRS, STATISTICS, ATTENTION],
+    ids=["all kernels", "windows", "pairs", "statistics", "attention"],
 )
 def test_every_configuration(cases: list[str]) -> None:
     check(*cases)

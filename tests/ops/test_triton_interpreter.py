@@ -18,6 +18,7 @@ STRIDES = "test_registered_operators.py::test_strides_change_nothing"
 NONE = "test_registered_operators.py::test_a_batch_of_none"
 PACKED = "test_packed_triton.py"
 BALANCING = "sinkhorn/test_balancing_triton.py"
+ATTENTION = "sinkhorn/test_attention_triton.py"
 
 pytestmark = [
     pytest.mark.skipif(
@@ -33,7 +34,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     "files",
-    [(PERMUTATION,), (STATISTICS,), (STRIDES, NONE, PACKED, BALANCING)],
+    [(PERMUTATION,), (STATISTICS,), (STRIDES, NONE, PACKED, BALANCING, ATTENTION)],
     ids=["permutation", "statistics", "operators"],
 )
 def test_in_the_interpreter(files: tuple[str, ...]) -> None:

@@ -13,6 +13,10 @@ from torch import Tensor
 from rifflemix.compat import in_function_transform, statically_known_true
 from rifflemix.errors import bad_argument
 
+# Option of a kernel in which lanes add what they have to what another brings, so that all hold the
+# sum. A product that is fused with its addition is not rounded: the lanes would hold, and write,
+# sums that differ in the last bit.
+ROUNDED = {"enable_fp_fusion": False}
 # Looked up once: a graph that is being traced must not meet it.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _INSTALLED = importlib.util.find_spec("triton") is not None

@@ -8,10 +8,16 @@ from torch import Tensor
 from rifflemix.errors import bad_argument
 from rifflemix.ops import triton_support
 from rifflemix.ops.operands import refuse_values
+from rifflemix.ops.sinkhorn.plain_attention import check
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # A program holds a matrix in its registers, and twice as much where sums run along columns.
 _MAX_BLOCKS, _MAX_CAUSAL_BLOCKS = 128, 64
+# Attention holds a block of queries, a sort matrix, and some features of all blocks: squares of at
+# most such a side, and nothing longer than the most of them. A matrix product has sides of 16 or
+# more.
+_SIDES = {torch.float32: 64, torch.bfloat16: 128, torch.float16: 128}
+_LEAST_SIDE, _MOST_SIDE = 16, 128
 
 
 def with_triton(
@@ -37,3 +43,42 @@ def check_limits(log_scores: Tensor, num_iterations: int, causal: bool) -> None:
         raise bad_argument("log_scores", f"at most {most} blocks", size)
     if num_iterations < 1:
         raise bad_argument("num_iterations", "at least 1", num_iterations)
+
+
+def with_triton_attention(
+    names: tuple[str, ...], q: Tensor, sort: Tensor, block_size: int
+) -> tuple[str, ...]:
+    """Backends with "triton" among them if its kernels attend to blocks of plain settings here."""
+    if q.dtype not in _DTYPES:
+        return names
+    # The interpreter multiplies matrices of bfloat16 as if their bits were integers.
+    if triton_support.INTERPRETED and q.dtype == torch.bfloat16:
+        return names
+    limits = _most(q)
+    fits = [size <= most for size, most in zip(_sizes(q, sort, block_size), limits, strict=True)]
+    return triton_support.with_triton(names, q, *fits)
+
+
+def check_attention_limits(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> None:
+    """Raise unless the kernels take tensors like these, on whatever device."""
+    check(q, k, v, sort, block_size, _DTYPES)
+    for name, size, most in zip("DbRn", _sizes(q, sort, block_size), _most(q), strict=True):
+        if size > most:
+            raise bad_argument("q, sort", f"{name} of at most {most} in {q.dtype}", size)
+
+
+def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int, ...]:
+    """Features, tokens of a block, rows and columns of the sort matrix."""
+    return q.shape[3], block_size, *sort.shape[2:]
+
+
+def _most(q: Tensor) -> tuple[int, ...]:
+    """What they may be; lengths of which a graph is independent are not looked at."""
+    side = _SIDES[q.dtype]
+    beside_features = min(_MOST_SIDE, side**2 // tile_size(min(q.shape[3], _MOST_SIDE)))
+    return _MOST_SIDE, beside_features, *(min(side, beside_features),) * 2
+
+
+def tile_size(count: int) -> int:
+    """Side of a tile that holds so many."""
+    return max(_LEAST_SIDE, 1 << (int(count) - 1).bit_length())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.ops.dispatch import PLAIN, Family
+from rifflemix.ops.dropout.cpu import supports
 from rifflemix.ops.native import note_slow_call
 from rifflemix.ops.sinkhorn import (
     cpu,
@@ -18,7 +19,8 @@ from rifflemix.ops.sinkhorn import (
     reference,
     reference_attention,
 )
-from rifflemix.ops.sinkhorn.triton_limits import with_triton
+from rifflemix.ops.sinkhorn.plain_attention import is_plain
+from rifflemix.ops.sinkhorn.triton_limits import with_triton, with_triton_attention
 from rifflemix.ops.triton_support import INTERPRETED
 
 KERNELS = ("exp", "relu")
@@ -32,8 +34,16 @@ def _load_triton() -> Any:
     return triton
 
 
+def _load_triton_attention() -> Any:
+    from rifflemix.ops.sinkhorn import triton_attention
+
+    return triton_attention
+
+
 _BLOCKS = Family(reference, eager, cpu=cpu, load_triton=_load_triton)
-_ATTENTION = Family(reference_attention, eager_attention, cpu=cpu_attention)
+_ATTENTION = Family(
+    reference_attention, eager_attention, cpu=cpu_attention, load_triton=_load_triton_attention
+)
 
 
 def pool_blocks(
@@ -184,8 +194,11 @@ def sinkhorn_attention(
 ) -> Tensor:
     """`rifflemix.ops.sinkhorn_attention`, whose keyword arguments must all be given."""
     settings["dropout_p"] = dropout_p
-    runs = cpu_attention.supports_attention(q, k, v, sort, settings)
+    plain = is_plain(q, k, v, sort, settings)
+    runs = plain and cpu_attention.HAS_VECTORS and supports(q)
     available = _available(runs, q) if not dropout_p else _attention_backends(dropout_p)
+    if plain and (q.is_cuda or INTERPRETED):
+        available = with_triton_attention(available, q, sort, block_size)
     module = _ATTENTION.pick(backend, available)
     y: Tensor = module.sinkhorn_attention(q, k, v, sort, block_size, **settings)
     return y

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rifflemix.ops.statistics import triton_kernels as kernels
 from rifflemix.ops.statistics.triton_limits import power_of_two
-from rifflemix.ops.triton_support import launch
+from rifflemix.ops.triton_support import ROUNDED, launch
 
 # All tiles were timed on an H100. Numbers in a tile of tokens with all their heads: 16 a thread.
 _TILE = 2048
@@ -15,9 +15,6 @@ _TILE = 2048
 _CHUNK = 64
 # Numbers in a head's tile for each warp, 32 a lane, and in a tile of sums of chunks.
 _OF_WARP, _SUMS = 1024, 16384
-# Lanes add what they have to what another brings, so that all hold the sum. A product that is fused
-# with its addition is not rounded, and they would hold, and write, sums that differ in the last bit.
-ROUNDED = {"enable_fp_fusion": False}
 
 
 def with_whole_rows(tokens: Tensor) -> Tensor:

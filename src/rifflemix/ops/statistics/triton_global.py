@@ -21,7 +21,6 @@ from rifflemix.ops.statistics import triton_kernels as kernels
 from rifflemix.ops.statistics.common import COUNT_OFFSET, NORM_FLOOR
 from rifflemix.ops.statistics.operands import check_gradient, check_heads, check_statistics
 from rifflemix.ops.statistics.triton_common import (
-    ROUNDED,
     empty_tokens,
     float32,
     head_tile,
@@ -33,7 +32,7 @@ from rifflemix.ops.statistics.triton_common import (
     with_whole_rows,
 )
 from rifflemix.ops.statistics.triton_limits import check_limits
-from rifflemix.ops.triton_support import launch
+from rifflemix.ops.triton_support import ROUNDED, launch
 
 Arguments = tuple[Any, ...]
 

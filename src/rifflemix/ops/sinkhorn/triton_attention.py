@@ -1,0 +1,181 @@
+"""Sparse Sinkhorn attention on a GPU: tokens are read and written wherever they lie.
+
+torch's operators copy them into blocks and back, nine times forward. Sorted keys and values are
+made anew for the backward pass, and kept by neither.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rifflemix.ops import triton_support
+from rifflemix.ops.operands import check_operand, on_one_device
+from rifflemix.ops.operator import operator
+from rifflemix.ops.sinkhorn import triton_attention_kernels as kernels
+from rifflemix.ops.sinkhorn.plain_attention import (
+    by_head,
+    differentiate_again,
+    empty_gradients,
+    empty_outputs,
+)
+from rifflemix.ops.sinkhorn.triton_limits import check_attention_limits, tile_size
+from rifflemix.ops.triton_support import ROUNDED, launch
+
+# Bytes of a row of a tile: of tokens at some positions of all blocks, and of keys at a time.
+_ROW, _KEYS = 256, 128
+# Programs of a head that go back through the sort: each leaves sums of its own.
+_PARTS = 8
+
+
+def sinkhorn_attention(
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, **settings: Any
+) -> Tensor:
+    """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the settings are plain."""
+    y: Tensor = _forward(q, k, v, sort, block_size)[0]
+    return y
+
+
+@operator("rifflemix::triton_sinkhorn_attention")
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int
+) -> tuple[Tensor, Tensor]:
+    """Output, and the log-sum-exp of each query's scores."""
+    check_attention_limits(q, k, v, sort, block_size)
+    triton_support.check_device(q)
+    y, log_sums = empty_outputs(q, k, v, sort, block_size)
+    q, k, v, sort = _readable(q), _readable(k), _readable(v), sort.contiguous()
+    sorted_k, sorted_v = _sort(k, v, sort, block_size)
+    launch(
+        kernels.attend, _programs(q, block_size), q,
+        q, k, v, sorted_k, sorted_v, y, log_sums,
+        *_strides(q, k, v, y), *_sizes(q, sort, block_size), **_block_tile(q, block_size),
+    )  # fmt: skip
+    return y, log_sums
+
+
+_forward.register_fake(on_one_device(empty_outputs))
+
+
+@operator("rifflemix::triton_sinkhorn_attention_backward")
+def _backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    y: Tensor,
+    log_sums: Tensor,
+    grad_y: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Gradients: of queries, keys and values side by side, and of the sort matrix."""
+    check_attention_limits(q, k, v, sort, block_size)
+    for name, tensor in (("y", y), ("grad_y", grad_y)):
+        check_operand(name, tensor, q.shape, q.dtype, q.device)
+    check_operand("log_sums", log_sums, q.shape[:3], torch.float32, q.device)
+    triton_support.check_device(q)
+    grads, _ = empty_gradients(q, k, v, sort)
+    grad_q, grad_k, grad_v = by_head(grads)
+    q, k, v, sort = _readable(q), _readable(k), _readable(v), sort.contiguous()
+    y, grad_y = _readable(y), _readable(grad_y)
+    sorted_k, sorted_v = _sort(k, v, sort, block_size)
+    grad_sorted_k, grad_sorted_v = torch.empty_like(sorted_k), torch.empty_like(sorted_v)
+    launch(
+        kernels.attend_gradient, _programs(q, block_size), q,
+        q, k, v, sorted_k, sorted_v, y, log_sums.contiguous(), grad_y,
+        grad_q, grad_k, grad_v, grad_sorted_k, grad_sorted_v,
+        *_strides(q, k, v, y, grad_y, grad_q), *_sizes(q, sort, block_size),
+        **_block_tile(q, block_size),
+    )  # fmt: skip
+    batch, heads, _, width = q.shape
+    tile = _sort_tile(q, sort)
+    groups = -(-block_size // tile["POSITIONS"])
+    steps = -(-groups // _PARTS)
+    parts = -(-groups // steps)
+    sums = q.new_empty((batch, heads, parts, *sort.shape[2:]), dtype=torch.float32)
+    launch(
+        kernels.sort_gradient, batch * heads * parts, q,
+        k, v, sort, grad_sorted_k, grad_sorted_v, grad_k, grad_v, sums,
+        *_strides(k, v, grad_k), heads, *sort.shape[2:], block_size, width, parts,
+        GROUPS=steps, **tile,
+    )  # fmt: skip
+    return grads, sums.sum(2).to(sort.dtype)
+
+
+@_backward.register_fake
+@on_one_device
+def _(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return empty_gradients(q, k, v, sort)
+
+
+def _sort(k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+    """Sorted keys and values, (B, H, R b, D) each."""
+    batch, heads, _, width = k.shape
+    rows, blocks = sort.shape[2:]
+    sorted_k, sorted_v = (x.new_empty((batch, heads, rows * block_size, width)) for x in (k, v))
+    tile = _sort_tile(k, sort)
+    launch(
+        kernels.sort_tokens, batch * heads * -(-block_size // tile["POSITIONS"]), k,
+        k, v, sort, sorted_k, sorted_v, *_strides(k, v), heads, rows, blocks, block_size, width,
+        **tile,
+    )  # fmt: skip
+    return sorted_k, sorted_v
+
+
+def _readable(tokens: Tensor) -> Tensor:
+    """Tokens whose features lie side by side: a copy only where they do not."""
+    return tokens if tokens.stride(-1) == 1 else tokens.contiguous()
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+
+
+def _programs(q: Tensor, block_size: int) -> int:
+    batch, heads, length, _ = q.shape
+    return batch * heads * (length // block_size)
+
+
+def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int | float, ...]:
+    """Heads, blocks, tokens of a block, sorted keys that it sees, features, scale of logits."""
+    _, heads, length, width = q.shape
+    blocks = length // block_size
+    count = sort.shape[2] // blocks * block_size
+    return heads, blocks, block_size, count, width, 1.0 / math.sqrt(width)
+
+
+def _block_tile(q: Tensor, block_size: int) -> dict[str, int]:
+    """The queries of a block, and some keys at a time."""
+    queries, width = tile_size(block_size), tile_size(q.shape[3])
+    tile = {"QUERIES": queries, "KEYS": min(queries, _KEYS // q.element_size()), "WIDTH": width}
+    warps = 8 if queries * width * q.element_size() > 8192 else 4
+    return {**tile, "num_warps": warps, "num_stages": 1, **ROUNDED}
+
+
+def _sort_tile(k: Tensor, sort: Tensor) -> dict[str, int]:
+    """The sort matrix, and some positions of all blocks."""
+    rows, blocks, width = *map(tile_size, sort.shape[2:]), tile_size(k.shape[3])
+    positions = max(1, _ROW // k.element_size() // width)
+    tile = {"POSITIONS": positions, "WIDTH": width, "ROWS": rows, "BLOCKS": blocks}
+    largest = max(rows, blocks) * max(rows, blocks, positions * width) * k.element_size()
+    return {**tile, "num_warps": 8 if largest > 8192 else 4, "num_stages": 1}
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, sort, ctx.block_size = inputs
+    ctx.save_for_backward(q, k, v, sort, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    *inputs, y, log_sums = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        return *differentiate_again(tuple(inputs), grad_y, ctx.block_size), None
+    grads, grad_sort = _backward(*inputs, ctx.block_size, y, log_sums, grad_y)
+    return *by_head(grads), grad_sort, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
