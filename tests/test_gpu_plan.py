@@ -151,6 +151,24 @@ def test_every_row_of_the_plan_is_a_recipe_with_an_expectation(load: object) -> 
         assert set(step.packs) <= set(packs.PACKS)
 
 
+def test_stages_and_single_steps_are_chosen_by_their_names(
+    load: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = load("run")  # type: ignore[operator]
+    whole = next(stage for stage in run.STAGES if stage.name == "e")
+    chosen = run._chosen(["e", "layer-times"])
+    assert [(stage.name, len(stage.steps)) for stage in chosen] == [
+        ("b", 1),
+        ("e", len(whole.steps)),
+    ]
+    assert run._chosen([]) == list(run.STAGES)
+    monkeypatch.setattr(sys, "argv", ["gpu.sh", "layer-time"])
+    with pytest.raises(SystemExit) as ended:
+        run.main()
+    assert ended.value.code == 2
+    assert "steps that --list names, got layer-time" in capsys.readouterr().err
+
+
 def test_a_step_that_does_not_end_is_stopped(
     load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from baggage import pack_results, pack_state, restore_state
 from packs import unpack
 from plan import expected, show_plan, write_expected
 from sharing import shared_gpu
-from stages import STAGES, Step
+from stages import STAGES, Stage, Step
 
 # Seconds that are left at the end of a call for packing, and for a step to end in good order.
 _RESERVE, _GRACE = 30, 20
@@ -204,7 +204,7 @@ def main() -> int:
     if arguments.count:
         write_expected([step for stage in STAGES for step in stage.steps])
         return 0
-    chosen = [stage for stage in STAGES if not arguments.stages or stage.name in arguments.stages]
+    chosen = _chosen(arguments.names)
     steps = [step for stage in chosen for step in stage.steps]
     if arguments.dry_run:
         rows = [step for step in steps if step.recipe][:1]
@@ -234,6 +234,17 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def _chosen(names: list[str]) -> list[Stage]:
+    """The stages, with those of their steps that are named, or that are of a stage that is."""
+    if not names:
+        return list(STAGES)
+    kept = [
+        replace(stage, steps=tuple(s for s in stage.steps if {stage.name, s.name} & {*names}))
+        for stage in STAGES
+    ]
+    return [stage for stage in kept if stage.steps]
+
+
 def _summary(lines: list[str], folders: Folders) -> dict[str, Any]:
     done = [json.loads(p.read_text()) for p in sorted((folders.state / "done").glob("*.json"))]
     return {"this_call": lines, "done": done}
@@ -241,7 +252,9 @@ def _summary(lines: list[str], folders: Folders) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.sh", description=__doc__)
-    parser.add_argument("stages", nargs="*", help="a, b, c, d, e; all if none is named")
+    parser.add_argument(
+        "names", nargs="*", help="stages a, b, c, d, e, or steps as --list names them; all if none"
+    )
     parser.add_argument("--minutes", type=float, default=9.0, help="of this call")
     parser.add_argument("--jobs", type=int, default=1, help="rows that are trained at once")
     parser.add_argument("--state", type=Path, default=Path("runs/gpu"), help="kept between calls")
@@ -254,10 +267,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="tiny, on a CPU")
     parser.add_argument("--count", action="store_true", help="write expected.json anew")
     arguments = parser.parse_args()
-    names = [stage.name for stage in STAGES]
-    for name in arguments.stages:
-        if name not in names:
-            parser.error(f"expected stages out of {', '.join(names)}, got {name}")
+    known = {name for stage in STAGES for name in (stage.name, *(s.name for s in stage.steps))}
+    for name in arguments.names:
+        if name not in known:
+            stages = ", ".join(stage.name for stage in STAGES)
+            parser.error(f"expected stages out of {stages}, or steps that --list names, got {name}")
     if arguments.jobs < 1:
         parser.error(f"--jobs: expected at least 1, got {arguments.jobs}")
     if arguments.minutes <= 1:
