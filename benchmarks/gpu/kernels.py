@@ -32,6 +32,16 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
                             x, g, order=o, key_padding_mask=m, backend="triton"
                         ),
                     )
+        for length, groups in ((96, 6), (37, 1)):
+            values = torch.randn(3, length, 20, device=device, dtype=dtype).relu()
+            values[0, 5] = -0.0  # which are sorted once more
+            one = torch.ones((), device=device, requires_grad=True)
+            yield (
+                f"group_sort values of {length // groups} {dtype}",
+                lambda x=values, g=groups, o=one: (
+                    o * ops.group_sort(x, g, order="descending", backend="triton")
+                ),
+            )
         x = torch.randn(2, 41, 130, device=device, dtype=dtype).requires_grad_()
         steps = torch.arange(130, device=device)
         even = torch.randn(2, 42, 130, device=device, dtype=dtype).requires_grad_()

@@ -1,7 +1,11 @@
-"""The number of CPU threads changes no bit of outputs and gradients, but where the card says so."""
+"""The number of CPU threads changes no bit of outputs and gradients, but where the card says so.
+
+Gradients of weights are sums over tokens, which the matrix products of some CPUs split by threads.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -38,7 +42,10 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def outputs(name: str, size: tuple[int, int, int], threads: int, **options: Any) -> list[Tensor]:
+def outputs(
+    name: str, size: tuple[int, int, int], threads: int, **options: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The output and the input's gradient; the parameters' gradients."""
     batch, length, dim = size
     torch.manual_seed(0)
     heads = 4 if size == EVEN else 3
@@ -47,17 +54,36 @@ def outputs(name: str, size: tuple[int, int, int], threads: int, **options: Any)
     with using_threads(threads):
         y = mixer(x)
         y.square().sum().backward()
-    tensors = [y.detach(), x.grad, *(parameter.grad for parameter in mixer.parameters())]
-    return [tensor for tensor in tensors if tensor is not None]
+    of_parameters = [p.grad for p in mixer.parameters() if p.grad is not None]
+    return [y.detach(), *([] if x.grad is None else [x.grad])], of_parameters
+
+
+@functools.cache
+def products_split_sums(size: tuple[int, int, int]) -> bool:
+    """Whether torch's product for the gradient of a weight depends on the threads here."""
+    batch, length, dim = size
+    generator = torch.Generator().manual_seed(0)
+    tokens, grad = torch.randn(2, batch * length, dim, generator=generator)
+    found = []
+    for threads in (1, 2):
+        with using_threads(threads):
+            found.append(grad.T @ tokens)
+    return not torch.equal(*found)
 
 
 def require_same(name: str, size: tuple[int, int, int], may_split: bool, **options: Any) -> None:
     one, two = (outputs(name, size, threads, **options) for threads in (1, 2))
-    pairs = list(zip(one, two, strict=True))
-    if may_split:  # the order of a sum, nothing else
-        assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-2) for a, b in pairs)
-    else:
-        assert all(torch.equal(a, b) for a, b in pairs)
+    for of_one, of_two, split in (
+        (one[0], two[0], may_split),
+        (one[1], two[1], may_split or products_split_sums(size)),
+    ):
+        # Some gradients cancel to nothing but rounding of the others.
+        largest = max((float(torch.linalg.norm(a)) for a in of_one), default=0.0)
+        for a, b in zip(of_one, of_two, strict=True):
+            if split:  # the order of a sum, nothing else
+                assert torch.linalg.norm(a - b) <= 1e-5 * largest
+            else:
+                assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("name", list_mixers())

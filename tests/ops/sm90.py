@@ -123,6 +123,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     for module in (triton_support, permutation, *statistics, balancing, attention):
         module.launch = compile_only
     triton_support.check_device = accept  # of tensors without data
+    permutation._compares_halves = lambda _: True
     call()
     return used
 
@@ -130,20 +131,22 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
 def permutation_case(
     length: int, num_groups: int, dtype: torch.dtype, order: str, channels: int = 768
 ) -> Callable[[], object]:
-    """Forward and backward; the order may be followed by "shift" or "mask"."""
+    """Forward and backward; the order may be followed by "shift", "mask" or "values" alone."""
     order, _, extra = order.partition(" ")
 
     def call() -> None:
         from rifflemix.ops.permutation import SortSpec
         from rifflemix.ops.permutation import triton as fast
 
-        x = torch.empty(1, length, channels, dtype=dtype, requires_grad=True)
+        trains = extra != "values"
+        x = torch.empty(1, length, channels, dtype=dtype, requires_grad=trains)
         steps = torch.zeros(channels, dtype=torch.int64) if extra == "shift" else None
         mask = torch.zeros(1, length, dtype=torch.bool) if extra == "mask" else None
         down = torch.ones(channels, dtype=torch.bool) if order == "descending" else None
         spec = SortSpec(num_groups, order == "reference", 1, down)
-        y, _ = fast._permute(x, steps, spec, mask, True)
-        y.backward(torch.empty_like(y))
+        y, _ = fast._permute(x, steps, spec, mask, trains)
+        if trains:
+            y.backward(torch.empty_like(y))
 
     return call
 

@@ -36,6 +36,7 @@ ALL_KERNELS = [
     "permutation:64:32:bfloat16:reference shift",
     "permutation:16:1:bfloat16:descending",
     "permutation:128:1:bfloat16:reference mask",
+    "permutation:64:1:float16:descending values",
     "shift:bfloat16",
     "statistics:12:64:bfloat16",
     "statistics:12:64:bfloat16:causal mask",
@@ -51,7 +52,12 @@ WINDOWS = [
     f"permutation:{length}:{groups}:{kind}"
     for length, groups in ((4096, 256), (4096, 64), (100, 1), (600, 1), (1000, 1), (4096, 1))
     for kind in ("bfloat16:reference shift", "float32:descending mask")
-] + ["permutation:16384:1:bfloat16:ascending shift", "permutation:8192:1:float32:ascending"]
+] + [
+    "permutation:16384:1:bfloat16:ascending shift",
+    "permutation:8192:1:float32:ascending",
+    "permutation:1024:1:bfloat16:descending values",
+    "permutation:16384:1:bfloat16:ascending values",
+]
 PAIRS = [
     f"permutation:64:32:{dtype}:{order}"
     for dtype in ("float16", "float32")

@@ -55,7 +55,8 @@ class MixerCard:
         needs_max_length: cannot be built without `max_length`.
         thread_sums: empty, or which of torch's sums split by the number of CPU threads, by default
             or with some options, so that last bits of outputs or gradients depend on it. Torch's
-            matrix products may in every mixer, where sizes are odd or a few channels.
+            matrix products may in every mixer, where sizes are odd or a few channels, and on some
+            CPUs in the gradients of weights.
         one_length: empty, or why a program of torch.export holds for one number of tokens.
         no_onnx: empty, or why such a program does not run in other runtimes as ONNX.
     """

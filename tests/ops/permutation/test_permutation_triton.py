@@ -133,6 +133,55 @@ def test_longer_windows(length: int, groups: int, order: str, dtype: torch.dtype
     check(group_sort, numbers(1, length, 3, dtype), groups, **options_of(order, 3))
 
 
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+@pytest.mark.parametrize("zeros", ["none negative", "some negative"])
+@pytest.mark.parametrize(
+    ("length", "groups", "order"), [(12, 3, "ascending"), (5, 1, "mixed"), (9, 3, "descending")]
+)
+def test_values_alone(
+    length: int,
+    groups: int,
+    order: str,
+    zeros: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sorted by two channels at a time where there is no -0.0, else each by itself after all."""
+    from rifflemix.ops.permutation import triton as kernels
+
+    left: list[int] = []
+    by_pairs = kernels._sort_values
+
+    def counted(*arguments: Any) -> Tensor:
+        marks = by_pairs(*arguments)
+        left.append(int(marks.sum()))
+        return marks
+
+    monkeypatch.setattr(kernels, "_sort_values", counted)
+    x = numbers(2, length, 6, dtype)
+    if zeros == "none negative":
+        x = torch.where(x == 0, 0.0, x)
+    else:
+        x[:, :, 2:] = x[:, :, 2:].abs()
+        x[0, 1, 0] = -0.0
+    found, expected = (
+        group_sort(x, groups, backend=backend, **options_of(order, 6))
+        for backend in ("triton", "eager")
+    )
+    assert same(found, expected)
+    if kernels._compares_halves(x.device):
+        assert [count > 0 for count in left] == [zeros == "some negative"]
+
+
+def test_values_alone_of_shifted_channels() -> None:
+    x = numbers(1, 6, 4, torch.bfloat16).abs()
+    found, expected = (
+        channel_permute(x, [0, 1, 4, 5], 1, order="ascending", backend=backend)
+        for backend in ("triton", "eager")
+    )
+    assert same(found, expected)
+
+
 def test_tokens_that_are_not_contiguous() -> None:
     x = numbers(2, 5, 12, torch.float32).transpose(1, 2)
     check(group_sort, x, 6)
@@ -262,6 +311,20 @@ class TestOnGpu:
     )  # fmt: skip
     def test_group_sort(self, length: int, groups: int, order: str, dtype: torch.dtype) -> None:
         check(group_sort, numbers(3, length, 192, dtype), groups, heads=3, **options_of(order, 192))
+
+    @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+    @pytest.mark.parametrize("order", ["ascending", "mixed"])
+    @pytest.mark.parametrize(
+        ("length", "groups"), [(4096, 64), (1024, 1), (4096, 1), (4000, 1), (16384, 1)]
+    )
+    def test_values_alone(self, length: int, groups: int, order: str, dtype: torch.dtype) -> None:
+        x = numbers(3, length, 192, dtype)
+        x[1:] = torch.where(x[1:] == 0, 0.0, x[1:])
+        found, expected = (
+            group_sort(x, groups, backend=backend, **options_of(order, 192))
+            for backend in ("triton", "eager")
+        )
+        assert same(found, expected)
 
     @pytest.mark.parametrize("length", [10000, 16384])
     def test_longest_windows(self, length: int) -> None:

@@ -16,6 +16,7 @@ from rifflemix.ops.operands import check_operand, on_one_device
 from rifflemix.ops.operator import operator
 from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation import triton_kernels as kernels
+from rifflemix.ops.permutation import triton_value_kernels as value_kernels
 from rifflemix.ops.permutation.operands import check_sort, check_tokens
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 from rifflemix.ops.permutation.triton_limits import (
@@ -24,7 +25,7 @@ from rifflemix.ops.permutation.triton_limits import (
     MAX_OFFSET,
     check_limits,
 )
-from rifflemix.ops.triton_support import launch
+from rifflemix.ops.triton_support import INTERPRETED, launch
 
 Arguments = tuple[Any, ...]
 
@@ -300,16 +301,55 @@ def _sort_windows(
     half, group_size, num_windows = BITS[x.dtype], length // num_groups, batch * num_groups
     tile = window_tile_of(group_size, half, channels)
     out_strides = (length * channels, channels, 1)
+    only: Tensor | None = None
+    # Padding has positions: it stays where it is.
+    values_alone = code is None and positions is None
+    if y is not None and values_alone and _goes_by_pairs(x, steps, num_groups):
+        only = _sort_values(x, y, descending, num_groups)
     launch(
         kernels.sort_windows,
         _num_programs(num_windows, channels, tile["WINDOWS"], tile["CHANNELS"]),
         x,
-        _bits(x), _bits(y), code, positions, steps, _bytes(descending), _bytes(mask),
+        _bits(x), _bits(y), code, positions, steps, _bytes(descending), _bytes(mask), only,
         *x.stride(), *out_strides,
         length, channels, group_size, num_windows, channels // leaders, leaders,
         INFINITY_BITS[x.dtype],
         HALF=half, WHOLE=num_groups == 1, **tile,
     )  # fmt: skip
+
+
+def _goes_by_pairs(x: Tensor, steps: Tensor | None, num_groups: int) -> bool:
+    """Whether `sort_values` can read these values, of whose order nothing else is wanted."""
+    return (
+        BITS[x.dtype] == 16
+        and x.shape[2] % 2 == x.stride(0) % 2 == x.stride(1) % 2 == 0
+        and x.data_ptr() % 4 == 0
+        and (steps is None or num_groups == 1)  # which moves tokens within the window
+        and _compares_halves(x.device)
+    )
+
+
+def _compares_halves(device: torch.device) -> bool:
+    """Whether an instruction there compares the halves of two integers, which came with Hopper."""
+    return INTERPRETED or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _sort_values(x: Tensor, y: Tensor, descending: Tensor | None, num_groups: int) -> Tensor:
+    """Sort by pairs of channels; (windows, C / 2) bytes, of those that it had to leave."""
+    batch, length, channels = x.shape
+    num_windows, pairs = batch * num_groups, channels // 2
+    left = torch.empty((num_windows, pairs), dtype=torch.uint8, device=x.device)
+    tile = window_tile_of(length // num_groups, 16, pairs)
+    launch(
+        value_kernels.sort_values,
+        _num_programs(num_windows, pairs, tile["WINDOWS"], tile["CHANNELS"]),
+        x,
+        x.view(torch.int32), y.view(torch.int32), _bytes(descending), left,
+        x.stride(0) // 2, x.stride(1) // 2, length * pairs, pairs,
+        length, pairs, length // num_groups, num_windows, INFINITY_BITS[x.dtype],
+        ORDER="halves, interpreted" if INTERPRETED else "halves", **tile,
+    )  # fmt: skip
+    return left
 
 
 def _unsort_windows(

@@ -59,27 +59,51 @@ def _bit(cube, i: tl.constexpr):
 
 
 @triton.jit
-def _exchange(cube, bit: tl.constexpr):
-    """Of two elements whose positions differ in one bit alone, the smaller comes first."""
-    other = cube ^ tl.xor_sum(cube, len(cube.shape) - 1 - bit, keep_dims=True)
-    second = _bit(cube, bit) == 1
-    return tl.where(second, tl.maximum(cube, other), tl.minimum(cube, other))
+def _smaller(a, b, ORDER: tl.constexpr):
+    if ORDER == "halves":
+        return tl.inline_asm_elementwise(
+            "min.u16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
+        )
+    if ORDER == "halves, interpreted":
+        low = tl.minimum(a & 0xFFFF, b & 0xFFFF)
+        return low | tl.minimum(a >> 16 & 0xFFFF, b >> 16 & 0xFFFF) << 16
+    return tl.minimum(a, b)
 
 
 @triton.jit
-def _merge(cube, stage: tl.constexpr, last: tl.constexpr):
+def _larger(a, b, ORDER: tl.constexpr):
+    if ORDER == "halves":
+        return tl.inline_asm_elementwise(
+            "max.u16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1
+        )
+    if ORDER == "halves, interpreted":
+        low = tl.maximum(a & 0xFFFF, b & 0xFFFF)
+        return low | tl.maximum(a >> 16 & 0xFFFF, b >> 16 & 0xFFFF) << 16
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def _exchange(cube, bit: tl.constexpr, ORDER: tl.constexpr):
+    """Of two elements whose positions differ in one bit alone, the smaller comes first."""
+    other = cube ^ tl.xor_sum(cube, len(cube.shape) - 1 - bit, keep_dims=True)
+    second = _bit(cube, bit) == 1
+    return tl.where(second, _larger(cube, other, ORDER), _smaller(cube, other, ORDER))
+
+
+@triton.jit
+def _merge(cube, stage: tl.constexpr, last: tl.constexpr, ORDER: tl.constexpr):
     """Make sorted runs of 2^(stage + 1) from runs of half of it; odd runs come complemented."""
     if stage > 0:
         cube = cube ^ -_bit(cube, stage).to(cube.dtype)
     if not last:
         cube = cube ^ -_bit(cube, stage + 1).to(cube.dtype)
     for i in tl.static_range(stage + 1):
-        cube = _exchange(cube, stage - i)
+        cube = _exchange(cube, stage - i, ORDER)
     return cube
 
 
 @triton.jit
-def _bitonic_sort(tile):
+def _bitonic_sort(tile, ORDER: tl.constexpr):
     """Sort the rows of a tile of distinct integers, ascending.
 
     `tl.sort` decides at each comparison which way it goes, which costs a comparison and a
@@ -89,35 +113,37 @@ def _bitonic_sort(tile):
     stages: tl.constexpr = _log2(tile.shape[1])
     cube = tl.reshape(tile, [2] * _log2(tile.numel))
     for stage in tl.static_range(stages):
-        cube = _merge(cube, stage, stage == stages - 1)
+        cube = _merge(cube, stage, stage == stages - 1, ORDER)
     return tl.reshape(cube, tile.shape)
 
 
 @triton.jit
-def _sort_slots(packed, LANES: tl.constexpr, WARPS: tl.constexpr):
-    """Sort a tile (slots, columns) along its slots; `_rank_of_slot` tells the order they are in.
+def sort_slots(packed, LANES: tl.constexpr, WARPS: tl.constexpr, ORDER: tl.constexpr = "whole"):
+    """Sort a tile (slots, columns) along its slots; `rank_of_slot` tells the order they are in.
 
     A network compares near slots far more often than distant ones, so those that one thread holds
     are made the near ones, then those of its warp. A thread's own slots are the distant ones as
     loaded: the sort sees them renumbered, which moves no data, since keys know their position.
+
+    ORDER: of "whole" integers, or of the unsigned 16-bit "halves" of each by themselves.
     """
     slots: tl.constexpr = packed.shape[0]
     columns: tl.constexpr = packed.shape[1]
     own: tl.constexpr = slots // (LANES * WARPS)
     near = tl.reshape(tl.trans(packed), (columns, own, WARPS, LANES))
     near = tl.reshape(tl.permute(near, (0, 2, 3, 1)), (columns, slots))
-    near = tl.reshape(_bitonic_sort(near), (columns, WARPS, LANES, own))
+    near = tl.reshape(_bitonic_sort(near, ORDER), (columns, WARPS, LANES, own))
     return tl.trans(tl.reshape(tl.permute(near, (0, 3, 1, 2)), (columns, slots)))
 
 
 @triton.jit
-def _rank_of_slot(slot, SLOTS: tl.constexpr, LANES: tl.constexpr, WARPS: tl.constexpr):
+def rank_of_slot(slot, SLOTS: tl.constexpr, LANES: tl.constexpr, WARPS: tl.constexpr):
     shared: tl.constexpr = LANES * WARPS
     return slot % shared * (SLOTS // shared) + slot // shared
 
 
 @triton.jit
-def _columns(
+def columns_of(
     length, channels, group_size, num_windows, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr
 ):
     """Sample, first token and channel of every column of a program's tile, and which exist."""
@@ -165,7 +191,7 @@ def _is_padded(mask, sample, token, length, there):
 
 @triton.jit
 def sort_windows(
-    x, y, code, positions, steps, descending, mask,
+    x, y, code, positions, steps, descending, mask, only,
     x_batch, x_token, x_channel, out_batch, out_token, out_channel,
     length, channels, group_size, num_windows, leader_width, leaders, infinity,
     HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
@@ -177,7 +203,7 @@ def sort_windows(
     `code` (B, N, C) takes the position within its window that each token came from. y, code,
     positions (B, N, leaders), steps, descending and mask may be None.
     """
-    sample, start, channel, there = _columns(
+    sample, start, channel, there = columns_of(
         length, channels, group_size, num_windows, CHANNELS, WINDOWS
     )
     slot = tl.arange(0, SLOTS)[:, None]
@@ -204,8 +230,8 @@ def sort_windows(
     key = tl.where(outside, (1 << (HALF - 1)) - 1, key)
     negative_zero = (bits == -(1 << (HALF - 1))).to(bits.dtype)
     packed = (key << HALF) | (position.to(bits.dtype) << 1) | negative_zero
-    packed = _sort_slots(packed, LANES, WARPS)
-    goal = _rank_of_slot(slot, SLOTS, LANES, WARPS)
+    packed = sort_slots(packed, LANES, WARPS)
+    goal = rank_of_slot(slot, SLOTS, LANES, WARPS)
     inside = there & (goal < group_size)
     if positions is not None:
         table = positions + (sample * length + start) * leaders + channel // leader_width
@@ -231,7 +257,7 @@ def unsort_windows(
 
     For small windows this beats `scatter`, which writes single values.
     """
-    sample, start, channel, there = _columns(
+    sample, start, channel, there = columns_of(
         length, channels, group_size, num_windows, CHANNELS, WINDOWS
     )
     slot = tl.arange(0, SLOTS)[:, None]
@@ -245,8 +271,8 @@ def unsort_windows(
     source = _widen(tl.load(code + sample * out_batch + offset, mask=inside, other=0), HALF)
     source = tl.where(inside, source, slot)
     packed = (source << HALF) | (bits & ((1 << HALF) - 1))
-    packed = _sort_slots(packed, LANES, WARPS)
-    position = _rank_of_slot(slot, SLOTS, LANES, WARPS)
+    packed = sort_slots(packed, LANES, WARPS)
+    position = rank_of_slot(slot, SLOTS, LANES, WARPS)
     inside = there & (position < group_size)
     token = position + start
     if steps is not None:

@@ -1,0 +1,88 @@
+"""GPU kernel that sorts values of 16 bits alone, two channels at a time.
+
+Two values of neighbouring channels are one integer, whose halves an instruction compares: a tile of
+`triton_kernels.sort_windows` holds twice the channels. Positions have no room beside the values, so
+that this serves where nobody asks for them: in inference.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rifflemix.ops.permutation.triton_kernels import columns_of, rank_of_slot, sort_slots
+
+
+@triton.jit
+def _spread(x):
+    """All ones in the halves whose top bit is set, zeros in the others."""
+    ones = x >> 15 & 0x00010001
+    return (ones << 16) - ones
+
+
+@triton.jit
+def _pair_key(bits, magnitude, down, infinity):
+    """Two unsigned keys of 16 bits, ordered as two values: NaN is 0xFFFE, in either direction."""
+    key = bits ^ (_spread(bits) | -0x7FFF8000)  # of top bits
+    if down is not None:
+        key = key ^ down
+    nan = _spread(magnitude + (0x7FFF - infinity) * 0x00010001)
+    return key & ~nan | nan & -0x00010002
+
+
+@triton.jit
+def _pair_bits(key, down):
+    """The two values whose keys they are, 0.0 for 0xFFFF."""
+    value = key
+    if down is not None:
+        value = value ^ down
+    value = value ^ (~_spread(value) | -0x7FFF8000)
+    special = _spread((key >> 1 & 0x7FFF7FFF) + 0x00010001)  # 0xFFFE or 0xFFFF
+    return value & ~special | special & ~_spread(key << 15) & 0x7FFE7FFE
+
+
+@triton.jit
+def _pair_down(descending, channel, there):
+    """All ones in the halves of the channels that count downwards."""
+    first = tl.load(descending + 2 * channel, mask=there, other=0).to(tl.int32)
+    second = tl.load(descending + 2 * channel + 1, mask=there, other=0).to(tl.int32)
+    return tl.where(first != 0, 0xFFFF, 0) | tl.where(second != 0, -0x00010000, 0)
+
+
+@triton.jit
+def sort_values(
+    x, y, descending, left,
+    x_batch, x_token, out_batch, out_token, length, channels, group_size, num_windows, infinity,
+    SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
+    LANES: tl.constexpr, WARPS: tl.constexpr, ORDER: tl.constexpr,
+):  # fmt: skip
+    """Sort the values of every window, without saying where they came from.
+
+    x and y are of pairs of channels, as are `channels` and all strides: two 16-bit values are one
+    integer, whose halves an instruction compares. They do not know their positions, so that -0.0
+    goes before the 0.0 that it equals, in whatever order they came: the pairs (windows, channels)
+    that have one are marked in `left`, for `sort_windows`.
+    """
+    sample, start, channel, there = columns_of(
+        length, channels, group_size, num_windows, CHANNELS, WINDOWS
+    )
+    slot = tl.arange(0, SLOTS)[:, None]
+    inside = there & (slot < group_size)
+    token = slot + start
+    down = None
+    if descending is not None:
+        down = _pair_down(descending, channel, there)
+    offset = token * x_token + channel
+    bits = tl.load(x + sample * x_batch + offset, mask=inside, other=0)
+    magnitude = bits & 0x7FFF7FFF
+    key = tl.where(inside, _pair_key(bits, magnitude, down, infinity), -1)
+    negative_zero = _spread(bits) & ~_spread(magnitude + 0x7FFF7FFF)
+    found = tl.max((inside & (negative_zero != 0)).to(tl.int32), 0, keep_dims=True)
+    window = sample * (length // group_size) + start // group_size
+    tl.store(left + window * channels + channel, found.to(tl.int8), mask=there)
+    key = sort_slots(key, LANES, WARPS, ORDER)
+    goal = rank_of_slot(slot, SLOTS, LANES, WARPS)
+    offset = (goal + start) * out_token + channel
+    tl.store(
+        y + sample * out_batch + offset, _pair_bits(key, down), mask=there & (goal < group_size)
+    )
