@@ -73,6 +73,7 @@ def usage(program: Any) -> dict[str, int]:
         "stack": stack,
         "shared": program.metadata.shared,
         "shuffles": assembly.count("SHFL."),
+        "instructions": len(re.findall(r"/\*[0-9a-f]{4,}\*/ +(?!NOP)", assembly)),
         "fused": _fused_shuffles(assembly),
     }
 
