@@ -6,6 +6,7 @@ were exchanged, else each token's former position within its group.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -329,6 +330,7 @@ def _goes_by_pairs(x: Tensor, steps: Tensor | None, num_groups: int) -> bool:
     )
 
 
+@functools.cache
 def _compares_halves(device: torch.device) -> bool:
     """Whether an instruction there compares the halves of two integers, which came with Hopper."""
     return INTERPRETED or torch.cuda.get_device_capability(device) >= (9, 0)
