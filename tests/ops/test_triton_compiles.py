@@ -28,6 +28,7 @@ MAX_SHARED = 227 * 1024
 MAX_STACK = {
     "sort_windows": 1664,
     "sort_windows again": 1664,
+    "sort_values": 768,
     "attend_gradient": 256,
     "sort_gradient": 256,
 }
@@ -55,8 +56,7 @@ WINDOWS = [
 ] + [
     "permutation:16384:1:bfloat16:ascending shift",
     "permutation:8192:1:float32:ascending",
-    "permutation:1024:1:bfloat16:descending values",
-    "permutation:16384:1:bfloat16:ascending values",
+    "permutation:4096:1:bfloat16:descending values",
 ]
 PAIRS = [
     f"permutation:64:32:{dtype}:{order}"
