@@ -82,10 +82,11 @@ def _says(
     there, here = _left(lines, short), _left(lines, full)
     never = {mixer for mixer, steps in here.items() if not any(steps)}
     partly = [
-        f"{mixer} in {sum(map(bool, steps))} of {len(steps)}"
+        f"{sum(map(bool, steps))} of {len(steps)} trainings of {mixer}"
         for mixer, steps in sorted(here.items())
         if any(steps) and not all(steps)
     ]
+    by_chance = f"At full length chance can decide: {listed(partly)} left it. " if partly else ""
     tried = never & there.keys()
     freed = sorted(mixer for mixer in tried if any(there[mixer]))
     softmax = sorted(filter(None, here["softmax"]))
@@ -93,11 +94,10 @@ def _says(
         "Rows of Table 5's host give the commonest answer first, and leave it while the learning "
         f"rate, which falls from step {warmup:,} on, is still high, or never. Length delays that: "
         f"with {short:,} positions in place of {full:,} softmax attention leaves it at step "
-        f"{there['softmax'][0]:,}, not at {softmax[0]:,} to {softmax[-1]:,}. At full length a seed "
-        f"can decide: {listed(partly) or 'no mixer'} trainings left it. Of the mixers that never "
-        f"did, these do with {short:,}: {listed(freed) or 'none'}; not these: "
-        f"{listed(sorted(tried - set(freed))) or 'none'}. {_landmarks(lines, short)}Disks are the "
-        f"first evaluation above {100 * above:.0f} %, rings the end of a training without "
+        f"{there['softmax'][0]:,}, not at {softmax[0]:,} to {softmax[-1]:,}. {by_chance}"
+        f"Of the mixers that never did, these do with {short:,}: {listed(freed) or 'none'}; not "
+        f"these: {listed(sorted(tried - set(freed))) or 'none'}. {_landmarks(lines, short)}"
+        f"Disks are the first evaluation above {100 * above:.0f} %, rings the end of a training without "
         "one; names say which were in bf16."
     )
 

@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from rifflemix.bench.layers import layer_candidates
 from rifflemix.bench.rows import Shape
 from rifflemix.bench.runner import Call, Settings
+from rifflemix.runs.environment import environment
 
 _CALLS = 10
 
@@ -39,6 +40,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("expected a GPU that torch can use, found none: run it where one is")
+    here = environment()
+    libraries = ", ".join(f"{name} {version}" for name, version in here["libraries"].items())
+    print(f"{here['hardware']['gpu']}, {libraries}, commit {here['git_commit']}", end="\n\n")
     settings = Settings(dtype="bfloat16", device="cuda")
     for tokens in arguments.tokens:
         for candidate in layer_candidates(arguments.mixers, (), settings):

@@ -58,8 +58,9 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
 
 
 def usage(program: Any) -> dict[str, int]:
-    """Registers and bytes of stack a thread, bytes of shared memory a program; shuffles in it.
+    """Registers and bytes of stack a thread, bytes of shared memory a program; its instructions.
 
+    Of these `shuffles` are counted apart.
     `fused` counts the shuffles whose value goes into a product that is not rounded.
     """
     text = _dumped(program, "-res-usage")

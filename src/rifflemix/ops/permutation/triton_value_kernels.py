@@ -23,7 +23,7 @@ def _spread(x):
 @triton.jit
 def _pair_key(bits, magnitude, down, infinity):
     """Two unsigned keys of 16 bits, ordered as two values: NaN is 0xFFFE, in either direction."""
-    key = bits ^ (_spread(bits) | -0x7FFF8000)  # of top bits
+    key = bits ^ (_spread(bits) | -0x7FFF8000)  # the top bit of either half
     if down is not None:
         key = key ^ down
     nan = _spread(magnitude + (0x7FFF - infinity) * 0x00010001)

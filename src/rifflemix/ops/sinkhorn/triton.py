@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
@@ -18,12 +17,11 @@ from rifflemix.ops.operands import check_operand, on_one_device
 from rifflemix.ops.operator import operator
 from rifflemix.ops.sinkhorn import eager
 from rifflemix.ops.sinkhorn import triton_kernels as kernels
-from rifflemix.ops.sinkhorn.triton_limits import check_limits
+from rifflemix.ops.sinkhorn.triton_limits import check_limits, tile_size
 from rifflemix.ops.triton_support import launch
 
 # Numbers of a matrix for each thread: the backward holds three such matrices.
 _NUMBERS = 32
-_SMALLEST = 16
 
 
 def sinkhorn(
@@ -167,7 +165,7 @@ def _bytes(padding: Tensor | None) -> Tensor | None:
 
 def _tile(size: int) -> dict[str, int]:
     """A square that holds the matrix, and the warps that hold the square."""
-    side = max(_SMALLEST, triton.next_power_of_2(size))
+    side = tile_size(size)
     return {"SIZE": side, "num_warps": min(16, max(1, side * side // (32 * _NUMBERS)))}
 
 

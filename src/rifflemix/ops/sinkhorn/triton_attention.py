@@ -1,7 +1,7 @@
 """Sparse Sinkhorn attention on a GPU: tokens are read and written wherever they lie.
 
 torch's operators copy them into blocks and back, nine times forward. Sorted keys and values are
-made anew for the backward pass, and kept by neither.
+made anew for the backward pass rather than kept for it.
 """
 
 from __future__ import annotations

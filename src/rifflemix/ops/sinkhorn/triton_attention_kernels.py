@@ -51,6 +51,23 @@ def _weights(sort, of_head, rows, blocks, ROWS: tl.constexpr, BLOCKS: tl.constex
 
 
 @triton.jit
+def _sort(
+    x, sorted_x, weight, of_head, batch, head, x_batch, x_head, x_token, position, feature, there,
+    rows, blocks, block_size, width, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Write the sums of the blocks of `x` that the weights (ROWS, BLOCKS) name."""
+    place, exists = _in_blocks(
+        x, batch, head, x_batch, x_head, x_token, position, feature, there, blocks, block_size,
+        BLOCKS,
+    )  # fmt: skip
+    tile = tl.dot(weight, tl.load(place, mask=exists, other=0.0), input_precision="tf32x3")
+    place, exists = _sorted_rows(
+        sorted_x, of_head, position, feature, there, rows, block_size, width, ROWS
+    )
+    tl.store(place, tile.to(sorted_x.dtype.element_ty), mask=exists)
+
+
+@triton.jit
 def sort_tokens(
     k, v, sort, sorted_k, sorted_v,
     k_batch, k_head, k_token, v_batch, v_head, v_token, heads, rows, blocks, block_size, width,
@@ -64,24 +81,14 @@ def sort_tokens(
         tl.program_id(0) % groups, block_size, width, POSITIONS, WIDTH
     )
     weight = _weights(sort, of_head, rows, blocks, ROWS, BLOCKS)
-    place, exists = _in_blocks(
-        k, batch, head, k_batch, k_head, k_token, position, feature, there, blocks, block_size,
-        BLOCKS,
+    _sort(
+        k, sorted_k, weight, of_head, batch, head, k_batch, k_head, k_token,
+        position, feature, there, rows, blocks, block_size, width, ROWS, BLOCKS,
     )  # fmt: skip
-    tile = tl.dot(weight, tl.load(place, mask=exists, other=0.0), input_precision="tf32x3")
-    place, exists = _sorted_rows(
-        sorted_k, of_head, position, feature, there, rows, block_size, width, ROWS
-    )
-    tl.store(place, tile.to(sorted_k.dtype.element_ty), mask=exists)
-    place, exists = _in_blocks(
-        v, batch, head, v_batch, v_head, v_token, position, feature, there, blocks, block_size,
-        BLOCKS,
+    _sort(
+        v, sorted_v, weight, of_head, batch, head, v_batch, v_head, v_token,
+        position, feature, there, rows, blocks, block_size, width, ROWS, BLOCKS,
     )  # fmt: skip
-    tile = tl.dot(weight, tl.load(place, mask=exists, other=0.0), input_precision="tf32x3")
-    place, exists = _sorted_rows(
-        sorted_v, of_head, position, feature, there, rows, block_size, width, ROWS
-    )
-    tl.store(place, tile.to(sorted_v.dtype.element_ty), mask=exists)
 
 
 @triton.jit

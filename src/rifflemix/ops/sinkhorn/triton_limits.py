@@ -62,9 +62,10 @@ def with_triton_attention(
 def check_attention_limits(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> None:
     """Raise unless the kernels take tensors like these, on whatever device."""
     check(q, k, v, sort, block_size, _DTYPES)
-    for name, size, most in zip("DbRn", _sizes(q, sort, block_size), _most(q), strict=True):
+    names = ("features", "tokens in a block", "rows of sort", "columns of sort")
+    for name, size, most in zip(names, _sizes(q, sort, block_size), _most(q), strict=True):
         if size > most:
-            raise bad_argument("q, sort", f"{name} of at most {most} in {q.dtype}", size)
+            raise bad_argument("q, sort", f"at most {most} {name} in {q.dtype}", size)
 
 
 def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int, ...]:
@@ -73,7 +74,7 @@ def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int, ...]:
 
 
 def _most(q: Tensor) -> tuple[int, ...]:
-    """What they may be; lengths of which a graph is independent are not looked at."""
+    """The most of each; only features are looked at, so that no graph is bound to lengths."""
     side = _SIDES[q.dtype]
     beside_features = min(_MOST_SIDE, side**2 // tile_size(min(q.shape[3], _MOST_SIDE)))
     return _MOST_SIDE, beside_features, *(min(side, beside_features),) * 2

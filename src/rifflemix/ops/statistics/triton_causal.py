@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from rifflemix.ops.gradients import second_order_gradients
@@ -33,7 +34,7 @@ from rifflemix.ops.statistics.triton_common import (
     sums_layout,
     with_whole_rows,
 )
-from rifflemix.ops.statistics.triton_limits import check_limits, power_of_two
+from rifflemix.ops.statistics.triton_limits import check_limits
 from rifflemix.ops.triton_support import launch
 
 Arguments = tuple[Any, ...]
@@ -302,7 +303,7 @@ def _in_eager(
 def _layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
     """Programs, chunks of a sample and tile: a lane has two features of all tokens of a chunk."""
     batch, heads, length, features = w.shape
-    width = power_of_two(features)
+    width = triton.next_power_of_2(features)
     num_warps = max(1, min(8, width // 64))
     rows = max(1, min(_ROWS, _ROWS * 64 * num_warps // width))
     chunks = -(-length // rows)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor
 
 from rifflemix.ops.statistics import triton_kernels as kernels
-from rifflemix.ops.statistics.triton_limits import power_of_two
 from rifflemix.ops.triton_support import ROUNDED, launch
 
 # All tiles were timed on an H100. Numbers in a tile of tokens with all their heads: 16 a thread.
@@ -42,8 +42,8 @@ def mask_bytes(mask: Tensor | None) -> Tensor | None:
 
 def sum_tile(chunks: int, width: int) -> dict[str, int]:
     """Tile of the sums of chunks: all of them at once, where they are not too many."""
-    columns = power_of_two(width)
-    rows = max(1, min(power_of_two(chunks), 128, _SUMS // columns))
+    columns = triton.next_power_of_2(width)
+    rows = max(1, min(triton.next_power_of_2(chunks), 128, _SUMS // columns))
     warps = 8 if rows * columns > 4096 else 4
     return {"ROWS": rows, "WIDTH": columns, "num_warps": warps, **ROUNDED}
 
@@ -58,7 +58,7 @@ def sums_layout(sums: Tensor) -> tuple[int, dict[str, int]]:
 def head_tile(w: Tensor) -> tuple[int, dict[str, int]]:
     """Chunks of a sample, and the tile of tokens with all their heads."""
     _, heads, length, features = w.shape
-    heads, width = power_of_two(heads), power_of_two(features)
+    heads, width = triton.next_power_of_2(heads), triton.next_power_of_2(features)
     tokens = min(_CHUNK, max(1, _TILE // (heads * width)))
     steps = _CHUNK // tokens
     tile = {
@@ -75,7 +75,7 @@ def head_tile(w: Tensor) -> tuple[int, dict[str, int]]:
 def token_layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
     """Programs, chunks of a sample and tile where each head of each chunk is on its own."""
     batch, heads, length, features = w.shape
-    width = power_of_two(features)
+    width = triton.next_power_of_2(features)
     warps = max(1, min(8, width // 32))
     tile = {"ROWS": max(1, _OF_WARP * warps // max(width, 16)), "WIDTH": width, "num_warps": warps}
     chunks = -(-length // tile["ROWS"])

@@ -28,8 +28,3 @@ def check_limits(w: Tensor) -> None:
     channels = w.shape[1] * w.shape[3]
     if channels > _MAX_CHANNELS:
         raise bad_argument("w", f"at most {_MAX_CHANNELS:,} features of all heads", channels)
-
-
-def power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
-    return 1 << (int(count) - 1).bit_length()
