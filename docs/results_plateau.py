@@ -97,8 +97,8 @@ def _says(
         f"{there['softmax'][0]:,}, not at {softmax[0]:,} to {softmax[-1]:,}. {by_chance}"
         f"Of the mixers that never did, these do with {short:,}: {listed(freed) or 'none'}; not "
         f"these: {listed(sorted(tried - set(freed))) or 'none'}. {_landmarks(lines, short)}"
-        f"Disks are the first evaluation above {100 * above:.0f} %, rings the end of a training without "
-        "one; names say which were in bf16."
+        f"Disks are the first evaluation above {100 * above:.0f} %, rings the end of a training "
+        "without one; names say which were in bf16."
     )
 
 
