@@ -173,6 +173,24 @@ def test_values_alone(
         assert [count > 0 for count in left] == [zeros == "some negative"]
 
 
+def test_values_alone_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs whose windows the first kernel did not leave do not sort them again."""
+    from rifflemix.ops.permutation import triton as kernels
+
+    def leave_the_last_sample(x: Tensor, y: Tensor, *_: Any) -> Tensor:
+        y.fill_(7.0)
+        left = torch.zeros(2, 32, dtype=torch.uint8, device=x.device)
+        left[1] = 1
+        return left
+
+    monkeypatch.setattr(kernels, "_sort_values", leave_the_last_sample)
+    monkeypatch.setattr(kernels, "_compares_halves", lambda _: True)
+    x = numbers(2, 64, 64, torch.bfloat16)
+    y = group_sort(x, 1, order="ascending", backend="triton")
+    assert (y[0] == 7.0).all()
+    assert same(y[1], group_sort(x, 1, order="ascending", backend="eager")[1])
+
+
 def test_values_alone_of_shifted_channels() -> None:
     x = numbers(1, 6, 4, torch.bfloat16).abs()
     found, expected = (

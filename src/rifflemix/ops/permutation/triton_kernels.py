@@ -118,7 +118,7 @@ def _bitonic_sort(tile, ORDER: tl.constexpr):
 
 
 @triton.jit
-def sort_slots(packed, LANES: tl.constexpr, WARPS: tl.constexpr, ORDER: tl.constexpr = "whole"):
+def sort_slots(packed, LANES: tl.constexpr, WARPS: tl.constexpr, ORDER: tl.constexpr):
     """Sort a tile (slots, columns) along its slots; `rank_of_slot` tells the order they are in.
 
     A network compares near slots far more often than distant ones, so those that one thread holds
@@ -200,12 +200,18 @@ def sort_windows(
     """Shift (`steps`), then sort every window; the r-th in order goes to the position
     `positions[r]`.
 
-    `code` (B, N, C) takes the position within its window that each token came from. y, code,
-    positions (B, N, leaders), steps, descending and mask may be None.
+    `code` (B, N, C) takes the position within its window that each token came from. `only`
+    (windows, C / 2) marks the pairs of channels that are to be sorted: programs that have none do
+    nothing. y, code, positions (B, N, leaders), steps, descending, mask and only may be None.
     """
     sample, start, channel, there = columns_of(
         length, channels, group_size, num_windows, CHANNELS, WINDOWS
     )
+    if only is not None:
+        window = (sample * length + start) // group_size
+        marks = tl.load(only + window * (channels // 2) + channel // 2, mask=there, other=0)
+        if tl.max(tl.max(marks, 1), 0) == 0:
+            return
     slot = tl.arange(0, SLOTS)[:, None]
     inside = there & (slot < group_size)
     token = slot + start
@@ -230,7 +236,7 @@ def sort_windows(
     key = tl.where(outside, (1 << (HALF - 1)) - 1, key)
     negative_zero = (bits == -(1 << (HALF - 1))).to(bits.dtype)
     packed = (key << HALF) | (position.to(bits.dtype) << 1) | negative_zero
-    packed = sort_slots(packed, LANES, WARPS)
+    packed = sort_slots(packed, LANES, WARPS, "whole")
     goal = rank_of_slot(slot, SLOTS, LANES, WARPS)
     inside = there & (goal < group_size)
     if positions is not None:
@@ -271,7 +277,7 @@ def unsort_windows(
     source = _widen(tl.load(code + sample * out_batch + offset, mask=inside, other=0), HALF)
     source = tl.where(inside, source, slot)
     packed = (source << HALF) | (bits & ((1 << HALF) - 1))
-    packed = sort_slots(packed, LANES, WARPS)
+    packed = sort_slots(packed, LANES, WARPS, "whole")
     position = rank_of_slot(slot, SLOTS, LANES, WARPS)
     inside = there & (position < group_size)
     token = position + start
