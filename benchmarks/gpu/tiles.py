@@ -1,4 +1,4 @@
-"""Times the kernels of sorting and token statistics with other tiles and numbers of warps.
+"""Times the Triton kernels with other tiles and numbers of warps.
 
 The table says for this device which are the fastest, beside those that the library takes. It is
 for a person to read: nothing is changed.
@@ -20,6 +20,9 @@ import triton
 from rifflemix import ops
 from rifflemix.files import write_json
 from rifflemix.ops.permutation import triton as permutation
+from rifflemix.ops.permutation import triton_windows as windows
+from rifflemix.ops.sinkhorn import triton as balancing
+from rifflemix.ops.sinkhorn import triton_attention as attention
 from rifflemix.ops.statistics import triton_causal
 from rifflemix.ops.statistics import triton_common as statistics
 from rifflemix.runs.environment import environment
@@ -36,18 +39,24 @@ _SHIFTS = [
     for tokens, channels, warps in itertools.product((64, 256, 1024), (16, 32, 64), (1, 4, 8, 16))
     if 256 <= tokens * channels // warps <= 2048
 ]
-# Slots of a window that a lane holds, of two channels each, and registers of a thread.
+# Slots of a window that a lane holds, of a channel or two, and registers of a thread.
 _WINDOWS = [
     {"own": own, "maxnreg": registers}
     for own, registers in itertools.product((16, 32, 64), (64, 96, 128, 168, 255))
     if 3 * own <= registers <= 8 * own
 ]
+_TURNED = [{"_MOST_ACROSS": tokens} for tokens in (1, 16384)]
 _UNSORTED = [{"_MAX_UNSORTED": tokens} for tokens in (2, 16384)]
 _TOKENS = [
     {"_TILE": tile, "_CHUNK": chunk, "_OF_WARP": of_warp}
     for tile, chunk, of_warp in itertools.product((1024, 2048, 4096), (32, 64), (1024, 2048))
 ]
 _CAUSAL = [{"_ROWS": 16}, {"_ROWS": 32}]
+_BALANCING = [{"_LEAST_NUMBERS": numbers} for numbers in (4, 8, 16, 32)]
+_BLOCKS = [
+    {"KEYS": keys, "num_warps": warps}
+    for keys, warps in itertools.product((16, 32, 64), (1, 2, 4, 8))
+]
 
 
 @contextmanager
@@ -72,13 +81,26 @@ def shift_tile(choice: dict[str, Any]) -> Iterator[None]:
 @contextmanager
 def window_tile(choice: dict[str, Any]) -> Iterator[None]:
     """Windows of which a lane holds more or fewer slots."""
+    usual = windows.window_tile_of
 
-    def changed(group_size: int, half: int, channels: int) -> dict[str, int]:
-        slots = max(2, triton.next_power_of_2(group_size))
-        tile = permutation.window_tile(slots, choice["own"], channels)
-        return {**tile, "maxnreg": choice["maxnreg"]}
+    def changed(group_size: int, half: int, channels: int, turned: int = 0) -> dict[str, int]:
+        slots, side = max(2, triton.next_power_of_2(group_size)), 1 if turned else 2
+        tile = windows.window_tile(slots, choice["own"], side, channels)
+        return {**usual(group_size, half, channels, turned), **tile, "maxnreg": choice["maxnreg"]}
 
-    with mock.patch.object(permutation, "window_tile_of", changed):
+    with mock.patch.object(windows, "window_tile_of", changed):
+        yield
+
+
+@contextmanager
+def block_tile(choice: dict[str, Any]) -> Iterator[None]:
+    """Sinkhorn attention with other keys at a time."""
+    usual = attention._block_tile
+
+    def changed(q: torch.Tensor, block_size: int) -> dict[str, int]:
+        return {**usual(q, block_size), **choice}
+
+    with mock.patch.object(attention, "_block_tile", changed):
         yield
 
 
@@ -104,6 +126,9 @@ def kernels(
     w = x.unflatten(2, (-1, 8)).permute(0, 3, 1, 2).contiguous()
     temperature = torch.ones(w.shape[1], device=device)
     steps = ops.shift_steps("linear", tokens, channels, device=device)
+    block = 64 if tokens > 1024 else 32
+    scores = torch.randn(batch, w.shape[1], tokens // block, tokens // block, device=device)
+    sorting = scores.softmax(-1).to(w.dtype)
 
     def sort(groups: int) -> Callable[[], object]:
         return lambda: ops.group_sort(x, groups, order="ascending", backend="triton")
@@ -135,9 +160,16 @@ def kernels(
         "sort_windows, 64": (window_tile, _WINDOWS, sort(tokens // 64)),
         "sort_windows, 256": (window_tile, _WINDOWS, sort(tokens // 256)),
         "sort_windows, all": (window_tile, _WINDOWS, sort(1)),
+        "sort_windows, 512, turned": (constants_of(windows), _TURNED, sort(tokens // 512)),
+        "sort_windows, all, turned": (constants_of(windows), _TURNED, sort(1)),
         "sort_windows, all, trained": (
             constants_of(permutation),
             _UNSORTED,
+            trained(sort_whole, x),
+        ),
+        "sort_windows, all, trained, turned": (
+            constants_of(windows),
+            _TURNED,
             trained(sort_whole, x),
         ),
         "token_statistics": (
@@ -149,6 +181,16 @@ def kernels(
             constants_of(triton_causal),
             _CAUSAL,
             trained(causal, w),
+        ),
+        "balance": (
+            constants_of(balancing),
+            _BALANCING,
+            lambda: ops.sinkhorn(scores, 8, backend="triton"),
+        ),
+        "sinkhorn_attention": (
+            block_tile,
+            _BLOCKS,
+            lambda: ops.sinkhorn_attention(w, w, w, sorting, block, backend="triton"),
         ),
     }
 

@@ -107,6 +107,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     """Compile, and do not run, what `call` launches on tensors without data."""
     from rifflemix.ops import triton_support
     from rifflemix.ops.permutation import triton as permutation
+    from rifflemix.ops.permutation import triton_windows as windows
     from rifflemix.ops.sinkhorn import triton as balancing
     from rifflemix.ops.sinkhorn import triton_attention as attention
     from rifflemix.ops.statistics import triton_causal, triton_common, triton_global
@@ -122,10 +123,10 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
         used[name] = usage(compiled(kernel, arguments, kw))
 
     statistics = (triton_global, triton_causal, triton_common)
-    for module in (triton_support, permutation, *statistics, balancing, attention):
+    for module in (triton_support, permutation, windows, *statistics, balancing, attention):
         module.launch = compile_only
     triton_support.check_device = accept  # of tensors without data
-    permutation._compares_halves = lambda _: True
+    windows._compares_halves = lambda _: True
     call()
     return used
 

@@ -133,6 +133,36 @@ def test_longer_windows(length: int, groups: int, order: str, dtype: torch.dtype
     check(group_sort, numbers(1, length, 3, dtype), groups, **options_of(order, 3))
 
 
+@pytest.mark.parametrize(
+    "order", [ORDERS[0], *(pytest.param(o, marks=pytest.mark.slow) for o in ORDERS[1:])]
+)
+@pytest.mark.parametrize(
+    ("shape", "dtype"), in_turn([(9, 1), (24, 2), (16, 1)], DTYPES[::-1]), ids=str
+)
+def test_turned_windows(
+    shape: tuple[int, int], dtype: torch.dtype, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long windows are sorted in a copy in which the tokens of a channel lie side by side."""
+    from rifflemix.ops.permutation import triton_windows as windows
+
+    monkeypatch.setattr(windows, "_MOST_ACROSS", 8)
+    monkeypatch.setattr(windows, "_compares_halves", lambda _: True)
+    length, groups = shape
+    x = numbers(1, length, 4, dtype)
+    check(group_sort, x, groups, heads=2, **options_of(order, 4))
+    if order != "mixed":
+        check(channel_permute, x.detach().abs(), [0, 1, 5, 3], groups, heads=2, order=order)
+
+
+def test_turned_windows_with_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rifflemix.ops.permutation import triton_windows as windows
+
+    monkeypatch.setattr(windows, "_MOST_ACROSS", 4)
+    x = numbers(2, 10, 3, torch.bfloat16)
+    mask = torch.arange(10) >= torch.tensor([[7], [9]])
+    check(group_sort, x, 1, order="ascending", key_padding_mask=mask.to(DEVICE))
+
+
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize("zeros", ["none negative", "some negative"])
 @pytest.mark.parametrize(
@@ -147,17 +177,17 @@ def test_values_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sorted by two channels at a time where there is no -0.0, else each by itself after all."""
-    from rifflemix.ops.permutation import triton as kernels
+    from rifflemix.ops.permutation import triton_windows as windows
 
     left: list[int] = []
-    by_pairs = kernels._sort_values
+    by_pairs = windows._sort_values
 
     def counted(*arguments: Any) -> Tensor:
         marks = by_pairs(*arguments)
         left.append(int(marks.sum()))
         return marks
 
-    monkeypatch.setattr(kernels, "_sort_values", counted)
+    monkeypatch.setattr(windows, "_sort_values", counted)
     x = numbers(2, length, 6, dtype)
     if zeros == "none negative":
         x = torch.where(x == 0, 0.0, x)
@@ -169,13 +199,13 @@ def test_values_alone(
         for backend in ("triton", "eager")
     )
     assert same(found, expected)
-    if kernels._compares_halves(x.device):
+    if windows._compares_halves(x.device):
         assert [count > 0 for count in left] == [zeros == "some negative"]
 
 
 def test_values_alone_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs whose windows the first kernel did not leave do not sort them again."""
-    from rifflemix.ops.permutation import triton as kernels
+    from rifflemix.ops.permutation import triton_windows as windows
 
     def leave_the_last_sample(x: Tensor, y: Tensor, *_: Any) -> Tensor:
         y.fill_(7.0)
@@ -183,8 +213,8 @@ def test_values_alone_are_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         left[1] = 1
         return left
 
-    monkeypatch.setattr(kernels, "_sort_values", leave_the_last_sample)
-    monkeypatch.setattr(kernels, "_compares_halves", lambda _: True)
+    monkeypatch.setattr(windows, "_sort_values", leave_the_last_sample)
+    monkeypatch.setattr(windows, "_compares_halves", lambda _: True)
     x = numbers(2, 64, 64, torch.bfloat16)
     y = group_sort(x, 1, order="ascending", backend="triton")
     assert (y[0] == 7.0).all()

@@ -130,19 +130,18 @@ def test_large_scores_stay_finite() -> None:
 
 
 def test_second_derivatives() -> None:
+    """As of the equation in float64; the kernels' first pass brings in float32's rounding."""
     tokens, sort, _ = inputs(Sizes(1, 2, 3, 4, 8), torch.float32)
-    tokens, sort = tokens.requires_grad_(), sort.requires_grad_()
-    found, expected = (
-        torch.autograd.grad(
-            torch.autograd.grad(
-                attend(tokens, sort, 4, backend).square().sum(), tokens, create_graph=True
-            )[0].square().sum(),
-            (tokens, sort),
-        )
-        for backend in ("triton", "eager")
-    )  # fmt: skip
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+    def twice(tokens: Tensor, sort: Tensor, backend: str) -> tuple[Tensor, ...]:
+        tokens, sort = tokens.requires_grad_(), sort.requires_grad_()
+        energy = attend(tokens, sort, 4, backend).square().sum()
+        (slope,) = torch.autograd.grad(energy, tokens, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (tokens, sort))
+
+    found = twice(tokens, sort, "triton")
+    for a, b in zip(found, twice(tokens.double(), sort.double(), "eager"), strict=True):
+        assert (a - b).abs().max() < 1e-5 * b.abs().max()
 
 
 @pytest.mark.parametrize(

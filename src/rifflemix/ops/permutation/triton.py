@@ -6,7 +6,6 @@ were exchanged, else each token's former position within its group.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from rifflemix.ops.operands import check_operand, on_one_device
 from rifflemix.ops.operator import operator
 from rifflemix.ops.permutation import eager
 from rifflemix.ops.permutation import triton_kernels as kernels
-from rifflemix.ops.permutation import triton_value_kernels as value_kernels
 from rifflemix.ops.permutation.operands import check_sort, check_tokens
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 from rifflemix.ops.permutation.triton_limits import (
@@ -26,7 +24,14 @@ from rifflemix.ops.permutation.triton_limits import (
     MAX_OFFSET,
     check_limits,
 )
-from rifflemix.ops.triton_support import INTERPRETED, launch
+from rifflemix.ops.permutation.triton_windows import (
+    bits_of,
+    bytes_of,
+    num_programs,
+    sort_windows,
+    unsort_windows,
+)
+from rifflemix.ops.triton_support import launch
 
 Arguments = tuple[Any, ...]
 
@@ -124,12 +129,12 @@ def _group_sort(
         leader_steps = None if steps is None else steps[::width].contiguous()
         leader = x[:, :, ::width]
         positions = torch.empty((batch, length, heads), dtype=torch.int16, device=x.device)
-        _sort_windows(leader, None, positions, None, leader_steps, None, mask, num_groups)
-        _sort_windows(x, y, saved, positions, steps, None, mask, num_groups)
+        sort_windows(leader, None, positions, None, leader_steps, None, mask, num_groups)
+        sort_windows(x, y, saved, positions, steps, None, mask, num_groups)
     else:
         if mask is not None:
             positions = _valid_positions_first(mask, num_groups)
-        _sort_windows(x, y, saved, positions, steps, descending, mask, num_groups)
+        sort_windows(x, y, saved, positions, steps, descending, mask, num_groups)
     return y, code
 
 
@@ -182,7 +187,7 @@ def _group_unsort(
     if length == 2 * num_groups:
         _unsort_pairs(grad, code, out, steps, mask)
     elif length <= _MAX_UNSORTED * num_groups:
-        _unsort_windows(grad, code, out, steps, mask, num_groups)
+        unsort_windows(grad, code, out, steps, mask, num_groups)
     else:
         _scatter(grad, code, out, steps, mask, num_groups)
     return out
@@ -219,7 +224,7 @@ def _shift(x: Tensor, steps: Tensor) -> Tensor:
     x = _whole_rows(x)
     tile = shift_tile(x)
     grid, sizes = _rows(x, 1, tile)
-    launch(kernels.shift, grid, x, _bits(x), _bits(y), steps, *x.stride(), *sizes, **tile)
+    launch(kernels.shift, grid, x, bits_of(x), bits_of(y), steps, *x.stride(), *sizes, **tile)
     return y
 
 
@@ -256,125 +261,6 @@ def shift_tile(x: Tensor, row_size: int = 1) -> dict[str, int]:
     }
 
 
-def window_tile(slots: int, own: int, channels: int) -> dict[str, int]:
-    """How `sort_windows` cuts (tokens, channels) for windows of `slots` positions.
-
-    A lane holds two channels, side by side. Of a window it has `own` slots, the rest is in other
-    lanes of its warp. Only the longest windows, which one warp has no registers for, are spread
-    over several, which exchange values through shared memory.
-    """
-    lanes = max(1, min(32, slots // own))
-    shares = max(1, slots // (own * lanes))
-    # The compiler puts lanes side by side as long as there are columns: more warps, other lanes.
-    num_warps = shares if lanes > 1 else 4
-    columns = min(2, channels) * 32 // lanes * num_warps // shares
-    tile_channels = min(columns, triton.next_power_of_2(channels))
-    return {
-        "SLOTS": slots,
-        "CHANNELS": tile_channels,
-        "WINDOWS": columns // tile_channels,
-        "LANES": lanes,
-        "WARPS": shares,
-        "num_warps": num_warps,
-    }
-
-
-def window_tile_of(group_size: int, half: int, channels: int) -> dict[str, int]:
-    """The tile of windows of this size and of values of `half` bits."""
-    slots = max(2, triton.next_power_of_2(group_size))
-    own = 16 if slots <= 64 else 32 if slots <= 1024 else 64
-    tile = window_tile(slots, own * 16 // half, channels)
-    return {**tile, "maxnreg": {16: 128, 32: 168, 64: 255}[own]}
-
-
-def _sort_windows(
-    x: Tensor,
-    y: Tensor | None,
-    code: Tensor | None,
-    positions: Tensor | None,
-    steps: Tensor | None,
-    descending: Tensor | None,
-    mask: Tensor | None,
-    num_groups: int,
-) -> None:
-    batch, length, channels = x.shape
-    leaders = 1 if positions is None else positions.shape[2]
-    half, group_size, num_windows = BITS[x.dtype], length // num_groups, batch * num_groups
-    tile = window_tile_of(group_size, half, channels)
-    out_strides = (length * channels, channels, 1)
-    only: Tensor | None = None
-    # Padding has positions: it stays where it is.
-    values_alone = code is None and positions is None
-    if y is not None and values_alone and _goes_by_pairs(x, steps, num_groups):
-        only = _sort_values(x, y, descending, num_groups)
-    launch(
-        kernels.sort_windows,
-        _num_programs(num_windows, channels, tile["WINDOWS"], tile["CHANNELS"]),
-        x,
-        _bits(x), _bits(y), code, positions, steps, _bytes(descending), _bytes(mask), only,
-        *x.stride(), *out_strides,
-        length, channels, group_size, num_windows, channels // leaders, leaders,
-        INFINITY_BITS[x.dtype],
-        HALF=half, WHOLE=num_groups == 1, **tile,
-    )  # fmt: skip
-
-
-def _goes_by_pairs(x: Tensor, steps: Tensor | None, num_groups: int) -> bool:
-    """Whether `sort_values` can read these values, of whose order nothing else is wanted."""
-    return (
-        BITS[x.dtype] == 16
-        and x.shape[2] % 2 == x.stride(0) % 2 == x.stride(1) % 2 == 0
-        and x.data_ptr() % 4 == 0
-        and (steps is None or num_groups == 1)  # which moves tokens within the window
-        and _compares_halves(x.device)
-    )
-
-
-@functools.cache
-def _compares_halves(device: torch.device) -> bool:
-    """Whether an instruction there compares the halves of two integers, which came with Hopper."""
-    return INTERPRETED or torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def _sort_values(x: Tensor, y: Tensor, descending: Tensor | None, num_groups: int) -> Tensor:
-    """Sort by pairs of channels; (windows, C / 2) bytes, of those that it had to leave."""
-    batch, length, channels = x.shape
-    num_windows, pairs = batch * num_groups, channels // 2
-    left = torch.empty((num_windows, pairs), dtype=torch.uint8, device=x.device)
-    tile = window_tile_of(length // num_groups, 16, pairs)
-    launch(
-        value_kernels.sort_values,
-        _num_programs(num_windows, pairs, tile["WINDOWS"], tile["CHANNELS"]),
-        x,
-        x.view(torch.int32), y.view(torch.int32), _bytes(descending), left,
-        x.stride(0) // 2, x.stride(1) // 2, length * pairs, pairs,
-        length, pairs, length // num_groups, num_windows, INFINITY_BITS[x.dtype],
-        ORDER="halves, interpreted" if INTERPRETED else "halves", **tile,
-    )  # fmt: skip
-    return left
-
-
-def _unsort_windows(
-    grad: Tensor,
-    code: Tensor,
-    out: Tensor,
-    steps: Tensor | None,
-    mask: Tensor | None,
-    num_groups: int,
-) -> None:
-    batch, length, channels = grad.shape
-    half, group_size, num_windows = BITS[grad.dtype], length // num_groups, batch * num_groups
-    tile = window_tile_of(group_size, half, channels)
-    launch(
-        kernels.unsort_windows,
-        _num_programs(num_windows, channels, tile["WINDOWS"], tile["CHANNELS"]),
-        grad,
-        _bits(grad), code, _bits(out), steps, _bytes(mask), *grad.stride(), *out.stride(),
-        length, channels, group_size, num_windows,
-        HALF=half, **tile,
-    )  # fmt: skip
-
-
 def _scatter(
     grad: Tensor,
     code: Tensor,
@@ -386,7 +272,7 @@ def _scatter(
     grid, (length, channels, num_rows) = _rows(grad, 1, _ROW_TILE)
     launch(
         kernels.scatter, grid, grad,
-        _bits(grad), code, _bits(out), steps, _bytes(mask), *grad.stride(),
+        bits_of(grad), code, bits_of(out), steps, bytes_of(mask), *grad.stride(),
         length, channels, length // num_groups, num_rows, **_ROW_TILE,
     )  # fmt: skip
 
@@ -405,7 +291,7 @@ def _sort_pairs(
     grid, sizes = _rows(x, 2, tile)
     launch(
         kernels.sort_pairs, grid, x,
-        _bits(x), _bits(y), swaps, steps, _bytes(descending), _bytes(mask), *x.stride(),
+        bits_of(x), bits_of(y), swaps, steps, bytes_of(descending), bytes_of(mask), *x.stride(),
         *sizes, max(1, leader_width), INFINITY_BITS[x.dtype],
         HALF=BITS[x.dtype], REFERENCE=leader_width > 0,
         ONE_LEADER=leader_width > 0 and leader_width % tile["CHANNELS"] == 0, **tile,
@@ -419,14 +305,14 @@ def _unsort_pairs(
         grid, sizes = _rows(grad, 2, _ROW_TILE)
         launch(
             kernels.unsort_pairs, grid, grad,
-            _bits(grad), swaps, _bits(out), _bytes(mask), *grad.stride(), *sizes, **_ROW_TILE,
+            bits_of(grad), swaps, bits_of(out), bytes_of(mask), *grad.stride(), *sizes, **_ROW_TILE,
         )  # fmt: skip
         return
     tile = shift_tile(grad)
     grid, sizes = _rows(grad, 1, tile)
     launch(
         kernels.unshift_pairs, grid, grad,
-        _bits(grad), swaps, _bits(out), steps, _bytes(mask), *grad.stride(), *sizes, **tile,
+        bits_of(grad), swaps, bits_of(out), steps, bytes_of(mask), *grad.stride(), *sizes, **tile,
     )  # fmt: skip
 
 
@@ -448,20 +334,5 @@ def _rows(x: Tensor, row_size: int, tile: dict[str, int]) -> tuple[int, tuple[in
     """Number of programs, and (N, C, rows) for rows of `row_size` tokens."""
     batch, length, channels = x.shape
     num_rows = batch * (length // row_size)
-    programs = _num_programs(num_rows, channels, tile["ROWS"], tile["CHANNELS"])
+    programs = num_programs(num_rows, channels, tile["ROWS"], tile["CHANNELS"])
     return programs, (length, channels, num_rows)
-
-
-def _num_programs(rows: int, columns: int, tile_rows: int, tile_columns: int) -> int:
-    return -(-rows // tile_rows) * -(-columns // tile_columns)
-
-
-def _bits(x: Tensor | None) -> Tensor | None:
-    """The same memory as integers: kernels compare bits."""
-    if x is None:
-        return None
-    return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
-
-
-def _bytes(flags: Tensor | None) -> Tensor | None:
-    return None if flags is None else flags.contiguous().view(torch.uint8)

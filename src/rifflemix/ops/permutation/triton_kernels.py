@@ -118,28 +118,34 @@ def _bitonic_sort(tile, ORDER: tl.constexpr):
 
 
 @triton.jit
-def sort_slots(packed, LANES: tl.constexpr, WARPS: tl.constexpr, ORDER: tl.constexpr):
+def sort_slots(
+    packed, LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, ORDER: tl.constexpr
+):  # fmt: skip
     """Sort a tile (slots, columns) along its slots; `rank_of_slot` tells the order they are in.
 
     A network compares near slots far more often than distant ones, so those that one thread holds
-    are made the near ones, then those of its warp. A thread's own slots are the distant ones as
-    loaded: the sort sees them renumbered, which moves no data, since keys know their position.
+    are made the near ones, then those of its warp. A thread's own slots are loaded by runs of RUN,
+    one for each lane in turn: the sort sees them renumbered, which moves no data, since keys know
+    their position.
 
     ORDER: of "whole" integers, or of the unsigned 16-bit "halves" of each by themselves.
     """
     slots: tl.constexpr = packed.shape[0]
     columns: tl.constexpr = packed.shape[1]
-    own: tl.constexpr = slots // (LANES * WARPS)
-    near = tl.reshape(tl.trans(packed), (columns, own, WARPS, LANES))
-    near = tl.reshape(tl.permute(near, (0, 2, 3, 1)), (columns, slots))
-    near = tl.reshape(_bitonic_sort(near, ORDER), (columns, WARPS, LANES, own))
-    return tl.trans(tl.reshape(tl.permute(near, (0, 3, 1, 2)), (columns, slots)))
+    runs: tl.constexpr = slots // (LANES * WARPS * RUN)
+    near = tl.reshape(tl.trans(packed), (columns, runs, WARPS, LANES, RUN))
+    near = tl.reshape(tl.permute(near, (0, 2, 3, 1, 4)), (columns, slots))
+    near = tl.reshape(_bitonic_sort(near, ORDER), (columns, WARPS, LANES, runs, RUN))
+    return tl.trans(tl.reshape(tl.permute(near, (0, 3, 1, 2, 4)), (columns, slots)))
 
 
 @triton.jit
-def rank_of_slot(slot, SLOTS: tl.constexpr, LANES: tl.constexpr, WARPS: tl.constexpr):
+def rank_of_slot(
+    slot, SLOTS: tl.constexpr, LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr
+):
     shared: tl.constexpr = LANES * WARPS
-    return slot % shared * (SLOTS // shared) + slot // shared
+    run = slot // RUN
+    return run % shared * (SLOTS // shared) + run // shared * RUN + slot % RUN
 
 
 @triton.jit
@@ -172,6 +178,23 @@ def _rows(length, channels, num_rows, row_size, ROWS: tl.constexpr, CHANNELS: tl
 
 
 @triton.jit
+def turn(
+    x, y, x_batch, x_token, x_channel, y_batch, y_token, y_channel, length, channels,
+    TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Copy x to y, in one of which channels lie side by side, and in the other tokens."""
+    wide, high = tl.cdiv(channels, CHANNELS), tl.cdiv(length, TOKENS)
+    tile = tl.program_id(0)
+    sample = (tile // (wide * high)).to(tl.int64)
+    token = tile // wide % high * TOKENS + tl.arange(0, TOKENS)[:, None]
+    channel = tile % wide * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    there = (token < length) & (channel < channels)
+    x += sample * x_batch + (token * x_token + channel * x_channel)
+    y += sample * y_batch + (token * y_token + channel * y_channel)
+    tl.store(y, tl.load(x, mask=there, other=0), mask=there)
+
+
+@triton.jit
 def _load_step(steps, channel, channels, length):
     """Steps of any size and sign, of channels and not of tokens, brought to 0..length - 1."""
     step = tl.load(steps + channel, mask=channel < channels, other=0) % length
@@ -195,7 +218,7 @@ def sort_windows(
     x_batch, x_token, x_channel, out_batch, out_token, out_channel,
     length, channels, group_size, num_windows, leader_width, leaders, infinity,
     HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
-    LANES: tl.constexpr, WARPS: tl.constexpr, WHOLE: tl.constexpr,
+    LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Shift (`steps`), then sort every window; the r-th in order goes to the position
     `positions[r]`.
@@ -236,8 +259,8 @@ def sort_windows(
     key = tl.where(outside, (1 << (HALF - 1)) - 1, key)
     negative_zero = (bits == -(1 << (HALF - 1))).to(bits.dtype)
     packed = (key << HALF) | (position.to(bits.dtype) << 1) | negative_zero
-    packed = sort_slots(packed, LANES, WARPS, "whole")
-    goal = rank_of_slot(slot, SLOTS, LANES, WARPS)
+    packed = sort_slots(packed, LANES, WARPS, RUN, "whole")
+    goal = rank_of_slot(slot, SLOTS, LANES, WARPS, RUN)
     inside = there & (goal < group_size)
     if positions is not None:
         table = positions + (sample * length + start) * leaders + channel // leader_width
@@ -257,7 +280,7 @@ def unsort_windows(
     g_batch, g_token, g_channel, out_batch, out_token, out_channel,
     length, channels, group_size, num_windows,
     HALF: tl.constexpr, SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
-    LANES: tl.constexpr, WARPS: tl.constexpr,
+    LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     """Send each position's gradient back to the token that came there, by sorting by `code`.
 
@@ -277,8 +300,8 @@ def unsort_windows(
     source = _widen(tl.load(code + sample * out_batch + offset, mask=inside, other=0), HALF)
     source = tl.where(inside, source, slot)
     packed = (source << HALF) | (bits & ((1 << HALF) - 1))
-    packed = sort_slots(packed, LANES, WARPS, "whole")
-    position = rank_of_slot(slot, SLOTS, LANES, WARPS)
+    packed = sort_slots(packed, LANES, WARPS, RUN, "whole")
+    position = rank_of_slot(slot, SLOTS, LANES, WARPS, RUN)
     inside = there & (position < group_size)
     token = position + start
     if steps is not None:

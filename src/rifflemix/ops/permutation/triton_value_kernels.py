@@ -52,9 +52,10 @@ def _pair_down(descending, channel, there):
 @triton.jit
 def sort_values(
     x, y, descending, left,
-    x_batch, x_token, out_batch, out_token, length, channels, group_size, num_windows, infinity,
+    x_batch, x_token, x_channel, out_batch, out_token, out_channel,
+    length, channels, group_size, num_windows, infinity,
     SLOTS: tl.constexpr, CHANNELS: tl.constexpr, WINDOWS: tl.constexpr,
-    LANES: tl.constexpr, WARPS: tl.constexpr, ORDER: tl.constexpr,
+    LANES: tl.constexpr, WARPS: tl.constexpr, RUN: tl.constexpr, ORDER: tl.constexpr,
 ):  # fmt: skip
     """Sort the values of every window, without saying where they came from.
 
@@ -72,7 +73,7 @@ def sort_values(
     down = None
     if descending is not None:
         down = _pair_down(descending, channel, there)
-    offset = token * x_token + channel
+    offset = token * x_token + channel * x_channel
     bits = tl.load(x + sample * x_batch + offset, mask=inside, other=0)
     magnitude = bits & 0x7FFF7FFF
     key = tl.where(inside, _pair_key(bits, magnitude, down, infinity), -1)
@@ -80,9 +81,9 @@ def sort_values(
     found = tl.max((inside & (negative_zero != 0)).to(tl.int32), 0, keep_dims=True)
     window = sample * (length // group_size) + start // group_size
     tl.store(left + window * channels + channel, found.to(tl.int8), mask=there)
-    key = sort_slots(key, LANES, WARPS, ORDER)
-    goal = rank_of_slot(slot, SLOTS, LANES, WARPS)
-    offset = (goal + start) * out_token + channel
+    key = sort_slots(key, LANES, WARPS, RUN, ORDER)
+    goal = rank_of_slot(slot, SLOTS, LANES, WARPS, RUN)
+    offset = (goal + start) * out_token + channel * out_channel
     tl.store(
         y + sample * out_batch + offset, _pair_bits(key, down), mask=there & (goal < group_size)
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.operands import check_count, check_operand, refuse_values
@@ -88,7 +89,8 @@ def differentiate_again(
     inputs: tuple[Tensor, ...], grad_y: Tensor, block_size: int
 ) -> Sequence[Tensor | None]:
     """Gradients of q, k, v and sort that can be differentiated again."""
-    return second_order_gradients(partial(_in_eager, block_size=block_size), inputs, (grad_y,))
+    with sdpa_kernel(SDPBackend.MATH):  # torch differentiates the gradient of no other
+        return second_order_gradients(partial(_in_eager, block_size=block_size), inputs, (grad_y,))
 
 
 def _in_eager(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> tuple[Tensor]:

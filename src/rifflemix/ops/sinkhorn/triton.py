@@ -20,8 +20,9 @@ from rifflemix.ops.sinkhorn import triton_kernels as kernels
 from rifflemix.ops.sinkhorn.triton_limits import check_limits, tile_size
 from rifflemix.ops.triton_support import launch
 
-# Numbers of a matrix for each thread: the backward holds three such matrices.
-_NUMBERS = 32
+# Numbers of a matrix that a thread has room for, since the backward holds three matrices; and as
+# few as are worth a warp more, up to so many. Running sums have been timed with the most only.
+_MOST_NUMBERS, _LEAST_NUMBERS, _WARPS = 32, 4, 8
 
 
 def sinkhorn(
@@ -69,7 +70,7 @@ def _forward(
     launch(
         kernels.balance, log_scores.numel() // size**2, log_scores,
         log_scores, _bytes(padding), *outputs, of_sample, size, num_iterations,
-        eager.LOG_ZERO, CAUSAL=causal, LAST_ROWS=last_rows, **_tile(size),
+        eager.LOG_ZERO, CAUSAL=causal, LAST_ROWS=last_rows, **_tile(size, causal),
     )  # fmt: skip
     return outputs
 
@@ -130,7 +131,7 @@ def _backward(
         kernels.balance_backward, log_scores.numel() // size**2, log_scores,
         log_scores, _bytes(padding), norms.contiguous(), running.contiguous(), grad_sort,
         grad_scores, of_sample, size, num_iterations, eager.LOG_ZERO,
-        CAUSAL=causal, LAST_ROWS=last_rows, **_tile(size),
+        CAUSAL=causal, LAST_ROWS=last_rows, **_tile(size, causal),
     )  # fmt: skip
     return grad_scores
 
@@ -163,10 +164,11 @@ def _bytes(padding: Tensor | None) -> Tensor | None:
     return None if padding is None else padding.contiguous().view(torch.uint8)
 
 
-def _tile(size: int) -> dict[str, int]:
+def _tile(size: int, causal: bool) -> dict[str, int]:
     """A square that holds the matrix, and the warps that hold the square."""
     side = tile_size(size)
-    return {"SIZE": side, "num_warps": min(16, max(1, side * side // (32 * _NUMBERS)))}
+    least, most = (max(1, side**2 // (32 * n)) for n in (_MOST_NUMBERS, _LEAST_NUMBERS))
+    return {"SIZE": side, "num_warps": least if causal else max(least, min(_WARPS, most))}
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

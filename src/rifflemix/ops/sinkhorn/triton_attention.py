@@ -151,7 +151,8 @@ def _block_tile(q: Tensor, block_size: int) -> dict[str, int]:
     """The queries of a block, and some keys at a time."""
     queries, width = tile_size(block_size), tile_size(q.shape[3])
     tile = {"QUERIES": queries, "KEYS": min(queries, _KEYS // q.element_size()), "WIDTH": width}
-    warps = 8 if queries * width * q.element_size() > 8192 else 4
+    size = queries * width * q.element_size()
+    warps = 8 if size > 8192 else 4 if size > 4096 else 1
     return {**tile, "num_warps": warps, "num_stages": 1, **ROUNDED}
 
 
