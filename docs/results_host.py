@@ -26,13 +26,13 @@ def one_host() -> Answer:
     rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_name)]
     rows.sort(key=lambda result: -result["ours"])
     best = rows[0]
-    behind = [mixer_of(r) for r in rows if best["ours"] - r["ours"] > 2 * _error_of_both(best, r)]
-    starts_of = {mixer_of(r): [learned_from(seed) for seed in r["of_seeds"]] for r in rows}
+    behind = [_name(r) for r in rows if best["ours"] - r["ours"] > 2 * _error_of_both(best, r)]
+    starts_of = {_name(r): [learned_from(seed) for seed in r["of_seeds"]] for r in rows}
     starts = [start for of in starts_of.values() for start in of if start is not None]
     train = best["recipe"]["train"]
     says = (
         f"ListOps of up to 2,000 tokens in the host of Dimension Mixer's Table 5: "
-        f"{train['max_steps']:,} steps of {train['batch_size']}, equal for all. {mixer_of(best)} "
+        f"{train['max_steps']:,} steps of {train['batch_size']}, equal for all. {_name(best)} "
         f"reaches {best['ours']:.2f} %. More than two standard errors of the difference behind it: "
         f"{listed(behind) or 'none'}. {_who_learned(starts_of)}; the others left the commonest "
         f"answer at steps {min(starts):,} to {max(starts):,}, with a rate that falls from step "
@@ -80,8 +80,18 @@ def mixer_of(result: Mapping[str, Any]) -> str:
     return str(result["recipe"]["model_settings"]["mixer"])
 
 
+def _name(result: Mapping[str, Any]) -> str:
+    """The mixer, and the row where the paper has two of it."""
+    return mixer_of(result) + _which(result)
+
+
 def _title(result: Mapping[str, Any]) -> str:
-    return str(mixer_card(mixer_of(result)).title)
+    return str(mixer_card(mixer_of(result)).title) + _which(result)
+
+
+def _which(result: Mapping[str, Any]) -> str:
+    own = row_name(result).removeprefix(_ROWS) == mixer_of(result)
+    return "" if own else f", as {result['recipe']['row'].rstrip('.')}"
 
 
 def _made_on(result: Mapping[str, Any]) -> str:
@@ -112,7 +122,7 @@ def _drawn(result: Mapping[str, Any]) -> Row:
     marks = [Mark(ours, "main", ours - 2 * error, ours + 2 * error)]
     if result["printed"] is not None:
         marks.append(Mark(result["printed"], "other"))
-    return Row(mixer_of(result), tuple(marks), f"{ours:.2f}")
+    return Row(_name(result), tuple(marks), f"{ours:.2f}")
 
 
 def _line(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,6 +72,8 @@ def _drawn(lines: list[dict[str, Any]]) -> Row:
              for line in lines]  # fmt: skip
     steps = [f"{line['left']:,}" if line["left"] else "never" for line in lines]
     words = steps[0] if len(set(steps)) == 1 else listed(steps)
+    if len(steps) > 3:  # no room for more
+        words = f"{steps[0]} to {steps[-1]}"
     return Row(lines[0]["form"], tuple(marks), words)
 
 

@@ -175,7 +175,8 @@ def _why(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str
     if idle:
         words = "never left the commonest answer"
         if len(idle) < result["runs"]:
-            words = f"seed {listed([str(r['seed']) for r in idle])} {words}"
+            seeds = listed([str(r["seed"]) for r in idle])
+            words = f"seed{'s' if len(idle) > 1 else ''} {seeds} {words}"
         elif _leaves_when_shorter(result):
             words += f", though [with fewer positions]({_PLATEAU}) it does"
         return "; ".join([words, *others])
