@@ -7,7 +7,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Two processes with one thread each finish sooner than one process with two.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test test-all test-lowest attack sanitize lock lint bench wheel notebooks site clean
+.PHONY: demo test test-all test-lowest lowest-triton attack sanitize lock lint bench wheel notebooks site clean
 
 # What torch 2.13 asks for beside NVIDIA's libraries, its own Triton among it.
 TORCH_NEEDS = filelock fsspec jinja2 networkx "setuptools>=77" sympy triton==3.7.1 typing-extensions
@@ -75,6 +75,12 @@ test-lowest: $(VENV)/lowest/.ok
 	OMP_NUM_THREADS=1 $(VENV)/lowest/bin/python -m pytest -q -m "not slow" tests/test_compat.py \
 		tests/ops/permutation/test_channel_permute.py tests/train/test_resume.py \
 		tests/ops/statistics/test_causal_token_statistics.py
+
+# Triton's lowest version, beside the one of CI: the slow tests compile every kernel with both.
+lowest-triton: $(VENV)/lowest-triton/.ok
+$(VENV)/lowest-triton/.ok: pyproject.toml $(VENV)/.ok
+	$(VENV)/bin/python -m pip install -q --no-deps --target $(VENV)/lowest-triton triton==3.6.0
+	@touch $@
 
 # TIMES as many attacks as among the slow tests, other ones each time; SEED=... for the same again.
 # TIMES=100 takes hours. FIGURES is the file of what was tried and how it ended.

@@ -229,12 +229,18 @@ CASES = {
 }
 
 
-def compile_elsewhere(*cases: str) -> dict[str, dict[str, dict[str, int]]]:
+def compile_elsewhere(
+    *cases: str, folder: Path | None = None
+) -> dict[str, dict[str, dict[str, int]]]:
     """What the kernels of each case take; in a process where Triton is not interpreted.
 
-    A case is a kind and its arguments, as in "permutation:64:32:bfloat16:reference mask".
+    A case is a kind and its arguments, as in "permutation:64:32:bfloat16:reference mask". The
+    folder has another Triton in it.
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    if folder is not None:
+        path = environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), path)))
     done = subprocess.run(
         [sys.executable, __file__, *cases],
         capture_output=True,

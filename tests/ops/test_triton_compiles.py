@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+# Where `make lowest-triton` puts it.
+LOWEST = Path(sys.prefix) / "lowest-triton"
 MAX_SHARED = 227 * 1024
 # Spilled registers, in bytes a thread. Of the longest windows a lane holds 128 values: some are put
 # away, as are some of blocks and sort matrices in float32.
@@ -38,6 +42,7 @@ ALL_KERNELS = [
     "permutation:16:1:bfloat16:descending",
     "permutation:128:1:bfloat16:reference mask",
     "permutation:64:1:float16:descending values",
+    "permutation:600:1:float16:ascending values",
     "shift:bfloat16",
     "statistics:12:64:bfloat16",
     "statistics:12:64:bfloat16:causal mask",
@@ -81,8 +86,8 @@ ATTENTION = [
 ]
 
 
-def check(*cases: str) -> None:
-    for case, kernels in compile_elsewhere(*cases).items():
+def check(*cases: str, folder: Path | None = None) -> None:
+    for case, kernels in compile_elsewhere(*cases, folder=folder).items():
         assert kernels, case
         for kernel, takes in kernels.items():
             assert takes["shared"] <= MAX_SHARED, (case, kernel, takes)
@@ -96,6 +101,17 @@ def check(*cases: str) -> None:
 )
 def test_every_configuration(cases: list[str]) -> None:
     check(*cases)
+
+
+@pytest.mark.skipif(not LOWEST.is_dir(), reason="no lowest Triton: make lowest-triton")
+def test_every_kernel_with_the_lowest_triton() -> None:
+    """Whose language is smaller: it once took no text as the default of a parameter."""
+    (installed,) = LOWEST.glob("triton-*.dist-info")
+    lowest = installed.name.removeprefix("triton-").removesuffix(".0.dist-info")
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    (promised,) = project["optional-dependencies"]["gpu"]
+    assert promised.startswith(f"triton>={lowest};")
+    check(*ALL_KERNELS, folder=LOWEST)
 
 
 @pytest.mark.parametrize(
