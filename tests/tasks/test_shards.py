@@ -193,7 +193,7 @@ def test_a_process_that_dies_leaves_whole_pieces_and_no_lock(
 
 def test_maps_files_and_pickles_as_paths(tmp_path: Path, maker: Numbered) -> None:
     images, labels = prepare_shards(tmp_path / "x", maker, 12, SILENT, "making")
-    assert all(isinstance(array.values, np.memmap) for array in (*images, *labels))
+    assert all(isinstance(array.values.base, np.memmap) for array in (*images, *labels))
     digests = {
         ShardedImages(images, labels, np.array(rows)).digest()
         for rows in ([0, 1, 5], [0, 5, 1], [0, 1], [0, 1, 5])

@@ -39,7 +39,8 @@ class Array:
     def __init__(self, source: NDArray[Any] | Path) -> None:
         if isinstance(source, Path):
             self.path: Path | None = source
-            self.values = np.load(source, mmap_mode="r", allow_pickle=False)
+            mapped = np.load(source, mmap_mode="r", allow_pickle=False)
+            self.values = np.asarray(mapped)  # of memmap, each row would be one more in Python
         else:
             self.path = None
             self.values = source
