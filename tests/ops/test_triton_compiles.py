@@ -82,7 +82,12 @@ STATISTICS = [
 # Blocks of so many tokens, so many blocks, so many features.
 ATTENTION = [
     f"attention:{case}"
-    for case in ("128:128:128:bfloat16", "64:64:64:float32", "128:16:32:float32")
+    for case in (
+        "128:128:128:bfloat16",
+        "64:64:64:float32",
+        "128:16:32:float32",
+        "32:32:64:bfloat16",
+    )
 ]
 
 
