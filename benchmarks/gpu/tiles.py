@@ -57,6 +57,9 @@ _BLOCKS = [
     {"KEYS": keys, "num_warps": warps}
     for keys, warps in itertools.product((16, 32, 64), (1, 2, 4, 8))
 ]
+_SORTED = [
+    {"_PARTS": parts, "_ROW": row} for parts, row in itertools.product((4, 8, 16, 32), (128, 256))
+]
 
 
 @contextmanager
@@ -150,6 +153,9 @@ def kernels(
     def causal(leaf: Any) -> Any:
         return ops.causal_token_statistics(leaf, temperature, backend="triton")
 
+    def attend(leaf: Any) -> Any:
+        return ops.sinkhorn_attention(leaf, leaf, leaf, sorting, block, backend="triton")
+
     return {
         "sort_pairs": (rows_tile, _ROWS, sort(tokens // 2)),
         "sort_pairs, shifted": (
@@ -187,10 +193,12 @@ def kernels(
             _BALANCING,
             lambda: ops.sinkhorn(scores, 8, backend="triton"),
         ),
-        "sinkhorn_attention": (
-            block_tile,
-            _BLOCKS,
-            lambda: ops.sinkhorn_attention(w, w, w, sorting, block, backend="triton"),
+        "sinkhorn_attention": (block_tile, _BLOCKS, lambda: attend(w)),
+        "sinkhorn_attention, trained": (block_tile, _BLOCKS, trained(attend, w)),
+        "sinkhorn_attention, trained, sorted": (
+            constants_of(attention),
+            _SORTED,
+            trained(attend, w),
         ),
     }
 
