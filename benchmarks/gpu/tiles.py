@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 import triton
+from device_times import seconds_of
 
 from rifflemix import ops
 from rifflemix.files import write_json
@@ -28,7 +29,7 @@ from rifflemix.ops.statistics import triton_common as statistics
 from rifflemix.runs.environment import environment
 from rifflemix.runs.measure import median, median_seconds
 
-FORMAT = "rifflemix.tiles/1"
+FORMAT = "rifflemix.tiles/2"
 _ROWS = [
     {"ROWS": rows, "CHANNELS": channels, "num_warps": warps}
     for rows, channels, warps in itertools.product((4, 8, 16, 32), (64, 128, 256), (2, 4, 8))
@@ -204,9 +205,10 @@ def kernels(
 
 
 def timed(call: Callable[[], object], device: str) -> float:
-    repeats, least = (1, 0.0) if device == "cpu" else (5, 0.02)
-    where = torch.device(device)
-    return median(median_seconds({"": call}, where, repeats=repeats, min_seconds=least)[""])
+    """Seconds of a call: in a graph, without what Python and launching take."""
+    if device == "cpu":
+        return median(median_seconds({"": call}, torch.device(device), repeats=1)[""])
+    return median(seconds_of(call, captured=True))
 
 
 def choice_row(setting: Any, choice: Any, call: Any, device: str, right: Any) -> dict[str, Any]:
