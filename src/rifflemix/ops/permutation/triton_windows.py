@@ -18,8 +18,7 @@ from rifflemix.ops.permutation import triton_value_kernels as value_kernels
 from rifflemix.ops.permutation.triton_limits import BITS, INFINITY_BITS, MAX_OFFSET
 from rifflemix.ops.triton_support import INTERPRETED, launch
 
-# Windows of more tokens than this are turned. So are the tokens of shorter ones sorted faster, but
-# not by what it takes to launch the copies.
+# Windows of more tokens than this are turned: shorter ones gain less than launching the copies takes.
 _MOST_ACROSS = 512
 _TURN_TILE = {"TOKENS": 64, "CHANNELS": 64, "num_warps": 4}
 # Elements that turned rows start at multiples of, for Triton to see that they are aligned.
@@ -105,6 +104,9 @@ def sort_windows(
     mask: Tensor | None,
     num_groups: int,
 ) -> None:
+    """Shift by `steps`, and sort the windows of x (B, N, C) into y and `code`, of which one may be
+    None; the r-th in order goes to the position `positions[r]` of its window where there are any.
+    """
     batch, length, channels = x.shape
     leaders = 1 if positions is None else positions.shape[2]
     half, group_size, num_windows = BITS[x.dtype], length // num_groups, batch * num_groups
@@ -186,6 +188,7 @@ def unsort_windows(
     mask: Tensor | None,
     num_groups: int,
 ) -> None:
+    """Send the gradient of each position back to the token that `code` says came there."""
     batch, length, channels = grad.shape
     half, group_size, num_windows = BITS[grad.dtype], length // num_groups, batch * num_groups
     tile = window_tile_of(group_size, half, channels)
