@@ -18,7 +18,7 @@ from rifflemix.ops.permutation import triton_value_kernels as value_kernels
 from rifflemix.ops.permutation.triton_limits import BITS, INFINITY_BITS, MAX_OFFSET
 from rifflemix.ops.triton_support import INTERPRETED, launch
 
-# Windows of more tokens than this are turned: shorter ones gain less than launching the copies takes.
+# Windows of more tokens than this are turned; shorter ones gain less than launching copies takes.
 _MOST_ACROSS = 512
 _TURN_TILE = {"TOKENS": 64, "CHANNELS": 64, "num_warps": 4}
 # Elements that turned rows start at multiples of, for Triton to see that they are aligned.
