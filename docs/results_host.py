@@ -90,6 +90,7 @@ def _title(result: Mapping[str, Any]) -> str:
 
 
 def _which(result: Mapping[str, Any]) -> str:
+    """Words for a row that is not called after its mixer."""
     own = row_name(result).removeprefix(_ROWS) == mixer_of(result)
     return "" if own else f", as {result['recipe']['row'].rstrip('.')}"
 

@@ -30,9 +30,8 @@ MAX_SHARED = 227 * 1024
 # Spilled registers, in bytes a thread. Of the longest windows a lane holds 128 values: some are put
 # away, as are some of blocks and sort matrices in float32.
 MAX_STACK = {
-    "sort_windows": 1664,
-    "sort_windows again": 1664,
-    "sort_values": 768,
+    "sort_windows": 1152,
+    "sort_windows again": 640,
     "attend_gradient": 256,
     "sort_gradient": 256,
 }

@@ -150,7 +150,6 @@ def test_turned_windows(
     from rifflemix.ops.permutation import triton_windows as windows
 
     monkeypatch.setattr(windows, "_MOST_ACROSS", 8)
-    monkeypatch.setattr(windows, "_compares_halves", lambda _: True)
     turn, turned = windows._turn, []
 
     def noted(x: Tensor, y: Tensor) -> Tensor:
@@ -161,10 +160,10 @@ def test_turned_windows(
     length, groups = shape
     x = numbers(1, length, 4, dtype)
     check(group_sort, x, groups, heads=2, **options_of(order, 4))
-    # There and back: values and order, then values alone, in pairs where they are of 16 bits.
-    small = torch.uint8
-    alone = dtype if dtype == torch.float32 else torch.int32
-    assert turned == [dtype, dtype, small, alone, alone]
+    # There and back: values and order, then values alone, in pairs where a GPU compares halves.
+    in_pairs = dtype != torch.float32 and windows._compares_halves(x.device)
+    alone = torch.int32 if in_pairs else dtype
+    assert turned == [dtype, dtype, torch.uint8, alone, alone]
     if order != "mixed":
         check(channel_permute, x.detach().abs(), [0, 1, 5, 3], groups, heads=2, order=order)
 

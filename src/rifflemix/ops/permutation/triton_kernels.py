@@ -182,7 +182,7 @@ def turn(
     x, y, x_batch, x_token, x_channel, y_batch, y_token, y_channel, length, channels,
     TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Copy x to y, in one of which channels lie side by side, and in the other tokens."""
+    """Copy x to y: in one of them channels lie side by side in memory, in the other tokens do."""
     wide, high = tl.cdiv(channels, CHANNELS), tl.cdiv(length, TOKENS)
     tile = tl.program_id(0)
     sample = (tile // (wide * high)).to(tl.int64)

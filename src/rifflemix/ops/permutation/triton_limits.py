@@ -13,7 +13,7 @@ INFINITY_BITS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0
 # Longest window that one program sorts.
 MAX_WINDOW = {16: 16384, 32: 8192}
 # Longest window, by bits of a value, that "auto" gives them. These took less than the eager path
-# on an H200 (benchmarks/gpu/device_times.py, tiles.py); longer ones have not been timed beside it.
+# on an H100 or H200 (docs/gpu.md); longer ones have not been timed beside it.
 FASTEST_WINDOW = {16: 16384, 32: 1024}
 MAX_OFFSET = 2**31 - 1
 

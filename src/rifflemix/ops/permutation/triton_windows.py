@@ -2,7 +2,7 @@
 
 A program that holds a long window has room for one or two channels of it, less than a sector of
 memory: such windows are sorted in a copy that is turned, in which the tokens of a channel lie side
-by side; those excepted whose tokens are written to any position of the window.
+by side. Windows that write tokens out of order are not: such writes are scattered either way.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _turned_like(x: Tensor) -> Tensor:
 
 
 def _turn(x: Tensor, y: Tensor) -> Tensor:
-    """Copy x to y, of which one is turned; y."""
+    """Copy x to y, one of which is turned; returns y."""
     batch, length, channels = x.shape
     tiles = num_programs(length, channels, _TURN_TILE["TOKENS"], _TURN_TILE["CHANNELS"])
     launch(

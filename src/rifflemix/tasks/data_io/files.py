@@ -39,8 +39,8 @@ class Array:
     def __init__(self, source: NDArray[Any] | Path) -> None:
         if isinstance(source, Path):
             self.path: Path | None = source
-            mapped = np.load(source, mmap_mode="r", allow_pickle=False)
-            self.values = np.asarray(mapped)  # of memmap, each row would be one more in Python
+            # A plain view of it: numpy's memmap makes a Python object for every row that is read.
+            self.values = np.asarray(np.load(source, mmap_mode="r", allow_pickle=False))
         else:
             self.path = None
             self.values = source
