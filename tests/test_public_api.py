@@ -130,6 +130,7 @@ SIGNATURES = {
     "butterfly_strides": "length, block",
     "butterfly_split": "x, block, stride, dim=1",
     "butterfly_merge": "y, stride, dim=1",
+    "block_mlp": "x, maps",
     "block_linear": "x, weight, bias=None, *, in_stride=1, out_stride=1",
 }
 NO_BACKEND = {"shift_steps", "interleave_columns", "butterfly_strides"}

@@ -54,6 +54,16 @@ def has_plain_autograd() -> bool:
     return not in_function_transform() and forward_ad._current_level < 0
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of `module` does more than its forward: hooks of its own are to be met."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
 def leaves_package() -> bool:
     """Whether a graph is being made that will run where this package is not: exported or traced."""
     return torch.compiler.is_exporting() or torch.jit._trace.is_tracing()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from rifflemix.nn.butterfly import (
     ButterflyLinearMLP,
     ButterflyMLP,
 )
+from rifflemix.ops.native import instruction_level
 
 Golden = Callable[[str], dict[str, np.ndarray]]
 
@@ -294,6 +296,70 @@ def test_residual_mlp_adds_its_input() -> None:
     residual = BlockResMLP(8, (4, 8, 4))
     x = torch.randn(3, 8)
     assert torch.equal(residual(x), x + plain(x))
+
+
+STACKS: dict[str, Callable[[], nn.Module]] = {
+    "MLP": lambda: ButterflyMLP(64, 8, 2),
+    "MLP with ELU": lambda: ButterflyMLP(121, 11, 1, activation=nn.ELU),
+    "deep": lambda: BlockMLP(64, (8, 12, 4, 8)),
+    "linear": lambda: ButterflyLinear(64, 8),
+    "linear MLP": lambda: ButterflyLinearMLP(64, 8),
+    "residual": lambda: BlockResMLP(64, (8, 16, 8)),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_maps_run_as_one_and_one_by_one_where_somebody_looks(name: str) -> None:
+    """A hook on a module inside is called, and changes nothing but the way of computing."""
+    torch.manual_seed(0)
+    layer = STACKS[name]()
+    weight = next(layer.parameters())
+    x = torch.randn(4, 300, weight.shape[0] * weight.shape[1])
+    with torch.profiler.profile() as profile:
+        y = layer(x)
+    if instruction_level() >= 2:
+        assert sum(e.count for e in profile.key_averages() if e.key == "rifflemix::block_maps") == 1
+    seen: list[nn.Module] = []
+    for module in layer.modules():
+        if isinstance(module, BlockLinear):
+            module.register_forward_hook(lambda module, args, output: seen.append(module))
+    torch.testing.assert_close(layer(x), y, atol=1e-5, rtol=1e-5)
+    assert len(seen) == sum(isinstance(module, BlockLinear) for module in layer.modules())
+
+
+def test_a_hook_on_a_block_mlp_of_a_butterfly_is_called() -> None:
+    layer, seen = ButterflyMLP(64, 8), []
+    layer.layers[1].register_forward_pre_hook(lambda module, args: seen.append(args[1:]))
+    layer(torch.randn(300, 64))
+    assert seen == [(8, 8)]
+
+
+def test_activations_that_the_kernel_does_not_know() -> None:
+    x = torch.randn(2, 600, 64)
+    kinds = {
+        nn.Tanh: torch.tanh,
+        partial(nn.GELU, approximate="tanh"): partial(nn.functional.gelu, approximate="tanh"),
+        partial(nn.ELU, alpha=0.5): partial(nn.functional.elu, alpha=0.5),
+    }
+    for kind, function in kinds.items():
+        mlp = BlockMLP(64, (8, 8, 8), activation=kind)
+        torch.testing.assert_close(mlp(x), mlp.layers[2](function(mlp.layers[0](x))))
+
+
+def test_a_changed_part_takes_the_place_of_the_one_it_changes() -> None:
+    mlp = ButterflyMLP(64, 8)
+    x = torch.randn(300, 64)
+    torch.nn.utils.parametrize.register_parametrization(
+        mlp.layers[0].layers[0], "weight", _Doubled()
+    )
+    y = mlp(x)
+    torch.nn.utils.parametrize.remove_parametrizations(mlp.layers[0].layers[0], "weight")
+    torch.testing.assert_close(mlp(x), y)
+
+
+class _Doubled(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return 2 * weight
 
 
 @pytest.mark.parametrize("init", ["uniform", "randn", "identity"])

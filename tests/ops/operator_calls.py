@@ -52,6 +52,14 @@ def tokens(length: int = 70) -> Arguments:
     return {"w": w, "temperature": rand(H), "mask": torch.zeros(B, length) > 1}
 
 
+# Two maps: blocks, in, out, strides, whether there is a bias, activation.
+BLOCK_SIZES = (4, 3, 2, 2, 4, 1, 1, 4, 2, 2, 1, 1, 0, 0)
+
+
+def block_maps() -> Arguments:
+    return {"x": rand(B, N, 12), "parameters": rand(48), "sizes": BLOCK_SIZES}
+
+
 def attention() -> Arguments:
     return {
         "q": rand(B, H, 4, D),
@@ -196,19 +204,13 @@ CALLS: dict[str, Callable[[], Arguments]] = {
     },
     "balance": balancing,
     "balance_backward": lambda: {**balancing(), "grad_sort": rand(B, H, 4, 4) - 1},
-    "block_linear": lambda: {
-        "x": rand(B, N, 12),
-        "weight": rand(4, 3, 2),
-        "bias": rand(4, 2),
-        "in_stride": 2,
-        "out_stride": 4,
-    },
-    "block_linear_sums": lambda: {
-        "x": rand(B, N, 12),
-        "weight": rand(4, 3, 2),
-        "grad_y": rand(B, N, 8),
-        "in_stride": 2,
-        "out_stride": 4,
+    "block_maps": block_maps,
+    "block_maps_backward": lambda: {
+        **block_maps(),
+        "grad_y": rand(B, N, 8) - 1,
+        "sizes": BLOCK_SIZES,
+        "needs_x": True,
+        "needs_parameters": True,
     },
     "power_shift_steps": lambda: {
         "kind": "power",
@@ -348,13 +350,20 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "no features": {name: rand(B, H, 6, 0) for name in "qkv"},
         "some rows": {"sort": rand(B, H, 4, 3)},
     },
-    "block_linear": {
-        "in_stride": {"in_stride": 3},
-        "no stride": {"out_stride": 0},
-        "no features": {"x": rand(B, N, 0), "weight": rand(4, 0, 2)},
-        "integers": {"x": rand(B, N, 12).int(), "weight": rand(4, 3, 2).int(), "bias": None},
+    "block_maps": {
+        "no maps": {"sizes": ()},
+        "half a map": {"sizes": BLOCK_SIZES[:-1]},
+        "in_stride": {"sizes": (*BLOCK_SIZES[:3], 3, *BLOCK_SIZES[4:])},
+        "no stride": {"sizes": (*BLOCK_SIZES[:4], 0, *BLOCK_SIZES[5:])},
+        "half a bias": {"sizes": (*BLOCK_SIZES[:5], 2, *BLOCK_SIZES[6:])},
+        "activation": {"sizes": (*BLOCK_SIZES[:6], 3, *BLOCK_SIZES[7:])},
+        "negative blocks": {"sizes": (-4, -3, *BLOCK_SIZES[2:])},
+        "maps apart": {"sizes": (*BLOCK_SIZES[:8], 3, 2, *BLOCK_SIZES[10:])},
+        "too few parameters": {"parameters": rand(47)},
+        "no features": {"x": rand(B, N, 0)},
+        "integers": {"x": rand(B, N, 12).int(), "parameters": rand(48).int()},
     },
-    "block_linear_sums": {"in_stride": {"in_stride": -2}, "out_stride": {"out_stride": 8}},
+    "block_maps_backward": {"no maps": {"sizes": ()}, "short": {"grad_y": rand(B, N, 7)}},
     "balance": {
         "no iterations": {"num_iterations": 0},
         "no matrix": {"log_scores": rand(4), "live": rand(4) > 0.7},

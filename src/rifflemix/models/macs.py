@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rifflemix import compat
 from rifflemix.nn.butterfly import BlockLinear
+from rifflemix.ops.butterfly.cpu import weights_of_maps
 
 # One operation for each number that comes out.
 _PER_ELEMENT = (nn.LayerNorm, nn.BatchNorm2d, nn.GELU, nn.ELU, nn.ReLU)
@@ -82,8 +83,24 @@ def flops_on_cpu() -> dict[Any, Any]:
         attended = blocks(q, k, v, sort, block_size) - sorting
         return int(attended // 2 * 5 + 3 * sorting)
 
-    def maps(x: Any, weight: Any, *_: Any, **__: Any) -> int:
-        return int(2 * math.prod(x[:-1]) * math.prod(weight))
+    def maps(x: Any, parameters: Any, sizes: Any, *_: Any, **__: Any) -> int:
+        return int(2 * math.prod(x[:-1]) * sum(weights_of_maps(sizes)))
+
+    def maps_backward(
+        x: Any,
+        parameters: Any,
+        grad_y: Any,
+        sizes: Any,
+        needs_x: bool,
+        needs_parameters: bool,
+        *_: Any,
+        **__: Any,
+    ) -> int:
+        weights = weights_of_maps(sizes)
+        # All but the last map run again; each gives a gradient to what came to it and its weight.
+        again, to_x = sum(weights[:-1]), sum(weights) if needs_x else sum(weights[1:])
+        to_weights = sum(weights) if needs_parameters else 0
+        return int(2 * math.prod(x[:-1]) * (again + to_x + to_weights))
 
     ours = torch.ops.rifflemix
     return {
@@ -92,6 +109,6 @@ def flops_on_cpu() -> dict[Any, Any]:
         ours.dropout_attention_backward: dropout_backward,
         ours.sinkhorn_attention: blocks,
         ours.sinkhorn_attention_backward: blocks_backward,
-        ours.block_linear: maps,
-        ours.block_linear_sums: maps,
+        ours.block_maps: maps,
+        ours.block_maps_backward: maps_backward,
     }

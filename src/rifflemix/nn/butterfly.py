@@ -9,9 +9,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from rifflemix import compat
 from rifflemix.checks import check_integer, check_integers, check_positive
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.ops.butterfly import block_linear, butterfly_strides
+from rifflemix.ops.butterfly import BlockMap, block_linear, block_mlp, butterfly_strides
+
+_Steps = list[
+    tuple[nn.Module, int, int]
+]  # modules in order, strides of what comes and of what goes
 
 
 class BlockLinear(nn.Module):
@@ -115,13 +120,17 @@ class BlockMLP(nn.Module):
             in_stride: of the first map, see `block_linear`.
             out_stride: of the last map.
         """
+        steps = self.steps(in_stride, out_stride)
+        maps = _as_maps(steps)
+        return _one_by_one(x, steps) if maps is None else block_mlp(x, maps)
+
+    def steps(self, in_stride: int, out_stride: int) -> _Steps:
+        """The modules inside, each with the strides that it is called with."""
         last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            if isinstance(layer, BlockLinear):
-                x = layer(x, in_stride if i == 0 else 1, out_stride if i == last else 1)
-            else:
-                x = layer(x)
-        return x
+        return [
+            (layer, in_stride if i == 0 else 1, out_stride if i == last else 1)
+            for i, layer in enumerate(self.layers)
+        ]
 
 
 class BlockResMLP(BlockMLP):
@@ -164,6 +173,15 @@ class _ButterflyStack(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., n) -> (..., n)."""
+        steps: _Steps = []
+        for stride, layer in zip(self.strides, self.layers, strict=True):
+            if type(layer) is BlockMLP and not compat.has_hooks(layer):
+                steps += layer.steps(stride, stride)
+            else:
+                steps.append((layer, stride, stride))
+        maps = _as_maps(steps)
+        if maps is not None:
+            return block_mlp(x, maps)
         for stride, layer in zip(self.strides, self.layers, strict=True):
             x = layer(x, stride, stride)
         return x
@@ -268,7 +286,41 @@ class ButterflyLinearMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., n) -> (..., n)."""
-        y = self.expand_across(self.expand_blocks(x), in_stride=self.wide)
-        y = self.reduce_blocks(self.act(y))
-        out: Tensor = self.reduce_across(y, in_stride=self.block)
-        return out
+        steps: _Steps = [
+            (self.expand_blocks, 1, 1),
+            (self.expand_across, self.wide, 1),
+            (self.act, 1, 1),
+            (self.reduce_blocks, 1, 1),
+            (self.reduce_across, self.block, 1),
+        ]
+        maps = _as_maps(steps)
+        return _one_by_one(x, steps) if maps is None else block_mlp(x, maps)
+
+
+def _one_by_one(x: Tensor, steps: _Steps) -> Tensor:
+    for layer, in_stride, out_stride in steps:
+        x = layer(x, in_stride, out_stride) if isinstance(layer, BlockLinear) else layer(x)
+    return x
+
+
+def _as_maps(steps: _Steps) -> list[BlockMap] | None:
+    """The maps of one `block_mlp`; None if a module is another's, or has hooks that are to run."""
+    maps: list[BlockMap] = []
+    for layer, in_stride, out_stride in steps:
+        if compat.has_hooks(layer):
+            return None
+        activation = _activation(layer)
+        if type(layer) is BlockLinear:
+            maps.append(BlockMap(layer.weight, layer.bias, in_stride, out_stride))
+        elif activation and maps and maps[-1].activation is None:
+            maps[-1] = maps[-1]._replace(activation=activation)
+        else:
+            return None
+    return maps
+
+
+def _activation(layer: nn.Module) -> str | None:
+    """What `block_mlp` calls it; None if it does not know it."""
+    if type(layer) is nn.GELU and layer.approximate == "none":
+        return "gelu"
+    return "elu" if type(layer) is nn.ELU and layer.alpha == 1.0 else None

@@ -1,7 +1,9 @@
 """Operators: functions on tensors, one folder per family."""
 
 from rifflemix.ops.butterfly import (
+    BlockMap,
     block_linear,
+    block_mlp,
     butterfly_merge,
     butterfly_split,
     butterfly_strides,
@@ -41,9 +43,11 @@ from rifflemix.ops.statistics import (
 )
 
 __all__ = [
+    "BlockMap",
     "StatisticsState",
     "block_attention",
     "block_linear",
+    "block_mlp",
     "block_scores",
     "butterfly_merge",
     "butterfly_split",

@@ -18,7 +18,7 @@ from rifflemix.compat import is_zerotensor, operators_are_watched
 Function = Callable[..., Any]
 
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
-_PLAIN_VALUES = {type(None), bool, int, float}
+_PLAIN_VALUES = {type(None), bool, int, float, tuple}  # no operator takes a tuple of tensors
 
 
 class Operator:

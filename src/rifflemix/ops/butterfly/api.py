@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,9 @@ from rifflemix.checks import (
     check_integer,
     check_like,
 )
-from rifflemix.errors import bad_argument
+from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.butterfly import unchecked
+from rifflemix.ops.butterfly.maps import ACTIVATIONS, BlockMap
 
 
 def butterfly_split(
@@ -94,12 +97,37 @@ def block_linear(
 
     Source: Dimension Mixer, Algorithm 2 (BlockLinear).
     """
-    _check_block_linear(x, weight, bias)
-    in_stride, out_stride = (
-        check_divides(name, stride, weight.shape[0], "the number of blocks")
-        for name, stride in (("in_stride", in_stride), ("out_stride", out_stride))
-    )
-    return unchecked.block_linear(x, weight, bias, in_stride, out_stride, backend)
+    one = _check_map(x, None, BlockMap(weight, bias, in_stride, out_stride))
+    return unchecked.block_mlp(x, [one], backend)
+
+
+def block_mlp(x: Tensor, maps: Sequence[BlockMap], *, backend: str = "auto") -> Tensor:
+    """Apply block-diagonal maps one after the other, with activations after some of them.
+
+    Args:
+        x: (..., n) features.
+        maps: at least one; each takes as many features as the one before puts out.
+        backend: "auto", "reference", "eager" or "cpu". The compiled kernel keeps what lies between
+            the maps in the processor's cache, in float32 or wider, and saves only `x` for the
+            backward pass.
+
+    Returns:
+        (..., blocks * out) of the last map.
+
+    Raises:
+        InputError: maps that do not fit x or each other.
+
+    Source: Dimension Mixer, Algorithm 2 (BlockMLP); with strides of a butterfly, section 3.1.
+    """
+    if not isinstance(maps, Sequence) or not all(isinstance(one, BlockMap) for one in maps):
+        raise bad_argument("maps", "a sequence of BlockMap", type(maps).__name__)
+    if not maps:
+        raise bad_argument("maps", "at least one BlockMap", "none")
+    checked: list[BlockMap] = []
+    for index, one in enumerate(maps):
+        before = checked[-1].weight if checked else None
+        checked.append(_check_map(x, before, one, f"maps[{index}]."))
+    return unchecked.block_mlp(x, checked, backend)
 
 
 def _check_tensor(name: str, x: Tensor) -> None:
@@ -133,19 +161,31 @@ def _check_groups(block: int, stride: int, length: int) -> tuple[int, int]:
     return block, stride
 
 
-def _check_block_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_map(x: Tensor, before: Tensor | None, one: BlockMap, prefix: str = "") -> BlockMap:
+    """The map, if it fits x or the weight of the map before; `prefix` is to the names in errors."""
+    weight, bias, in_stride, out_stride, activation = one
     check_floating("x", x, "(..., blocks * in)")
-    _check_tensor("weight", weight)
+    _check_tensor(f"{prefix}weight", weight)
     if weight.dim() != 3:
-        raise bad_argument("weight", "shape (blocks, in, out)", tuple(weight.shape))
+        raise bad_argument(f"{prefix}weight", "shape (blocks, in, out)", tuple(weight.shape))
     blocks, width, out = weight.shape
-    if x.dim() < 1 or x.shape[-1] != blocks * width:
+    if before is None and (x.dim() < 1 or x.shape[-1] != blocks * width):
         expected = f"shape (..., blocks * in) = (..., {blocks * width})"
         raise bad_argument("x", expected, tuple(x.shape))
-    check_like("weight", weight, x, "x")
-    if bias is None:
-        return
-    _check_tensor("bias", bias)
-    if tuple(bias.shape) != (blocks, out):
-        raise bad_argument("bias", f"shape (blocks, out) = {(blocks, out)}", tuple(bias.shape))
-    check_like("bias", bias, x, "x")
+    if before is not None and blocks * width != before.shape[0] * before.shape[2]:
+        expected = f"blocks * in = {before.shape[0] * before.shape[2]}, as the map before puts out"
+        raise bad_argument(f"{prefix}weight", expected, f"shape {tuple(weight.shape)}")
+    check_like(f"{prefix}weight", weight, x, "x")
+    if bias is not None:
+        _check_tensor(f"{prefix}bias", bias)
+        if tuple(bias.shape) != (blocks, out):
+            expected = f"shape (blocks, out) = {(blocks, out)}"
+            raise bad_argument(f"{prefix}bias", expected, tuple(bias.shape))
+        check_like(f"{prefix}bias", bias, x, "x")
+    strides = [
+        check_divides(f"{prefix}{name}", stride, blocks, "the number of blocks")
+        for name, stride in (("in_stride", in_stride), ("out_stride", out_stride))
+    ]
+    if activation is not None:
+        check_choice(f"{prefix}activation", activation, ACTIVATIONS)
+    return BlockMap(weight, bias, strides[0], strides[1], activation)

@@ -1,20 +1,25 @@
 """Block-diagonal maps by a compiled kernel, which reads and writes features in butterfly order.
 
-The gradient of the features is such a map again, with each block transposed. The kernel is in
-ops/native/block_linear.cpp.
+Maps one after the other, with activations between, are one call: what lies between them stays in
+the processor's cache, and backward finds it again. The kernel is in ops/native/block_maps.cpp.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rifflemix.checks import autocast_enabled
 from rifflemix.compat import has_plain_autograd, leaves_package
+from rifflemix.errors import bad_argument
 from rifflemix.ops.butterfly import eager
+from rifflemix.ops.butterfly.maps import BlockMap
+from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.native import (
     TYPE_NAMES,
     checked,
@@ -35,7 +40,31 @@ _FEWEST_ROWS = 16  # that lie side by side, for which the kernel reads them so
 _LARGE, _NARROW = 1 << 16, 12
 
 
-def supports(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+_ACTIVATIONS = {None: 0, "gelu": 1, "elu": 2}  # as in ops/native/activations.h
+
+
+class _Map(NamedTuple):
+    """Of a map, what the kernel takes beside its parameters, in its order."""
+
+    blocks: int
+    width: int
+    out: int
+    in_stride: int
+    out_stride: int
+    has_bias: int
+    activation: int
+
+    @property
+    def num_parameters(self) -> int:
+        return self.blocks * (self.width + self.has_bias) * self.out
+
+
+def weights_of_maps(sizes: Sequence[int]) -> list[int]:
+    """How many weights each map of `block_maps` has."""
+    return [one.blocks * one.width * one.out for one in _maps(sizes)]
+
+
+def supports(x: Tensor, maps: Sequence[BlockMap]) -> bool:
     """Whether the kernel can run this.
 
     An exported program must run where this library is not.
@@ -44,9 +73,8 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         _HAS_VECTORS
         and x.device.type == "cpu"
         and x.dtype in TYPE_NAMES
-        and x.dtype == weight.dtype
-        and (bias is None or bias.dtype == x.dtype)
-        and 0 not in weight.shape
+        and all(x.dtype == m.weight.dtype and 0 not in m.weight.shape for m in maps)
+        and all(m.bias is None or m.bias.dtype == x.dtype for m in maps)
         and x.numel() > 0
         and not autocast_enabled("cpu")
         and not leaves_package()
@@ -54,19 +82,26 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-def pays(x: Tensor, weight: Tensor) -> bool:
+def pays(x: Tensor, maps: Sequence[BlockMap]) -> bool:
     """Whether the kernel is faster than torch's matrix products."""
-    return x.numel() >= _LARGE and min(weight.shape[1:]) <= _NARROW
+    return x.numel() >= _LARGE and all(min(m.weight.shape[1:]) <= _NARROW for m in maps)
 
 
-def block_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, in_stride: int, out_stride: int
-) -> Tensor:
-    """See `rifflemix.ops.block_linear`."""
+def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:
+    """See `rifflemix.ops.block_mlp`."""
     lead = x.shape[:-1]
     if x.dim() != 3:
         x = x.reshape(1, -1, x.shape[-1]) if x.dim() < 3 else x.flatten(0, -3)
-    y: Tensor = _apply(x, weight, bias, in_stride, out_stride)
+    parts = [p.flatten() for m in maps for p in (m.weight, m.bias) if p is not None]
+    sizes = tuple(
+        size
+        for m in maps
+        for size in (
+            *(*m.weight.shape, m.in_stride, m.out_stride),
+            *(int(m.bias is not None), _ACTIVATIONS[m.activation]),
+        )
+    )
+    y: Tensor = _apply(x, parts[0] if len(parts) == 1 else torch.cat(parts), sizes)
     return y if len(lead) == 2 else y.reshape(*lead, y.shape[-1])
 
 
@@ -88,111 +123,149 @@ def _empty_like(x: Tensor, features: int) -> Tensor:
     return x.new_empty((outer, inner, features))
 
 
-@operator("rifflemix::block_linear", device_types="cpu")
-def _apply(
-    x: Tensor, weight: Tensor, bias: Tensor | None, in_stride: int, out_stride: int
-) -> Tensor:
-    _check(x, weight, in_stride, out_stride)
-    blocks, _, out = weight.shape
-    if bias is not None:
-        check_operand("bias", bias, (blocks, out), x.dtype, x.device)
-    y = in_huge_pages(_empty_like(x, blocks * out))
-    maps = (_wide(weight), None if bias is None else _wide(bias))
-    _call(_readable(x), y, weight, in_stride, out_stride, maps, (None, None))
+@operator("rifflemix::block_maps", device_types="cpu")
+def _apply(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Maps of x, one after the other.
+
+    Args:
+        x: (outer, inner, features).
+        parameters: of each map the weight, then the bias if it has one; one row of numbers.
+        sizes: of each map the fields of `_Map`.
+    """
+    maps = _check(x, parameters, sizes)
+    y = in_huge_pages(_empty_like(x, maps[-1].blocks * maps[-1].out))
+    x = _readable(x)
+    _call(maps, (x, y, x), [x, _wide(parameters), y, None, None], is_backward=False)
     return y
 
 
 @_apply.register_fake
 @on_one_device
-def _(x: Tensor, weight: Tensor, bias: Tensor | None, in_stride: int, out_stride: int) -> Tensor:
-    return _empty_like(x, weight.shape[0] * weight.shape[2])
+def _(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> Tensor:
+    last = _maps(sizes)[-1]
+    return _empty_like(x, last.blocks * last.out)
 
 
-@operator("rifflemix::block_linear_sums", device_types="cpu")
-def _sum(
-    x: Tensor, weight: Tensor, grad_y: Tensor, in_stride: int, out_stride: int
+@operator("rifflemix::block_maps_backward", device_types="cpu")
+def _backward(
+    x: Tensor,
+    parameters: Tensor,
+    grad_y: Tensor,
+    sizes: Sequence[int],
+    needs_x: bool,
+    needs_parameters: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the weight, of which only the shape matters, and of the bias."""
-    _check(x, weight, in_stride, out_stride)
-    blocks, _, out = weight.shape
-    check_operand("grad_y", grad_y, (*x.shape[:2], blocks * out), x.dtype, x.device)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    sums = (weight.new_empty(weight.shape, dtype=wide), weight.new_empty((blocks, out), dtype=wide))
-    _call(_readable(x), _readable(grad_y), weight, in_stride, out_stride, (None, None), sums)
-    return sums[0].to(x.dtype), sums[1].to(x.dtype)
+    """Gradients of x and of the parameters; nothing, in shape (0,), where not needed."""
+    maps = _check(x, parameters, sizes)
+    features = maps[-1].blocks * maps[-1].out
+    check_operand("grad_y", grad_y, (*x.shape[:2], features), x.dtype, x.device)
+    wide = _wide(parameters)
+    x, grad_y = _readable(x), _readable(grad_y)
+    grad_x = in_huge_pages(_empty_like(x, x.shape[2])) if needs_x else x.new_empty(0)
+    sums = wide.new_empty(wide.shape if needs_parameters else 0)
+    wanted = [grad_x if needs_x else None, sums if needs_parameters else None]
+    sides = (x, grad_y, grad_x if needs_x else x)
+    _call(maps, sides, [x, wide, grad_y, *wanted], is_backward=True)
+    return grad_x, sums.to(x.dtype)
 
 
-@_sum.register_fake
+@_backward.register_fake
 @on_one_device
 def _(
-    x: Tensor, weight: Tensor, grad_y: Tensor, in_stride: int, out_stride: int
+    x: Tensor,
+    parameters: Tensor,
+    grad_y: Tensor,
+    sizes: Sequence[int],
+    needs_x: bool,
+    needs_parameters: bool,
 ) -> tuple[Tensor, Tensor]:
-    return weight.new_empty(weight.shape), weight.new_empty((weight.shape[0], weight.shape[2]))
+    grad_x = _empty_like(x, x.shape[2]) if needs_x else x.new_empty(0)
+    return grad_x, parameters.new_empty(parameters.shape if needs_parameters else 0)
 
 
 def _call(
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor,
-    in_stride: int,
-    out_stride: int,
-    maps: tuple[Tensor | None, Tensor | None],
-    sums: tuple[Tensor | None, Tensor | None],
+    maps: list[_Map],
+    sides: tuple[Tensor, Tensor, Tensor],
+    tensors: Sequence[Tensor | None],
+    *,
+    is_backward: bool,
 ) -> None:
-    """Run the kernel: `y` is written by `maps`, or it is the gradient that `sums` are made of."""
-    across = [_lies_across(side) for side in (x, y)]
+    """Run the kernel on `tensors`; `sides` are x, y or its gradient, and the gradient of x."""
+    x = sides[0]
+    across = [_lies_across(side) for side in sides]
     sizes = (
-        *(*x.shape[:2], *weight.shape, in_stride, out_stride, *map(int, across)),
+        *(*x.shape[:2], len(maps), *map(int, across[:2])),
         *(torch.get_num_threads(), x.element_size()),
     )
-    tensors = [x, *maps, y, *sums]
+    numbers = [number for one in maps for number in one]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    strides = [side.stride(at) for side, a in zip((x, y), across, strict=True) for at in (0, 1 + a)]
-    function = getattr(require_library(_KERNELS), f"rifflemix_block_linear_{TYPE_NAMES[x.dtype]}")
+    strides = [side.stride(at) for side, a in zip(sides, across, strict=True) for at in (0, 1 + a)]
+    function = getattr(require_library(_KERNELS), f"rifflemix_block_maps_{TYPE_NAMES[x.dtype]}")
     result = function(
         (ctypes.c_int64 * len(sizes))(*sizes),
+        (ctypes.c_int64 * len(numbers))(*numbers),
         (ctypes.c_void_p * len(addresses))(*addresses),
         (ctypes.c_int64 * len(strides))(*strides),
+        ctypes.c_int64(is_backward),
     )
     checked(result)
 
 
-def _wide(parameter: Tensor) -> Tensor:
-    """A parameter as the kernel takes it, in the type of its sums."""
-    return parameter.to(torch.promote_types(parameter.dtype, torch.float32)).contiguous()
+def _wide(parameters: Tensor) -> Tensor:
+    """Parameters as the kernel takes them, in the type of its sums."""
+    return parameters.to(torch.promote_types(parameters.dtype, torch.float32)).contiguous()
 
 
-def _check(x: Tensor, weight: Tensor, in_stride: int, out_stride: int) -> None:
-    """Raise unless the tensors fit each other, with something along all sizes but the batch."""
-    if weight.dim() != 3 or weight.dtype not in TYPE_NAMES or 0 in weight.shape:
-        refuse_values("weight", weight, 3, "(blocks, in, out)", TYPE_NAMES)
-    blocks, width, _ = weight.shape
+def _maps(sizes: Sequence[int]) -> list[_Map]:
+    count = len(_Map._fields)
+    if not sizes or len(sizes) % count:
+        raise bad_argument("sizes", f"{count} numbers for each map", f"{len(sizes)} numbers")
+    return [_Map(*sizes[at : at + count]) for at in range(0, len(sizes), count)]
+
+
+def _check(x: Tensor, parameters: Tensor, sizes: Sequence[int]) -> list[_Map]:
+    """The maps; raise unless all fits, with something along all sizes but the batch."""
+    maps = _maps(sizes)
     if x.dim() != 3 or x.dtype not in TYPE_NAMES or 0 in x.shape[1:]:
-        refuse_values("x", x, 3, "(outer, inner, blocks * in)", TYPE_NAMES)
-    check_operand("x", x, (*x.shape[:2], blocks * width), weight.dtype, weight.device)
-    check_count("in_stride", in_stride, blocks, "blocks")
-    check_count("out_stride", out_stride, blocks, "blocks")
+        refuse_values("x", x, 3, "(outer, inner, features)", TYPE_NAMES)
+    features = x.shape[2]
+    for one in maps:
+        if min(one[:3]) < 1 or one.blocks * one.width != features:
+            raise bad_argument("sizes", f"maps of blocks that are {features} features", one[:3])
+        check_count("in_stride", one.in_stride, one.blocks, "blocks")
+        check_count("out_stride", one.out_stride, one.blocks, "blocks")
+        if one.has_bias not in (0, 1) or one.activation not in _ACTIVATIONS.values():
+            raise bad_argument("sizes", "a bias of 0 or 1, an activation of 0 to 2", one[5:])
+        features = one.blocks * one.out
+    count = sum(one.num_parameters for one in maps)
+    check_operand("parameters", parameters, (count,), x.dtype, x.device)
+    return maps
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, bias, *ctx.strides = inputs
-    ctx.has_bias = bias is not None
-    ctx.save_for_backward(x, weight)
+    x, parameters, ctx.sizes = inputs
+    ctx.save_for_backward(x, parameters)
 
 
 def _differentiate(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
-    in_stride, out_stride = ctx.strides
-    grad_x = grad_weight = grad_bias = None
-    if ctx.needs_input_grad[0]:
-        grad_x = _apply(grad_y, weight.mT, None, out_stride, in_stride)
-    if any(ctx.needs_input_grad[1:3]):
-        if torch.is_grad_enabled():
-            sums = eager.parameter_gradients(x, weight, grad_y, in_stride, out_stride)
-        else:
-            sums = _sum(x, weight, grad_y, in_stride, out_stride)
-        grad_weight, grad_bias = sums[0], sums[1] if ctx.has_bias else None
-    return grad_x, grad_weight, grad_bias, None, None
+    x, parameters = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        formula = functools.partial(_formula, _maps(ctx.sizes))
+        return (*second_order_gradients(formula, [x, parameters], [grad_y]), None)
+    needs_x, needs_parameters, _ = ctx.needs_input_grad
+    grad_x, grads = _backward(x, parameters, grad_y, ctx.sizes, needs_x, needs_parameters)
+    return grad_x if needs_x else None, grads if needs_parameters else None, None
+
+
+def _formula(maps: list[_Map], x: Tensor, parameters: Tensor) -> tuple[Tensor]:
+    """The same in plain torch."""
+    names = {number: name for name, number in _ACTIVATIONS.items()}
+    found = []
+    for one, own in zip(maps, parameters.split([m.num_parameters for m in maps]), strict=True):
+        weight = own[: one.blocks * one.width * one.out].view(one.blocks, one.width, one.out)
+        bias = own[weight.numel() :].view(one.blocks, one.out) if one.has_bias else None
+        found.append(BlockMap(weight, bias, one.in_stride, one.out_stride, names[one.activation]))
+    return (eager.block_mlp(x, found),)
 
 
 _apply.register_autograd(_differentiate, setup_context=_save)

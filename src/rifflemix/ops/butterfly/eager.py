@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from rifflemix.ops.butterfly.maps import BlockMap
 
 
 def butterfly_split(x: Tensor, block: int, stride: int, dim: int) -> Tensor:
@@ -31,11 +36,15 @@ def block_linear(
     return butterfly_merge(y, out_stride, x.dim() - 1)
 
 
-def parameter_gradients(
-    x: Tensor, weight: Tensor, grad_y: Tensor, in_stride: int, out_stride: int
-) -> tuple[Tensor, Tensor]:
-    """Of the weight, of which only the shape matters, and of the bias; differentiable."""
-    _, width, out = weight.shape
-    groups = butterfly_split(x, width, in_stride, x.dim() - 1).flatten(0, -3)
-    grads = butterfly_split(grad_y, out, out_stride, x.dim() - 1).flatten(0, -3)
-    return torch.einsum("rki,rko->kio", groups, grads), grads.sum(0)
+def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:
+    """Map by map."""
+    for weight, bias, in_stride, out_stride, activation in maps:
+        x = block_linear(x, weight, bias, in_stride, out_stride)
+        x = x if activation is None else _ACTIVATIONS[activation](x)
+    return x
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "elu": functional.elu,
+}

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from rifflemix.ops.butterfly.maps import BlockMap
 
 
 def split_indices(length: int, block: int, stride: int) -> list[list[int]]:
@@ -43,3 +48,14 @@ def block_linear(
         y = groups[..., k, :] @ weight[k]
         outputs.append(y if bias is None else y + bias[k])
     return butterfly_merge(torch.stack(outputs, dim=-2), out_stride, x.dim() - 1)
+
+
+def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:
+    """Each map, then its activation."""
+    for weight, bias, in_stride, out_stride, activation in maps:
+        x = block_linear(x, weight, bias, in_stride, out_stride)
+        if activation == "gelu":
+            x = x * (1 + torch.erf(x / math.sqrt(2))) / 2
+        elif activation == "elu":
+            x = torch.where(x > 0, x, torch.exp(x.clamp(max=0)) - 1)
+    return x

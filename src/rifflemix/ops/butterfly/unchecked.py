@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from rifflemix.ops.butterfly import cpu, eager, reference
+from rifflemix.ops.butterfly.maps import BlockMap
 from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.native import note_slow_call
 
@@ -28,20 +31,12 @@ def butterfly_merge(y: Tensor, stride: int, dim: int = 1, backend: str = "auto")
     return merged
 
 
-def block_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    in_stride: int = 1,
-    out_stride: int = 1,
-    backend: str = "auto",
-) -> Tensor:
-    """`rifflemix.ops.block_linear`."""
-    if cpu.supports(x, weight, bias):
-        names = _FAST_CPU if cpu.pays(x, weight) else _SLOW_CPU
+def block_mlp(x: Tensor, maps: Sequence[BlockMap], backend: str = "auto") -> Tensor:
+    """`rifflemix.ops.block_mlp`; `block_linear` is one map of it."""
+    if cpu.supports(x, maps):
+        names = _FAST_CPU if cpu.pays(x, maps) else _SLOW_CPU
     else:
         note_slow_call(x)
         names = PLAIN
-    module = _FAMILY.pick(backend, names)
-    y: Tensor = module.block_linear(x, weight, bias, in_stride, out_stride)
+    y: Tensor = _FAMILY.pick(backend, names).block_mlp(x, maps)
     return y

@@ -16,7 +16,7 @@ from rifflemix.errors import InputError
 _LOG = logging.getLogger("rifflemix")
 _FOLDER = Path(__file__).parent
 _LIBRARY = "_kernels.so"  # as setup.py names it
-_INTERFACE = 9  # RIFFLEMIX_INTERFACE of kernels.h
+_INTERFACE = 10  # RIFFLEMIX_INTERFACE of kernels.h
 _BUILD_LOG = "_kernels_build.txt"  # likewise
 _OUT_OF_MEMORY = -1  # kOutOfMemory of kernels.h
 _LARGE = 1 << 12  # values from which the want of a kernel is felt

@@ -141,7 +141,7 @@ RIFFLEMIX_INLINE A find_weights(A* row, int64_t columns, const int16_t* keep, A 
   if (largest == -std::numeric_limits<A>::infinity()) largest = A(0);
   Vector<A> sums{};
   for (int64_t j = 0; j < columns; j += kLanes<A>) {
-    const Vector<A> weight = exp_of_negative(load(row + j) - largest);
+    const Vector<A> weight = exp_of_negative<A>(load(row + j) - largest);
     sums += weight;
     store(row + j, weight);
   }
@@ -181,7 +181,7 @@ template <class A>
 RIFFLEMIX_INLINE void find_gradients(A* scores, A* grads, int64_t columns, const int16_t* keep,
                                      A kept_scale, A lse, A along) {
   for (int64_t j = 0; j < columns; j += kLanes<A>) {
-    const Vector<A> weight = exp_of_negative(load(scores + j) - lse);
+    const Vector<A> weight = exp_of_negative<A>(load(scores + j) - lse);
     const Vector<A> kept = where<A>(keep + j, spread(kept_scale));
     store(scores + j, weight * kept);
     store(grads + j, weight * (load(grads + j) * kept - along));

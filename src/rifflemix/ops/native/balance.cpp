@@ -54,7 +54,7 @@ RIFFLEMIX_INLINE void normalise_rows(const Scratch<A>& s, const A* from, A* to) 
       largest = most[lane] > largest ? most[lane] : largest;
     }
     for (int64_t j = 0; j < s.row; j += kLanes<A>) {
-      sums += exp_of_negative(load(from + i + j) - largest);
+      sums += exp_of_negative<A>(load(from + i + j) - largest);
     }
     const A all = largest + std::log(sum_lanes<A>(sums));
     for (int64_t j = 0; j < s.row; j += kLanes<A>) {
@@ -72,7 +72,7 @@ RIFFLEMIX_INLINE void normalise_columns(const Scratch<A>& s, const A* from, A* t
       most = select<A>(x > most, x, most);
     }
     for (int64_t i = 0; i < s.area; i += s.row) {
-      sums += exp_of_negative(load(from + i + j) - most);
+      sums += exp_of_negative<A>(load(from + i + j) - most);
     }
     for (int lane = 0; lane < kLanes<A>; ++lane) most[lane] += std::log(sums[lane]);
     for (int64_t i = 0; i < s.area; i += s.row) {
@@ -112,7 +112,7 @@ RIFFLEMIX_INLINE void backward_columns(const Scratch<A>& s, const A* after, A* g
     Vector<A> sum{};
     for (int64_t i = 0; i < s.area; i += s.row) sum += load(grad + i + j);
     for (int64_t i = 0; i < s.area; i += s.row) {
-      store(grad + i + j, load(grad + i + j) - exp_of_negative(load(after + i + j)) * sum);
+      store(grad + i + j, load(grad + i + j) - exp_of_negative<A>(load(after + i + j)) * sum);
     }
   }
 }
@@ -124,7 +124,7 @@ RIFFLEMIX_INLINE void backward_rows(const Scratch<A>& s, const A* after, A* grad
     for (int64_t j = 0; j < s.row; j += kLanes<A>) sums += load(grad + i + j);
     const A sum = sum_lanes<A>(sums);
     for (int64_t j = 0; j < s.row; j += kLanes<A>) {
-      store(grad + i + j, load(grad + i + j) - exp_of_negative(load(after + i + j)) * sum);
+      store(grad + i + j, load(grad + i + j) - exp_of_negative<A>(load(after + i + j)) * sum);
     }
   }
 }
@@ -136,7 +136,7 @@ RIFFLEMIX_INLINE void find_sort(const Problem<A>& p, Scratch<A>& s, int64_t inde
   A* out = p.out + index * p.size * p.size;
   for (int64_t i = 0; i < p.size; ++i) {
     for (int64_t j = 0; j < p.size; j += kLanes<A>) {
-      store(out + i * p.size + j, exp_of_negative(load(logs + i * s.row + j)), p.size - j);
+      store(out + i * p.size + j, exp_of_negative<A>(load(logs + i * s.row + j)), p.size - j);
     }
   }
 }
@@ -149,7 +149,7 @@ RIFFLEMIX_INLINE void find_gradient(const Problem<A>& p, Scratch<A>& s, int64_t 
   for (int64_t i = 0; i < p.size; ++i) {
     for (int64_t j = 0; j < s.row; j += kLanes<A>) {
       const Vector<A> by_sort = load(p.grad_sort + start + i * p.size + j, p.size - j);
-      store(grad + i * s.row + j, by_sort * exp_of_negative(load(logs + i * s.row + j)));
+      store(grad + i * s.row + j, by_sort * exp_of_negative<A>(load(logs + i * s.row + j)));
     }
   }
   for (int64_t n = 0; n < p.iterations; ++n, logs -= 2 * s.area) {

@@ -125,7 +125,7 @@ RIFFLEMIX_INLINE void find_weights(A* weights, int64_t keys, int64_t columns, in
       most = select<A>(x > most, x, most);
     }
     for (int64_t j = 0; j < keys; ++j) {
-      const Vector<A> weight = exp_of_negative(load(weights + j * columns + i) - most);
+      const Vector<A> weight = exp_of_negative<A>(load(weights + j * columns + i) - most);
       sum += weight;
       store(weights + j * columns + i, weight);
     }
@@ -169,7 +169,7 @@ RIFFLEMIX_INLINE void find_gradients(A* weights, A* grads, int64_t keys, int64_t
     Vector<A> along{};
     for (int64_t j = 0; j < keys; ++j) {
       A* weight = weights + j * columns + i;
-      store(weight, exp_of_negative(load(weight) - log_sum));
+      store(weight, exp_of_negative<A>(load(weight) - log_sum));
       along += load(weight) * load(grads + j * columns + i);
     }
     for (int64_t j = 0; j < keys; ++j) {

@@ -19,7 +19,7 @@
 
 // Raised whenever an exported function comes or changes: the loader refuses a library of another
 // number, as a development checkout may hold an old one.
-#define RIFFLEMIX_INTERFACE 9
+#define RIFFLEMIX_INTERFACE 10
 
 #define RIFFLEMIX_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -28,7 +28,7 @@
 // A function for each instruction set, and one by its plain name that calls the best of them:
 //   RIFFLEMIX_DISPATCH(Result, name, (parameters), (arguments), { body })
 // What the body calls must be inlined into it (RIFFLEMIX_INLINE) to be built for the set too, or be
-// dispatched itself.
+// dispatched itself. It may name kBytes, of the longest vectors that the set has.
 #if defined(__x86_64__) && !defined(RIFFLEMIX_ONE_INSTRUCTION_SET)  // that is for tests of each
 // Clang as `zig c++` runs it has features turned off by name, and takes them back by name alone.
 #if defined(__clang__)
@@ -40,8 +40,14 @@
 #endif
 #define RIFFLEMIX_FOR(set) __attribute__((noinline, target(set)))
 #define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...)            \
-  RIFFLEMIX_FOR(RIFFLEMIX_V4) static Result name##_v4 parameters __VA_ARGS__    \
-  RIFFLEMIX_FOR(RIFFLEMIX_V3) static Result name##_v3 parameters __VA_ARGS__    \
+  RIFFLEMIX_FOR(RIFFLEMIX_V4) static Result name##_v4 parameters {              \
+    [[maybe_unused]] constexpr int kBytes = 64;                                 \
+    __VA_ARGS__                                                                 \
+  }                                                                             \
+  RIFFLEMIX_FOR(RIFFLEMIX_V3) static Result name##_v3 parameters {              \
+    [[maybe_unused]] constexpr int kBytes = 32;                                 \
+    __VA_ARGS__                                                                 \
+  }                                                                             \
   [[maybe_unused]] static Result name parameters {                              \
     return rifflemix::level() == 4 ? name##_v4 arguments : name##_v3 arguments; \
   }
@@ -50,7 +56,10 @@
 #else
 #define RIFFLEMIX_AVX2
 #define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...) \
-  [[maybe_unused]] static Result name parameters __VA_ARGS__
+  [[maybe_unused]] static Result name parameters {                   \
+    [[maybe_unused]] constexpr int kBytes = 16;                      \
+    __VA_ARGS__                                                      \
+  }
 #endif
 
 namespace rifflemix {

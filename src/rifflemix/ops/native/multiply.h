@@ -29,49 +29,87 @@ struct Panels {
   int64_t panel, row;
 };
 
-template <class A>
+// Rows that are worked on together: their sums fill the registers that additions keep busy.
 constexpr int kRowsAtOnce = 4;
 
-template <int kRows, class A>
+template <int kRows, int kVectors, int kBytes, class A>
 RIFFLEMIX_INLINE void multiply_rows(const A* a, int64_t row, int64_t column, int64_t inner,
                                     const A* b, int64_t b_row, A* c, int64_t c_row, bool add) {
-  constexpr int lanes = kLanes<A>;
-  Vector<A> left[kRows], right[kRows];
+  using Values = Vector<A, kBytes>;
+  constexpr int lanes = kBytes / sizeof(A);
+  Values sums[kRows][kVectors];
   for (int i = 0; i < kRows; ++i) {
-    left[i] = add ? load(c + i * c_row) : Vector<A>{};
-    right[i] = add ? load(c + i * c_row + lanes) : Vector<A>{};
+    for (int v = 0; v < kVectors; ++v) {
+      sums[i][v] = add ? load_as<Values>(c + i * c_row + v * lanes) : Values{};
+    }
   }
   for (int64_t t = 0; t < inner; ++t) {
-    const Vector<A> b_left = load(b + t * b_row), b_right = load(b + t * b_row + lanes);
+    Values values[kVectors];
+    for (int v = 0; v < kVectors; ++v) values[v] = load_as<Values>(b + t * b_row + v * lanes);
     for (int i = 0; i < kRows; ++i) {
-      const Vector<A> factor = a[i * row + t * column] - Vector<A>{};  // spread, and no addition
-      left[i] += factor * b_left;
-      right[i] += factor * b_right;
+      const Values factor = a[i * row + t * column] - Values{};  // spread, and no addition
+      for (int v = 0; v < kVectors; ++v) sums[i][v] += factor * values[v];
     }
   }
   for (int i = 0; i < kRows; ++i) {
-    store(c + i * c_row, left[i]);
-    store(c + i * c_row + lanes, right[i]);
+    for (int v = 0; v < kVectors; ++v) {
+      store_as<Values>(c + i * c_row + v * lanes, sums[i][v]);
+    }
   }
+}
+
+// The last rows of a product, fewer than kRows.
+template <int kRows, int kVectors, int kBytes, class A>
+RIFFLEMIX_INLINE void multiply_rest(int64_t rows, const A* a, int64_t row, int64_t column,
+                                    int64_t inner, const A* b, int64_t b_row, A* c, int64_t c_row,
+                                    bool add) {
+  if constexpr (kRows > 1) {
+    if (rows == kRows - 1) {
+      multiply_rows<kRows - 1, kVectors, kBytes>(a, row, column, inner, b, b_row, c, c_row, add);
+    } else {
+      multiply_rest<kRows - 1, kVectors, kBytes>(rows, a, row, column, inner, b, b_row, c, c_row, add);
+    }
+  }
+}
+
+template <int kRows, int kVectors, int kBytes, class A>
+RIFFLEMIX_INLINE void multiply_panel(int64_t rows, int64_t inner, Matrix<const A> a, const A* b,
+                                     int64_t b_row, A* c, int64_t c_row, bool add) {
+  int64_t i = 0;
+  for (; i + kRows <= rows; i += kRows) {
+    multiply_rows<kRows, kVectors, kBytes>(a.data + i * a.row, a.row, a.column, inner, b, b_row,
+                                   c + i * c_row, c_row, add);
+  }
+  multiply_rest<kRows, kVectors, kBytes>(rows - i, a.data + i * a.row, a.row, a.column, inner, b, b_row,
+                                 c + i * c_row, c_row, add);
 }
 
 // C = A B, or C += A B; sums run over `inner` in order, whatever the sizes.
 template <class A>
 RIFFLEMIX_INLINE void multiply(int64_t rows, int64_t inner, int64_t columns, Matrix<const A> a,
                                Panels<A> b, A* c, int64_t c_row, bool add) {
-  constexpr int64_t some = kRowsAtOnce<A>;
   for (int64_t panel = 0; panel * kPanel<A> < columns; ++panel) {
-    const A* b_panel = b.data + panel * b.panel;
-    A* c_panel = c + panel * kPanel<A>;
-    int64_t i = 0;
-    for (; i + some <= rows; i += some) {
-      multiply_rows<kRowsAtOnce<A>>(a.data + i * a.row, a.row, a.column, inner, b_panel, b.row,
-                                    c_panel + i * c_row, c_row, add);
-    }
-    for (; i < rows; ++i) {
-      multiply_rows<1>(a.data + i * a.row, a.row, a.column, inner, b_panel, b.row,
-                       c_panel + i * c_row, c_row, add);
-    }
+    multiply_panel<kRowsAtOnce, 2, kVectorBytes>(rows, inner, a, b.data + panel * b.panel, b.row,
+                                   c + panel * kPanel<A>, c_row, add);
+  }
+}
+
+// The same where rows of B lie whole, of vectors of kVectorBytes; worked on in those of kBytes.
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void multiply_whole(int64_t rows, int64_t inner, int64_t columns,
+                                     Matrix<const A> a, const A* b, int64_t b_row, A* c,
+                                     int64_t c_row, bool add) {
+  constexpr int64_t lanes = kBytes / sizeof(A);
+  int64_t j = 0;
+  for (; j + 2 * lanes <= columns; j += 2 * lanes) {
+    multiply_panel<kRowsAtOnce, 2, kBytes>(rows, inner, a, b + j, b_row, c + j, c_row, add);
+  }
+  for (; j + lanes <= columns; j += lanes) {
+    multiply_panel<2 * kRowsAtOnce, 1, kBytes>(rows, inner, a, b + j, b_row, c + j, c_row, add);
+  }
+  if (j < columns) {
+    multiply_panel<2 * kRowsAtOnce, 1, kVectorBytes>(rows, inner, a, b + j, b_row, c + j, c_row,
+                                                     add);
   }
 }
 

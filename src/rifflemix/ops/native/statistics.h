@@ -134,7 +134,7 @@ RIFFLEMIX_INLINE void softmax_over_heads(const Chunk& chunk, int64_t heads, A* l
   }
   const int64_t count = tokens * heads;
   for (int64_t i = 0; i < count; i += kLanes<A>) {
-    store(logits + i, exp_of_negative(load(logits + i, count - i)), count - i);
+    store(logits + i, exp_of_negative<A>(load(logits + i, count - i)), count - i);
   }
   for (int64_t n = 0; n < tokens; ++n) {
     A* row = logits + n * heads;

@@ -27,23 +27,23 @@ constexpr int kVectorBytes = 16;
 constexpr int kVectorBytes = 32;
 #endif
 
-template <class A>
+template <class A, int kBytes = kVectorBytes>
 struct VectorOf;
-template <>
-struct VectorOf<float> {
-  typedef float Type __attribute__((vector_size(kVectorBytes)));
-  typedef int32_t Integers __attribute__((vector_size(kVectorBytes)));
+template <int kBytes>
+struct VectorOf<float, kBytes> {
+  typedef float Type __attribute__((vector_size(kBytes)));
+  typedef int32_t Integers __attribute__((vector_size(kBytes)));
 };
-template <>
-struct VectorOf<double> {
-  typedef double Type __attribute__((vector_size(kVectorBytes)));
-  typedef int64_t Integers __attribute__((vector_size(kVectorBytes)));
+template <int kBytes>
+struct VectorOf<double, kBytes> {
+  typedef double Type __attribute__((vector_size(kBytes)));
+  typedef int64_t Integers __attribute__((vector_size(kBytes)));
 };
 typedef uint16_t HalfBits __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint32_t WordBits __attribute__((vector_size(kVectorBytes)));
 
-template <class A>
-using Vector = typename VectorOf<A>::Type;
+template <class A, int kBytes = kVectorBytes>
+using Vector = typename VectorOf<A, kBytes>::Type;
 template <class A>
 constexpr int kLanes = kVectorBytes / sizeof(A);
 
@@ -111,6 +111,19 @@ RIFFLEMIX_INLINE Vector<A> load(const A* p) {
   Vector<A> v;
   std::memcpy(&v, p, sizeof(v));
   return v;
+}
+
+// A vector of this type.
+template <class V, class A>
+RIFFLEMIX_INLINE V load_as(const A* p) {
+  V v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+template <class V, class A>
+RIFFLEMIX_INLINE void store_as(A* p, V v) {
+  std::memcpy(p, &v, sizeof(v));
 }
 
 RIFFLEMIX_INLINE Vector<float> load(const Bfloat16* p) {
@@ -183,29 +196,56 @@ RIFFLEMIX_INLINE void store(T* p, Vector<Acc<T>> v, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] = some[i];
 }
 
-// exp of numbers not above 0, within 2 units in the last place; below -87 it is 0.
-RIFFLEMIX_INLINE Vector<float> exp_of_negative(Vector<float> x) {
-  using Integers = VectorOf<float>::Integers;
-  const Vector<float> clamped = at_least<float>(x, -87.0f);
+// last(p, r, power) of numbers not above 0: their exponential, which is power * (1 + p * r). Below
+// -87, where power would not be normal, that of -87.
+template <int kBytes, class Last>
+RIFFLEMIX_INLINE Vector<float, kBytes> exponential(Vector<float, kBytes> x, const Last& last) {
+  using Floats = Vector<float, kBytes>;
+  using Integers = typename VectorOf<float, kBytes>::Integers;
+  const Floats floor = Floats{} - 87.0f;
+  const Floats clamped = x < floor ? floor : x;
   // Adding 1.5 * 2^23 rounds to an integer, which stays in the low bits of the sum.
-  const Vector<float> shifted = clamped * 1.44269504f + 12582912.0f;
-  const Vector<float> n = shifted - 12582912.0f;
-  const Vector<float> r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
-  Vector<float> p = spread(1.98412698e-4f);
+  const Floats shifted = clamped * 1.44269504f + 12582912.0f;
+  const Floats n = shifted - 12582912.0f;
+  const Floats r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats p = Floats{} + 1.98412698e-4f;
   p = p * r + 1.38888889e-3f;
   p = p * r + 8.33333333e-3f;
   p = p * r + 4.16666667e-2f;
   p = p * r + 1.66666667e-1f;
   p = p * r + 0.5f;
   p = p * r + 1.0f;
-  p = p * r + 1.0f;
   const Integers power = (bits_as<Integers>(shifted) << 23) + (127 << 23);
-  return select<float>(x < -87.0f, Vector<float>{}, p * bits_as<Vector<float>>(power));
+  return last(p, r, bits_as<Floats>(power));
 }
 
-RIFFLEMIX_INLINE Vector<double> exp_of_negative(Vector<double> x) {
-  for (int i = 0; i < kLanes<double>; ++i) x[i] = std::exp(x[i]);
-  return x;
+// exp of numbers not above 0, within 2 units in the last place; below -87 it is 0.
+template <class A, int kBytes = kVectorBytes>
+RIFFLEMIX_INLINE Vector<A, kBytes> exp_of_negative(Vector<A, kBytes> x) {
+  using Values = Vector<A, kBytes>;
+  if constexpr (sizeof(A) == 4) {
+    const Values y = exponential<kBytes>(x, [](Values p, Values r, Values power) {
+      return (p * r + 1.0f) * power;
+    });
+    return x < Values{} - 87.0f ? Values{} : y;
+  } else {
+    for (int i = 0; i < kBytes / 8; ++i) x[i] = std::exp(x[i]);
+    return x;
+  }
+}
+
+// exp(x) - 1 of numbers not above 0, within 2 units in the last place.
+template <class A, int kBytes = kVectorBytes>
+RIFFLEMIX_INLINE Vector<A, kBytes> exp_less_one(Vector<A, kBytes> x) {
+  using Values = Vector<A, kBytes>;
+  if constexpr (sizeof(A) == 4) {
+    return exponential<kBytes>(x, [](Values p, Values r, Values power) {
+      return p * r * power + (power - 1.0f);
+    });
+  } else {
+    for (int i = 0; i < kBytes / 8; ++i) x[i] = std::expm1(x[i]);
+    return x;
+  }
 }
 
 }  // namespace rifflemix

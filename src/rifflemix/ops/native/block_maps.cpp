@@ -1,0 +1,403 @@
+// Block-diagonal maps of features in butterfly order, one after the other with activations between,
+// and the gradients of all of them.
+//
+// Rows are worked on in tiles that are transposed: a feature of all rows of a tile lies side by
+// side, so that blocks of any width fill whole vectors, and their order costs nothing. A tile stays
+// in a processor's cache from the first map to the last; backward finds what lies between again.
+
+#include <type_traits>
+
+#include "activations.h"
+#include "threads.h"
+#include "tokens.h"
+#include "transpose.h"
+
+namespace rifflemix::block_maps {
+
+struct Sizes {
+  int64_t outer, inner, maps;  // rows, and maps of them
+  int64_t x_across, y_across;  // rows lie side by side, not features
+  int64_t threads, element_bytes;
+};
+
+struct Map {
+  int64_t blocks, in, out;        // features of a block
+  int64_t in_stride, out_stride;  // how far apart the features of a block are
+  int64_t has_bias;
+  int64_t activation;  // after it
+
+  int64_t weights() const { return blocks * in * out; }
+  int64_t parameters() const { return weights() + has_bias * blocks * out; }
+};
+
+// Chunks of tiles that are summed apart and then in order: as many for any number of threads.
+constexpr int64_t kChunks = 16;
+
+// (outer, inner, features) as they lie in memory; the tokens of `view` are rows, or features where
+// rows lie side by side.
+struct Features {
+  View view;
+  bool across;
+  int64_t count, element_bytes;
+
+  View from_row(int64_t row) const {
+    View moved = view;
+    moved.data = static_cast<char*>(view.data) + row * element_bytes;
+    return moved;
+  }
+};
+
+// Rows [first, first + count) of one outer index, `rows` with those that are filled up with zeros.
+struct Tile {
+  int64_t b, first, count, rows;
+};
+
+template <class A>
+struct Problem {
+  Sizes sizes;
+  const Map* maps;
+  Rows<A> io;
+  Features x, y;  // y or its gradient
+  Features grad_x;
+  const A* parameters;  // of each map the weight, then the bias
+  A* grad_parameters;   // null where not asked for, as is the data of grad_x
+  int64_t rows, tiles_each;  // of a tile, and tiles of an outer index
+  int64_t widest;            // features between maps
+
+  Tile tile(int64_t index) const {
+    const int64_t first = index % tiles_each * rows;
+    const int64_t count = std::min(rows, sizes.inner - first);
+    return {index / tiles_each, first, count, whole_panels<A>(count)};
+  }
+  int64_t tiles() const { return sizes.outer * tiles_each; }
+  const Map& last() const { return maps[sizes.maps - 1]; }
+};
+
+// A square of as many numbers as a 32-byte vector has: to[j * to_row + i] = from(i)[j].
+template <class A>
+constexpr int64_t kSquare = permutation::kVectorBytes / sizeof(A);
+
+template <class A, class From>
+RIFFLEMIX_INLINE void transpose_square(const From& from, A* to, int64_t to_row) {
+  using Bits = typename std::conditional<sizeof(A) == 4, int32_t, int64_t>::type;
+  permutation::transpose<Bits>(
+      [&](int64_t i) { return reinterpret_cast<const Bits*>(from(i)); },
+      reinterpret_cast<Bits*>(to), to_row);
+}
+
+// Feature 0 of block k; feature i is i * stride further.
+RIFFLEMIX_INLINE int64_t place(int64_t k, int64_t width, int64_t stride) {
+  return k / stride * stride * width + k % stride;
+}
+
+// A tile's features, transposed, and room to transpose them in.
+template <class A>
+struct Columns {
+  const Features& of;
+  const Rows<A>& io;
+  int64_t padded;
+  std::vector<A> data, scratch;
+
+  RIFFLEMIX_INLINE Columns(const Features& features, const Rows<A>& rows_io, int64_t rows)
+      : of(features), io(rows_io), padded(whole_panels<A>(features.count)), data(padded * rows),
+        scratch(features.across ? 0 : padded * rows) {}
+
+  RIFFLEMIX_INLINE void read(const Tile& t) {
+    if (of.across) {
+      io.pack(of.from_row(t.first), {t.b, 0, 0, of.count}, t.count, t.rows, A(1), data.data());
+      return;
+    }
+    io.pack(of.view, {t.b, 0, t.first, t.first + t.count}, of.count, padded, A(1),
+            scratch.data());
+    std::fill(&scratch[t.count * padded], &scratch[0] + t.rows * padded, A(0));
+    swap(scratch.data(), padded, data.data(), t.rows, t.rows, of.count);
+  }
+
+  RIFFLEMIX_INLINE void write(const Tile& t) {
+    if (of.across) {
+      io.write(data.data(), t.rows, t.count, A(1), of.from_row(t.first), {t.b, 0, 0, of.count});
+      return;
+    }
+    swap(data.data(), t.rows, scratch.data(), padded, of.count, t.rows);
+    io.write(scratch.data(), padded, of.count, A(1), of.view,
+             {t.b, 0, t.first, t.first + t.count});
+  }
+
+  // to[j][i] = from[i][j], in whole squares.
+  static RIFFLEMIX_INLINE void swap(const A* from, int64_t from_row, A* to, int64_t to_row,
+                                    int64_t rows, int64_t columns) {
+    for (int64_t i = 0; i < rows; i += kSquare<A>) {
+      for (int64_t j = 0; j < columns; j += kSquare<A>) {
+        transpose_square<A>([&](int64_t of) { return from + (i + of) * from_row + j; },
+                            to + j * to_row + i, to_row);
+      }
+    }
+  }
+};
+
+// The features of a tile after a map with these parameters, before its activation.
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void map_tile(const Map& m, const A* weight, const Tile& t, const A* x, A* y) {
+  const A* bias = weight + m.weights();
+  for (int64_t k = 0; k < m.blocks; ++k) {
+    A* to = y + place(k, m.out, m.out_stride) * t.rows;
+    for (int64_t i = 0; i < m.out && m.has_bias; ++i) {
+      std::fill_n(to + i * m.out_stride * t.rows, t.rows, bias[k * m.out + i]);
+    }
+    multiply_whole<kBytes, A>(m.out, m.in, t.rows, {weight + k * m.in * m.out, 1, m.out},
+                              x + place(k, m.in, m.in_stride) * t.rows, m.in_stride * t.rows, to,
+                              m.out_stride * t.rows, m.has_bias != 0);
+  }
+}
+
+// The gradient of what came to a map, from that of what left it.
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void map_back(const Map& m, const A* weight, const Tile& t, const A* grad_y,
+                               A* grad_x) {
+  for (int64_t k = 0; k < m.blocks; ++k) {
+    multiply_whole<kBytes, A>(m.in, m.out, t.rows, {weight + k * m.in * m.out, m.out, 1},
+                              grad_y + place(k, m.out, m.out_stride) * t.rows,
+                              m.out_stride * t.rows,
+                              grad_x + place(k, m.in, m.in_stride) * t.rows, m.in_stride * t.rows,
+                              false);
+  }
+}
+
+template <class A>
+constexpr int64_t whole_vectors(int64_t count) {
+  return (count + kLanes<A> - 1) / kLanes<A> * kLanes<A>;
+}
+
+// Sums over the rows of some tiles, as parameters lie but with rows of whole vectors.
+template <class A>
+struct Sums {
+  const Problem<A>& p;
+  std::vector<A> sums;
+
+  explicit Sums(const Problem<A>& problem) : p(problem) {
+    int64_t count = 0;
+    for (int64_t l = 0; l < p.sizes.maps; ++l) count += size(p.maps[l]);
+    sums.resize(count);
+  }
+
+  static int64_t size(const Map& m) { return m.blocks * (m.in + 1) * whole_vectors<A>(m.out); }
+
+  // To `into`, the sums of this map; `rows` and `products` have room for one block's.
+  template <int kBytes>
+  static RIFFLEMIX_INLINE void add(const Map& m, const Tile& t, const A* x, const A* grad, A* rows,
+                                   A* products, A* into) {
+    const int64_t wide = whole_vectors<A>(m.out);
+    A* bias = into + m.blocks * m.in * wide;
+    for (int64_t k = 0; k < m.blocks; ++k) {
+      collect(m, t, grad + place(k, m.out, m.out_stride) * t.rows, rows);
+      const Matrix<const A> values{x + place(k, m.in, m.in_stride) * t.rows, m.in_stride * t.rows,
+                                   1};
+      multiply_whole<kBytes, A>(m.in, t.rows, wide, values, rows, wide, products, wide, false);
+      for (int64_t j = 0; j < m.in * wide; j += kLanes<A>, into += kLanes<A>) {
+        store(into, load(into) + load(products + j));
+      }
+      for (int64_t j = 0; j < wide; j += kLanes<A>, bias += kLanes<A>) {
+        Vector<A> sum{};
+        for (int64_t r = 0; r < t.rows; ++r) sum += load(rows + r * wide + j);
+        store(bias, load(bias) + sum);
+      }
+    }
+  }
+
+  // The gradients of a block by row: those of the features that it has, then anything finite.
+  static RIFFLEMIX_INLINE void collect(const Map& m, const Tile& t, const A* grad, A* rows) {
+    const int64_t wide = whole_vectors<A>(m.out), apart = m.out_stride * t.rows, last = m.out - 1;
+    for (int64_t i = 0; i < wide; i += kSquare<A>) {
+      for (int64_t r = 0; r < t.rows; r += kSquare<A>) {
+        transpose_square<A>([&](int64_t of) { return grad + std::min(i + of, last) * apart + r; },
+                            rows + r * wide + i, wide);
+      }
+    }
+  }
+};
+
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void map_tiles_of(const Problem<A>& p, int64_t first, int64_t last) {
+  Columns<A> x(p.x, p.io, p.rows), y(p.y, p.io, p.rows);
+  std::vector<A> between[2] = {std::vector<A>(p.widest * p.rows),
+                               std::vector<A>(p.widest * p.rows)};
+  for (int64_t tile = first; tile < last; ++tile) {
+    const Tile t = p.tile(tile);
+    x.read(t);
+    const A* from = x.data.data();
+    const A* parameters = p.parameters;
+    for (int64_t l = 0; l < p.sizes.maps; ++l) {
+      const Map& m = p.maps[l];
+      A* to = l + 1 < p.sizes.maps ? between[l % 2].data() : y.data.data();
+      map_tile<kBytes>(m, parameters, t, from, to);
+      activate<A, kBytes>(m.activation, m.blocks * m.out * t.rows, to, nullptr);
+      from = to;
+      parameters += m.parameters();
+    }
+    y.write(t);
+  }
+}
+
+// What the gradients of a tile need: what comes to each map, and the slopes of its activation.
+template <class A>
+struct Trace {
+  const Problem<A>& p;
+  std::vector<A*> comes, slopes;
+  std::vector<A> data;
+
+  RIFFLEMIX_INLINE Trace(const Problem<A>& problem, A* x)
+      : p(problem), comes(p.sizes.maps + 1), slopes(p.sizes.maps) {
+    const int64_t room = std::max(p.widest, p.y.count) * p.rows;
+    data.resize(2 * p.sizes.maps * room);
+    comes[0] = x;
+    for (int64_t l = 0; l < p.sizes.maps; ++l) {
+      comes[l + 1] = &data[2 * l * room];
+      slopes[l] = comes[l + 1] + room;
+    }
+  }
+
+  template <int kBytes>
+  RIFFLEMIX_INLINE void follow(const Tile& t) {
+    const A* parameters = p.parameters;
+    for (int64_t l = 0; l < p.sizes.maps; ++l) {
+      const Map& m = p.maps[l];
+      if (l + 1 == p.sizes.maps && m.activation == kNone) return;
+      map_tile<kBytes>(m, parameters, t, comes[l], comes[l + 1]);
+      activate<A, kBytes>(m.activation, m.blocks * m.out * t.rows, comes[l + 1], slopes[l]);
+      parameters += m.parameters();
+    }
+  }
+};
+
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void sum_tiles_of(Sums<A>& sums, int64_t first, int64_t last) {
+  const Problem<A>& p = sums.p;
+  Columns<A> x(p.x, p.io, p.rows), grad(p.y, p.io, p.rows), grad_x(p.grad_x, p.io, p.rows);
+  Trace<A> trace(p, x.data.data());
+  std::vector<A> between[2] = {std::vector<A>(p.widest * p.rows),
+                               std::vector<A>(p.widest * p.rows)};
+  int64_t rows = 0, products = 0;
+  for (int64_t l = 0; l < p.sizes.maps; ++l) {
+    rows = std::max(rows, whole_vectors<A>(p.maps[l].out) * p.rows);
+    products = std::max(products, whole_vectors<A>(p.maps[l].out) * p.maps[l].in);
+  }
+  std::vector<A> by_row(rows), product(products);
+  for (int64_t tile = first; tile < last; ++tile) {
+    const Tile t = p.tile(tile);
+    x.read(t);
+    trace.template follow<kBytes>(t);
+    grad.read(t);
+    A* from = grad.data.data();
+    const A* parameters = p.parameters;
+    A* into = sums.sums.data() + sums.sums.size();
+    for (int64_t l = 0; l < p.sizes.maps; ++l) parameters += p.maps[l].parameters();
+    for (int64_t l = p.sizes.maps - 1; l >= 0; --l) {
+      const Map& m = p.maps[l];
+      parameters -= m.parameters();
+      into -= Sums<A>::size(m);
+      for (int64_t i = 0; i < m.blocks * m.out * t.rows && m.activation != kNone; i += kLanes<A>) {
+        store(from + i, load(from + i) * load(trace.slopes[l] + i));
+      }
+      if (p.grad_parameters != nullptr) {
+        Sums<A>::template add<kBytes>(m, t, trace.comes[l], from, by_row.data(), product.data(), into);
+      }
+      if (l == 0 && p.grad_x.view.data == nullptr) break;
+      A* to = l > 0 ? between[l % 2].data() : grad_x.data.data();
+      map_back<kBytes>(m, parameters, t, from, to);
+      from = to;
+    }
+    if (p.grad_x.view.data != nullptr) grad_x.write(t);
+  }
+}
+
+#define RIFFLEMIX_BLOCK_MAP_TILES(A)                                                             \
+  RIFFLEMIX_DISPATCH(void, map_tiles, (const Problem<A>& p, int64_t first, int64_t last),        \
+                     (p, first, last), { map_tiles_of<kBytes>(p, first, last); })                      \
+  RIFFLEMIX_DISPATCH(void, sum_tiles, (Sums<A>& sums, int64_t first, int64_t last),              \
+                     (sums, first, last), { sum_tiles_of<kBytes>(sums, first, last); })
+RIFFLEMIX_BLOCK_MAP_TILES(float)
+RIFFLEMIX_BLOCK_MAP_TILES(double)
+
+// The chunks' sums in order, without what fills up the vectors.
+template <class A>
+void add_chunks(const Problem<A>& p, const std::vector<Sums<A>>& chunks) {
+  A* total = p.grad_parameters;
+  int64_t at = 0;
+  for (int64_t l = 0; l < p.sizes.maps; ++l) {
+    const Map& m = p.maps[l];
+    const int64_t all = m.blocks * (m.in + 1), wanted = m.blocks * (m.in + m.has_bias);
+    for (int64_t row = 0; row < all; ++row, at += whole_vectors<A>(m.out)) {
+      if (row >= wanted) continue;
+      std::copy_n(&chunks[0].sums[at], m.out, total);
+      for (std::size_t c = 1; c < chunks.size(); ++c) {
+        for (int64_t i = 0; i < m.out; ++i) total[i] += chunks[c].sums[at + i];
+      }
+      total += m.out;
+    }
+  }
+}
+
+template <class A>
+int run(const Problem<A>& p, bool backward) {
+  const int64_t tiles = p.tiles();
+  const int threads = static_cast<int>(p.sizes.threads);
+  return guarded([&] {
+    if (!backward) {
+      parallel_for(tiles, threads,
+                   [&](int64_t first, int64_t last) { map_tiles(p, first, last); });
+      return 0;
+    }
+    std::vector<Sums<A>> chunks(std::min(kChunks, std::max<int64_t>(tiles, 1)), Sums<A>(p));
+    const int64_t count = static_cast<int64_t>(chunks.size());
+    parallel_for(count, threads, [&](int64_t first, int64_t last) {
+      for (int64_t c = first; c < last; ++c) {
+        sum_tiles(chunks[c], c * tiles / count, (c + 1) * tiles / count);
+      }
+    });
+    if (p.grad_parameters != nullptr) add_chunks(p, chunks);
+    return 0;
+  });
+}
+
+// `tensors`: x, parameters, y; or, where there are two more, its gradient, and those of x and the
+// parameters, either of which may be null. `strides`: for x, y and the gradient of x that of outer,
+// and of rows, or of features where rows lie side by side.
+template <class T>
+int call(Sizes s, const Map* maps, void* const* tensors, const int64_t* strides, bool backward) {
+  using A = Acc<T>;
+  bool by_row = !s.x_across && !s.y_across;  // and rows are equally far apart
+  for (int i = 0; i < 6; i += 2) by_row = by_row && strides[i] == s.inner * strides[i + 1];
+  if (by_row) {
+    s.inner *= s.outer;
+    s.outer = 1;
+  }
+  const int64_t in = maps[0].blocks * maps[0].in;
+  const int64_t out = maps[s.maps - 1].blocks * maps[s.maps - 1].out;
+  int64_t widest = 0;
+  for (int64_t l = 0; l + 1 < s.maps; ++l) widest = std::max(widest, maps[l].blocks * maps[l].out);
+  const auto features = [&](int which, int64_t count, int64_t across) {
+    return Features{{tensors[which == 2 ? 3 : 2 * which], strides[2 * which], 0,
+                     strides[2 * which + 1]}, across != 0, count, s.element_bytes};
+  };
+  // A tile of either side stays within some 32 KB.
+  const int64_t most = (int64_t{1} << 13) / std::max({in, out, widest}) / 16 * 16;
+  const int64_t rows = std::clamp<int64_t>(most, 16, 64);
+  const Problem<A> p{s, maps, rows_of<T>(), features(0, in, s.x_across),
+                     features(1, out, s.y_across), features(2, in, s.x_across),
+                     static_cast<const A*>(tensors[1]), static_cast<A*>(tensors[4]), rows,
+                     (s.inner + rows - 1) / rows, widest};
+  return run<A>(p, backward);
+}
+
+}  // namespace rifflemix::block_maps
+
+#define RIFFLEMIX_BLOCK_MAPS(name, T)                                                       \
+  RIFFLEMIX_EXPORT int rifflemix_block_maps_##name(                                         \
+      const rifflemix::block_maps::Sizes* sizes, const rifflemix::block_maps::Map* maps,    \
+      void* const* tensors, const int64_t* strides, int64_t backward) {                     \
+    return rifflemix::block_maps::call<T>(*sizes, maps, tensors, strides, backward != 0);   \
+  }
+RIFFLEMIX_BLOCK_MAPS(float32, float)
+RIFFLEMIX_BLOCK_MAPS(float64, double)
+RIFFLEMIX_BLOCK_MAPS(bfloat16, rifflemix::Bfloat16)
+RIFFLEMIX_BLOCK_MAPS(float16, rifflemix::Float16)
