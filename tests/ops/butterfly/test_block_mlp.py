@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import subprocess
+from ctypes import CDLL
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import rifflemix as rm
-from rifflemix.ops import BlockMap, block_linear, block_mlp
+from rifflemix.ops import BlockMap, block_linear, block_mlp, native
+from rifflemix.ops.butterfly import cpu
 from rifflemix.ops.native import instruction_level
 
 needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
@@ -181,6 +187,22 @@ def test_backward_keeps_only_the_input_and_the_parameters() -> None:
 
 
 @needs_kernels
+def test_auto_takes_the_kernel_where_it_is_faster() -> None:
+    """It spares a chain what lies between, so blocks may be wider than those of a single map."""
+
+    def is_taken(width: int, rows: int, length: int) -> bool:
+        weight = torch.randn(8, width, width)
+        with torch.profiler.profile() as profile:
+            block_mlp(torch.randn(rows, 8 * width), length * [BlockMap(weight)])
+        return "rifflemix::block_maps" in {event.key for event in profile.key_averages()}
+
+    assert is_taken(32, 300, 2)
+    assert not is_taken(32, 300, 1)
+    assert not is_taken(33, 300, 2)
+    assert not is_taken(8, 300, 2)
+
+
+@needs_kernels
 def test_only_what_is_asked_for_has_a_gradient() -> None:
     maps = make_maps(6, [(3, 4), (3, 2)], ["gelu", None])
     tensors = [torch.randn(20, 6), *(t for m in maps for t in m[:2] if t is not None)]
@@ -202,6 +224,31 @@ def test_compiled_and_mapped_it_is_the_same() -> None:
     torch.testing.assert_close(mapped, expected)
     compiled = torch.compile(lambda x: block_mlp(x, maps), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), expected)
+
+
+@pytest.mark.slow
+@needs_kernels
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
+@pytest.mark.parametrize(("instructions", "level"), [("x86-64-v3", 3), ("x86-64-v4", 4)])
+def test_instruction_sets(
+    instructions: str, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each set that the library holds, built alone; the shorter vectors are for any processor."""
+    if native.instruction_level() < level:
+        pytest.skip("this processor cannot run it")
+    sources = [str(native._FOLDER / f"{name}.cpp") for name in ("block_maps", "tokens", "threads")]
+    flags = ["-std=c++17", "-O2", "-fno-math-errno", "-Wno-psabi", "-pthread", "-fPIC", "-shared"]
+    alone = ["-DRIFFLEMIX_ONE_INSTRUCTION_SET", f"-march={instructions}"]
+    library = tmp_path / "kernels.so"
+    subprocess.run(["g++", *flags, *alone, *sources, "-o", library], check=True, timeout=300)
+    monkeypatch.setattr(cpu, "_KERNELS", CDLL(str(library)))
+    for dtype, rows in itertools.product((torch.float32, torch.float64), (1, 17, 64, 131)):
+        maps = make_maps(12, [(6, 1), (3, 9), (3, 17), (3, 4)], ["gelu", "elu", None, "gelu"])
+        maps = [m._replace(weight=m.weight.to(dtype), bias=None) for m in maps]
+        x, grad = torch.randn(2, rows, 12, dtype=dtype), torch.randn(2, rows, 12, dtype=dtype)
+        found = results(x, maps, grad, lambda x, maps: block_mlp(x, maps, backend="cpu"))
+        for ours, theirs in zip(found, results(x, maps, grad, one_by_one), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
 
 
 def test_no_rows() -> None:

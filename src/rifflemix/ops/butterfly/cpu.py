@@ -36,8 +36,10 @@ _KERNELS = library()
 # Without vector instructions torch's matrix products are faster.
 _HAS_VECTORS = instruction_level() >= 2
 _FEWEST_ROWS = 16  # that lie side by side, for which the kernel reads them so
-# For fewer numbers, or where blocks are wider on both sides, torch's products are as fast.
-_LARGE, _NARROW = 1 << 16, 12
+# For fewer numbers, or where blocks are wider on both sides, torch's products are as fast: those of
+# a single map, and those of a chain, which the kernel spares what lies between.
+_LARGE = 1 << 16
+_NARROW, _NARROW_IN_CHAIN = 12, 32
 
 
 _ACTIVATIONS = {None: 0, "gelu": 1, "elu": 2}  # as in ops/native/activations.h
@@ -84,7 +86,8 @@ def supports(x: Tensor, maps: Sequence[BlockMap]) -> bool:
 
 def pays(x: Tensor, maps: Sequence[BlockMap]) -> bool:
     """Whether the kernel is faster than torch's matrix products."""
-    return x.numel() >= _LARGE and all(min(m.weight.shape[1:]) <= _NARROW for m in maps)
+    widest = _NARROW if len(maps) == 1 else _NARROW_IN_CHAIN
+    return x.numel() >= _LARGE and all(min(m.weight.shape[1:]) <= widest for m in maps)
 
 
 def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:

@@ -164,11 +164,11 @@ RIFFLEMIX_INLINE void map_back(const Map& m, const A* weight, const Tile& t, con
 }
 
 template <class A>
-constexpr int64_t whole_vectors(int64_t count) {
-  return (count + kLanes<A> - 1) / kLanes<A> * kLanes<A>;
+constexpr int64_t whole_squares(int64_t count) {
+  return (count + kSquare<A> - 1) / kSquare<A> * kSquare<A>;
 }
 
-// Sums over the rows of some tiles, as parameters lie but with rows of whole vectors.
+// Sums over the rows of some tiles, as parameters lie but with rows of whole squares.
 template <class A>
 struct Sums {
   const Problem<A>& p;
@@ -180,13 +180,13 @@ struct Sums {
     sums.resize(count);
   }
 
-  static int64_t size(const Map& m) { return m.blocks * (m.in + 1) * whole_vectors<A>(m.out); }
+  static int64_t size(const Map& m) { return m.blocks * (m.in + 1) * whole_squares<A>(m.out); }
 
   // To `into`, the sums of this map; `rows` and `products` have room for one block's.
   template <int kBytes>
   static RIFFLEMIX_INLINE void add(const Map& m, const Tile& t, const A* x, const A* grad, A* rows,
                                    A* products, A* into) {
-    const int64_t wide = whole_vectors<A>(m.out);
+    const int64_t wide = whole_squares<A>(m.out);
     A* bias = into + m.blocks * m.in * wide;
     for (int64_t k = 0; k < m.blocks; ++k) {
       collect(m, t, grad + place(k, m.out, m.out_stride) * t.rows, rows);
@@ -206,7 +206,7 @@ struct Sums {
 
   // The gradients of a block by row: those of the features that it has, then anything finite.
   static RIFFLEMIX_INLINE void collect(const Map& m, const Tile& t, const A* grad, A* rows) {
-    const int64_t wide = whole_vectors<A>(m.out), apart = m.out_stride * t.rows, last = m.out - 1;
+    const int64_t wide = whole_squares<A>(m.out), apart = m.out_stride * t.rows, last = m.out - 1;
     for (int64_t i = 0; i < wide; i += kSquare<A>) {
       for (int64_t r = 0; r < t.rows; r += kSquare<A>) {
         transpose_square<A>([&](int64_t of) { return grad + std::min(i + of, last) * apart + r; },
@@ -278,8 +278,8 @@ RIFFLEMIX_INLINE void sum_tiles_of(Sums<A>& sums, int64_t first, int64_t last) {
                                std::vector<A>(p.widest * p.rows)};
   int64_t rows = 0, products = 0;
   for (int64_t l = 0; l < p.sizes.maps; ++l) {
-    rows = std::max(rows, whole_vectors<A>(p.maps[l].out) * p.rows);
-    products = std::max(products, whole_vectors<A>(p.maps[l].out) * p.maps[l].in);
+    rows = std::max(rows, whole_squares<A>(p.maps[l].out) * p.rows);
+    products = std::max(products, whole_squares<A>(p.maps[l].out) * p.maps[l].in);
   }
   std::vector<A> by_row(rows), product(products);
   for (int64_t tile = first; tile < last; ++tile) {
@@ -318,7 +318,7 @@ RIFFLEMIX_INLINE void sum_tiles_of(Sums<A>& sums, int64_t first, int64_t last) {
 RIFFLEMIX_BLOCK_MAP_TILES(float)
 RIFFLEMIX_BLOCK_MAP_TILES(double)
 
-// The chunks' sums in order, without what fills up the vectors.
+// The chunks' sums in order, without what fills up the squares.
 template <class A>
 void add_chunks(const Problem<A>& p, const std::vector<Sums<A>>& chunks) {
   A* total = p.grad_parameters;
@@ -326,7 +326,7 @@ void add_chunks(const Problem<A>& p, const std::vector<Sums<A>>& chunks) {
   for (int64_t l = 0; l < p.sizes.maps; ++l) {
     const Map& m = p.maps[l];
     const int64_t all = m.blocks * (m.in + 1), wanted = m.blocks * (m.in + m.has_bias);
-    for (int64_t row = 0; row < all; ++row, at += whole_vectors<A>(m.out)) {
+    for (int64_t row = 0; row < all; ++row, at += whole_squares<A>(m.out)) {
       if (row >= wanted) continue;
       std::copy_n(&chunks[0].sums[at], m.out, total);
       for (std::size_t c = 1; c < chunks.size(); ++c) {

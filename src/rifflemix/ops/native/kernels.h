@@ -57,12 +57,19 @@
 #define RIFFLEMIX_AVX2
 #define RIFFLEMIX_DISPATCH(Result, name, parameters, arguments, ...) \
   [[maybe_unused]] static Result name parameters {                   \
-    [[maybe_unused]] constexpr int kBytes = 16;                      \
+    [[maybe_unused]] constexpr int kBytes = rifflemix::kVectorBytes; \
     __VA_ARGS__                                                      \
   }
 #endif
 
 namespace rifflemix {
+
+// Of vectors that all sets have. Longer than the processor's own, a vector would live in memory.
+#if defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+#else
+constexpr int kVectorBytes = 32;
+#endif
 
 // 4: AVX-512 (x86-64-v4), 3: AVX2 (x86-64-v3), 2: NEON, 1: another architecture, 0: an x86
 // processor without AVX2, on which no kernel may be called.

@@ -20,13 +20,6 @@ struct Float16 {
   uint16_t bits;
 };
 
-// Longer than the processor's own, a vector would live in memory.
-#if defined(__aarch64__)
-constexpr int kVectorBytes = 16;
-#else
-constexpr int kVectorBytes = 32;
-#endif
-
 template <class A, int kBytes = kVectorBytes>
 struct VectorOf;
 template <int kBytes>
