@@ -20,6 +20,7 @@ import write_mixers
 from results_beyond import grouped, sharding, text
 from results_common import RESULTS, Answer, by_time, listed, pages, read, scores, task_title
 from results_host import one_host
+from results_mlps import butterfly_mlps
 from results_peers import packages
 from results_pictures import Curve, Mark, Row, curves, dots, verdicts
 from results_plateau import plateau
@@ -46,7 +47,7 @@ Every file names its machine, two CPU cores where the page does not say otherwis
 def answers() -> list[Answer]:
     """All of the page, in its order."""
     return [which_mixer(), accuracy(), one_task(), small_tasks(), text(), grouped(),
-            speed(), memory(), packages(), decoding(), sharding(), distillation(), printed(),
+            speed(), memory(), butterfly_mlps(), packages(), decoding(), sharding(), distillation(), printed(),
             one_host(), plateau(), claims(), estimates()]  # fmt: skip
 
 
