@@ -47,8 +47,8 @@ Every file names its machine, two CPU cores where the page does not say otherwis
 def answers() -> list[Answer]:
     """All of the page, in its order."""
     return [which_mixer(), accuracy(), one_task(), small_tasks(), text(), grouped(),
-            speed(), memory(), butterfly_mlps(), packages(), decoding(), sharding(), distillation(), printed(),
-            one_host(), plateau(), claims(), estimates()]  # fmt: skip
+            speed(), memory(), packages(), butterfly_mlps(), decoding(), sharding(),
+            distillation(), printed(), one_host(), plateau(), claims(), estimates()]  # fmt: skip
 
 
 def accuracy() -> Answer:
