@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import pickle
 from collections import deque
 from pathlib import Path
@@ -210,6 +211,9 @@ def test_damage_is_named(rows: list[str], words: str, data: Path) -> None:
         load_task("esol", data_dir=data)
     assert "esol_delaney.csv" in str(caught.value)
     assert "\n" not in str(caught.value)
+    # The error is alive, and its traceback: no file is open for it.
+    held = [os.path.realpath(path) for path in Path("/proc/self/fd").glob("*")]
+    assert not any("esol_delaney.csv" in name for name in held)
 
 
 def test_missing_file_and_bad_options(table: Path, data: Path) -> None:

@@ -39,7 +39,7 @@ _FEWEST_ROWS = 16  # that lie side by side, for which the kernel reads them so
 # For fewer numbers, or where blocks are wider on both sides, torch's products are as fast: those of
 # a single map, and those of a chain, which the kernel spares what lies between.
 _LARGE = 1 << 16
-_NARROW, _NARROW_IN_CHAIN = 12, 32
+_NARROW, _NARROW_IN_CHAIN = 12, 32 if instruction_level() == 4 else 16
 
 
 _ACTIVATIONS = {None: 0, "gelu": 1, "elu": 2}  # as in ops/native/activations.h

@@ -42,14 +42,14 @@ RIFFLEMIX_INLINE void activate(int64_t kind, int64_t count, A* x, A* slopes) {
     const Values v = load_as<Values>(x + i);
     const Values bell = exp_of_negative<A, kBytes>(v * v * A(-0.5));
     const Values below = normal_below<A, kBytes>(v, bell);
-    store_as<Values>(x + i, v * below);
-    if (slopes != nullptr) store_as<Values>(slopes + i, below + v * bell * A(0.398942280401432678));
+    store_as(x + i, v * below);
+    if (slopes != nullptr) store_as(slopes + i, below + v * bell * A(0.398942280401432678));
   }
   for (int64_t i = 0; i < count && kind == kElu; i += lanes) {
     const Values v = load_as<Values>(x + i);
     const Values less = exp_less_one<A, kBytes>(v < A(0) ? v : Values{});
-    store_as<Values>(x + i, v < A(0) ? less : v);
-    if (slopes != nullptr) store_as<Values>(slopes + i, v < A(0) ? less + A(1) : Values{} + A(1));
+    store_as(x + i, v < A(0) ? less : v);
+    if (slopes != nullptr) store_as(slopes + i, v < A(0) ? less + A(1) : Values{} + A(1));
   }
 }
 

@@ -269,51 +269,68 @@ struct Trace {
   }
 };
 
+// Room for gradients between maps, and for those of one block's weight.
+template <class A>
+struct Room {
+  std::vector<A> between[2], rows, products;
+
+  explicit Room(const Problem<A>& p) {
+    for (std::vector<A>& one : between) one.resize(p.widest * p.rows);
+    for (const Map* m = p.maps; m < p.maps + p.sizes.maps; ++m) {
+      const std::size_t wide = whole_squares<A>(m->out);
+      rows.resize(std::max(rows.size(), wide * p.rows));
+      products.resize(std::max(products.size(), wide * m->in));
+    }
+  }
+};
+
+// From the last map to the first: `grad` is that of a tile's y, `grad_x` that of its x or null.
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void go_back(Sums<A>& sums, const Tile& t, const Trace<A>& trace, A* grad,
+                              A* grad_x, Room<A>& room) {
+  const Problem<A>& p = sums.p;
+  const A* parameters = p.parameters;
+  for (int64_t l = 0; l < p.sizes.maps; ++l) parameters += p.maps[l].parameters();
+  A* into = sums.sums.data() + sums.sums.size();
+  for (int64_t l = p.sizes.maps - 1; l >= 0; --l) {
+    const Map& m = p.maps[l];
+    parameters -= m.parameters();
+    into -= Sums<A>::size(m);
+    for (int64_t i = 0; i < m.blocks * m.out * t.rows && m.activation != kNone; i += kLanes<A>) {
+      store(grad + i, load(grad + i) * load(trace.slopes[l] + i));
+    }
+    if (p.grad_parameters != nullptr) {
+      Sums<A>::template add<kBytes>(m, t, trace.comes[l], grad, room.rows.data(),
+                                    room.products.data(), into);
+    }
+    A* to = l > 0 ? room.between[l % 2].data() : grad_x;
+    if (to != nullptr) map_back<kBytes>(m, parameters, t, grad, to);
+    grad = to;
+  }
+}
+
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void sum_tiles_of(Sums<A>& sums, int64_t first, int64_t last) {
   const Problem<A>& p = sums.p;
+  const bool needs_x = p.grad_x.view.data != nullptr;
   Columns<A> x(p.x, p.io, p.rows), grad(p.y, p.io, p.rows), grad_x(p.grad_x, p.io, p.rows);
   Trace<A> trace(p, x.data.data());
-  std::vector<A> between[2] = {std::vector<A>(p.widest * p.rows),
-                               std::vector<A>(p.widest * p.rows)};
-  int64_t rows = 0, products = 0;
-  for (int64_t l = 0; l < p.sizes.maps; ++l) {
-    rows = std::max(rows, whole_squares<A>(p.maps[l].out) * p.rows);
-    products = std::max(products, whole_squares<A>(p.maps[l].out) * p.maps[l].in);
-  }
-  std::vector<A> by_row(rows), product(products);
+  Room<A> room(p);
   for (int64_t tile = first; tile < last; ++tile) {
     const Tile t = p.tile(tile);
     x.read(t);
     trace.template follow<kBytes>(t);
     grad.read(t);
-    A* from = grad.data.data();
-    const A* parameters = p.parameters;
-    A* into = sums.sums.data() + sums.sums.size();
-    for (int64_t l = 0; l < p.sizes.maps; ++l) parameters += p.maps[l].parameters();
-    for (int64_t l = p.sizes.maps - 1; l >= 0; --l) {
-      const Map& m = p.maps[l];
-      parameters -= m.parameters();
-      into -= Sums<A>::size(m);
-      for (int64_t i = 0; i < m.blocks * m.out * t.rows && m.activation != kNone; i += kLanes<A>) {
-        store(from + i, load(from + i) * load(trace.slopes[l] + i));
-      }
-      if (p.grad_parameters != nullptr) {
-        Sums<A>::template add<kBytes>(m, t, trace.comes[l], from, by_row.data(), product.data(), into);
-      }
-      if (l == 0 && p.grad_x.view.data == nullptr) break;
-      A* to = l > 0 ? between[l % 2].data() : grad_x.data.data();
-      map_back<kBytes>(m, parameters, t, from, to);
-      from = to;
-    }
-    if (p.grad_x.view.data != nullptr) grad_x.write(t);
+    go_back<kBytes>(sums, t, trace, grad.data.data(), needs_x ? grad_x.data.data() : nullptr,
+                    room);
+    if (needs_x) grad_x.write(t);
   }
 }
 
-#define RIFFLEMIX_BLOCK_MAP_TILES(A)                                                             \
-  RIFFLEMIX_DISPATCH(void, map_tiles, (const Problem<A>& p, int64_t first, int64_t last),        \
-                     (p, first, last), { map_tiles_of<kBytes>(p, first, last); })                      \
-  RIFFLEMIX_DISPATCH(void, sum_tiles, (Sums<A>& sums, int64_t first, int64_t last),              \
+#define RIFFLEMIX_BLOCK_MAP_TILES(A)                                                       \
+  RIFFLEMIX_DISPATCH(void, map_tiles, (const Problem<A>& p, int64_t first, int64_t last),  \
+                     (p, first, last), { map_tiles_of<kBytes>(p, first, last); })          \
+  RIFFLEMIX_DISPATCH(void, sum_tiles, (Sums<A>& sums, int64_t first, int64_t last),        \
                      (sums, first, last), { sum_tiles_of<kBytes>(sums, first, last); })
 RIFFLEMIX_BLOCK_MAP_TILES(float)
 RIFFLEMIX_BLOCK_MAP_TILES(double)

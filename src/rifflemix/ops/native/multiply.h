@@ -33,8 +33,8 @@ struct Panels {
 constexpr int kRowsAtOnce = 4;
 
 template <int kRows, int kVectors, int kBytes, class A>
-RIFFLEMIX_INLINE void multiply_rows(const A* a, int64_t row, int64_t column, int64_t inner,
-                                    const A* b, int64_t b_row, A* c, int64_t c_row, bool add) {
+RIFFLEMIX_INLINE void multiply_rows(Matrix<const A> a, int64_t inner, const A* b, int64_t b_row,
+                                    A* c, int64_t c_row, bool add) {
   using Values = Vector<A, kBytes>;
   constexpr int lanes = kBytes / sizeof(A);
   Values sums[kRows][kVectors];
@@ -47,27 +47,24 @@ RIFFLEMIX_INLINE void multiply_rows(const A* a, int64_t row, int64_t column, int
     Values values[kVectors];
     for (int v = 0; v < kVectors; ++v) values[v] = load_as<Values>(b + t * b_row + v * lanes);
     for (int i = 0; i < kRows; ++i) {
-      const Values factor = a[i * row + t * column] - Values{};  // spread, and no addition
+      const Values factor = a.data[i * a.row + t * a.column] - Values{};  // spread, no addition
       for (int v = 0; v < kVectors; ++v) sums[i][v] += factor * values[v];
     }
   }
   for (int i = 0; i < kRows; ++i) {
-    for (int v = 0; v < kVectors; ++v) {
-      store_as<Values>(c + i * c_row + v * lanes, sums[i][v]);
-    }
+    for (int v = 0; v < kVectors; ++v) store_as(c + i * c_row + v * lanes, sums[i][v]);
   }
 }
 
 // The last rows of a product, fewer than kRows.
 template <int kRows, int kVectors, int kBytes, class A>
-RIFFLEMIX_INLINE void multiply_rest(int64_t rows, const A* a, int64_t row, int64_t column,
-                                    int64_t inner, const A* b, int64_t b_row, A* c, int64_t c_row,
-                                    bool add) {
+RIFFLEMIX_INLINE void multiply_rest(int64_t rows, Matrix<const A> a, int64_t inner, const A* b,
+                                    int64_t b_row, A* c, int64_t c_row, bool add) {
   if constexpr (kRows > 1) {
     if (rows == kRows - 1) {
-      multiply_rows<kRows - 1, kVectors, kBytes>(a, row, column, inner, b, b_row, c, c_row, add);
+      multiply_rows<kRows - 1, kVectors, kBytes>(a, inner, b, b_row, c, c_row, add);
     } else {
-      multiply_rest<kRows - 1, kVectors, kBytes>(rows, a, row, column, inner, b, b_row, c, c_row, add);
+      multiply_rest<kRows - 1, kVectors, kBytes>(rows, a, inner, b, b_row, c, c_row, add);
     }
   }
 }
@@ -75,13 +72,10 @@ RIFFLEMIX_INLINE void multiply_rest(int64_t rows, const A* a, int64_t row, int64
 template <int kRows, int kVectors, int kBytes, class A>
 RIFFLEMIX_INLINE void multiply_panel(int64_t rows, int64_t inner, Matrix<const A> a, const A* b,
                                      int64_t b_row, A* c, int64_t c_row, bool add) {
-  int64_t i = 0;
-  for (; i + kRows <= rows; i += kRows) {
-    multiply_rows<kRows, kVectors, kBytes>(a.data + i * a.row, a.row, a.column, inner, b, b_row,
-                                   c + i * c_row, c_row, add);
+  for (; rows >= kRows; rows -= kRows, a.data += kRows * a.row, c += kRows * c_row) {
+    multiply_rows<kRows, kVectors, kBytes>(a, inner, b, b_row, c, c_row, add);
   }
-  multiply_rest<kRows, kVectors, kBytes>(rows - i, a.data + i * a.row, a.row, a.column, inner, b, b_row,
-                                 c + i * c_row, c_row, add);
+  multiply_rest<kRows, kVectors, kBytes>(rows, a, inner, b, b_row, c, c_row, add);
 }
 
 // C = A B, or C += A B; sums run over `inner` in order, whatever the sizes.

@@ -114,6 +114,7 @@ RIFFLEMIX_INLINE V load_as(const A* p) {
   return v;
 }
 
+// Of any length, without conversion.
 template <class V, class A>
 RIFFLEMIX_INLINE void store_as(A* p, V v) {
   std::memcpy(p, &v, sizeof(v));

@@ -12,7 +12,7 @@ import lzma
 import math
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
@@ -86,7 +86,7 @@ def read_text_lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, text
 
 
-def read_csv_lines(path: Path) -> Iterator[str]:
+def read_csv_lines(path: Path) -> Generator[str]:
     """Each line of a UTF-8 text with its end, as the csv module wants them; a field may hold ends.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -105,8 +106,9 @@ class Molecules(FileTask):
 
     def _decode(self, options: Options, paths: Paths, progress: Progress) -> Arrays:
         path = paths["table"]
-        rows = islice(read_csv(path, self.smiles, self.target), options["max_rows"])
-        return decode_molecules(path, rows, options["split"], progress)
+        with closing(read_csv(path, self.smiles, self.target)) as table:
+            rows = islice(table, options["max_rows"])
+            return decode_molecules(path, rows, options["split"], progress)
 
 
 def _card(name: str, title: str, source: str, licence: str, description: str) -> TaskCard:

@@ -7,7 +7,8 @@ import hashlib
 import importlib
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,14 @@ _BONDS = ("SINGLE", "DOUBLE", "TRIPLE", "AROMATIC")
 _STEREOS = ("STEREONONE", "STEREOZ", "STEREOE", "STEREOCIS", "STEREOTRANS", "STEREOANY")
 
 
-def read_csv(path: Path, smiles: str, target: str) -> Iterator[tuple[int, str, float]]:
+def read_csv(path: Path, smiles: str, target: str) -> Generator[tuple[int, str, float]]:
     """Line number, SMILES and target of each row of a .csv or .csv.gz that has a target.
 
     Raises:
         InputError: a damaged file, a missing column, or a target that is no number.
     """
-    with reading(path):
-        rows = csv.DictReader(read_csv_lines(path), strict=True)
+    with reading(path), closing(read_csv_lines(path)) as lines:
+        rows = csv.DictReader(lines, strict=True)
         for name in (smiles, target):
             if name not in (rows.fieldnames or ()):
                 raise damaged(path, f"it has no column {name!r}")
