@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -82,14 +84,15 @@ def test_set_rates() -> None:
     }
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "adafactor"])
-def test_allocated_state_changes_no_update(name: str) -> None:
+def test_allocated_state_changes_no_update(name: str, fused: bool) -> None:
     """Not even that of a parameter whose first gradient comes late."""
     weights = []
     for allocates in (True, False):
         model = make_model(dropout=0.0, noise=0.0)
         before = [p.clone() for p in model.parameters()]
-        optimizer = build_optimizer(model, make_config(optimizer=name))
+        optimizer = build_optimizer(model, make_config(optimizer=name), fused=fused)
         if allocates:
             allocate_state(optimizer)
             assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
@@ -113,14 +116,29 @@ def test_decay_of_everything() -> None:
     assert len(groups.decayed) == len(list(make_model().parameters()))
 
 
-def test_one_kernel_makes_the_same_update() -> None:
-    updated = []
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "adafactor"])
+def test_all_at_a_time_get_the_same_updates(name: str) -> None:
+    """And goes on from a state that the others made."""
+    updated, state = [], {}
     for fused in (False, True):
         torch.manual_seed(0)
         model = make_model()
-        optimizer = build_optimizer(model, make_config(), fused=fused)
-        for parameter in model.parameters():
-            parameter.grad = torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
-        optimizer.step()
+        optimizer = build_optimizer(model, make_config(optimizer=name), fused=fused)
+        for step in range(4):
+            for parameter in model.parameters():
+                parameter.grad = torch.linspace(-1, step, parameter.numel()).view_as(parameter)
+            optimizer.step()
+            if step == 1 and not fused:
+                state = copy.deepcopy(optimizer.state_dict())
+            elif step == 1:
+                optimizer.load_state_dict(state)
         updated.append([p.detach().clone() for p in model.parameters()])
     torch.testing.assert_close(updated[1], updated[0])
+
+
+def test_complex_parameters_are_updated_too() -> None:
+    model = nn.ParameterList([torch.ones(2, dtype=torch.complex64), torch.ones(3)])
+    optimizer = build_optimizer(model, make_config(), fused=True)
+    sum(p.abs().sum() for p in model).backward()
+    optimizer.step()
+    assert all((p != 1).all() for p in model)

@@ -103,7 +103,9 @@ def train(
     for split_name in ("train", "validation", "test"):
         check_split(task, split_name)
     engine = Engine(config, device, context_parallel)
-    optimizer = build_optimizer(model, config, fused=engine.device.type == "cuda")
+    # On a CPU torch's Adafactor is as fast tensor by tensor.
+    fused = engine.device.type == "cuda" or config.optimizer != "adafactor"
+    optimizer = build_optimizer(model, config, fused=fused)
     description = describe_run(
         model,
         task,

@@ -45,7 +45,9 @@ def decay_groups(model: nn.Module, *, decay_all: bool = False) -> DecayGroups:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = False) -> Optimizer:
-    """The optimiser over the trainable parameters; `fused` updates many in a kernel (GPUs).
+    """The optimiser over the trainable parameters; `fused` updates many at a time.
+
+    Adam's kernel knows no complex parameters: with one of these each is updated by itself.
 
     Raises:
         InputError: the model has no trainable parameter.
@@ -62,8 +64,10 @@ def build_optimizer(model: nn.Module, config: TrainConfig, *, fused: bool = Fals
         )
         if names
     ]
+    fused = fused and not any(p.is_complex() for group in options for p in group["params"])
     if config.optimizer == "sgd":
-        return SGD(options, lr=config.lr, momentum=config.betas[0], fused=fused or None)
+        # Its fused kernel cannot start the momentum of one parameter later than that of others.
+        return SGD(options, lr=config.lr, momentum=config.betas[0], foreach=fused or None)
     if config.optimizer == "adafactor":
         return Adafactor(options, lr=config.lr, eps=_ADAFACTOR_EPS, foreach=fused)
     return _ADAMS[config.optimizer](
