@@ -279,6 +279,35 @@ def block_linear(draw: random.Random) -> Call:
     return Call(ops.block_linear, tuple(tensors), strides, tuple(layout(draw) for _ in tensors))
 
 
+def block_mlp(draw: random.Random) -> Call:
+    """One to three maps; those after the first have as many blocks as the one before."""
+    blocks, width = draw.randint(1, 9), draw.randint(1, 9)
+    dtype = any_dtype(draw)
+    leading = tuple(draw.randint(1, 40 // n) for n in range(1, draw.randint(1, 3) + 1))
+    tensors = [numbers(draw, (*leading, blocks * width), dtype)]
+    divisors = [n for n in range(1, blocks + 1) if blocks % n == 0]
+    forms = []
+    for _ in range(draw.randint(1, 3)):
+        out, has_bias = draw.randint(1, 9), draw.random() < 0.5
+        tensors.append(numbers(draw, (blocks, width, out), dtype) / (4 * width))
+        tensors += [numbers(draw, (blocks, out), dtype)] if has_bias else []
+        activation = draw.choice((None, "gelu", "elu"))
+        forms.append((has_bias, draw.choice(divisors), draw.choice(divisors), activation))
+        width = out
+    layouts = tuple(layout(draw) for _ in tensors)
+    return Call(_chain, tuple(tensors), {"forms": tuple(forms)}, layouts)
+
+
+def _chain(x: Tensor, *parameters: Tensor, forms: tuple[Any, ...], backend: str) -> Tensor:
+    rest = iter(parameters)
+    maps = [
+        ops.BlockMap(next(rest), next(rest) if has_bias else None, *others)
+        for has_bias, *others in forms
+    ]
+    y: Tensor = ops.block_mlp(x, maps, backend=backend)
+    return y
+
+
 def relaxed_group_sort(draw: random.Random) -> Call:
     batch, groups, width = draw.randint(1, 2), draw.randint(1, 4), draw.randint(1, 6)
     padded = mask(draw, batch, groups * width)
@@ -333,6 +362,7 @@ EXACT: dict[str, Callable[[random.Random], Call]] = {
 CLOSE: dict[str, Callable[[random.Random], Call]] = {
     "block_attention": block_attention,
     "block_linear": block_linear,
+    "block_mlp": block_mlp,
     "block_scores": block_scores,
     "causal_token_statistics": causal_token_statistics,
     "compression_rate": compression_rate,

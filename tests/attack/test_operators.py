@@ -240,6 +240,7 @@ def test_circular_convolutions(attack: Any) -> None:
 # Nothing is left out.
 
 PLAIN = {
+    "BlockMap": "a value; block_mlp takes it",
     "StatisticsState": "a value; causal_token_statistics takes and gives it",
     "butterfly_strides": "test_butterfly_strides",
     "gumbel_noise": "test_gumbel_noise",
