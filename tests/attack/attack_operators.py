@@ -280,7 +280,7 @@ def block_linear(draw: random.Random) -> Call:
 
 
 def block_mlp(draw: random.Random) -> Call:
-    """One to three maps; those after the first have as many blocks as the one before."""
+    """One to three maps of as many blocks, of numbers of about 1: torch's 1 + erf cancels below."""
     blocks, width = draw.randint(1, 9), draw.randint(1, 9)
     dtype = any_dtype(draw)
     leading = tuple(draw.randint(1, 40 // n) for n in range(1, draw.randint(1, 3) + 1))
@@ -289,13 +289,14 @@ def block_mlp(draw: random.Random) -> Call:
     forms = []
     for _ in range(draw.randint(1, 3)):
         out, has_bias = draw.randint(1, 9), draw.random() < 0.5
-        tensors.append(numbers(draw, (blocks, width, out), dtype) / (4 * width))
-        tensors += [numbers(draw, (blocks, out), dtype)] if has_bias else []
+        tensors.append(numbers(draw, (blocks, width, out), dtype) / (16 * width))
+        tensors += [numbers(draw, (blocks, out), dtype) / 8] if has_bias else []
         activation = draw.choice((None, "gelu", "elu"))
         forms.append((has_bias, draw.choice(divisors), draw.choice(divisors), activation))
         width = out
     layouts = tuple(layout(draw) for _ in tensors)
-    return Call(_chain, tuple(tensors), {"forms": tuple(forms)}, layouts)
+    # Slopes are rounded, and the roundings of all rows add up to a parameter's.
+    return Call(_chain, tuple(tensors), {"forms": tuple(forms)}, layouts, terms=4.0)
 
 
 def _chain(x: Tensor, *parameters: Tensor, forms: tuple[Any, ...], backend: str) -> Tensor:

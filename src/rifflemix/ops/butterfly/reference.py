@@ -57,5 +57,5 @@ def block_mlp(x: Tensor, maps: Sequence[BlockMap]) -> Tensor:
         if activation == "gelu":
             x = x * (1 + torch.erf(x / math.sqrt(2))) / 2
         elif activation == "elu":
-            x = torch.where(x > 0, x, torch.exp(x.clamp(max=0)) - 1)
+            x = torch.where(x > 0, x, torch.expm1(x.clamp(max=0)))
     return x
