@@ -54,14 +54,14 @@ def has_plain_autograd() -> bool:
     return not in_function_transform() and forward_ad._current_level < 0
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of `module` does more than its forward: hooks of its own are to be met."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
+def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
+    """What a call of `module` runs beside its forward and its backward."""
+    return [
+        *module._forward_hooks.values(),
+        *module._forward_pre_hooks.values(),
+        *module._backward_hooks.values(),
+        *module._backward_pre_hooks.values(),
+    ]
 
 
 def leaves_package() -> bool:

@@ -14,9 +14,8 @@ from rifflemix.checks import check_integer, check_integers, check_positive
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.butterfly import BlockMap, block_linear, block_mlp, butterfly_strides
 
-_Steps = list[
-    tuple[nn.Module, int, int]
-]  # modules in order, strides of what comes and of what goes
+# Modules in the order that they run in, each with its in_stride and out_stride.
+_Steps = list[tuple[nn.Module, int, int]]
 
 
 class BlockLinear(nn.Module):
@@ -125,7 +124,7 @@ class BlockMLP(nn.Module):
         return _one_by_one(x, steps) if maps is None else block_mlp(x, maps)
 
     def steps(self, in_stride: int, out_stride: int) -> _Steps:
-        """The modules inside, each with the strides that it is called with."""
+        """The modules inside, each with its two strides, in the order that they run in."""
         last = len(self.layers) - 1
         return [
             (layer, in_stride if i == 0 else 1, out_stride if i == last else 1)
@@ -175,7 +174,7 @@ class _ButterflyStack(nn.Module):
         """(..., n) -> (..., n)."""
         steps: _Steps = []
         for stride, layer in zip(self.strides, self.layers, strict=True):
-            if type(layer) is BlockMLP and not compat.has_hooks(layer):
+            if type(layer) is BlockMLP and not compat.hooks_of(layer):
                 steps += layer.steps(stride, stride)
             else:
                 steps.append((layer, stride, stride))
@@ -304,10 +303,10 @@ def _one_by_one(x: Tensor, steps: _Steps) -> Tensor:
 
 
 def _as_maps(steps: _Steps) -> list[BlockMap] | None:
-    """The maps of one `block_mlp`; None if a module is another's, or has hooks that are to run."""
+    """The maps of one `block_mlp`; None if it does not know one, or one has hooks."""
     maps: list[BlockMap] = []
     for layer, in_stride, out_stride in steps:
-        if compat.has_hooks(layer):
+        if compat.hooks_of(layer):
             return None
         activation = _activation(layer)
         if type(layer) is BlockLinear:

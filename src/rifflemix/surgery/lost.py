@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from rifflemix import compat
 from rifflemix.surgery.sites import Site
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # transformers puts them there to collect attention weights, which raises by itself.
 _OF_THE_HOST = "transformers.utils.output_capturing"
 
@@ -50,7 +50,7 @@ def _beside(module: nn.Module, replaced: set[int]) -> dict[int, int]:
 
 
 def _hooks(part: nn.Module) -> bool:
-    hooks = (hook for name in _HOOKS for hook in getattr(part, name).values())
+    hooks = compat.hooks_of(part)
     return any(getattr(hook, "__module__", "") != _OF_THE_HOST for hook in hooks)
 
 

@@ -70,7 +70,6 @@ struct Problem {
     return {index / tiles_each, first, count, whole_panels<A>(count)};
   }
   int64_t tiles() const { return sizes.outer * tiles_each; }
-  const Map& last() const { return maps[sizes.maps - 1]; }
 };
 
 // A square of as many numbers as a 32-byte vector has: to[j * to_row + i] = from(i)[j].
