@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -286,24 +288,29 @@ def block_mlp(draw: random.Random) -> Call:
     leading = tuple(draw.randint(1, 40 // n) for n in range(1, draw.randint(1, 3) + 1))
     tensors = [numbers(draw, (*leading, blocks * width), dtype)]
     divisors = [n for n in range(1, blocks + 1) if blocks % n == 0]
-    forms = []
-    for _ in range(draw.randint(1, 3)):
-        out, has_bias = draw.randint(1, 9), draw.random() < 0.5
+    has_bias: list[bool] = []
+    settings: dict[str, Any] = {}
+    for index in range(draw.randint(1, 3)):
+        out = draw.randint(1, 9)
+        has_bias.append(draw.random() < 0.5)
         tensors.append(numbers(draw, (blocks, width, out), dtype) / (16 * width))
-        tensors += [numbers(draw, (blocks, out), dtype) / 8] if has_bias else []
-        activation = draw.choice((None, "gelu", "elu"))
-        forms.append((has_bias, draw.choice(divisors), draw.choice(divisors), activation))
+        tensors += [numbers(draw, (blocks, out), dtype) / 8] if has_bias[-1] else []
+        settings[f"in_stride_{index}"] = draw.choice(divisors)
+        settings[f"out_stride_{index}"] = draw.choice(divisors)
+        settings[f"activation_{index}"] = draw.choice((None, "gelu", "elu"))
         width = out
     layouts = tuple(layout(draw) for _ in tensors)
     # Slopes are rounded, and the roundings of all rows add up to a parameter's.
-    return Call(_chain, tuple(tensors), {"forms": tuple(forms)}, layouts, terms=4.0)
+    return Call(partial(_chain, has_bias), tuple(tensors), settings, layouts, terms=4.0)
 
 
-def _chain(x: Tensor, *parameters: Tensor, forms: tuple[Any, ...], backend: str) -> Tensor:
-    rest = iter(parameters)
+def _chain(
+    has_bias: list[bool], x: Tensor, *parameters: Tensor, backend: str, **settings: Any
+) -> Tensor:
+    rest, others = iter(parameters), iter(settings.values())
     maps = [
-        ops.BlockMap(next(rest), next(rest) if has_bias else None, *others)
-        for has_bias, *others in forms
+        ops.BlockMap(next(rest), next(rest) if biased else None, *islice(others, 3))
+        for biased in has_bias
     ]
     y: Tensor = ops.block_mlp(x, maps, backend=backend)
     return y

@@ -244,6 +244,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "dropout": lambda v: rm.create_mixer("softmax", 8, dropout=v),
     "groups": lambda v: rm.create_mixer("csp", 8, num_groups=v),
     "forward": lambda v: rm.create_mixer("csp", 4)(v),
+    "maps": lambda v: rm.ops.block_mlp(torch.zeros(2, 4), v),
+    "map": lambda v: rm.ops.block_mlp(torch.zeros(2, 4), [v]),
     "padding": lambda v: rm.create_mixer("tssa", 4)(torch.zeros(2, 8, 4), key_padding_mask=v),
     "step": lambda v: rm.create_mixer("tssa", 4, causal=True).step(torch.zeros(2, 4), v),
     "batch": lambda v: rm.create_mixer("tssa", 4, causal=True).init_state(v),
