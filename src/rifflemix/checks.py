@@ -6,6 +6,7 @@ import math
 import numbers
 import operator
 import reprlib
+import sys
 from typing import Any, cast
 
 import torch
@@ -51,9 +52,12 @@ def check_integer(
 ) -> int:
     """`value` as an int; raise unless it is an integer of Python or NumPy within the bounds.
 
-    A symbolic integer, which stands for any size in a traced graph, is passed on as it is.
+    Without a maximum it has to fit in 64 bits, as torch's sizes do. A symbolic integer, which
+    stands for any size in a traced graph, is passed on as it is.
     """
     number = _as_integer(value)
+    if maximum is None and type(number) is int and not -(2**63) <= number < 2**63:
+        raise bad_argument(name, "an integer that int64 holds", number)
     if (
         number is None
         or (minimum is not None and number < minimum)
@@ -70,16 +74,11 @@ def check_integer(
 
 def check_integers(name: str, values: Any, minimum: int | None = None) -> tuple[int, ...]:
     """`values`, a sequence, a one-dimensional array or tensor of integers, as a tuple of ints."""
-    limits = torch.iinfo(torch.int64)
     if isinstance(values, Tensor) and not values.is_meta:
         values = values.tolist()
     if isinstance(values, str | bytes | Tensor) or not hasattr(values, "__iter__"):
         raise bad_argument(name, "a sequence of integers", shown(values))
-    integers = tuple([check_integer(name, value, minimum) for value in values])
-    for number in integers:
-        if not limits.min <= number <= limits.max:
-            raise bad_argument(name, "integers that int64 holds", number)
-    return integers
+    return tuple([check_integer(name, value, minimum) for value in values])
 
 
 def check_divides(name: str, divisor: Any, length: int, of_what: str, hint: str = "") -> int:
@@ -101,7 +100,8 @@ def check_layer(layer_index: Any, num_layers: Any) -> tuple[int, int]:
 
 def check_positive(name: str, value: Any) -> float:
     """`value`; raise unless it is a finite number above 0."""
-    if not is_number(value) or not 0 < value < math.inf:
+    end = sys.float_info.max if type(value) is int else math.inf
+    if not is_number(value) or not 0 < value < end:
         raise bad_argument(name, "a finite number above 0", shown(value))
     return _as_float(value)
 
@@ -170,8 +170,8 @@ def _as_integer(value: Any) -> int | None:
 
 
 def _as_float(value: Any) -> float:
-    """NumPy's scalars as a float; torch does not take all of them."""
-    known = isinstance(value, (int, float, torch.SymInt, torch.SymFloat))
+    """A float of integers and NumPy's scalars too; torch does not take all of them."""
+    known = isinstance(value, (float, torch.SymInt, torch.SymFloat))
     return cast(float, value) if known else float(value)
 
 
