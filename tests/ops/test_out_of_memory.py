@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rifflemix import ops
 from rifflemix.ops import native
+from rifflemix.ops.butterfly import cpu as block_maps
 from rifflemix.ops.dropout import cpu_attention as attention
 from rifflemix.ops.permutation import cpu_common as permutation
 from rifflemix.ops.sinkhorn import cpu as balancing
@@ -121,6 +122,13 @@ def sorted_beside() -> list[Tensor]:
     return gradients(ops.sinkhorn_attention(*inputs, 30, backend="cpu"), *inputs)
 
 
+def mapped() -> list[Tensor]:
+    torch.manual_seed(0)
+    x, w = torch.randn(300, 64, requires_grad=True), torch.randn(8, 8, 8, requires_grad=True)
+    maps = [ops.BlockMap(w, None, 1, 1, "gelu"), ops.BlockMap(w, None, 8, 8)]
+    return gradients(ops.block_mlp(x, maps, backend="cpu"), x, w)
+
+
 CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "sort": lambda: permuted(8, shifted=False),
     "shift and sort": lambda: permuted(8, shifted=True),
@@ -132,6 +140,7 @@ CALLS: dict[str, Callable[[], list[Tensor]]] = {
     "attention": attended,
     "balancing": balanced,
     "sorted blocks": sorted_beside,
+    "block maps": mapped,
 }
 
 
@@ -148,6 +157,7 @@ def test_every_allocation_may_fail(
     kernels.allocations_left.restype = c_long
     monkeypatch.setattr(permutation, "_KERNELS", kernels)
     monkeypatch.setattr(statistics, "_KERNELS", kernels)
+    monkeypatch.setattr(block_maps, "_KERNELS", kernels)
     for module in (attention, balancing, sorted_blocks):
         monkeypatch.setattr(module, "KERNELS", kernels)
     with using_threads(threads):

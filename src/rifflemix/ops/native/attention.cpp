@@ -40,13 +40,13 @@ inline int64_t queries_at_once(const Sizes& sizes) {
 }
 
 // One slice made ready, and scratch for some of its queries; a thread has one for all its slices.
-template <class A>
+template <int kBytes, class A>
 struct Slice {
   const Problem<A>& p;
   // Tokens that stand last are left out: keys that no query of the slice sees, padded queries.
   int64_t b = 0, h = 0, keys, queries, width, value_width, columns, rows;
-  std::vector<A> packed_keys, values, keys_across, packed_queries, scores, out;
-  std::vector<int16_t> keep;
+  Buffer<A> packed_keys, values, keys_across, packed_queries, scores, out;
+  Buffer<int16_t> keep;
   const int16_t* kept = nullptr;
 
   RIFFLEMIX_INLINE explicit Slice(const Problem<A>& problem)
@@ -80,8 +80,9 @@ struct Slice {
   RIFFLEMIX_INLINE void find_scores(int64_t first, int64_t last) {
     const int64_t inner = p.sizes.width;
     p.rows.pack(p.q, {b, h, first, last}, inner, width, p.scale, packed_queries.data());
-    multiply<A>(last - first, inner, columns, {packed_queries.data(), width, 1},
-                {keys_across.data(), inner * kPanel<A>, kPanel<A>}, scores.data(), columns, false);
+    multiply<kBytes>(last - first, inner, columns, {packed_queries.data(), width, 1},
+                     {keys_across.data(), inner * kPanel<A>, kPanel<A>}, scores.data(), columns,
+                     false);
     constexpr A hidden = -std::numeric_limits<A>::infinity();
     for (int64_t i = first; i < last; ++i) {
       A* row = scores.data() + (i - first) * columns;
@@ -108,8 +109,8 @@ struct Slice {
 };
 
 // Zeros in place of the rows of padded queries, then of all that were left out.
-template <class A>
-RIFFLEMIX_INLINE void clear_padded(const Slice<A>& s, int64_t first, int64_t last, A* rows,
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void clear_padded(const Slice<kBytes, A>& s, int64_t first, int64_t last, A* rows,
                                    int64_t width) {
   if (!s.p.sizes.is_padding) return;
   const uint8_t* valid = s.mask_of(0);
@@ -118,8 +119,8 @@ RIFFLEMIX_INLINE void clear_padded(const Slice<A>& s, int64_t first, int64_t las
   }
 }
 
-template <class A>
-RIFFLEMIX_INLINE void write_zeros(const Slice<A>& s, std::vector<A>& rows, int64_t padded,
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void write_zeros(const Slice<kBytes, A>& s, Buffer<A>& rows, int64_t padded,
                                   int64_t width, const View& x) {
   std::fill(rows.begin(), rows.end(), A(0));
   for (int64_t first = s.queries; first < s.p.sizes.queries; first += s.rows) {
@@ -129,32 +130,35 @@ RIFFLEMIX_INLINE void write_zeros(const Slice<A>& s, std::vector<A>& rows, int64
 }
 
 // Scores of one query to what its values are multiplied by; returns the scores' log-sum-exp.
-template <class A>
+template <int kBytes, class A>
 RIFFLEMIX_INLINE A find_weights(A* row, int64_t columns, const int16_t* keep, A kept_scale) {
-  Vector<A> most = spread(-std::numeric_limits<A>::infinity());
-  for (int64_t j = 0; j < columns; j += kLanes<A>) {
-    const Vector<A> x = load(row + j);
-    most = select<A>(x > most, x, most);
+  using Values = Vector<A, kBytes>;
+  constexpr int lanes = kBytes / sizeof(A);
+  Values most = spread<A, kBytes>(-std::numeric_limits<A>::infinity());
+  for (int64_t j = 0; j < columns; j += lanes) {
+    const Values x = load_as<Values>(row + j);
+    most = select<A, kBytes>(x > most, x, most);
   }
   A largest = most[0];
-  for (int i = 1; i < kLanes<A>; ++i) largest = most[i] > largest ? most[i] : largest;
+  for (int i = 1; i < lanes; ++i) largest = most[i] > largest ? most[i] : largest;
   if (largest == -std::numeric_limits<A>::infinity()) largest = A(0);
-  Vector<A> sums{};
-  for (int64_t j = 0; j < columns; j += kLanes<A>) {
-    const Vector<A> weight = exp_of_negative<A>(load(row + j) - largest);
+  Values sums{};
+  for (int64_t j = 0; j < columns; j += lanes) {
+    const Values weight = exp_of_negative<A, kBytes>(load_as<Values>(row + j) - largest);
     sums += weight;
-    store(row + j, weight);
+    store_as(row + j, weight);
   }
-  const A sum = sum_lanes<A>(sums);
+  const A sum = sum_lanes<A, kBytes>(sums);
   const A factor = sum == A(0) ? A(0) : kept_scale / sum;  // a query that sees nothing
-  for (int64_t j = 0; j < columns; j += kLanes<A>) {
-    store(row + j, load(row + j) * where<A>(keep + j, spread(factor)));
+  for (int64_t j = 0; j < columns; j += lanes) {
+    const Values weight = load_as<Values>(row + j);
+    store_as(row + j, weight * where<A, kBytes>(keep + j, spread<A, kBytes>(factor)));
   }
   return sum == A(0) ? A(0) : largest + std::log(sum);
 }
 
-template <class A>
-RIFFLEMIX_INLINE void forward_slice(Slice<A>& s, int64_t index) {
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void forward_slice(Slice<kBytes, A>& s, int64_t index) {
   const Problem<A>& p = s.p;
   s.take(index);
   A* lse = p.lse + index * p.sizes.queries;
@@ -162,11 +166,12 @@ RIFFLEMIX_INLINE void forward_slice(Slice<A>& s, int64_t index) {
     const int64_t last = std::min(s.queries, first + s.rows);
     s.find_scores(first, last);
     for (int64_t i = first; i < last; ++i) {
-      lse[i] = find_weights<A>(&s.scores[(i - first) * s.columns], s.columns,
-                               s.find_kept_weights(first, last, i), p.kept_scale);
+      lse[i] = find_weights<kBytes>(&s.scores[(i - first) * s.columns], s.columns,
+                                    s.find_kept_weights(first, last, i), p.kept_scale);
     }
-    multiply<A>(last - first, s.keys, s.value_width, {s.scores.data(), s.columns, 1},
-                {s.values.data(), kPanel<A>, s.value_width}, s.out.data(), s.value_width, false);
+    multiply<kBytes>(last - first, s.keys, s.value_width, {s.scores.data(), s.columns, 1},
+                     {s.values.data(), kPanel<A>, s.value_width}, s.out.data(), s.value_width,
+                     false);
     clear_padded(s, first, last, s.out.data(), s.value_width);
     p.rows.write(s.out.data(), s.value_width, p.sizes.value_width, A(1), p.y,
                  {s.b, s.h, first, last});
@@ -177,23 +182,24 @@ RIFFLEMIX_INLINE void forward_slice(Slice<A>& s, int64_t index) {
 
 // Scores to what the values were multiplied by, and the gradient of the weights to that of the
 // scores, for one query.
-template <class A>
+template <int kBytes, class A>
 RIFFLEMIX_INLINE void find_gradients(A* scores, A* grads, int64_t columns, const int16_t* keep,
                                      A kept_scale, A lse, A along) {
-  for (int64_t j = 0; j < columns; j += kLanes<A>) {
-    const Vector<A> weight = exp_of_negative<A>(load(scores + j) - lse);
-    const Vector<A> kept = where<A>(keep + j, spread(kept_scale));
-    store(scores + j, weight * kept);
-    store(grads + j, weight * (load(grads + j) * kept - along));
+  using Values = Vector<A, kBytes>;
+  for (int64_t j = 0; j < columns; j += kBytes / sizeof(A)) {
+    const Values weight = exp_of_negative<A, kBytes>(load_as<Values>(scores + j) - lse);
+    const Values kept = where<A, kBytes>(keep + j, spread<A, kBytes>(kept_scale));
+    store_as(scores + j, weight * kept);
+    store_as(grads + j, weight * (load_as<Values>(grads + j) * kept - along));
   }
 }
 
-template <class A>
-struct BackwardSlice : Slice<A> {
-  std::vector<A> values_across, grads, grad_y, grad_q, grad_k, grad_v;
+template <int kBytes, class A>
+struct BackwardSlice : Slice<kBytes, A> {
+  Buffer<A> values_across, grads, grad_y, grad_q, grad_k, grad_v;
 
   RIFFLEMIX_INLINE explicit BackwardSlice(const Problem<A>& p)
-      : Slice<A>(p), values_across(this->columns * p.sizes.value_width),
+      : Slice<kBytes, A>(p), values_across(this->columns * p.sizes.value_width),
         grads(this->rows * this->columns), grad_y(this->rows * this->value_width),
         grad_q(this->rows * this->width), grad_k(this->keys * this->width),
         grad_v(this->keys * this->value_width) {}
@@ -211,30 +217,30 @@ RIFFLEMIX_INLINE bool any_of(const A* numbers, int64_t count) {
 }
 
 // Weights and gradients of the scores of queries [first, last), into `scores` and `grads`.
-template <class A>
-RIFFLEMIX_INLINE void find_score_gradients(BackwardSlice<A>& s, const A* lse, int64_t first,
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void find_score_gradients(BackwardSlice<kBytes, A>& s, const A* lse, int64_t first,
                                            int64_t last) {
   const Problem<A>& p = s.p;
   const int64_t inner = p.sizes.value_width, width = s.value_width;
   s.find_scores(first, last);
   p.rows.pack(p.y, {s.b, s.h, first, last}, inner, width, A(1), s.out.data());
-  multiply<A>(last - first, inner, s.columns, {s.grad_y.data(), width, 1},
-              {s.values_across.data(), inner * kPanel<A>, kPanel<A>}, s.grads.data(), s.columns,
-              false);
+  multiply<kBytes>(last - first, inner, s.columns, {s.grad_y.data(), width, 1},
+                   {s.values_across.data(), inner * kPanel<A>, kPanel<A>}, s.grads.data(),
+                   s.columns, false);
   for (int64_t i = first; i < last; ++i) {
     const int64_t row = i - first;
     Vector<A> along{};
     for (int64_t d = row * width; d < (row + 1) * width; d += kLanes<A>) {
       along += load(&s.grad_y[d]) * load(&s.out[d]);
     }
-    find_gradients<A>(&s.scores[row * s.columns], &s.grads[row * s.columns], s.columns,
+    find_gradients<kBytes>(&s.scores[row * s.columns], &s.grads[row * s.columns], s.columns,
                       s.find_kept_weights(first, last, i), p.kept_scale, lse[i],
                       sum_lanes<A>(along));
   }
 }
 
-template <class A>
-RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void backward_slice(BackwardSlice<kBytes, A>& s, int64_t index) {
   const Problem<A>& p = s.p;
   const int64_t width = s.width, value_width = s.value_width;
   s.take(index);
@@ -249,12 +255,13 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
     clear_padded(s, first, last, s.grad_y.data(), value_width);
     if (any_of(s.grad_y.data(), rows * value_width)) {
       find_score_gradients(s, p.lse + index * p.sizes.queries, first, last);
-      multiply<A>(s.keys, rows, value_width, {s.scores.data(), 1, s.columns},
-                  {s.grad_y.data(), kPanel<A>, value_width}, s.grad_v.data(), value_width, true);
-      multiply<A>(s.keys, rows, width, {s.grads.data(), 1, s.columns},
-                  {s.packed_queries.data(), kPanel<A>, width}, s.grad_k.data(), width, true);
-      multiply<A>(rows, s.keys, width, {s.grads.data(), s.columns, 1},
-                  {s.packed_keys.data(), kPanel<A>, width}, s.grad_q.data(), width, false);
+      multiply<kBytes>(s.keys, rows, value_width, {s.scores.data(), 1, s.columns},
+                       {s.grad_y.data(), kPanel<A>, value_width}, s.grad_v.data(), value_width,
+                       true);
+      multiply<kBytes>(s.keys, rows, width, {s.grads.data(), 1, s.columns},
+                       {s.packed_queries.data(), kPanel<A>, width}, s.grad_k.data(), width, true);
+      multiply<kBytes>(rows, s.keys, width, {s.grads.data(), s.columns, 1},
+                       {s.packed_keys.data(), kPanel<A>, width}, s.grad_q.data(), width, false);
     } else {  // queries whose outputs nothing used
       std::fill(s.grad_q.begin(), s.grad_q.end(), A(0));
     }
@@ -266,16 +273,16 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
   p.rows.write(s.grad_v.data(), value_width, p.sizes.value_width, A(1), p.grad_v, all);
 }
 
-#define RIFFLEMIX_ATTENTION_SLICES(A)                                                              \
-  RIFFLEMIX_DISPATCH(void, forward_slices,                                                    \
-                          (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), {  \
-    Slice<A> s(p);                                                                                 \
-    for (int64_t slice = first; slice < last; ++slice) forward_slice<A>(s, slice);                 \
-  })                                                                                               \
-  RIFFLEMIX_DISPATCH(void, backward_slices,                                                   \
-                          (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), {  \
-    BackwardSlice<A> s(p);                                                                         \
-    for (int64_t slice = first; slice < last; ++slice) backward_slice<A>(s, slice);                \
+#define RIFFLEMIX_ATTENTION_SLICES(A)                                                             \
+  RIFFLEMIX_DISPATCH(void, forward_slices,                                                        \
+                          (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), { \
+    Slice<kBytes, A> s(p);                                                                        \
+    for (int64_t slice = first; slice < last; ++slice) forward_slice(s, slice);                   \
+  })                                                                                              \
+  RIFFLEMIX_DISPATCH(void, backward_slices,                                                       \
+                          (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), { \
+    BackwardSlice<kBytes, A> s(p);                                                                \
+    for (int64_t slice = first; slice < last; ++slice) backward_slice(s, slice);                  \
   })
 RIFFLEMIX_ATTENTION_SLICES(float)
 RIFFLEMIX_ATTENTION_SLICES(double)

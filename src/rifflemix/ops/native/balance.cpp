@@ -27,7 +27,7 @@ struct Problem {
 template <class A>
 struct Scratch {
   const int64_t row, area;
-  std::vector<A> dead, grad, steps;
+  Buffer<A> dead, grad, steps;
 
   RIFFLEMIX_INLINE explicit Scratch(const Problem<A>& p)
       : row((p.size + kLanes<A> - 1) / kLanes<A> * kLanes<A>), area(p.size * row), dead(area),

@@ -36,7 +36,7 @@ constexpr int64_t kRowsTogether = 64;
 constexpr int kRowsCompared = 8;
 
 // One slice made ready, and scratch for some of its blocks; a thread has one for all its slices.
-template <class A>
+template <int kBytes, class A>
 struct Slice {
   const Problem<A>& p;
   const int64_t block, blocks, per_block;  // tokens in a block; blocks; sorted blocks for each
@@ -44,8 +44,8 @@ struct Slice {
   const int64_t step;                      // from block to block; its end keeps caches apart
   const int64_t together;                  // blocks of queries in a group
   int64_t b = 0, h = 0;
-  std::vector<A> keys, values, sort, sorted_keys, sorted_values;
-  std::vector<A> queries, queries_across, weights, out;
+  Buffer<A> keys, values, sort, sorted_keys, sorted_values;
+  Buffer<A> queries, queries_across, weights, out;
 
   RIFFLEMIX_INLINE explicit Slice(const Problem<A>& problem)
       : p(problem), block(p.sizes.block), blocks(p.sizes.tokens / block),
@@ -73,27 +73,27 @@ struct Slice {
   RIFFLEMIX_INLINE void sort_blocks(int64_t first, int64_t last) {
     const Matrix<const A> rows{&sort[first * per_block * sources], sources, 1};
     const int64_t count = (last - first) * per_block;
-    multiply<A>(count, blocks, block * width, rows, {keys.data(), kPanel<A>, step},
-                sorted_keys.data(), step, false);
-    multiply<A>(count, blocks, block * width, rows, {values.data(), kPanel<A>, step},
-                sorted_values.data(), step, false);
+    multiply<kBytes>(count, blocks, block * width, rows, {keys.data(), kPanel<A>, step},
+                     sorted_keys.data(), step, false);
+    multiply<kBytes>(count, blocks, block * width, rows, {values.data(), kPanel<A>, step},
+                     sorted_values.data(), step, false);
   }
 
   // Part j of the keys of block u, or of the values: sorted blocks, then its own. `at`: of `u` in
   // the group.
-  RIFFLEMIX_INLINE A* part(std::vector<A>& own, std::vector<A>& sorted, int64_t u, int64_t at,
+  RIFFLEMIX_INLINE A* part(Buffer<A>& own, Buffer<A>& sorted, int64_t u, int64_t at,
                            int64_t j) const {
     return j < per_block ? &sorted[(at * per_block + j) * step] : &own[u * step];
   }
 
   // to[key][query]: products of all keys of block u, or of its values, with queries or gradients.
-  RIFFLEMIX_INLINE void compare(std::vector<A>& own, std::vector<A>& sorted, int64_t u, int64_t at,
-                                const std::vector<A>& across, std::vector<A>& to) const {
+  RIFFLEMIX_INLINE void compare(Buffer<A>& own, Buffer<A>& sorted, int64_t u, int64_t at,
+                                const Buffer<A>& across, Buffer<A>& to) const {
     const int64_t inner = p.sizes.width;
     for (int64_t j = 0; j <= per_block; ++j) {
-      multiply<A>(block, inner, columns, {part(own, sorted, u, at, j), width, 1},
-                  {across.data(), inner * kPanel<A>, kPanel<A>}, &to[j * block * columns], columns,
-                  false);
+      multiply<kBytes>(block, inner, columns, {part(own, sorted, u, at, j), width, 1},
+                       {across.data(), inner * kPanel<A>, kPanel<A>}, &to[j * block * columns],
+                       columns, false);
     }
   }
 
@@ -104,41 +104,43 @@ struct Slice {
   }
 
   // out[query] = sum over all keys of from[key][query] times the parts' rows.
-  RIFFLEMIX_INLINE void gather(const std::vector<A>& from, std::vector<A>& own,
-                               std::vector<A>& sorted, int64_t u, int64_t at,
-                               std::vector<A>& to) const {
+  RIFFLEMIX_INLINE void gather(const Buffer<A>& from, Buffer<A>& own, Buffer<A>& sorted, int64_t u,
+                               int64_t at, Buffer<A>& to) const {
     for (int64_t j = 0; j <= per_block; ++j) {
-      multiply<A>(block, block, width, {&from[j * block * columns], 1, columns},
-                  {part(own, sorted, u, at, j), kPanel<A>, width}, to.data(), width, j > 0);
+      multiply<kBytes>(block, block, width, {&from[j * block * columns], 1, columns},
+                       {part(own, sorted, u, at, j), kPanel<A>, width}, to.data(), width, j > 0);
     }
   }
 };
 
 // Scores to exponentials; the sum of those of each query goes to `sums`, its logarithm to `lse`.
-template <class A>
+template <int kBytes, class A>
 RIFFLEMIX_INLINE void find_weights(A* weights, int64_t keys, int64_t columns, int64_t queries,
                                    A* sums, A* lse) {
-  for (int64_t i = 0; i < columns; i += kLanes<A>) {
-    Vector<A> most = load(weights + i), sum{};
+  using Values = Vector<A, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(A);
+  for (int64_t i = 0; i < columns; i += lanes) {
+    Values most = load_as<Values>(weights + i), sum{};
     for (int64_t j = 1; j < keys; ++j) {
-      const Vector<A> x = load(weights + j * columns + i);
-      most = select<A>(x > most, x, most);
+      const Values x = load_as<Values>(weights + j * columns + i);
+      most = x > most ? x : most;
     }
     for (int64_t j = 0; j < keys; ++j) {
-      const Vector<A> weight = exp_of_negative<A>(load(weights + j * columns + i) - most);
+      A* at = weights + j * columns + i;
+      const Values weight = exp_of_negative<A, kBytes>(load_as<Values>(at) - most);
       sum += weight;
-      store(weights + j * columns + i, weight);
+      store_as(at, weight);
     }
-    store(sums + i, sum);
-    const int64_t some = std::min<int64_t>(kLanes<A>, queries - i);
+    store_as(sums + i, sum);
+    const int64_t some = std::min<int64_t>(lanes, queries - i);
     for (int64_t lane = 0; lane < some; ++lane) {
       lse[i + lane] = most[lane] + std::log(sum[lane]);
     }
   }
 }
 
-template <class A>
-RIFFLEMIX_INLINE void forward_slice(Slice<A>& s, A* sums, int64_t index) {
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void forward_slice(Slice<kBytes, A>& s, A* sums, int64_t index) {
   const Problem<A>& p = s.p;
   s.take(index);
   for (int64_t first = 0; first < s.blocks; first += s.together) {
@@ -146,8 +148,8 @@ RIFFLEMIX_INLINE void forward_slice(Slice<A>& s, A* sums, int64_t index) {
     s.sort_blocks(first, last);
     for (int64_t u = first; u < last; ++u) {
       s.find_scores(u, u - first);
-      find_weights<A>(s.weights.data(), (s.per_block + 1) * s.block, s.columns, s.block, sums,
-                      p.lse + index * p.sizes.tokens + u * s.block);
+      find_weights<kBytes>(s.weights.data(), (s.per_block + 1) * s.block, s.columns, s.block, sums,
+                           p.lse + index * p.sizes.tokens + u * s.block);
       s.gather(s.weights, s.values, s.sorted_values, u, u - first, s.out);
       for (int64_t i = 0; i < s.block; ++i) {
         const A factor = A(1) / sums[i];
@@ -160,32 +162,37 @@ RIFFLEMIX_INLINE void forward_slice(Slice<A>& s, A* sums, int64_t index) {
 }
 
 // Scores to weights, and the gradients of weights to those of scores.
-template <class A>
+template <int kBytes, class A>
 RIFFLEMIX_INLINE void find_gradients(A* weights, A* grads, int64_t keys, int64_t columns,
                                      int64_t queries, const A* lse) {
-  for (int64_t i = 0; i < columns; i += kLanes<A>) {
-    const int64_t some = std::max<int64_t>(queries - i, 0);
-    const Vector<A> log_sum = some > 0 ? load(lse + i, some) : Vector<A>{};
-    Vector<A> along{};
+  using Values = Vector<A, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(A);
+  for (int64_t i = 0; i < columns; i += lanes) {
+    A log_sums[lanes] = {};
+    std::copy_n(lse + i, std::clamp<int64_t>(queries - i, 0, lanes), log_sums);
+    const Values log_sum = load_as<Values>(log_sums);
+    Values along{};
     for (int64_t j = 0; j < keys; ++j) {
-      A* weight = weights + j * columns + i;
-      store(weight, exp_of_negative<A>(load(weight) - log_sum));
-      along += load(weight) * load(grads + j * columns + i);
+      A* at = weights + j * columns + i;
+      const Values weight = exp_of_negative<A, kBytes>(load_as<Values>(at) - log_sum);
+      store_as(at, weight);
+      along += weight * load_as<Values>(grads + j * columns + i);
     }
     for (int64_t j = 0; j < keys; ++j) {
       A* grad = grads + j * columns + i;
-      store(grad, load(weights + j * columns + i) * (load(grad) - along));
+      const Values weight = load_as<Values>(weights + j * columns + i);
+      store_as(grad, weight * (load_as<Values>(grad) - along));
     }
   }
 }
 
-template <class A>
-struct BackwardSlice : Slice<A> {
-  std::vector<A> grad_y, grad_y_across, grads, grad_q, grad_keys, grad_values;
-  std::vector<A> grad_sorted_keys, grad_sorted_values, grad_sort;
+template <int kBytes, class A>
+struct BackwardSlice : Slice<kBytes, A> {
+  Buffer<A> grad_y, grad_y_across, grads, grad_q, grad_keys, grad_values;
+  Buffer<A> grad_sorted_keys, grad_sorted_values, grad_sort;
 
   RIFFLEMIX_INLINE explicit BackwardSlice(const Problem<A>& p)
-      : Slice<A>(p), grad_y(this->block * this->width),
+      : Slice<kBytes, A>(p), grad_y(this->block * this->width),
         grad_y_across(this->columns * p.sizes.width), grads(this->weights.size()),
         grad_q(this->block * this->width), grad_keys(this->keys.size()),
         grad_values(this->keys.size()), grad_sorted_keys(this->sorted_keys.size()),
@@ -194,25 +201,26 @@ struct BackwardSlice : Slice<A> {
 };
 
 // Gradients of the queries of block u, and those of its keys and values, sorted and own.
-template <class A>
-RIFFLEMIX_INLINE void backward_block(BackwardSlice<A>& s, const A* lse, int64_t u, int64_t at) {
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void backward_block(BackwardSlice<kBytes, A>& s, const A* lse, int64_t u,
+                                     int64_t at) {
   const Problem<A>& p = s.p;
   const int64_t block = s.block, width = s.width, columns = s.columns;
   s.find_scores(u, at);
   p.rows.pack(p.grad_y, s.tokens(u), p.sizes.width, width, A(1), s.grad_y.data());
   transpose_rows(s.grad_y.data(), block, p.sizes.width, width, s.grad_y_across.data());
   s.compare(s.values, s.sorted_values, u, at, s.grad_y_across, s.grads);
-  find_gradients<A>(s.weights.data(), s.grads.data(), (s.per_block + 1) * block, columns, block,
-                    lse + u * block);
+  find_gradients<kBytes>(s.weights.data(), s.grads.data(), (s.per_block + 1) * block, columns,
+                         block, lse + u * block);
   for (int64_t j = 0; j <= s.per_block; ++j) {
     const int64_t first = j * block * columns;
     const bool add = j == s.per_block;  // sorted blocks are new, own ones have other shares
-    multiply<A>(block, block, width, {&s.weights[first], columns, 1},
-                {s.grad_y.data(), kPanel<A>, width},
-                s.part(s.grad_values, s.grad_sorted_values, u, at, j), width, add);
-    multiply<A>(block, block, width, {&s.grads[first], columns, 1},
-                {s.queries.data(), kPanel<A>, width},
-                s.part(s.grad_keys, s.grad_sorted_keys, u, at, j), width, add);
+    multiply<kBytes>(block, block, width, {&s.weights[first], columns, 1},
+                     {s.grad_y.data(), kPanel<A>, width},
+                     s.part(s.grad_values, s.grad_sorted_values, u, at, j), width, add);
+    multiply<kBytes>(block, block, width, {&s.grads[first], columns, 1},
+                     {s.queries.data(), kPanel<A>, width},
+                     s.part(s.grad_keys, s.grad_sorted_keys, u, at, j), width, add);
   }
   s.gather(s.grads, s.keys, s.sorted_keys, u, at, s.grad_q);
   p.rows.write(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q, s.tokens(u));
@@ -235,8 +243,8 @@ RIFFLEMIX_INLINE void compare_rows(const A* a, const A* b, int64_t count, int64_
 }
 
 // The same for `count` blocks of gradients and all sources, into the gradient of the sort matrix.
-template <class A>
-RIFFLEMIX_INLINE void compare_blocks(BackwardSlice<A>& s, const A* grads, const A* sources,
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void compare_blocks(BackwardSlice<kBytes, A>& s, const A* grads, const A* sources,
                                      int64_t count, bool add) {
   const int64_t inner = s.block * s.width;
   int64_t i = 0;
@@ -251,23 +259,23 @@ RIFFLEMIX_INLINE void compare_blocks(BackwardSlice<A>& s, const A* grads, const 
 }
 
 // Gradients of sorted blocks go on to the sort matrix, and by it to the sources.
-template <class A>
-RIFFLEMIX_INLINE void backward_sort(BackwardSlice<A>& s, int64_t first, int64_t last) {
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void backward_sort(BackwardSlice<kBytes, A>& s, int64_t first, int64_t last) {
   const Problem<A>& p = s.p;
   const int64_t count = (last - first) * s.per_block, inner = s.block * s.width;
-  compare_blocks<A>(s, s.grad_sorted_keys.data(), s.keys.data(), count, false);
-  compare_blocks<A>(s, s.grad_sorted_values.data(), s.values.data(), count, true);
+  compare_blocks(s, s.grad_sorted_keys.data(), s.keys.data(), count, false);
+  compare_blocks(s, s.grad_sorted_values.data(), s.values.data(), count, true);
   p.rows.write(s.grad_sort.data(), s.sources, s.blocks, A(1), p.grad_sort,
                {s.b, s.h, first * s.per_block, last * s.per_block});
   const Matrix<const A> across{&s.sort[first * s.per_block * s.sources], 1, s.sources};
-  multiply<A>(s.blocks, count, inner, across, {s.grad_sorted_keys.data(), kPanel<A>, s.step},
-              s.grad_keys.data(), s.step, true);
-  multiply<A>(s.blocks, count, inner, across, {s.grad_sorted_values.data(), kPanel<A>, s.step},
-              s.grad_values.data(), s.step, true);
+  multiply<kBytes>(s.blocks, count, inner, across, {s.grad_sorted_keys.data(), kPanel<A>, s.step},
+                   s.grad_keys.data(), s.step, true);
+  multiply<kBytes>(s.blocks, count, inner, across, {s.grad_sorted_values.data(), kPanel<A>, s.step},
+                   s.grad_values.data(), s.step, true);
 }
 
-template <class A>
-RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void backward_slice(BackwardSlice<kBytes, A>& s, int64_t index) {
   const Problem<A>& p = s.p;
   s.take(index);
   std::fill(s.grad_keys.begin(), s.grad_keys.end(), A(0));
@@ -276,9 +284,9 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
     const int64_t last = std::min(s.blocks, first + s.together);
     s.sort_blocks(first, last);
     for (int64_t u = first; u < last; ++u) {
-      backward_block<A>(s, p.lse + index * p.sizes.tokens, u, u - first);
+      backward_block(s, p.lse + index * p.sizes.tokens, u, u - first);
     }
-    backward_sort<A>(s, first, last);
+    backward_sort(s, first, last);
   }
   for (int64_t u = 0; u < s.blocks; ++u) {
     p.rows.write(&s.grad_keys[u * s.step], s.width, p.sizes.width, A(1), p.grad_k, s.tokens(u));
@@ -286,17 +294,17 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<A>& s, int64_t index) {
   }
 }
 
-#define RIFFLEMIX_BLOCK_SLICES(A)                                                               \
-  RIFFLEMIX_DISPATCH(void, forward_slices,                                                      \
-                     (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), {    \
-    Slice<A> s(p);                                                                              \
-    std::vector<A> sums(s.columns);                                                             \
-    for (int64_t slice = first; slice < last; ++slice) forward_slice<A>(s, sums.data(), slice); \
-  })                                                                                            \
-  RIFFLEMIX_DISPATCH(void, backward_slices,                                                     \
-                     (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), {    \
-    BackwardSlice<A> s(p);                                                                      \
-    for (int64_t slice = first; slice < last; ++slice) backward_slice<A>(s, slice);             \
+#define RIFFLEMIX_BLOCK_SLICES(A)                                                            \
+  RIFFLEMIX_DISPATCH(void, forward_slices,                                                   \
+                     (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), { \
+    Slice<kBytes, A> s(p);                                                                   \
+    Buffer<A> sums(s.columns);                                                               \
+    for (int64_t slice = first; slice < last; ++slice) forward_slice(s, sums.data(), slice); \
+  })                                                                                         \
+  RIFFLEMIX_DISPATCH(void, backward_slices,                                                  \
+                     (const Problem<A>& p, int64_t first, int64_t last), (p, first, last), { \
+    BackwardSlice<kBytes, A> s(p);                                                           \
+    for (int64_t slice = first; slice < last; ++slice) backward_slice(s, slice);             \
   })
 RIFFLEMIX_BLOCK_SLICES(float)
 RIFFLEMIX_BLOCK_SLICES(double)

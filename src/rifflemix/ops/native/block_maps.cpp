@@ -95,7 +95,7 @@ struct Columns {
   const Features& of;
   const Rows<A>& io;
   int64_t padded;
-  std::vector<A> data, scratch;
+  Buffer<A> data, scratch;
 
   RIFFLEMIX_INLINE Columns(const Features& features, const Rows<A>& rows_io, int64_t rows)
       : of(features), io(rows_io), padded(whole_panels<A>(features.count)), data(padded * rows),
@@ -171,7 +171,7 @@ constexpr int64_t whole_squares(int64_t count) {
 template <class A>
 struct Sums {
   const Problem<A>& p;
-  std::vector<A> sums;
+  Buffer<A> sums;
 
   explicit Sums(const Problem<A>& problem) : p(problem) {
     int64_t count = 0;
@@ -218,8 +218,8 @@ struct Sums {
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void map_tiles_of(const Problem<A>& p, int64_t first, int64_t last) {
   Columns<A> x(p.x, p.io, p.rows), y(p.y, p.io, p.rows);
-  std::vector<A> between[2] = {std::vector<A>(p.widest * p.rows),
-                               std::vector<A>(p.widest * p.rows)};
+  Buffer<A> between[2] = {Buffer<A>(p.widest * p.rows),
+                               Buffer<A>(p.widest * p.rows)};
   for (int64_t tile = first; tile < last; ++tile) {
     const Tile t = p.tile(tile);
     x.read(t);
@@ -242,7 +242,7 @@ template <class A>
 struct Trace {
   const Problem<A>& p;
   std::vector<A*> comes, slopes;
-  std::vector<A> data;
+  Buffer<A> data;
 
   RIFFLEMIX_INLINE Trace(const Problem<A>& problem, A* x)
       : p(problem), comes(p.sizes.maps + 1), slopes(p.sizes.maps) {
@@ -271,10 +271,10 @@ struct Trace {
 // Room for gradients between maps, and for those of one block's weight.
 template <class A>
 struct Room {
-  std::vector<A> between[2], rows, products;
+  Buffer<A> between[2], rows, products;
 
   explicit Room(const Problem<A>& p) {
-    for (std::vector<A>& one : between) one.resize(p.widest * p.rows);
+    for (Buffer<A>& one : between) one.resize(p.widest * p.rows);
     for (const Map* m = p.maps; m < p.maps + p.sizes.maps; ++m) {
       const std::size_t wide = whole_squares<A>(m->out);
       rows.resize(std::max(rows.size(), wide * p.rows));

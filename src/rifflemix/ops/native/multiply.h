@@ -29,12 +29,14 @@ struct Panels {
   int64_t panel, row;
 };
 
-// Rows that are worked on together: their sums fill the registers that additions keep busy.
+// Rows of two vectors that are worked on together: their sums fill the registers that additions
+// keep busy.
 constexpr int kRowsAtOnce = 4;
 
+// Here a panel of B is one vector.
 template <int kRows, int kVectors, int kBytes, class A>
-RIFFLEMIX_INLINE void multiply_rows(Matrix<const A> a, int64_t inner, const A* b, int64_t b_row,
-                                    A* c, int64_t c_row, bool add) {
+RIFFLEMIX_INLINE void multiply_rows(int64_t inner, Matrix<const A> a, Panels<A> b, A* c,
+                                    int64_t c_row, bool add) {
   using Values = Vector<A, kBytes>;
   constexpr int lanes = kBytes / sizeof(A);
   Values sums[kRows][kVectors];
@@ -45,7 +47,9 @@ RIFFLEMIX_INLINE void multiply_rows(Matrix<const A> a, int64_t inner, const A* b
   }
   for (int64_t t = 0; t < inner; ++t) {
     Values values[kVectors];
-    for (int v = 0; v < kVectors; ++v) values[v] = load_as<Values>(b + t * b_row + v * lanes);
+    for (int v = 0; v < kVectors; ++v) {
+      values[v] = load_as<Values>(b.data + v * b.panel + t * b.row);
+    }
     for (int i = 0; i < kRows; ++i) {
       const Values factor = a.data[i * a.row + t * a.column] - Values{};  // spread, no addition
       for (int v = 0; v < kVectors; ++v) sums[i][v] += factor * values[v];
@@ -58,33 +62,42 @@ RIFFLEMIX_INLINE void multiply_rows(Matrix<const A> a, int64_t inner, const A* b
 
 // The last rows of a product, fewer than kRows.
 template <int kRows, int kVectors, int kBytes, class A>
-RIFFLEMIX_INLINE void multiply_rest(int64_t rows, Matrix<const A> a, int64_t inner, const A* b,
-                                    int64_t b_row, A* c, int64_t c_row, bool add) {
+RIFFLEMIX_INLINE void multiply_rest(int64_t rows, int64_t inner, Matrix<const A> a, Panels<A> b,
+                                    A* c, int64_t c_row, bool add) {
   if constexpr (kRows > 1) {
     if (rows == kRows - 1) {
-      multiply_rows<kRows - 1, kVectors, kBytes>(a, inner, b, b_row, c, c_row, add);
+      multiply_rows<kRows - 1, kVectors, kBytes>(inner, a, b, c, c_row, add);
     } else {
-      multiply_rest<kRows - 1, kVectors, kBytes>(rows, a, inner, b, b_row, c, c_row, add);
+      multiply_rest<kRows - 1, kVectors, kBytes>(rows, inner, a, b, c, c_row, add);
     }
   }
 }
 
-template <int kRows, int kVectors, int kBytes, class A>
-RIFFLEMIX_INLINE void multiply_panel(int64_t rows, int64_t inner, Matrix<const A> a, const A* b,
-                                     int64_t b_row, A* c, int64_t c_row, bool add) {
-  for (; rows >= kRows; rows -= kRows, a.data += kRows * a.row, c += kRows * c_row) {
-    multiply_rows<kRows, kVectors, kBytes>(a, inner, b, b_row, c, c_row, add);
+// Of kVectors vectors of columns.
+template <int kVectors, int kBytes, class A>
+RIFFLEMIX_INLINE void multiply_vectors(int64_t rows, int64_t inner, Matrix<const A> a, Panels<A> b,
+                                       A* c, int64_t c_row, bool add) {
+  constexpr int at_once = 2 * kRowsAtOnce / kVectors;
+  for (; rows >= at_once; rows -= at_once, a.data += at_once * a.row, c += at_once * c_row) {
+    multiply_rows<at_once, kVectors, kBytes>(inner, a, b, c, c_row, add);
   }
-  multiply_rest<kRows, kVectors, kBytes>(rows, a, inner, b, b_row, c, c_row, add);
+  multiply_rest<at_once, kVectors, kBytes>(rows, inner, a, b, c, c_row, add);
 }
 
-// C = A B, or C += A B; sums run over `inner` in order, whatever the sizes.
-template <class A>
+// C = A B, or C += A B; sums run over `inner` in order, whatever the sizes and the vectors.
+template <int kBytes, class A>
 RIFFLEMIX_INLINE void multiply(int64_t rows, int64_t inner, int64_t columns, Matrix<const A> a,
                                Panels<A> b, A* c, int64_t c_row, bool add) {
-  for (int64_t panel = 0; panel * kPanel<A> < columns; ++panel) {
-    multiply_panel<kRowsAtOnce, 2, kVectorBytes>(rows, inner, a, b.data + panel * b.panel, b.row,
-                                   c + panel * kPanel<A>, c_row, add);
+  constexpr int64_t panel = kPanel<A>;
+  if constexpr (kBytes == panel * sizeof(A)) {  // a panel is a vector
+    for (; columns > panel; columns -= 2 * panel, b.data += 2 * b.panel, c += 2 * panel) {
+      multiply_vectors<2, kBytes>(rows, inner, a, b, c, c_row, add);
+    }
+    if (columns > 0) multiply_vectors<1, kBytes>(rows, inner, a, b, c, c_row, add);
+  } else {
+    for (; columns > 0; columns -= panel, b.data += b.panel, c += panel) {
+      multiply_vectors<2, kBytes>(rows, inner, a, {b.data, kLanes<A>, b.row}, c, c_row, add);
+    }
   }
 }
 
@@ -96,14 +109,13 @@ RIFFLEMIX_INLINE void multiply_whole(int64_t rows, int64_t inner, int64_t column
   constexpr int64_t lanes = kBytes / sizeof(A);
   int64_t j = 0;
   for (; j + 2 * lanes <= columns; j += 2 * lanes) {
-    multiply_panel<kRowsAtOnce, 2, kBytes>(rows, inner, a, b + j, b_row, c + j, c_row, add);
+    multiply_vectors<2, kBytes>(rows, inner, a, {b + j, lanes, b_row}, c + j, c_row, add);
   }
   for (; j + lanes <= columns; j += lanes) {
-    multiply_panel<2 * kRowsAtOnce, 1, kBytes>(rows, inner, a, b + j, b_row, c + j, c_row, add);
+    multiply_vectors<1, kBytes>(rows, inner, a, {b + j, 0, b_row}, c + j, c_row, add);
   }
   if (j < columns) {
-    multiply_panel<2 * kRowsAtOnce, 1, kVectorBytes>(rows, inner, a, b + j, b_row, c + j, c_row,
-                                                     add);
+    multiply_vectors<1, kVectorBytes>(rows, inner, a, {b + j, 0, b_row}, c + j, c_row, add);
   }
 }
 

@@ -42,11 +42,11 @@ struct Backward : Problem<T> {
 };
 
 template <class T>
-RIFFLEMIX_INLINE std::vector<Acc<T>> scale_of_sample(const Problem<T>& p, int64_t b) {
+RIFFLEMIX_INLINE Buffer<Acc<T>> scale_of_sample(const Problem<T>& p, int64_t b) {
   using A = Acc<T>;
   const A floor = A(kNormFloor * kNormFloor);
   const A* energy = p.energy + b * p.sizes.row();
-  std::vector<A> scale(p.sizes.row(), A(1));
+  Buffer<A> scale(p.sizes.row(), A(1));
   if (!p.normalize) return scale;
   for (size_t i = 0; i < scale.size(); ++i) {
     scale[i] = A(1) / (energy[i] < floor ? floor : energy[i]);
@@ -55,10 +55,10 @@ RIFFLEMIX_INLINE std::vector<Acc<T>> scale_of_sample(const Problem<T>& p, int64_
 }
 
 template <class T>
-RIFFLEMIX_INLINE std::vector<Acc<T>> gate_of_sample(const Problem<T>& p, int64_t b) {
+RIFFLEMIX_INLINE Buffer<Acc<T>> gate_of_sample(const Problem<T>& p, int64_t b) {
   using A = Acc<T>;
   const A* moment = p.moment + b * p.sizes.row();
-  std::vector<A> gate(p.sizes.row());
+  Buffer<A> gate(p.sizes.row());
   for (size_t i = 0; i < gate.size(); ++i) gate[i] = A(1) / (A(1) + moment[i]);
   return gate;
 }
@@ -74,7 +74,7 @@ template <class T>
 RIFFLEMIX_INLINE void find_membership(const Forward<T>& f, const Chunk& chunk) {
   using A = Acc<T>;
   const Sizes& sizes = f.sizes;
-  const std::vector<A> scale = scale_of_sample(f, chunk.sample);
+  const Buffer<A> scale = scale_of_sample(f, chunk.sample);
   A* membership = f.membership + chunk.token(chunk.first) * sizes.heads;
   for (int64_t n = chunk.first; n < chunk.last; ++n) {
     A* logits = f.membership + chunk.token(n) * sizes.heads;
@@ -109,7 +109,7 @@ template <class T>
 RIFFLEMIX_INLINE void write_output(const Forward<T>& f, const Chunk& chunk) {
   using A = Acc<T>;
   const Sizes& sizes = f.sizes;
-  const std::vector<A> gate = gate_of_sample(f, chunk.sample);
+  const Buffer<A> gate = gate_of_sample(f, chunk.sample);
   for (int64_t n = chunk.first; n < chunk.last; ++n) {
     if (chunk.padded(n)) {
       zero_token(sizes, f.y, chunk.sample, n);
@@ -131,7 +131,7 @@ template <class T>
 RIFFLEMIX_INLINE void sum_gate_gradient(const Backward<T>& g, const Chunk& chunk) {
   using A = Acc<T>;
   const Sizes& sizes = g.sizes;
-  const std::vector<A> gate = gate_of_sample(g, chunk.sample);
+  const Buffer<A> gate = gate_of_sample(g, chunk.sample);
   A* features = g.feature_parts + chunk.task * sizes.row();
   std::fill(features, features + sizes.row(), A(0));
   for (int64_t n = chunk.first; n < chunk.last; ++n) {
@@ -158,7 +158,7 @@ RIFFLEMIX_INLINE void moment_gradient_of_sample(const Backward<T>& g, int64_t b)
   using A = Acc<T>;
   const Sizes& sizes = g.sizes;
   const int64_t row = sizes.row(), chunks = sizes.chunks();
-  const std::vector<A> gate = gate_of_sample(g, b);
+  const Buffer<A> gate = gate_of_sample(g, b);
   const A* moment = g.moment + b * row;
   A* sums = g.grad_sums + b * row;
   sum_parts(g.feature_parts + b * chunks * row, chunks, row, sums);
@@ -179,14 +179,14 @@ RIFFLEMIX_INLINE void find_score_gradient(const Backward<T>& g, const Chunk& chu
   using A = Acc<T>;
   const Sizes& sizes = g.sizes;
   const int64_t heads = sizes.heads;
-  const std::vector<A> scale = scale_of_sample(g, chunk.sample);
+  const Buffer<A> scale = scale_of_sample(g, chunk.sample);
   const A* sums = g.grad_sums + chunk.sample * sizes.row();
   const A* counts = g.grad_counts + chunk.sample * heads;
   A* features = g.feature_parts + chunk.task * sizes.row();
   A* temperatures = g.head_parts + chunk.task * heads;
   std::fill(features, features + sizes.row(), A(0));
   std::fill(temperatures, temperatures + heads, A(0));
-  std::vector<A> scores(heads);
+  Buffer<A> scores(heads);
   for (int64_t n = chunk.first; n < chunk.last; ++n) {
     if (chunk.padded(n)) continue;
     const int64_t at = chunk.token(n) * heads;
@@ -221,7 +221,7 @@ RIFFLEMIX_INLINE void energy_gradient_of_sample(const Backward<T>& g, int64_t b)
   using A = Acc<T>;
   const int64_t row = g.sizes.row(), chunks = g.sizes.chunks();
   const A floor = A(kNormFloor * kNormFloor);
-  const std::vector<A> scale = scale_of_sample(g, b);
+  const Buffer<A> scale = scale_of_sample(g, b);
   const A* energy = g.energy + b * row;
   A* gradient = g.grad_energy + b * row;
   sum_parts(g.feature_parts + b * chunks * row, chunks, row, gradient);
@@ -235,8 +235,8 @@ template <class T>
 RIFFLEMIX_INLINE void write_token_gradient(const Backward<T>& g, const Chunk& chunk) {
   using A = Acc<T>;
   const Sizes& sizes = g.sizes;
-  const std::vector<A> scale = scale_of_sample(g, chunk.sample);
-  const std::vector<A> gate = gate_of_sample(g, chunk.sample);
+  const Buffer<A> scale = scale_of_sample(g, chunk.sample);
+  const Buffer<A> gate = gate_of_sample(g, chunk.sample);
   const A* sums = g.grad_sums + chunk.sample * sizes.row();
   const A* energy = g.grad_energy + chunk.sample * sizes.row();
   for (int64_t n = chunk.first; n < chunk.last; ++n) {

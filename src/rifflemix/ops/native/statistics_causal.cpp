@@ -59,7 +59,7 @@ struct Backward : Problem<T> {
 // Running sums within a chunk.
 template <class A>
 struct Within {
-  std::vector<A> energy, mass, count;
+  Buffer<A> energy, mass, count;
 
   explicit Within(const Sizes& sizes) : energy(sizes.row()), mass(sizes.row()), count(sizes.heads) {}
 };
@@ -169,7 +169,7 @@ RIFFLEMIX_INLINE void find_gate_gradient(const Backward<T>& g, const Chunk& chun
 // token, 1 / max(energy, floor), the same but zero under the floor, and the gate.
 template <class A>
 struct Recomputed {
-  std::vector<A> energy, mass, count, inverse, active, gate, scores;
+  Buffer<A> energy, mass, count, inverse, active, gate, scores;
 
   explicit Recomputed(const Sizes& sizes)
       : energy(sizes.chunk * sizes.row()),
@@ -375,7 +375,7 @@ template <class A>
 void accumulate_chunks(const Sizes& sizes, int64_t features, int64_t width, bool backwards,
                        A* parts, const A* given, A* found) {
   const int64_t row = sizes.heads * width, chunks = sizes.chunks();
-  std::vector<A> sum(row);
+  Buffer<A> sum(row);
   for (int64_t b = 0; b < sizes.batch; ++b, parts += chunks * row) {
     const int64_t end = b * sizes.heads * features;
     std::fill(sum.begin(), sum.end(), A(0));

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #include "kernels.h"
 
@@ -40,6 +42,27 @@ using Vector = typename VectorOf<A, kBytes>::Type;
 template <class A>
 constexpr int kLanes = kVectorBytes / sizeof(A);
 
+// Memory that begins with a line of a processor's cache, so that vectors do not cross lines.
+template <class A>
+struct FromLine {
+  using value_type = A;
+  static constexpr std::align_val_t kLine{64};
+
+  FromLine() = default;
+  template <class B>
+  FromLine(const FromLine<B>&) {}
+  A* allocate(std::size_t count) {
+    return static_cast<A*>(::operator new(count * sizeof(A), kLine));
+  }
+  void deallocate(A* data, std::size_t) { ::operator delete(data, kLine); }
+  template <class B>
+  bool operator==(const FromLine<B>&) const { return true; }
+  template <class B>
+  bool operator!=(const FromLine<B>&) const { return false; }
+};
+template <class A>
+using Buffer = std::vector<A, FromLine<A>>;
+
 // What tokens of type T are summed in.
 template <class T>
 struct Accumulate {
@@ -60,26 +83,28 @@ RIFFLEMIX_INLINE To bits_as(From from) {
   return to;
 }
 
-template <class A>
-RIFFLEMIX_INLINE Vector<A> spread(A value) {
-  return Vector<A>{} + value;
+template <class A, int kBytes = kVectorBytes>
+RIFFLEMIX_INLINE Vector<A, kBytes> spread(A value) {
+  return Vector<A, kBytes>{} + value;
 }
 
 // `yes` where the lanes of `mask` are all ones, `no` where they are zero.
-template <class A>
-RIFFLEMIX_INLINE Vector<A> select(typename VectorOf<A>::Integers mask, Vector<A> yes, Vector<A> no) {
-  using Integers = typename VectorOf<A>::Integers;
-  return bits_as<Vector<A>>((mask & bits_as<Integers>(yes)) | (~mask & bits_as<Integers>(no)));
+template <class A, int kBytes = kVectorBytes>
+RIFFLEMIX_INLINE Vector<A, kBytes> select(typename VectorOf<A, kBytes>::Integers mask,
+                                          Vector<A, kBytes> yes, Vector<A, kBytes> no) {
+  using Integers = typename VectorOf<A, kBytes>::Integers;
+  return bits_as<Vector<A, kBytes>>((mask & bits_as<Integers>(yes)) |
+                                    (~mask & bits_as<Integers>(no)));
 }
 
 // `yes` where `keep` holds -1, zero where it holds 0: as many numbers as there are lanes.
-template <class A>
-RIFFLEMIX_INLINE Vector<A> where(const int16_t* keep, Vector<A> yes) {
-  typedef int16_t Halves __attribute__((vector_size(2 * kLanes<A>)));
+template <class A, int kBytes = kVectorBytes>
+RIFFLEMIX_INLINE Vector<A, kBytes> where(const int16_t* keep, Vector<A, kBytes> yes) {
+  typedef int16_t Halves __attribute__((vector_size(2 * kBytes / sizeof(A))));
   Halves halves;
   std::memcpy(&halves, keep, sizeof(halves));
-  const auto mask = __builtin_convertvector(halves, typename VectorOf<A>::Integers);
-  return select<A>(mask, yes, Vector<A>{});
+  const auto mask = __builtin_convertvector(halves, typename VectorOf<A, kBytes>::Integers);
+  return select<A, kBytes>(mask, yes, Vector<A, kBytes>{});
 }
 
 // The larger one; NaN in `x` stays.
@@ -89,11 +114,11 @@ RIFFLEMIX_INLINE Vector<A> at_least(Vector<A> x, A floor) {
 }
 
 // Sum of the lanes, by halves.
-template <class A>
-RIFFLEMIX_INLINE A sum_lanes(Vector<A> v) {
-  A lanes[kLanes<A>];
+template <class A, int kBytes = kVectorBytes>
+RIFFLEMIX_INLINE A sum_lanes(Vector<A, kBytes> v) {
+  A lanes[kBytes / sizeof(A)];
   std::memcpy(lanes, &v, sizeof(lanes));
-  for (int half = kLanes<A> / 2; half > 0; half /= 2) {
+  for (int half = kBytes / sizeof(A) / 2; half > 0; half /= 2) {
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   }
   return lanes[0];
