@@ -170,7 +170,7 @@ def _as_integer(value: Any) -> int | None:
 
 
 def _as_float(value: Any) -> float:
-    """A float of integers and NumPy's scalars too; torch does not take all of them."""
+    """`value` as a float, unless it is symbolic; torch does not take all of NumPy's numbers."""
     known = isinstance(value, (float, torch.SymInt, torch.SymFloat))
     return cast(float, value) if known else float(value)
 

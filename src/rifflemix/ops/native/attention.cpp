@@ -234,8 +234,8 @@ RIFFLEMIX_INLINE void find_score_gradients(BackwardSlice<kBytes, A>& s, const A*
       along += load(&s.grad_y[d]) * load(&s.out[d]);
     }
     find_gradients<kBytes>(&s.scores[row * s.columns], &s.grads[row * s.columns], s.columns,
-                      s.find_kept_weights(first, last, i), p.kept_scale, lse[i],
-                      sum_lanes<A>(along));
+                           s.find_kept_weights(first, last, i), p.kept_scale, lse[i],
+                           sum_lanes<A>(along));
   }
 }
 

@@ -123,7 +123,7 @@ RIFFLEMIX_INLINE void find_weights(A* weights, int64_t keys, int64_t columns, in
     Values most = load_as<Values>(weights + i), sum{};
     for (int64_t j = 1; j < keys; ++j) {
       const Values x = load_as<Values>(weights + j * columns + i);
-      most = x > most ? x : most;
+      most = select<A, kBytes>(x > most, x, most);
     }
     for (int64_t j = 0; j < keys; ++j) {
       A* at = weights + j * columns + i;

@@ -218,8 +218,7 @@ struct Sums {
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void map_tiles_of(const Problem<A>& p, int64_t first, int64_t last) {
   Columns<A> x(p.x, p.io, p.rows), y(p.y, p.io, p.rows);
-  Buffer<A> between[2] = {Buffer<A>(p.widest * p.rows),
-                               Buffer<A>(p.widest * p.rows)};
+  Buffer<A> between[2] = {Buffer<A>(p.widest * p.rows), Buffer<A>(p.widest * p.rows)};
   for (int64_t tile = first; tile < last; ++tile) {
     const Tile t = p.tile(tile);
     x.read(t);
