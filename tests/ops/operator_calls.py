@@ -83,11 +83,25 @@ def blocks() -> Arguments:
     }
 
 
+def hidden_blocks() -> Arguments:
+    return {
+        **blocks(),
+        "unseen": rand(B, H, 3, 2) > 1.3,
+        "padding": rand(B, 6) > 1.3,
+        "mixes_padding": False,
+        "causal": True,
+        "seed": torch.tensor(7),
+        "p": 0.5,
+    }
+
+
 def balancing() -> Arguments:
     return {
         "log_scores": rand(B, H, 4, 4),
         "live": rand(B, H, 4, 4) > 0.7,
         "num_iterations": 2,
+        "causal": True,
+        "last_rows": True,
     }
 
 
@@ -196,9 +210,9 @@ CALLS: dict[str, Callable[[], Arguments]] = {
         "lse": rand(B, H, 4),
         "grad_y": rand(B, H, 4, 3) - 1,
     },
-    "sinkhorn_attention": blocks,
+    "sinkhorn_attention": hidden_blocks,
     "sinkhorn_attention_backward": lambda: {
-        **blocks(),
+        **hidden_blocks(),
         "lse": rand(B, H, 6),
         "grad_y": rand(B, H, 6, D) - 1,
     },
@@ -349,6 +363,9 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "integers": {"q": rand(B, H, 6, D).int()},
         "no features": {name: rand(B, H, 6, 0) for name in "qkv"},
         "some rows": {"sort": rand(B, H, 4, 3)},
+        "no seed": {"seed": None},
+        "sure": {"p": 1.0},
+        "not a number": {"p": float("nan")},
     },
     "block_maps": {
         "no maps": {"sizes": ()},
@@ -366,6 +383,7 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
     "block_maps_backward": {"no maps": {"sizes": ()}, "short": {"grad_y": rand(B, N, 7)}},
     "balance": {
         "no iterations": {"num_iterations": 0},
+        "rows last": {"causal": False},
         "no matrix": {"log_scores": rand(4), "live": rand(4) > 0.7},
         "no rows": {"log_scores": rand(B, H, 0, 0), "live": rand(B, H, 0, 0) > 0.7},
         "bfloat16": {"log_scores": rand(B, H, 4, 4).bfloat16()},

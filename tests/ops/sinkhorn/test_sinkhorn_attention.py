@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rifflemix.errors import InputError
-from rifflemix.ops import block_attention, sinkhorn, sinkhorn_attention, top_k_blocks
+from rifflemix.ops import (
+    block_attention,
+    sinkhorn,
+    sinkhorn_attention,
+    sorted_padding_mask,
+    top_k_blocks,
+)
 from rifflemix.ops.native import instruction_level
+from rifflemix.ops.sinkhorn import cpu_attention
+from rifflemix.ops.sinkhorn.plain_attention import Terms, attend_to_blocks
 from rifflemix.runs.device import using_threads
 
 needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
@@ -230,31 +238,107 @@ def kernel_inputs(n: int, block: int, width: int, rows: int, dtype: torch.dtype)
     return [*heads, sort.requires_grad_()]
 
 
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "padded": {"padded": True},
+    "causal padded": {"causal": True, "padded": True},
+    "argmax rule": {"padded": True, "padding_rule": "argmax"},
+    "mixture": {"mixture": True},
+    "causal mixture padded": {"causal": True, "mixture": True, "padded": True},
+}
+
+
+def kernel_settings(form: dict[str, Any], n: int, block: int) -> dict[str, Any]:
+    """Settings of the form; a sample keeps no token, another none of its last block."""
+    settings = {name: value for name, value in form.items() if name != "padded"}
+    if form.get("padded"):
+        padding = torch.rand(BATCH, n * block) > 0.6
+        padding[0] = True
+        padding[1, (n - 1) * block :] = True
+        settings["key_padding_mask"] = padding
+    return settings
+
+
+def causal_sort(sort: Tensor) -> Tensor:
+    """The part below the diagonal, as rows of query blocks lie."""
+    n = sort.shape[3]
+    blocks = torch.arange(sort.shape[2]) // (sort.shape[2] // n)
+    return sort * (torch.arange(n) < blocks[:, None])
+
+
+@needs_kernels
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+@pytest.mark.parametrize(("n", "block", "width", "rows"), SHAPES)
+def test_kernel_equals_reference(
+    n: int, block: int, width: int, rows: int, form: dict[str, Any]
+) -> None:
+    inputs = kernel_inputs(n, block, width, rows, DOUBLE)
+    settings = kernel_settings(form, n, block)
+
+    def run(backend: str) -> Tensor:
+        *qkv, sort = inputs
+        if settings.get("causal"):
+            sort = causal_sort(sort)
+        return sinkhorn_attention(*qkv, sort, block, backend=backend, **settings)
+
+    y = run("cpu")
+    torch.testing.assert_close(y, run("reference"))
+    grad = torch.randn_like(y)
+    found = torch.autograd.grad(y, inputs, grad)
+    torch.testing.assert_close(found, torch.autograd.grad(run("eager"), inputs, grad))
+
+
 @needs_kernels
 @pytest.mark.parametrize(("n", "block", "width", "rows"), SHAPES)
-def test_kernel_equals_reference(n: int, block: int, width: int, rows: int) -> None:
+def test_kernel_drops_what_the_formula_drops(n: int, block: int, width: int, rows: int) -> None:
     inputs = kernel_inputs(n, block, width, rows, DOUBLE)
-    y, expected = (
-        sinkhorn_attention(*inputs, block, backend=backend) for backend in ("cpu", "reference")
-    )
+    padding = kernel_settings({"padded": True}, n, block)["key_padding_mask"]
+    unseen = torch.rand(BATCH, HEADS, n * rows, block) > 0.7
+    terms = Terms(unseen, padding, False, True, torch.tensor(2**62 + 5), 0.3)
+    y, _ = cpu_attention._forward(*inputs, block, *terms)
+    expected = attend_to_blocks(*inputs, block, terms)
     torch.testing.assert_close(y, expected)
     grad = torch.randn_like(y)
-    eager = sinkhorn_attention(*inputs, block, backend="eager")
     found = torch.autograd.grad(y, inputs, grad)
-    torch.testing.assert_close(found, torch.autograd.grad(eager, inputs, grad))
+    torch.testing.assert_close(found, torch.autograd.grad(expected, inputs, grad))
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if "mixture" not in name])
+def test_formula_of_second_derivatives_equals_reference(name: str) -> None:
+    inputs = kernel_inputs(3, 4, 5, 2, DOUBLE)
+    settings = kernel_settings(FORMS[name], 3, 4)
+    sort = causal_sort(inputs[3]) if settings.get("causal") else inputs[3]
+    padding, rule = settings.get("key_padding_mask"), settings.get("padding_rule", "majority")
+    unseen = None
+    if settings:
+        unseen = sorted_padding_mask(sort.detach(), 4, padding, rule=rule)
+    terms = Terms(unseen, padding, rule == "argmax", settings.get("causal", False))
+    y = attend_to_blocks(*inputs[:3], sort, 4, terms)
+    expected = sinkhorn_attention(*inputs[:3], sort, 4, backend="reference", **settings)
+    torch.testing.assert_close(y, expected)
 
 
 @needs_kernels
+@pytest.mark.parametrize("form", [{}, {"causal": True, "padded": True}], ids=["plain", "hidden"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
     [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)],
     ids=str,
 )
-def test_kernel_in_other_types(dtype: torch.dtype, tolerance: float) -> None:
+def test_kernel_in_other_types(dtype: torch.dtype, tolerance: float, form: dict[str, Any]) -> None:
     inputs = kernel_inputs(5, 7, 20, 1, dtype)
-    y = sinkhorn_attention(*inputs, 7, backend="cpu")
+    settings = kernel_settings(form, 5, 7)
+
+    def run(backend: str, *inputs: Tensor) -> Tensor:
+        *qkv, sort = inputs
+        if settings.get("causal"):
+            sort = causal_sort(sort)
+        return sinkhorn_attention(*qkv, sort, 7, backend=backend, **settings)
+
+    y = run("cpu", *inputs)
     exact = [t.detach().double().requires_grad_() for t in inputs]
-    expected = sinkhorn_attention(*exact, 7, backend="eager")
+    expected = run("eager", *exact)
     grad = torch.randn_like(y)
     assert y.dtype == dtype
     pairs = zip(
@@ -268,22 +352,32 @@ def test_kernel_in_other_types(dtype: torch.dtype, tolerance: float) -> None:
 
 
 @needs_kernels
-def test_kernel_on_any_number_of_threads() -> None:
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_kernel_on_any_number_of_threads(p: float) -> None:
     inputs = kernel_inputs(5, 7, 9, 1, torch.float32)
+    settings = kernel_settings({"padded": True}, 5, 7)
     results = []
     for threads in (1, 3):
         with using_threads(threads):
-            y = sinkhorn_attention(*inputs, 7, backend="cpu")
+            torch.manual_seed(0)
+            y = sinkhorn_attention(*inputs, 7, backend="cpu", dropout_p=p, **settings)
             results.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @needs_kernels
-def test_second_derivatives_of_the_kernel() -> None:
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_second_derivatives_of_the_kernel(form: dict[str, Any], p: float) -> None:
     inputs = kernel_inputs(2, 3, 2, 1, DOUBLE)
+    settings = kernel_settings(form, 2, 3)
 
     def run(*inputs: Tensor) -> Tensor:
-        return sinkhorn_attention(*inputs, 3, backend="cpu")
+        torch.manual_seed(1)
+        *qkv, sort = inputs
+        if settings.get("causal"):
+            sort = causal_sort(sort)
+        return sinkhorn_attention(*qkv, sort, 3, backend="cpu", dropout_p=p, **settings)
 
     assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
 
@@ -291,12 +385,26 @@ def test_second_derivatives_of_the_kernel() -> None:
 @needs_kernels
 def test_kernel_refuses_what_it_does_not_know() -> None:
     inputs = kernel_inputs(2, 4, 3, 1, DOUBLE)
-    for options in ({"combine": "sum_out"}, {"sortcut": 1}, {"mixture": True}, {"causal": True}):
+    for options in ({"combine": "sum_out"}, {"sortcut": 1}, {"causal": True, "rotation": 1}):
         with pytest.raises(InputError, match=r"^backend:"):
             sinkhorn_attention(*inputs, 4, backend="cpu", **options)
 
 
-def test_dropout_drops_in_eager_only() -> None:
+@needs_kernels
+def test_padding_that_is_not_finite_is_not_read() -> None:
+    inputs = kernel_inputs(3, 4, 5, 1, torch.float32)
+    settings = kernel_settings({"padded": True}, 3, 4)
+    padded = settings["key_padding_mask"][:, None, :, None]
+    q, k, v, sort = (t.detach() for t in inputs)
+    y = sinkhorn_attention(q, k, v, sort, 4, backend="cpu", **settings)
+    spoilt = [t.masked_fill(padded, torch.nan).requires_grad_() for t in (k, v)]
+    other = sinkhorn_attention(q, *spoilt, sort, 4, backend="cpu", **settings)
+    assert torch.equal(y, other)
+    for grad in torch.autograd.grad(other.sum(), spoilt):
+        assert (grad * padded == 0).all()
+
+
+def test_dropout_drops_in_all_but_the_reference() -> None:
     q, k, v = heads_of(8)
     sort = sort_of(2)
     plain = sinkhorn_attention(q, k, v, sort, 4)

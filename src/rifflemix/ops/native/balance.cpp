@@ -2,6 +2,9 @@
 //
 // Notation: a step r' = r - log sum exp(r), over a row or a column, of the entries that are live;
 // the others stay at kLogZero. Its gradient: dr = dr' - exp(r') sum dr'.
+// Where causal, row u of a column takes c = log sum exp(r) of rows v <= u alone; its gradient there:
+// dr_v = dr'_v - exp(r'_v) t_v, with t_v = sum_u>=v dr'_u exp(c_v - c_u), which is
+// dr'_v + exp(c_v - c_w) t_w of the next live row w.
 
 #include "threads.h"
 #include "vector.h"
@@ -11,11 +14,18 @@ namespace rifflemix::balance {
 // Stands for the log of zero, and is finite: no difference of two such is NaN.
 constexpr double kLogZero = -1e30;
 
+// `iterations` of rows, then columns, and where `last_rows` a step of rows more.
+struct Sizes {
+  int64_t count, size, iterations, causal, last_rows, threads;
+
+  int64_t steps() const { return 2 * iterations + last_rows; }
+};
+
 // `size` x `size` matrices; `live` has 1 for each entry that is; `grad_sort` is null in the forward
 // pass, in which `out` is the sort matrix. In the backward pass it is the gradient of the scores.
 template <class A>
 struct Problem {
-  int64_t count, size, iterations;
+  Sizes sizes;
   const A* scores;
   const uint8_t* live;
   const A* grad_sort;
@@ -30,9 +40,9 @@ struct Scratch {
   Buffer<A> dead, grad, steps;
 
   RIFFLEMIX_INLINE explicit Scratch(const Problem<A>& p)
-      : row((p.size + kLanes<A> - 1) / kLanes<A> * kLanes<A>), area(p.size * row), dead(area),
-        grad(p.grad_sort == nullptr ? 0 : area),
-        steps(area * (p.grad_sort == nullptr ? 1 : 2 * p.iterations + 1)) {}
+      : row((p.sizes.size + kLanes<A> - 1) / kLanes<A> * kLanes<A>), area(p.sizes.size * row),
+        dead(area), grad(p.grad_sort == nullptr ? 0 : area),
+        steps(area * (p.grad_sort == nullptr ? 1 : p.sizes.steps() + 1)) {}
 };
 
 template <class A>
@@ -81,26 +91,48 @@ RIFFLEMIX_INLINE void normalise_columns(const Scratch<A>& s, const A* from, A* t
   }
 }
 
+// Where causal.
+template <class A>
+RIFFLEMIX_INLINE void normalise_columns_so_far(const Scratch<A>& s, const A* from, A* to) {
+  for (int64_t j = 0; j < s.row; j += kLanes<A>) {
+    Vector<A> most = load(from + j), sum{};
+    for (int64_t i = 0; i < s.area; i += s.row) {
+      const Vector<A> x = load(from + i + j), above = x - most;
+      const Vector<A> share = exp_of_negative<A>(above > A(0) ? -above : above);
+      sum = above > A(0) ? sum * share + A(1) : sum + share;
+      most = above > A(0) ? x : most;
+      Vector<A> all;
+      for (int lane = 0; lane < kLanes<A>; ++lane) all[lane] = std::log(sum[lane]);
+      store(to + i + j, live_or_zero<A>(x - (most + all), &s.dead[i + j]));
+    }
+  }
+}
+
 // The logarithms of a matrix after all steps.
 template <class A>
 RIFFLEMIX_INLINE const A* balance(const Problem<A>& p, Scratch<A>& s, int64_t index) {
-  const A* scores = p.scores + index * p.size * p.size;
-  const uint8_t* live = p.live + index * p.size * p.size;
+  const int64_t size = p.sizes.size;
+  const A* scores = p.scores + index * size * size;
+  const uint8_t* live = p.live + index * size * size;
   A* at = s.steps.data();
   std::fill(s.dead.begin(), s.dead.end(), static_cast<A>(kLogZero));
   std::fill(at, at + s.area, static_cast<A>(kLogZero));
-  for (int64_t i = 0; i < p.size; ++i) {
-    for (int64_t j = 0; j < p.size; ++j) {
-      if (!live[i * p.size + j]) continue;
+  for (int64_t i = 0; i < size; ++i) {
+    for (int64_t j = 0; j < size; ++j) {
+      if (!live[i * size + j]) continue;
       s.dead[i * s.row + j] = A(0);
-      at[i * s.row + j] = scores[i * p.size + j];
+      at[i * s.row + j] = scores[i * size + j];
     }
   }
   const int64_t next = p.grad_sort == nullptr ? 0 : s.area;
-  for (int64_t n = 0; n < p.iterations; ++n) {
-    normalise_rows<A>(s, at, at + next);
-    normalise_columns<A>(s, at + next, at + 2 * next);
-    at += 2 * next;
+  for (int64_t n = 0; n < p.sizes.steps(); ++n, at += next) {
+    if (n % 2 == 0) {
+      normalise_rows<A>(s, at, at + next);
+    } else if (p.sizes.causal) {
+      normalise_columns_so_far<A>(s, at, at + next);
+    } else {
+      normalise_columns<A>(s, at, at + next);
+    }
   }
   return at;
 }
@@ -129,14 +161,33 @@ RIFFLEMIX_INLINE void backward_rows(const Scratch<A>& s, const A* after, A* grad
   }
 }
 
+// Where causal, from the logarithms before the step too: c is the difference of both.
+template <class A>
+RIFFLEMIX_INLINE void backward_columns_so_far(const Scratch<A>& s, const A* before, const A* after,
+                                              A* grad) {
+  for (int64_t j = 0; j < s.row; j += kLanes<A>) {
+    Vector<A> next = spread<A>(static_cast<A>(-kLogZero)), total{};
+    for (int64_t i = s.area - s.row + j; i >= 0; i -= s.row) {
+      const Vector<A> r = load(after + i), gradient = load(grad + i), sum = load(before + i) - r;
+      const auto live = load(&s.dead[i]) == A(0);
+      const Vector<A> less = sum > next ? Vector<A>{} : sum - next;
+      const Vector<A> all = gradient + exp_of_negative<A>(less) * total;
+      total = select<A>(live, all, total);
+      next = select<A>(live, sum, next);
+      store(grad + i, gradient - exp_of_negative<A>(r) * total);
+    }
+  }
+}
+
 // exp of the logarithms, or its product with the gradient, which is that by the logarithms.
 template <class A>
 RIFFLEMIX_INLINE void find_sort(const Problem<A>& p, Scratch<A>& s, int64_t index) {
   const A* logs = balance<A>(p, s, index);
-  A* out = p.out + index * p.size * p.size;
-  for (int64_t i = 0; i < p.size; ++i) {
-    for (int64_t j = 0; j < p.size; j += kLanes<A>) {
-      store(out + i * p.size + j, exp_of_negative<A>(load(logs + i * s.row + j)), p.size - j);
+  const int64_t size = p.sizes.size;
+  A* out = p.out + index * size * size;
+  for (int64_t i = 0; i < size; ++i) {
+    for (int64_t j = 0; j < size; j += kLanes<A>) {
+      store(out + i * size + j, exp_of_negative<A>(load(logs + i * s.row + j)), size - j);
     }
   }
 }
@@ -144,21 +195,26 @@ RIFFLEMIX_INLINE void find_sort(const Problem<A>& p, Scratch<A>& s, int64_t inde
 template <class A>
 RIFFLEMIX_INLINE void find_gradient(const Problem<A>& p, Scratch<A>& s, int64_t index) {
   const A* logs = balance<A>(p, s, index);
-  const int64_t start = index * p.size * p.size;
+  const int64_t size = p.sizes.size, start = index * size * size;
   A* grad = s.grad.data();
-  for (int64_t i = 0; i < p.size; ++i) {
+  for (int64_t i = 0; i < size; ++i) {
     for (int64_t j = 0; j < s.row; j += kLanes<A>) {
-      const Vector<A> by_sort = load(p.grad_sort + start + i * p.size + j, p.size - j);
+      const Vector<A> by_sort = load(p.grad_sort + start + i * size + j, size - j);
       store(grad + i * s.row + j, by_sort * exp_of_negative<A>(load(logs + i * s.row + j)));
     }
   }
-  for (int64_t n = 0; n < p.iterations; ++n, logs -= 2 * s.area) {
-    backward_columns<A>(s, logs, grad);
-    backward_rows<A>(s, logs - s.area, grad);
+  for (int64_t n = p.sizes.steps(); n > 0; --n, logs -= s.area) {
+    if (n % 2 == 1) {
+      backward_rows<A>(s, logs, grad);
+    } else if (p.sizes.causal) {
+      backward_columns_so_far<A>(s, logs - s.area, logs, grad);
+    } else {
+      backward_columns<A>(s, logs, grad);
+    }
   }
-  for (int64_t i = 0; i < p.size; ++i) {
-    for (int64_t j = 0; j < p.size; j += kLanes<A>) {
-      store(p.out + start + i * p.size + j, load(grad + i * s.row + j), p.size - j);
+  for (int64_t i = 0; i < size; ++i) {
+    for (int64_t j = 0; j < size; j += kLanes<A>) {
+      store(p.out + start + i * size + j, load(grad + i * s.row + j), size - j);
     }
   }
 }
@@ -175,9 +231,9 @@ RIFFLEMIX_BALANCE(float)
 RIFFLEMIX_BALANCE(double)
 
 template <class A>
-int run(const Problem<A>& p, int64_t threads) {
+int run(const Problem<A>& p) {
   return guarded([&] {
-    parallel_for(p.count, static_cast<int>(threads),
+    parallel_for(p.sizes.count, static_cast<int>(p.sizes.threads),
                  [&](int64_t first, int64_t last) { balance_some(p, first, last); });
     return 0;
   });
@@ -186,11 +242,10 @@ int run(const Problem<A>& p, int64_t threads) {
 }  // namespace rifflemix::balance
 
 #define RIFFLEMIX_SINKHORN(name, A)                                                              \
-  RIFFLEMIX_EXPORT int rifflemix_balance_##name(                                                 \
-      int64_t count, int64_t size, int64_t iterations, const A* scores, const uint8_t* live,     \
-      const A* grad_sort, A* out, int64_t threads) {                                             \
-    return rifflemix::balance::run<A>({count, size, iterations, scores, live, grad_sort, out},   \
-                                      threads);                                                  \
+  RIFFLEMIX_EXPORT int rifflemix_balance_##name(const rifflemix::balance::Sizes* sizes,          \
+                                                const A* scores, const uint8_t* live,            \
+                                                const A* grad_sort, A* out) {                    \
+    return rifflemix::balance::run<A>({*sizes, scores, live, grad_sort, out});                   \
   }
 RIFFLEMIX_SINKHORN(float32, float)
 RIFFLEMIX_SINKHORN(float64, double)

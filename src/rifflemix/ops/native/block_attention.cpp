@@ -2,21 +2,34 @@
 //
 // Notation, for a block u of a slice (sample and head), source blocks v, sort rows r of block u:
 //   k'_r = sum_v S_rv k_v and v'_r likewise; a query i of block u has weights w_j = softmax_j(s q k_j)
-//   over the keys j of all k'_r and of k_u; y = sum_j w_j v_j
-//   gradients: dv_j = sum_i w_j dy, ds_j = w_j (dp_j - sum_j w_j dp_j) with dp_j = sum_d dy v_j; those
-//   of k'_r and v'_r go on to dS_rv = sum k_v dk'_r + sum v_v dv'_r and, by S transposed, to k and v
+//   over the keys j that it sees of all k'_r and of k_u; y = sum_j w_j m_j v_j, where m_j is 1, or
+//   with dropout kept(e) / (1 - p) of element e = (slice, u, j, i)
+//   gradients: dv_j = sum_i w_j m_j dy, ds_j = w_j (m_j dp_j - sum_j w_j m_j dp_j) with dp_j =
+//   sum_d dy v_j; those of k'_r and v'_r go on to dS_rv = sum k_v dk'_r + sum v_v dv'_r and, by S
+//   transposed, to k and v
 //
 // Sorted keys and values exist for some blocks at a time only. Weights are kept with a row for each
 // key, so that sums over keys run along whole vectors of queries.
 
+#include <limits>
+
+#include "kept.h"
 #include "threads.h"
 #include "tokens.h"
 
 namespace rifflemix::blocks {
 
-// `rows` of the sort matrix: a multiple of the blocks. `block` tokens in a block.
+// `rows` of the sort matrix: a multiple of the blocks. `block` tokens in a block. Blocks are sorted
+// with zeros at padding unless `mixes_padding`; where `causal`, a query sees keys of its own block
+// up to itself.
 struct Sizes {
-  int64_t batch, heads, tokens, width, block, rows, threads;
+  int64_t batch, heads, tokens, width, block, rows, mixes_padding, causal, threads;
+};
+
+// What queries do not see, true where hidden; null where nothing is.
+struct Hidden {
+  const bool* sorted;   // (batch, heads, rows, block) keys of sorted blocks
+  const bool* padding;  // (batch, tokens) keys of their own
 };
 
 template <class A>
@@ -24,6 +37,9 @@ struct Problem {
   Sizes sizes;
   Rows<A> rows;
   A scale;  // of the scores
+  Hidden hidden;
+  const Drop* drop;  // null without dropout
+  A kept_scale;
   View q, k, v, sort;
   A* lse;  // (batch, heads, tokens)
   View y, grad_y;
@@ -46,6 +62,7 @@ struct Slice {
   int64_t b = 0, h = 0;
   Buffer<A> keys, values, sort, sorted_keys, sorted_values;
   Buffer<A> queries, queries_across, weights, out;
+  Buffer<int16_t> keep;
 
   RIFFLEMIX_INLINE explicit Slice(const Problem<A>& problem)
       : p(problem), block(p.sizes.block), blocks(p.sizes.tokens / block),
@@ -56,7 +73,11 @@ struct Slice {
         values(blocks * step), sort(p.sizes.rows * sources),
         sorted_keys(together * per_block * step), sorted_values(together * per_block * step),
         queries(block * width), queries_across(columns * p.sizes.width),
-        weights((per_block + 1) * block * columns), out(block * width) {}
+        weights(keys_each() * columns), out(block * width),
+        keep(p.drop != nullptr ? keys_each() * block + columns + 2 * kTile : 0) {}
+
+  // Keys of a block's queries.
+  RIFFLEMIX_INLINE int64_t keys_each() const { return (per_block + 1) * block; }
 
   RIFFLEMIX_INLINE Tokens tokens(int64_t u) const { return {b, h, u * block, (u + 1) * block}; }
 
@@ -67,6 +88,17 @@ struct Slice {
       p.rows.pack(p.v, tokens(u), p.sizes.width, width, A(1), &values[u * step]);
     }
     p.rows.pack(p.sort, {b, h, 0, p.sizes.rows}, blocks, sources, A(1), sort.data());
+    clear_padded(keys);
+    clear_padded(values);
+  }
+
+  // Zeros in place of padded tokens that nothing may read.
+  RIFFLEMIX_INLINE void clear_padded(Buffer<A>& tokens) const {
+    if (p.hidden.padding == nullptr || p.sizes.mixes_padding) return;
+    const bool* padding = p.hidden.padding + b * p.sizes.tokens;
+    for (int64_t i = 0; i < p.sizes.tokens; ++i) {
+      if (padding[i]) std::fill_n(&tokens[i / block * step + i % block * width], width, A(0));
+    }
   }
 
   // The sorted keys and values of query blocks [first, last).
@@ -101,6 +133,33 @@ struct Slice {
     p.rows.pack(p.q, tokens(u), p.sizes.width, width, p.scale, queries.data());
     transpose_rows(queries.data(), block, p.sizes.width, width, queries_across.data());
     compare(keys, sorted_keys, u, at, queries_across, weights);
+    hide_scores(u);
+  }
+
+  // -inf where a query of block u does not see a key.
+  RIFFLEMIX_INLINE void hide_scores(int64_t u) {
+    constexpr A hidden = -std::numeric_limits<A>::infinity();
+    const int64_t sorted = per_block * block;
+    const bool* unseen = p.hidden.sorted;
+    if (unseen != nullptr) unseen += ((b * p.sizes.heads + h) * blocks + u) * sorted;
+    for (int64_t j = 0; j < sorted && unseen != nullptr; ++j) {
+      if (unseen[j]) std::fill_n(&weights[j * columns], columns, hidden);
+    }
+    const bool* padding = p.hidden.padding;
+    if (padding != nullptr) padding += b * p.sizes.tokens + u * block;
+    for (int64_t j = 0; j < block; ++j) {
+      const bool padded = padding != nullptr && padding[j];
+      const int64_t count = padded ? columns : p.sizes.causal ? j : 0;
+      std::fill_n(&weights[(sorted + j) * columns], count, hidden);
+    }
+  }
+
+  // Which weights of block u are kept, with a row of `block` for each key; null without dropout.
+  RIFFLEMIX_INLINE const int16_t* find_kept_weights(int64_t u) {
+    if (p.drop == nullptr) return nullptr;
+    const int64_t count = keys_each() * block;
+    const int64_t first = ((b * p.sizes.heads + h) * blocks + u) * count;
+    return find_kept(*p.drop, first, count, keep.data());
   }
 
   // out[query] = sum over all keys of from[key][query] times the parts' rows.
@@ -113,15 +172,23 @@ struct Slice {
   }
 };
 
-// Scores to exponentials; the sum of those of each query goes to `sums`, its logarithm to `lse`.
+// What `weight` is multiplied by of those that dropout keeps; without it as it is.
+template <class A, class Values>
+RIFFLEMIX_INLINE Values drop_some(Values values, const int16_t* keep, A kept_scale) {
+  constexpr int kBytes = sizeof(Values);
+  return keep == nullptr ? values : where<A, kBytes>(keep, values * kept_scale);
+}
+
+// Scores to exponentials, of those that are kept; the sum over all of each query goes to `sums`,
+// its logarithm to `lse`, and 0 where it sees no key.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void find_weights(A* weights, int64_t keys, int64_t columns, int64_t queries,
-                                   A* sums, A* lse) {
+                                   const int16_t* keep, A kept_scale, A* sums, A* lse) {
   using Values = Vector<A, kBytes>;
   constexpr int64_t lanes = kBytes / sizeof(A);
   for (int64_t i = 0; i < columns; i += lanes) {
-    Values most = load_as<Values>(weights + i), sum{};
-    for (int64_t j = 1; j < keys; ++j) {
+    Values most = spread<A, kBytes>(std::numeric_limits<A>::lowest()), sum{};
+    for (int64_t j = 0; j < keys; ++j) {
       const Values x = load_as<Values>(weights + j * columns + i);
       most = select<A, kBytes>(x > most, x, most);
     }
@@ -129,12 +196,12 @@ RIFFLEMIX_INLINE void find_weights(A* weights, int64_t keys, int64_t columns, in
       A* at = weights + j * columns + i;
       const Values weight = exp_of_negative<A, kBytes>(load_as<Values>(at) - most);
       sum += weight;
-      store_as(at, weight);
+      store_as(at, drop_some(weight, keep == nullptr ? keep : keep + j * queries + i, kept_scale));
     }
     store_as(sums + i, sum);
     const int64_t some = std::min<int64_t>(lanes, queries - i);
     for (int64_t lane = 0; lane < some; ++lane) {
-      lse[i + lane] = most[lane] + std::log(sum[lane]);
+      lse[i + lane] = sum[lane] == A(0) ? A(0) : most[lane] + std::log(sum[lane]);
     }
   }
 }
@@ -148,11 +215,12 @@ RIFFLEMIX_INLINE void forward_slice(Slice<kBytes, A>& s, A* sums, int64_t index)
     s.sort_blocks(first, last);
     for (int64_t u = first; u < last; ++u) {
       s.find_scores(u, u - first);
-      find_weights<kBytes>(s.weights.data(), (s.per_block + 1) * s.block, s.columns, s.block, sums,
+      find_weights<kBytes>(s.weights.data(), s.keys_each(), s.columns, s.block,
+                           s.find_kept_weights(u), p.kept_scale, sums,
                            p.lse + index * p.sizes.tokens + u * s.block);
       s.gather(s.weights, s.values, s.sorted_values, u, u - first, s.out);
       for (int64_t i = 0; i < s.block; ++i) {
-        const A factor = A(1) / sums[i];
+        const A factor = sums[i] == A(0) ? A(0) : A(1) / sums[i];  // a query that sees nothing
         A* row = &s.out[i * s.width];
         for (int64_t d = 0; d < s.width; d += kLanes<A>) store(row + d, load(row + d) * factor);
       }
@@ -161,10 +229,11 @@ RIFFLEMIX_INLINE void forward_slice(Slice<kBytes, A>& s, A* sums, int64_t index)
   }
 }
 
-// Scores to weights, and the gradients of weights to those of scores.
+// Scores to what the values were multiplied by, and the gradients of that to those of scores.
 template <int kBytes, class A>
 RIFFLEMIX_INLINE void find_gradients(A* weights, A* grads, int64_t keys, int64_t columns,
-                                     int64_t queries, const A* lse) {
+                                     int64_t queries, const int16_t* keep, A kept_scale,
+                                     const A* lse) {
   using Values = Vector<A, kBytes>;
   constexpr int64_t lanes = kBytes / sizeof(A);
   for (int64_t i = 0; i < columns; i += lanes) {
@@ -173,14 +242,19 @@ RIFFLEMIX_INLINE void find_gradients(A* weights, A* grads, int64_t keys, int64_t
     const Values log_sum = load_as<Values>(log_sums);
     Values along{};
     for (int64_t j = 0; j < keys; ++j) {
-      A* at = weights + j * columns + i;
+      A *at = weights + j * columns + i, *grad = grads + j * columns + i;
       const Values weight = exp_of_negative<A, kBytes>(load_as<Values>(at) - log_sum);
+      const int16_t* kept = keep == nullptr ? keep : keep + j * queries + i;
+      const Values value = drop_some(load_as<Values>(grad), kept, kept_scale);
       store_as(at, weight);
-      along += weight * load_as<Values>(grads + j * columns + i);
+      store_as(grad, value);
+      along += weight * value;
     }
     for (int64_t j = 0; j < keys; ++j) {
-      A* grad = grads + j * columns + i;
-      const Values weight = load_as<Values>(weights + j * columns + i);
+      A *at = weights + j * columns + i, *grad = grads + j * columns + i;
+      const Values weight = load_as<Values>(at);
+      const int16_t* kept = keep == nullptr ? keep : keep + j * queries + i;
+      store_as(at, drop_some(weight, kept, kept_scale));
       store_as(grad, weight * (load_as<Values>(grad) - along));
     }
   }
@@ -210,8 +284,8 @@ RIFFLEMIX_INLINE void backward_block(BackwardSlice<kBytes, A>& s, const A* lse, 
   p.rows.pack(p.grad_y, s.tokens(u), p.sizes.width, width, A(1), s.grad_y.data());
   transpose_rows(s.grad_y.data(), block, p.sizes.width, width, s.grad_y_across.data());
   s.compare(s.values, s.sorted_values, u, at, s.grad_y_across, s.grads);
-  find_gradients<kBytes>(s.weights.data(), s.grads.data(), (s.per_block + 1) * block, columns,
-                         block, lse + u * block);
+  find_gradients<kBytes>(s.weights.data(), s.grads.data(), s.keys_each(), columns, block,
+                         s.find_kept_weights(u), p.kept_scale, lse + u * block);
   for (int64_t j = 0; j <= s.per_block; ++j) {
     const int64_t first = j * block * columns;
     const bool add = j == s.per_block;  // sorted blocks are new, own ones have other shares
@@ -288,6 +362,8 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<kBytes, A>& s, int64_t index)
     }
     backward_sort(s, first, last);
   }
+  s.clear_padded(s.grad_keys);
+  s.clear_padded(s.grad_values);
   for (int64_t u = 0; u < s.blocks; ++u) {
     p.rows.write(&s.grad_keys[u * s.step], s.width, p.sizes.width, A(1), p.grad_k, s.tokens(u));
     p.rows.write(&s.grad_values[u * s.step], s.width, p.sizes.width, A(1), p.grad_v, s.tokens(u));
@@ -321,30 +397,40 @@ int run(const Problem<A>& p) {
   });
 }
 
-// `tensors`: lse, then q, k, v, sort and y, or for the backward pass q, k, v, sort, gradients of y,
-// q, k, v and sort; `strides`: three for each of them but lse.
+// `tensors`: what is hidden of sorted keys and of own ones, either of which may be null; lse; q, k,
+// v, sort, y, or for the backward pass q, k, v, sort and the gradients of y, q, k, v and sort.
+// `strides`: three for each from q on. `seed`: null without dropout.
 template <class T>
-int call(const Sizes& sizes, double scale, void* const* tensors, const int64_t* strides,
-         bool backward) {
+int call(const Sizes& sizes, double scale, double kept_scale, const uint64_t* seed,
+         uint32_t threshold, void* const* tensors, const int64_t* strides, bool backward) {
   const auto view = [&](int tensor) {
-    const int64_t* s = strides + 3 * (tensor - 1);
+    const int64_t* s = strides + 3 * (tensor - 3);
     return View{tensors[tensor], s[0], s[1], s[2]};
   };
+  Drop drop{{0, 0}, threshold};
+  if (seed != nullptr) {
+    drop.seed[0] = static_cast<uint32_t>(*seed);
+    drop.seed[1] = static_cast<uint32_t>(*seed >> 32);
+  }
+  const Hidden hidden{static_cast<const bool*>(tensors[0]), static_cast<const bool*>(tensors[1])};
   using A = Acc<T>;
-  Problem<A> p{sizes, rows_of<T>(), static_cast<A>(scale), view(1), view(2), view(3), view(4),
-               static_cast<A*>(tensors[0]), {}, {}, {}, {}, {}, {}};
-  (backward ? p.grad_y : p.y) = view(5);
-  if (backward) p.grad_q = view(6), p.grad_k = view(7), p.grad_v = view(8), p.grad_sort = view(9);
+  Problem<A> p{sizes, rows_of<T>(), static_cast<A>(scale), hidden,
+               seed == nullptr ? nullptr : &drop, static_cast<A>(kept_scale), view(3), view(4),
+               view(5), view(6), static_cast<A*>(tensors[2]), {}, {}, {}, {}, {}, {}};
+  (backward ? p.grad_y : p.y) = view(7);
+  if (backward) p.grad_q = view(8), p.grad_k = view(9), p.grad_v = view(10), p.grad_sort = view(11);
   return run<A>(p);
 }
 
 }  // namespace rifflemix::blocks
 
-#define RIFFLEMIX_BLOCK_ATTENTION(name, T)                                                    \
-  RIFFLEMIX_EXPORT int rifflemix_block_attention_##name(                                      \
-      const rifflemix::blocks::Sizes* sizes, double scale, void* const* tensors,              \
-      const int64_t* strides, int backward) {                                                 \
-    return rifflemix::blocks::call<T>(*sizes, scale, tensors, strides, backward != 0);        \
+#define RIFFLEMIX_BLOCK_ATTENTION(name, T)                                                         \
+  RIFFLEMIX_EXPORT int rifflemix_block_attention_##name(                                           \
+      const rifflemix::blocks::Sizes* sizes, double scale, double kept_scale,                      \
+      const uint64_t* seed, uint32_t threshold, void* const* tensors, const int64_t* strides,      \
+      int backward) {                                                                              \
+    return rifflemix::blocks::call<T>(*sizes, scale, kept_scale, seed, threshold, tensors,         \
+                                      strides, backward != 0);                                     \
   }
 RIFFLEMIX_BLOCK_ATTENTION(float32, float)
 RIFFLEMIX_BLOCK_ATTENTION(float64, double)

@@ -129,9 +129,10 @@ def sinkhorn_attention(
         rotation: causal only: blocks start at this token, and the earlier tokens attend only to
             each other. `sort` belongs to the sequence rolled left by as much.
         dropout_p: probability of dropping an attention weight.
-        backend: "auto", "reference" (no dropout), "eager", or without masks, causal forms, SortCut
-            and dropout "cpu", or "triton" on a GPU: up to 128 blocks of 128 tokens (float32: 64 of
-            64, or of 128 where D <= 32).
+        backend: "auto", "reference" (no dropout), "eager", or for "concat" without SortCut, null
+            blocks and rotation "cpu"; on a GPU "triton", if nothing is masked, causal, mixed or
+            dropped either, up to 128 blocks of 128 tokens (float32: 64 of 64, or of 128 where
+            D <= 32).
 
     Returns:
         (B, H, N, D); zero for a query that sees no key.

@@ -47,8 +47,8 @@ def sinkhorn(
         block_padding_mask: (B, n) bool, True = a block that holds padding only; B is the first
             axis of `log_scores`, absent where that is (n, n). Such blocks are neither source
             nor destination, and the others come out as if they were not there.
-        backend: "auto", "reference", "eager", "cpu" (not causal; at least one iteration) or
-            "triton" (not float64; at least one iteration; up to 128 blocks, 64 if causal).
+        backend: "auto", "reference", "eager", "cpu" (at least one iteration) or "triton" (not
+            float64; at least one iteration; up to 128 blocks, 64 if causal).
 
     Returns:
         S, the shape and dtype of `log_scores`; zero rows and columns where nothing is live.

@@ -1,7 +1,8 @@
 """Sparse Sinkhorn attention by a compiled kernel: blocks are sorted where they are attended to.
 
 Sorted keys and values exist for a few blocks at a time, forward and backward, and tokens are read
-and written wherever they lie. The kernel is in ops/native/block_attention.cpp.
+and written wherever they lie. A seed stands for what dropout keeps. The kernel is in
+ops/native/block_attention.cpp. A gradient of a gradient is left to the plain formula.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.ops.dropout.cpu import KERNELS
+from rifflemix.ops.dropout.spec import draw_seed, scale, threshold
 from rifflemix.ops.native import (
     TYPE_NAMES,
     checked,
@@ -23,7 +25,10 @@ from rifflemix.ops.native import (
 )
 from rifflemix.ops.operands import check_operand, on_one_device
 from rifflemix.ops.operator import operator
+from rifflemix.ops.sinkhorn.eager import sorted_padding_mask
+from rifflemix.ops.sinkhorn.eager_attention import full_attention
 from rifflemix.ops.sinkhorn.plain_attention import (
+    Terms,
     by_head,
     check,
     differentiate_again,
@@ -36,21 +41,57 @@ HAS_VECTORS = instruction_level() >= 2
 
 
 def sinkhorn_attention(
-    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, **settings: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    *,
+    mixture: bool,
+    causal: bool,
+    key_padding_mask: Tensor | None,
+    padding_rule: str,
+    dropout_p: float,
+    **_: Any,
 ) -> Tensor:
-    """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the settings are plain."""
-    y: Tensor = _forward(q, k, v, sort, block_size)[0]
+    """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the other settings are plain."""
+    unseen = None
+    if causal or key_padding_mask is not None:
+        unseen = sorted_padding_mask(sort, block_size, key_padding_mask, padding_rule, 0)
+    terms = Terms(
+        unseen,
+        key_padding_mask,
+        mixes_padding=padding_rule == "argmax",
+        causal=causal,
+        seed=draw_seed() if dropout_p else None,
+        p=dropout_p,
+    )
+    y: Tensor = _forward(q, k, v, sort, block_size, *terms)[0]
+    if mixture:
+        y = y + full_attention(q, k, v, causal, key_padding_mask, dropout_p)
     return y
 
 
 @operator("rifflemix::sinkhorn_attention", device_types="cpu")
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    unseen: Tensor | None,
+    padding: Tensor | None,
+    mixes_padding: bool,
+    causal: bool,
+    seed: Tensor | None,
+    p: float,
 ) -> tuple[Tensor, Tensor]:
     """Output, and the log-sum-exp of each query's scores."""
+    terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
     check(q, k, v, sort, block_size, TYPE_NAMES)
+    terms.check(q, sort, block_size)
     y, lse = empty_outputs(q, k, v, sort, block_size)
-    _call(q, k, v, sort, block_size, lse, (in_huge_pages(y),))
+    _call(q, k, v, sort, block_size, terms, lse, (in_huge_pages(y),))
     return y, lse
 
 
@@ -59,15 +100,29 @@ _forward.register_fake(on_one_device(empty_outputs))
 
 @operator("rifflemix::sinkhorn_attention_backward", device_types="cpu")
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, lse: Tensor, grad_y: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    unseen: Tensor | None,
+    padding: Tensor | None,
+    mixes_padding: bool,
+    causal: bool,
+    seed: Tensor | None,
+    p: float,
+    lse: Tensor,
+    grad_y: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Gradients: of queries, keys and values side by side, and of the sort matrix."""
+    terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
     check(q, k, v, sort, block_size, TYPE_NAMES)
+    terms.check(q, sort, block_size)
     check_operand("grad_y", grad_y, q.shape, q.dtype, q.device)
     check_operand("lse", lse, q.shape[:3], torch.promote_types(q.dtype, torch.float32), q.device)
     grads, grad_sort = empty_gradients(q, k, v, sort)
     outputs = (grad_y, *by_head(in_huge_pages(grads)), grad_sort)
-    _call(q, k, v, sort, block_size, lse.contiguous(), outputs)
+    _call(q, k, v, sort, block_size, terms, lse.contiguous(), outputs)
     return grads, grad_sort
 
 
@@ -80,6 +135,7 @@ def _call(
     v: Tensor,
     sort: Tensor,
     block_size: int,
+    terms: Terms,
     lse: Tensor,
     outputs: tuple[Tensor, ...],
 ) -> None:
@@ -89,14 +145,25 @@ def _call(
         x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
         for x in (q, k, v, sort, *outputs)
     ]
+    unseen = None if terms.unseen is None else terms.unseen.contiguous()
+    padding = None if terms.padding is None else terms.padding.contiguous()
+    seed, p = terms.seed, terms.p
     batch, heads, length, width = q.shape
-    sizes = (batch, heads, length, width, block_size, sort.shape[2], torch.get_num_threads())
-    addresses = [lse.data_ptr(), *map(Tensor.data_ptr, tensors)]
+    shape = (batch, heads, length, width, block_size, sort.shape[2])
+    sizes = (*shape, int(terms.mixes_padding), int(terms.causal), torch.get_num_threads())
+    addresses = [
+        None if unseen is None else unseen.data_ptr(),
+        None if padding is None else padding.data_ptr(),
+        *map(Tensor.data_ptr, (lse, *tensors)),
+    ]
     strides = [stride for tensor in tensors for stride in tensor.stride()[:3]]
     function = getattr(require_library(KERNELS), f"rifflemix_block_attention_{TYPE_NAMES[q.dtype]}")
     result = function(
         (ctypes.c_int64 * len(sizes))(*sizes),
         ctypes.c_double(1.0 / math.sqrt(width)),
+        ctypes.c_double(scale(p) if p else 1.0),
+        ctypes.c_void_p(None if seed is None else seed.data_ptr()),
+        ctypes.c_uint32(threshold(p) if p else 0),
         (ctypes.c_void_p * len(addresses))(*addresses),
         (ctypes.c_int64 * len(strides))(*strides),
         ctypes.c_int(len(outputs) > 1),
@@ -105,17 +172,21 @@ def _call(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, sort, ctx.block_size = inputs
-    ctx.save_for_backward(q, k, v, sort, output[1])
+    q, k, v, sort, ctx.block_size, unseen, padding, *flags, seed, ctx.p = inputs
+    ctx.mixes_padding, ctx.causal = flags
+    ctx.save_for_backward(q, k, v, sort, unseen, padding, seed, output[1])
     ctx.mark_non_differentiable(output[1])
 
 
 def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    q, k, v, sort, lse = ctx.saved_tensors
+    q, k, v, sort, unseen, padding, seed, lse = ctx.saved_tensors
+    terms = Terms(unseen, padding, ctx.mixes_padding, ctx.causal, seed, ctx.p)
     if torch.is_grad_enabled():
-        return *differentiate_again((q, k, v, sort), grad_y, ctx.block_size), None
-    grads, grad_sort = _backward(q, k, v, sort, ctx.block_size, lse, grad_y)
-    return *by_head(grads), grad_sort, None
+        found = differentiate_again((q, k, v, sort), grad_y, ctx.block_size, terms)
+    else:
+        grads, grad_sort = _backward(q, k, v, sort, ctx.block_size, *terms, lse, grad_y)
+        found = (*by_head(grads), grad_sort)
+    return *found, *(None,) * (1 + len(terms))
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)

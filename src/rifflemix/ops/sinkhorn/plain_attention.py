@@ -1,50 +1,85 @@
-"""What the compiled kernels of Sparse Sinkhorn attention have in common: what they take and make.
+"""What the kernels of Sparse Sinkhorn attention have in common: what they take and make.
 
-They know neither masks nor causal forms, SortCut or dropout. A gradient of a gradient is left to
-the eager formulas.
+They know one softmax over sorted and own keys. That for a CPU hides keys and drops weights, too;
+that for a GPU does not. A gradient of a gradient is left to the formula.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from rifflemix.errors import bad_argument
+from rifflemix.ops.dropout.eager import dropout
 from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.operands import check_count, check_operand, refuse_values
-from rifflemix.ops.sinkhorn import eager_attention
-
-_PLAIN: dict[str, Any] = {
-    "combine": "concat",
-    "sortcut": 0,
-    "mixture": False,
-    "causal": False,
-    "key_padding_mask": None,
-    "null_kv": None,
-    "rotation": 0,
-    "dropout_p": 0.0,
-}
-"""The settings of `sinkhorn_attention` that the kernels know."""
+from rifflemix.ops.sinkhorn.eager import sort_blocks
 
 
-def is_plain(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, settings: dict[str, Any]) -> bool:
-    """Whether the kernels know this; torch.compile cannot trace a comparison with `_PLAIN`."""
+class Terms(NamedTuple):
+    """Which keys a query sees, and which weights dropout keeps.
+
+    Attributes:
+        unseen: (B, H, R, b) bool, True = position of a sorted block that is hidden.
+        padding: (B, N) bool, True = key that its own block does not see.
+        mixes_padding: blocks are sorted with what stands at padding, not with zeros.
+        causal: a query sees keys of its own block up to itself.
+        seed: () int64, of dropout; None without.
+        p: probability of dropping a weight.
+    """
+
+    unseen: Tensor | None = None
+    padding: Tensor | None = None
+    mixes_padding: bool = False
+    causal: bool = False
+    seed: Tensor | None = None
+    p: float = 0.0
+
+    def check(self, q: Tensor, sort: Tensor, block_size: int) -> None:
+        """Raise unless these fit queries and a sort matrix that fit each other."""
+        if self.unseen is not None:
+            shape = (*sort.shape[:3], block_size)
+            check_operand("unseen", self.unseen, shape, torch.bool, q.device)
+        if self.padding is not None:
+            shape = (q.shape[0], q.shape[2])
+            check_operand("padding", self.padding, shape, torch.bool, q.device)
+        if self.seed is not None:
+            check_operand("seed", self.seed, (), torch.int64, q.device)
+        if not 0.0 <= self.p < 1.0:
+            raise bad_argument("p", "a probability in [0, 1)", self.p)
+        if self.p and self.seed is None:
+            raise bad_argument("seed", "a seed for p above 0", None)
+
+
+PLAIN = Terms()
+"""Every key is seen, every weight kept."""
+
+
+def has_one_softmax(
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, settings: dict[str, Any]
+) -> bool:
+    """Whether sorted and own keys share a softmax that `Terms` describe."""
     return (
         settings["combine"] == "concat"
-        and settings["key_padding_mask"] is None
         and settings["null_kv"] is None
         and not settings["sortcut"]
-        and not settings["mixture"]
-        and not settings["causal"]
         and not settings["rotation"]
-        and not settings["dropout_p"]
         and q.dtype == k.dtype == v.dtype == sort.dtype
         and q.shape == k.shape == v.shape
         and 0 not in q.shape[1:]
+    )
+
+
+def has_plain_terms(settings: dict[str, Any]) -> bool:
+    """Whether every key is seen and every weight kept, and nothing is added."""
+    return (
+        settings["key_padding_mask"] is None
+        and not settings["mixture"]
+        and not settings["causal"]
+        and not settings["dropout_p"]
     )
 
 
@@ -63,7 +98,7 @@ def check(
 
 
 def empty_outputs(
-    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, *_: Any
 ) -> tuple[Tensor, Tensor]:
     """Outputs (B, H, N, D) in a (B, N, H, D) storage, and log-sum-exps (B, H, N)."""
     batch, heads, length, width = q.shape
@@ -85,16 +120,49 @@ def by_head(grads: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.transpose(1, 2) for part in grads.unbind(2))
 
 
+def attend_to_blocks(
+    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, terms: Terms
+) -> Tensor:
+    """What the kernels do, as a formula; all weights exist at once."""
+    if terms.padding is not None and not terms.mixes_padding:
+        padded = terms.padding[:, None, :, None]
+        k, v = torch.where(padded, 0.0, k), torch.where(padded, 0.0, v)
+    queries, keys, values = (torch.unflatten(x, 2, (-1, block_size)) for x in (q, k, v))
+    blocks = queries.shape[2]
+    keys, values = (
+        torch.cat((torch.unflatten(sort_blocks(x, sort), 2, (blocks, -1)).flatten(3, 4), x), 3)
+        for x in (keys, values)
+    )
+    scores = queries @ keys.transpose(-1, -2) * q.shape[-1] ** -0.5
+    hidden = _hidden(scores, terms)
+    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+    weights = weights.masked_fill(hidden, 0.0)
+    if terms.seed is not None:  # elements are counted with a row for each key
+        weights = dropout(weights.mT, terms.p, terms.seed).mT
+    y: Tensor = (weights @ values).flatten(2, 3)
+    return y
+
+
+def _hidden(scores: Tensor, terms: Terms) -> Tensor:
+    """(B, H, n, b, S) bool like the scores: sorted keys, then own ones."""
+    batch, _, blocks, block_size, keys = scores.shape
+    hidden = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+    sorted_keys, own = hidden.split((keys - block_size, block_size), -1)
+    if terms.unseen is not None:
+        sorted_keys |= torch.unflatten(terms.unseen, 2, (blocks, -1)).flatten(3).unsqueeze(3)
+    if terms.padding is not None:
+        own |= terms.padding.reshape(batch, 1, blocks, 1, block_size)
+    if terms.causal:
+        own |= torch.ones_like(own[0, 0, 0]).triu(1)
+    return hidden
+
+
 def differentiate_again(
-    inputs: tuple[Tensor, ...], grad_y: Tensor, block_size: int
+    inputs: tuple[Tensor, ...], grad_y: Tensor, block_size: int, terms: Terms = PLAIN
 ) -> Sequence[Tensor | None]:
     """Gradients of q, k, v and sort that can be differentiated again."""
-    with sdpa_kernel(SDPBackend.MATH):  # torch differentiates the gradient of no other
-        return second_order_gradients(partial(_in_eager, block_size=block_size), inputs, (grad_y,))
-
-
-def _in_eager(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> tuple[Tensor]:
-    y = eager_attention.sinkhorn_attention(
-        q, k, v, sort, block_size, sortcut_local=False, padding_rule="majority", **_PLAIN
+    return second_order_gradients(
+        lambda q, k, v, sort: (attend_to_blocks(q, k, v, sort, block_size, terms),),
+        inputs,
+        (grad_y,),
     )
-    return (y,)

@@ -19,13 +19,15 @@ from rifflemix.ops.sinkhorn import (
     reference,
     reference_attention,
 )
-from rifflemix.ops.sinkhorn.plain_attention import is_plain
+from rifflemix.ops.sinkhorn.plain_attention import has_one_softmax, has_plain_terms
 from rifflemix.ops.sinkhorn.triton_limits import with_triton, with_triton_attention
 from rifflemix.ops.triton_support import INTERPRETED
 
 KERNELS = ("exp", "relu")
 _RELU_EPSILON = 1e-6
 _GUMBEL_EPSILON = 1e-6
+# The reference drops no weights.
+_WITH_DROPOUT = ("eager",)
 
 
 def _load_triton() -> Any:
@@ -102,7 +104,7 @@ def sinkhorn(
     backend: str = "auto",
 ) -> Tensor:
     """`rifflemix.ops.sinkhorn`."""
-    runs = cpu.supports_balancing(log_scores, num_iterations, causal)
+    runs = cpu.supports_balancing(log_scores, num_iterations)
     available = _available(runs, log_scores)
     if log_scores.is_cuda or INTERPRETED:
         available = with_triton(available, log_scores, num_iterations, causal)
@@ -175,7 +177,8 @@ def block_attention(
     backend: str = "auto",
 ) -> Tensor:
     """`rifflemix.ops.block_attention`."""
-    y: Tensor = _ATTENTION.pick(backend, _attention_backends(dropout_p)).block_attention(
+    module = _ATTENTION.pick(backend, _WITH_DROPOUT if dropout_p else PLAIN)
+    y: Tensor = module.block_attention(
         q, k, v, sorted_k, sorted_v, combine, hidden, sorted_hidden, dropout_p
     )
     return y
@@ -194,10 +197,13 @@ def sinkhorn_attention(
 ) -> Tensor:
     """`rifflemix.ops.sinkhorn_attention`, whose keyword arguments must all be given."""
     settings["dropout_p"] = dropout_p
-    plain = is_plain(q, k, v, sort, settings)
-    runs = plain and cpu_attention.HAS_VECTORS and supports(q)
-    available = _available(runs, q) if not dropout_p else _attention_backends(dropout_p)
-    if plain and (q.is_cuda or INTERPRETED):
+    available: tuple[str, ...] = _WITH_DROPOUT if dropout_p else PLAIN
+    known = has_one_softmax(q, k, v, sort, settings)
+    if known and cpu_attention.HAS_VECTORS and supports(q):
+        available = (*available, "cpu")
+    else:
+        note_slow_call(q)
+    if known and (q.is_cuda or INTERPRETED) and has_plain_terms(settings):
         available = with_triton_attention(available, q, sort, block_size)
     module = _ATTENTION.pick(backend, available)
     y: Tensor = module.sinkhorn_attention(q, k, v, sort, block_size, **settings)
@@ -210,8 +216,3 @@ def _available(kernels_run: bool, x: Tensor) -> tuple[str, ...]:
         return (*PLAIN, "cpu")
     note_slow_call(x)
     return PLAIN
-
-
-def _attention_backends(dropout_p: float) -> tuple[str, ...]:
-    """The reference drops no weights."""
-    return ("eager",) if dropout_p else PLAIN
