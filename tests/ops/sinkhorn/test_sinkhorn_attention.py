@@ -225,6 +225,7 @@ SHAPES = [
     pytest.param(5, 7, 9, 1, id="odd"),
     pytest.param(2, 16, 16, 2, id="whole vectors, two sorted blocks each"),
     pytest.param(70, 2, 3, 1, id="more blocks than are sorted together"),
+    pytest.param(2, 67, 5, 1, id="queries of a block in two shares"),
     pytest.param(1, 1, 1, 1, id="one token"),
 ]
 

@@ -8,8 +8,8 @@
 //   sum_d dy v_j; those of k'_r and v'_r go on to dS_rv = sum k_v dk'_r + sum v_v dv'_r and, by S
 //   transposed, to k and v
 //
-// Sorted keys and values exist for some blocks at a time only. Weights are kept with a row for each
-// key, so that sums over keys run along whole vectors of queries.
+// Sorted keys and values exist for some blocks at a time only, weights for some queries. These have
+// a row for each key, so that sums over keys run along whole vectors of queries.
 
 #include <limits>
 
@@ -46,40 +46,65 @@ struct Problem {
   View grad_q, grad_k, grad_v, grad_sort;  // null in the forward pass
 };
 
-// Rows of the sort matrix whose blocks are sorted together.
-constexpr int64_t kRowsTogether = 64;
+// Rows of the sort matrix whose blocks are sorted together, and queries whose weights are.
+constexpr int64_t kRowsTogether = 64, kQueriesTogether = 64;
 // Rows whose products with one other are summed together: as many as sums are in flight.
 constexpr int kRowsCompared = 8;
+
+// Queries [first, first + count) of block u, which is block `at` of those that are sorted together.
+struct Queries {
+  int64_t u, at, first, count;
+};
+
+// -1 for each weight that is kept, 0 for others, `row` from key to key; null without dropout.
+struct Kept {
+  const int16_t* weights;
+  int64_t row;
+};
 
 // One slice made ready, and scratch for some of its blocks; a thread has one for all its slices.
 template <int kBytes, class A>
 struct Slice {
   const Problem<A>& p;
   const int64_t block, blocks, per_block;  // tokens in a block; blocks; sorted blocks for each
+  const int64_t queries;                   // whose weights exist at once, of a block
   const int64_t width, columns, sources;   // of tokens, of queries and of the sort matrix, padded
   const int64_t step;                      // from block to block; its end keeps caches apart
   const int64_t together;                  // blocks of queries in a group
   int64_t b = 0, h = 0;
   Buffer<A> keys, values, sort, sorted_keys, sorted_values;
-  Buffer<A> queries, queries_across, weights, out;
-  Buffer<int16_t> keep;
+  Buffer<A> packed_queries, queries_across, weights, out;
+  Buffer<int16_t> keep, keep_row;
 
   RIFFLEMIX_INLINE explicit Slice(const Problem<A>& problem)
       : p(problem), block(p.sizes.block), blocks(p.sizes.tokens / block),
-        per_block(p.sizes.rows / blocks), width(whole_panels<A>(p.sizes.width)),
-        columns(whole_panels<A>(block)), sources(whole_panels<A>(blocks)),
+        per_block(p.sizes.rows / blocks), queries(some_queries(block)),
+        width(whole_panels<A>(p.sizes.width)), columns(whole_panels<A>(queries)),
+        sources(whole_panels<A>(blocks)),
         step(block * width + kPanel<A>),
         together(std::clamp<int64_t>(kRowsTogether / per_block, 1, blocks)), keys(blocks * step),
         values(blocks * step), sort(p.sizes.rows * sources),
         sorted_keys(together * per_block * step), sorted_values(together * per_block * step),
-        queries(block * width), queries_across(columns * p.sizes.width),
-        weights(keys_each() * columns), out(block * width),
-        keep(p.drop != nullptr ? keys_each() * block + columns + 2 * kTile : 0) {}
+        packed_queries(queries * width), queries_across(columns * p.sizes.width),
+        weights(keys_each() * columns), out(queries * width),
+        keep(p.drop != nullptr ? keys_each() * columns + columns + 2 * kTile : 0),
+        keep_row(columns + 2 * kTile) {}
+
+  // A block's queries in equal shares.
+  static RIFFLEMIX_INLINE int64_t some_queries(int64_t block) {
+    const int64_t shares = (block + kQueriesTogether - 1) / kQueriesTogether;
+    return (block + shares - 1) / shares;
+  }
 
   // Keys of a block's queries.
   RIFFLEMIX_INLINE int64_t keys_each() const { return (per_block + 1) * block; }
 
   RIFFLEMIX_INLINE Tokens tokens(int64_t u) const { return {b, h, u * block, (u + 1) * block}; }
+
+  RIFFLEMIX_INLINE Tokens tokens(const Queries& q) const {
+    const int64_t first = q.u * block + q.first;
+    return {b, h, first, first + q.count};
+  }
 
   RIFFLEMIX_INLINE void take(int64_t slice) {
     b = slice / p.sizes.heads, h = slice % p.sizes.heads;
@@ -111,95 +136,102 @@ struct Slice {
                      sorted_values.data(), step, false);
   }
 
-  // Part j of the keys of block u, or of the values: sorted blocks, then its own. `at`: of `u` in
-  // the group.
-  RIFFLEMIX_INLINE A* part(Buffer<A>& own, Buffer<A>& sorted, int64_t u, int64_t at,
-                           int64_t j) const {
-    return j < per_block ? &sorted[(at * per_block + j) * step] : &own[u * step];
+  // Part j of the keys of a block, or of its values: sorted blocks, then its own.
+  RIFFLEMIX_INLINE A* part(Buffer<A>& own, Buffer<A>& sorted, const Queries& q, int64_t j) const {
+    return j < per_block ? &sorted[(q.at * per_block + j) * step] : &own[q.u * step];
   }
 
-  // to[key][query]: products of all keys of block u, or of its values, with queries or gradients.
-  RIFFLEMIX_INLINE void compare(Buffer<A>& own, Buffer<A>& sorted, int64_t u, int64_t at,
+  // to[key][query]: products of all keys that a block has, or of its values, with queries or
+  // gradients.
+  RIFFLEMIX_INLINE void compare(Buffer<A>& own, Buffer<A>& sorted, const Queries& q,
                                 const Buffer<A>& across, Buffer<A>& to) const {
     const int64_t inner = p.sizes.width;
     for (int64_t j = 0; j <= per_block; ++j) {
-      multiply<kBytes>(block, inner, columns, {part(own, sorted, u, at, j), width, 1},
+      multiply<kBytes>(block, inner, whole_panels<A>(q.count),
+                       {part(own, sorted, q, j), width, 1},
                        {across.data(), inner * kPanel<A>, kPanel<A>}, &to[j * block * columns],
                        columns, false);
     }
   }
 
-  RIFFLEMIX_INLINE void find_scores(int64_t u, int64_t at) {
-    p.rows.pack(p.q, tokens(u), p.sizes.width, width, p.scale, queries.data());
-    transpose_rows(queries.data(), block, p.sizes.width, width, queries_across.data());
-    compare(keys, sorted_keys, u, at, queries_across, weights);
-    hide_scores(u);
+  RIFFLEMIX_INLINE void find_scores(const Queries& q) {
+    p.rows.pack(p.q, tokens(q), p.sizes.width, width, p.scale, packed_queries.data());
+    transpose_rows(packed_queries.data(), q.count, p.sizes.width, width, queries_across.data());
+    compare(keys, sorted_keys, q, queries_across, weights);
+    hide_scores(q);
   }
 
-  // -inf where a query of block u does not see a key.
-  RIFFLEMIX_INLINE void hide_scores(int64_t u) {
+  // -inf where a query does not see a key.
+  RIFFLEMIX_INLINE void hide_scores(const Queries& q) {
     constexpr A hidden = -std::numeric_limits<A>::infinity();
     const int64_t sorted = per_block * block;
     const bool* unseen = p.hidden.sorted;
-    if (unseen != nullptr) unseen += ((b * p.sizes.heads + h) * blocks + u) * sorted;
+    if (unseen != nullptr) unseen += ((b * p.sizes.heads + h) * blocks + q.u) * sorted;
     for (int64_t j = 0; j < sorted && unseen != nullptr; ++j) {
       if (unseen[j]) std::fill_n(&weights[j * columns], columns, hidden);
     }
     const bool* padding = p.hidden.padding;
-    if (padding != nullptr) padding += b * p.sizes.tokens + u * block;
+    if (padding != nullptr) padding += b * p.sizes.tokens + q.u * block;
     for (int64_t j = 0; j < block; ++j) {
       const bool padded = padding != nullptr && padding[j];
-      const int64_t count = padded ? columns : p.sizes.causal ? j : 0;
-      std::fill_n(&weights[(sorted + j) * columns], count, hidden);
+      const int64_t later = p.sizes.causal ? std::clamp<int64_t>(j - q.first, 0, columns) : 0;
+      std::fill_n(&weights[(sorted + j) * columns], padded ? columns : later, hidden);
     }
   }
 
-  // Which weights of block u are kept, with a row of `block` for each key; null without dropout.
-  RIFFLEMIX_INLINE const int16_t* find_kept_weights(int64_t u) {
-    if (p.drop == nullptr) return nullptr;
-    const int64_t count = keys_each() * block;
-    const int64_t first = ((b * p.sizes.heads + h) * blocks + u) * count;
-    return find_kept(*p.drop, first, count, keep.data());
+  RIFFLEMIX_INLINE Kept find_kept_weights(const Queries& q) {
+    if (p.drop == nullptr) return {nullptr, 0};
+    const int64_t keys = keys_each();
+    const int64_t first = ((b * p.sizes.heads + h) * blocks + q.u) * keys * block + q.first;
+    if (q.count == block) return {find_kept(*p.drop, first, keys * block, keep.data()), block};
+    for (int64_t j = 0; j < keys; ++j) {
+      const int16_t* row = find_kept(*p.drop, first + j * block, q.count, keep_row.data());
+      std::copy_n(row, q.count, &keep[j * columns]);
+    }
+    return {keep.data(), columns};
   }
 
   // out[query] = sum over all keys of from[key][query] times the parts' rows.
-  RIFFLEMIX_INLINE void gather(const Buffer<A>& from, Buffer<A>& own, Buffer<A>& sorted, int64_t u,
-                               int64_t at, Buffer<A>& to) const {
+  RIFFLEMIX_INLINE void gather(const Buffer<A>& from, Buffer<A>& own, Buffer<A>& sorted,
+                               const Queries& q, Buffer<A>& to) const {
     for (int64_t j = 0; j <= per_block; ++j) {
-      multiply<kBytes>(block, block, width, {&from[j * block * columns], 1, columns},
-                       {part(own, sorted, u, at, j), kPanel<A>, width}, to.data(), width, j > 0);
+      multiply<kBytes>(q.count, block, width, {&from[j * block * columns], 1, columns},
+                       {part(own, sorted, q, j), kPanel<A>, width}, to.data(), width, j > 0);
     }
   }
 };
 
-// What `weight` is multiplied by of those that dropout keeps; without it as it is.
+// Numbers of those weights of key j that dropout keeps, scaled; without it as they are.
 template <class A, class Values>
-RIFFLEMIX_INLINE Values drop_some(Values values, const int16_t* keep, A kept_scale) {
-  constexpr int kBytes = sizeof(Values);
-  return keep == nullptr ? values : where<A, kBytes>(keep, values * kept_scale);
+RIFFLEMIX_INLINE Values drop_some(Values values, const Kept& kept, int64_t j, int64_t i,
+                                  A kept_scale) {
+  if (kept.weights == nullptr) return values;
+  return where<A, sizeof(Values)>(kept.weights + j * kept.row + i, values * kept_scale);
 }
 
 // Scores to exponentials, of those that are kept; the sum over all of each query goes to `sums`,
 // its logarithm to `lse`, and 0 where it sees no key.
 template <int kBytes, class A>
-RIFFLEMIX_INLINE void find_weights(A* weights, int64_t keys, int64_t columns, int64_t queries,
-                                   const int16_t* keep, A kept_scale, A* sums, A* lse) {
+RIFFLEMIX_INLINE void find_weights(Slice<kBytes, A>& s, const Queries& q, A* sums, A* lse) {
   using Values = Vector<A, kBytes>;
   constexpr int64_t lanes = kBytes / sizeof(A);
-  for (int64_t i = 0; i < columns; i += lanes) {
+  const Kept kept = s.find_kept_weights(q);
+  const int64_t keys = s.keys_each();
+  for (int64_t i = 0; i < q.count; i += lanes) {
+    A* weights = &s.weights[i];
     Values most = spread<A, kBytes>(std::numeric_limits<A>::lowest()), sum{};
     for (int64_t j = 0; j < keys; ++j) {
-      const Values x = load_as<Values>(weights + j * columns + i);
+      const Values x = load_as<Values>(weights + j * s.columns);
       most = select<A, kBytes>(x > most, x, most);
     }
     for (int64_t j = 0; j < keys; ++j) {
-      A* at = weights + j * columns + i;
+      A* at = weights + j * s.columns;
       const Values weight = exp_of_negative<A, kBytes>(load_as<Values>(at) - most);
       sum += weight;
-      store_as(at, drop_some(weight, keep == nullptr ? keep : keep + j * queries + i, kept_scale));
+      store_as(at, drop_some(weight, kept, j, i, s.p.kept_scale));
     }
     store_as(sums + i, sum);
-    const int64_t some = std::min<int64_t>(lanes, queries - i);
+    const int64_t some = std::min<int64_t>(lanes, q.count - i);
     for (int64_t lane = 0; lane < some; ++lane) {
       lse[i + lane] = sum[lane] == A(0) ? A(0) : most[lane] + std::log(sum[lane]);
     }
@@ -207,55 +239,31 @@ RIFFLEMIX_INLINE void find_weights(A* weights, int64_t keys, int64_t columns, in
 }
 
 template <int kBytes, class A>
-RIFFLEMIX_INLINE void forward_slice(Slice<kBytes, A>& s, A* sums, int64_t index) {
+RIFFLEMIX_INLINE void forward_queries(Slice<kBytes, A>& s, const Queries& q, A* sums, A* lse) {
   const Problem<A>& p = s.p;
+  s.find_scores(q);
+  find_weights(s, q, sums, lse);
+  s.gather(s.weights, s.values, s.sorted_values, q, s.out);
+  for (int64_t i = 0; i < q.count; ++i) {
+    const A factor = sums[i] == A(0) ? A(0) : A(1) / sums[i];  // a query that sees nothing
+    A* row = &s.out[i * s.width];
+    for (int64_t d = 0; d < s.width; d += kLanes<A>) store(row + d, load(row + d) * factor);
+  }
+  p.rows.write(s.out.data(), s.width, p.sizes.width, A(1), p.y, s.tokens(q));
+}
+
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void forward_slice(Slice<kBytes, A>& s, A* sums, int64_t index) {
   s.take(index);
   for (int64_t first = 0; first < s.blocks; first += s.together) {
     const int64_t last = std::min(s.blocks, first + s.together);
     s.sort_blocks(first, last);
     for (int64_t u = first; u < last; ++u) {
-      s.find_scores(u, u - first);
-      find_weights<kBytes>(s.weights.data(), s.keys_each(), s.columns, s.block,
-                           s.find_kept_weights(u), p.kept_scale, sums,
-                           p.lse + index * p.sizes.tokens + u * s.block);
-      s.gather(s.weights, s.values, s.sorted_values, u, u - first, s.out);
-      for (int64_t i = 0; i < s.block; ++i) {
-        const A factor = sums[i] == A(0) ? A(0) : A(1) / sums[i];  // a query that sees nothing
-        A* row = &s.out[i * s.width];
-        for (int64_t d = 0; d < s.width; d += kLanes<A>) store(row + d, load(row + d) * factor);
+      A* lse = s.p.lse + index * s.p.sizes.tokens + u * s.block;
+      for (int64_t i = 0; i < s.block; i += s.queries) {
+        const Queries q{u, u - first, i, std::min(s.queries, s.block - i)};
+        forward_queries(s, q, sums, lse + i);
       }
-      p.rows.write(s.out.data(), s.width, p.sizes.width, A(1), p.y, s.tokens(u));
-    }
-  }
-}
-
-// Scores to what the values were multiplied by, and the gradients of that to those of scores.
-template <int kBytes, class A>
-RIFFLEMIX_INLINE void find_gradients(A* weights, A* grads, int64_t keys, int64_t columns,
-                                     int64_t queries, const int16_t* keep, A kept_scale,
-                                     const A* lse) {
-  using Values = Vector<A, kBytes>;
-  constexpr int64_t lanes = kBytes / sizeof(A);
-  for (int64_t i = 0; i < columns; i += lanes) {
-    A log_sums[lanes] = {};
-    std::copy_n(lse + i, std::clamp<int64_t>(queries - i, 0, lanes), log_sums);
-    const Values log_sum = load_as<Values>(log_sums);
-    Values along{};
-    for (int64_t j = 0; j < keys; ++j) {
-      A *at = weights + j * columns + i, *grad = grads + j * columns + i;
-      const Values weight = exp_of_negative<A, kBytes>(load_as<Values>(at) - log_sum);
-      const int16_t* kept = keep == nullptr ? keep : keep + j * queries + i;
-      const Values value = drop_some(load_as<Values>(grad), kept, kept_scale);
-      store_as(at, weight);
-      store_as(grad, value);
-      along += weight * value;
-    }
-    for (int64_t j = 0; j < keys; ++j) {
-      A *at = weights + j * columns + i, *grad = grads + j * columns + i;
-      const Values weight = load_as<Values>(at);
-      const int16_t* kept = keep == nullptr ? keep : keep + j * queries + i;
-      store_as(at, drop_some(weight, kept, kept_scale));
-      store_as(grad, weight * (load_as<Values>(grad) - along));
     }
   }
 }
@@ -266,38 +274,66 @@ struct BackwardSlice : Slice<kBytes, A> {
   Buffer<A> grad_sorted_keys, grad_sorted_values, grad_sort;
 
   RIFFLEMIX_INLINE explicit BackwardSlice(const Problem<A>& p)
-      : Slice<kBytes, A>(p), grad_y(this->block * this->width),
+      : Slice<kBytes, A>(p), grad_y(this->queries * this->width),
         grad_y_across(this->columns * p.sizes.width), grads(this->weights.size()),
-        grad_q(this->block * this->width), grad_keys(this->keys.size()),
+        grad_q(this->queries * this->width), grad_keys(this->keys.size()),
         grad_values(this->keys.size()), grad_sorted_keys(this->sorted_keys.size()),
         grad_sorted_values(this->sorted_keys.size()),
         grad_sort(this->together * this->per_block * this->sources) {}
 };
 
-// Gradients of the queries of block u, and those of its keys and values, sorted and own.
+// Scores to what the values were multiplied by, and the gradients of that to those of scores.
 template <int kBytes, class A>
-RIFFLEMIX_INLINE void backward_block(BackwardSlice<kBytes, A>& s, const A* lse, int64_t u,
-                                     int64_t at) {
-  const Problem<A>& p = s.p;
-  const int64_t block = s.block, width = s.width, columns = s.columns;
-  s.find_scores(u, at);
-  p.rows.pack(p.grad_y, s.tokens(u), p.sizes.width, width, A(1), s.grad_y.data());
-  transpose_rows(s.grad_y.data(), block, p.sizes.width, width, s.grad_y_across.data());
-  s.compare(s.values, s.sorted_values, u, at, s.grad_y_across, s.grads);
-  find_gradients<kBytes>(s.weights.data(), s.grads.data(), s.keys_each(), columns, block,
-                         s.find_kept_weights(u), p.kept_scale, lse + u * block);
-  for (int64_t j = 0; j <= s.per_block; ++j) {
-    const int64_t first = j * block * columns;
-    const bool add = j == s.per_block;  // sorted blocks are new, own ones have other shares
-    multiply<kBytes>(block, block, width, {&s.weights[first], columns, 1},
-                     {s.grad_y.data(), kPanel<A>, width},
-                     s.part(s.grad_values, s.grad_sorted_values, u, at, j), width, add);
-    multiply<kBytes>(block, block, width, {&s.grads[first], columns, 1},
-                     {s.queries.data(), kPanel<A>, width},
-                     s.part(s.grad_keys, s.grad_sorted_keys, u, at, j), width, add);
+RIFFLEMIX_INLINE void find_gradients(BackwardSlice<kBytes, A>& s, const Queries& q, const A* lse) {
+  using Values = Vector<A, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(A);
+  const Kept kept = s.find_kept_weights(q);
+  const int64_t keys = s.keys_each();
+  for (int64_t i = 0; i < q.count; i += lanes) {
+    A log_sums[lanes] = {};
+    std::copy_n(lse + i, std::min<int64_t>(lanes, q.count - i), log_sums);
+    const Values log_sum = load_as<Values>(log_sums);
+    Values along{};
+    for (int64_t j = 0; j < keys; ++j) {
+      A *at = &s.weights[j * s.columns + i], *grad = &s.grads[j * s.columns + i];
+      const Values weight = exp_of_negative<A, kBytes>(load_as<Values>(at) - log_sum);
+      const Values value = drop_some(load_as<Values>(grad), kept, j, i, s.p.kept_scale);
+      store_as(at, weight);
+      store_as(grad, value);
+      along += weight * value;
+    }
+    for (int64_t j = 0; j < keys; ++j) {
+      A *at = &s.weights[j * s.columns + i], *grad = &s.grads[j * s.columns + i];
+      const Values weight = load_as<Values>(at);
+      store_as(at, drop_some(weight, kept, j, i, s.p.kept_scale));
+      store_as(grad, weight * (load_as<Values>(grad) - along));
+    }
   }
-  s.gather(s.grads, s.keys, s.sorted_keys, u, at, s.grad_q);
-  p.rows.write(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q, s.tokens(u));
+}
+
+// Gradients of some queries, and what those give to the keys and values, sorted and own.
+template <int kBytes, class A>
+RIFFLEMIX_INLINE void backward_queries(BackwardSlice<kBytes, A>& s, const Queries& q,
+                                       const A* lse) {
+  const Problem<A>& p = s.p;
+  const int64_t width = s.width, columns = s.columns;
+  s.find_scores(q);
+  p.rows.pack(p.grad_y, s.tokens(q), p.sizes.width, width, A(1), s.grad_y.data());
+  transpose_rows(s.grad_y.data(), q.count, p.sizes.width, width, s.grad_y_across.data());
+  s.compare(s.values, s.sorted_values, q, s.grad_y_across, s.grads);
+  find_gradients(s, q, lse);
+  for (int64_t j = 0; j <= s.per_block; ++j) {
+    const int64_t first = j * s.block * columns;
+    const bool add = j == s.per_block || q.first > 0;  // the sorted are new, others had shares
+    multiply<kBytes>(s.block, q.count, width, {&s.weights[first], columns, 1},
+                     {s.grad_y.data(), kPanel<A>, width},
+                     s.part(s.grad_values, s.grad_sorted_values, q, j), width, add);
+    multiply<kBytes>(s.block, q.count, width, {&s.grads[first], columns, 1},
+                     {s.packed_queries.data(), kPanel<A>, width},
+                     s.part(s.grad_keys, s.grad_sorted_keys, q, j), width, add);
+  }
+  s.gather(s.grads, s.keys, s.sorted_keys, q, s.grad_q);
+  p.rows.write(s.grad_q.data(), width, p.sizes.width, p.scale, p.grad_q, s.tokens(q));
 }
 
 // c[i][j] (+)= the product of row i of `a` with row j of `b`, of `inner` numbers in whole vectors.
@@ -358,7 +394,10 @@ RIFFLEMIX_INLINE void backward_slice(BackwardSlice<kBytes, A>& s, int64_t index)
     const int64_t last = std::min(s.blocks, first + s.together);
     s.sort_blocks(first, last);
     for (int64_t u = first; u < last; ++u) {
-      backward_block(s, p.lse + index * p.sizes.tokens, u, u - first);
+      const A* lse = p.lse + index * p.sizes.tokens + u * s.block;
+      for (int64_t i = 0; i < s.block; i += s.queries) {
+        backward_queries(s, {u, u - first, i, std::min(s.queries, s.block - i)}, lse + i);
+      }
     }
     backward_sort(s, first, last);
   }
