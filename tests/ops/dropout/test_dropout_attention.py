@@ -234,15 +234,29 @@ def test_second_order_gradients(backend: str) -> None:
     assert torch.autograd.grad(gradient.square().sum(), q)[0].isfinite().all()
 
 
-def test_numbers_as_a_mask() -> None:
-    inputs, sizes = make((2, 2, 6, 7, 4, 4)), (2, 2, 6, 7)
+@pytest.mark.parametrize("sizes", [(2, 2, 6, 7), (1, 2, 6, 7), (7,)], ids=str)
+@pytest.mark.parametrize("form", FAST)
+def test_numbers_as_a_mask(form: str, sizes: tuple[int, ...]) -> None:
+    inputs = make((2, 2, 6, 7, 4, 4))
     bias = torch.randn(sizes, dtype=torch.float64, requires_grad=True)
     results = []
-    for backend in ("auto", "reference"):
+    for backend in (form, "reference"):
         torch.manual_seed(2)
         y = dropout_attention(*inputs, 0.3, mask=bias, backend=backend)
         results.append((y.detach(), *torch.autograd.grad(y.square().sum(), (*inputs[:2], bias))))
     torch.testing.assert_close(*results, atol=1e-13, rtol=1e-11)
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_second_order_gradients_with_numbers_as_a_mask(backend: str) -> None:
+    inputs = [t.detach().requires_grad_() for t in make((1, 1, 3, 4, 2, 2))]
+    inputs.append(torch.randn(3, 4, dtype=torch.float64, requires_grad=True))
+
+    def attend(*inputs: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return dropout_attention(*inputs[:3], 0.4, mask=inputs[3], backend=backend)
+
+    assert torch.autograd.gradgradcheck(attend, inputs)
 
 
 def test_without_dropout_it_is_torch_s_own() -> None:
@@ -347,7 +361,7 @@ REFUSED: dict[str, tuple[str, Callable[[], object]]] = {
     ),
     "backend": (
         "backend: expected",
-        lambda: dropout_attention(Q, K, V, 0.1, mask=torch.ones(3, 5), backend="cpu"),
+        lambda: dropout_attention(Q, K, V, 0.1, backend="triton"),
     ),
 }
 

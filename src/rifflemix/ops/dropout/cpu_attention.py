@@ -2,7 +2,7 @@
 
 Backward finds the weights again from the log-sum-exp of each query's scores, and what was dropped
 from the seed. The kernel is in ops/native/attention.cpp. A gradient of a gradient is left to the
-eager formulas.
+eager formulas, and so are weights with a bias, of which the kernel of dropout drops some.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
-from rifflemix.ops.dropout import eager
+from rifflemix.ops.dropout import cpu, eager
 from rifflemix.ops.dropout.cpu import KERNELS, supports
 from rifflemix.ops.dropout.spec import scale, threshold
 from rifflemix.ops.gradients import second_order_gradients
@@ -42,7 +42,7 @@ def supports_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> 
         and q.dim() == k.dim() == v.dim() == 4
         and q.shape[:2] == k.shape[:2] == v.shape[:2]
         and 0 not in (*q.shape[1:], k.shape[2], v.shape[3])
-        and (mask is None or mask.dtype == torch.bool)
+        and (mask is None or mask.dtype in (torch.bool, q.dtype))
     )
 
 
@@ -57,6 +57,8 @@ def dropout_attention(
     seed: Tensor,
 ) -> Tensor:
     """See `rifflemix.ops.dropout_attention`; `seed` is a () int64 tensor."""
+    if mask is not None and mask.dtype != torch.bool:
+        return cpu.dropout(eager.attention_weights(q, k, mask, is_causal), p, seed) @ v
     if mask is not None:
         mask = mask.expand(*q.shape[:3], k.shape[2])
     y: Tensor = _forward(q, k, v, mask, is_causal, is_padding, seed, p)[0]
