@@ -28,7 +28,8 @@ def random_features(
     Args:
         x: (B, H, N, D).
         rows: (M, D), without a gradient.
-        padded: broadcasts to (B, H, N, M), True = counts as a product of LOG_ZERO.
+        padded: broadcasts to (B, H, N, 1), True = not among what `largest` is of; features there
+            are finite.
         offset: added to the exponentials.
         over_tokens: `largest` is the largest product of a head, not that of each token.
 
@@ -53,16 +54,21 @@ class _RandomFeatures(torch.autograd.Function):
         ctx: Any, x: Tensor, rows: Tensor, padded: Tensor | None, offset: float, over_tokens: bool
     ) -> Tensor:
         y = x @ rows.mT
-        if padded is not None:
-            y.masked_fill_(padded, LOG_ZERO)
         if over_tokens:
             # The token with the largest product, then the row of that product.
-            token = y.amax(-1, keepdim=True).argmax(-2, keepdim=True)
+            most = y.amax(-1, keepdim=True)
+            if padded is not None:
+                most.masked_fill_(padded, LOG_ZERO)
+            token = most.argmax(-2, keepdim=True)
             largest, row = y.take_along_dim(token, -2).max(-1, keepdim=True)
         else:
             token = None
             largest, row = y.max(-1, keepdim=True)
-        y.sub_(0.5 * x.square().sum(-1, keepdim=True) + largest)
+        taken_off = 0.5 * x.square().sum(-1, keepdim=True) + largest
+        if padded is not None:  # exp(0): far exponents take ten times as long
+            y.masked_fill_(padded, 0.0)
+            taken_off.masked_fill_(padded, 0.0)
+        y.sub_(taken_off)
         ctx.scale = 1.0 / math.sqrt(len(rows))
         y.exp_().add_(offset).mul_(ctx.scale)
         ctx.offset = offset
