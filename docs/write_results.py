@@ -19,6 +19,7 @@ import write_claims
 import write_mixers
 from results_beyond import grouped, sharding, text
 from results_common import RESULTS, Answer, by_time, listed, pages, read, scores, task_title
+from results_forms import layer_forms
 from results_host import one_host
 from results_mlps import butterfly_mlps
 from results_peers import packages
@@ -47,7 +48,7 @@ Every file names its machine, two CPU cores where the page does not say otherwis
 def answers() -> list[Answer]:
     """All of the page, in its order."""
     return [which_mixer(), accuracy(), one_task(), small_tasks(), text(), grouped(),
-            speed(), memory(), packages(), butterfly_mlps(), decoding(), sharding(),
+            speed(), memory(), packages(), layer_forms(), butterfly_mlps(), decoding(), sharding(),
             distillation(), printed(), one_host(), plateau(), claims(), estimates()]  # fmt: skip
 
 
