@@ -42,11 +42,11 @@ def layer_forms() -> Answer:
     most = max(highest, key=lambda mixer: highest[mixer])
     lengths = [f"{length:,}" for length in result["lengths"]]
     says = (
-        f"At most {highest[most]:.2f} times the plain layer's time, in `{most}`; without it "
+        f"At most {highest[most]:.2f} times the plain layer's time, in `{most}`; elsewhere "
         f"{max(value for mixer, value in highest.items() if mixer != most):.2f}. A layer of "
         f"{result['dim']} channels on a batch of {listed(lengths)} tokens, padded to the longest "
-        "or all of that length, on one thread: disks are training, rings inference. `softmax` "
-        "with dropout and `token_parallel` leave out padding that stands last."
+        "or all of that length, on one thread: disks are training, rings inference. With dropout "
+        "`softmax` and `token_parallel` leave out padding that stands last."
     )
     table = [
         {
