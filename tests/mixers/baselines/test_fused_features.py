@@ -14,10 +14,11 @@ OFFSET = 0.3  # large: through it alone the largest product has a gradient
 
 def literal(x: Tensor, rows: Tensor, padded: Tensor | None, over_tokens: bool) -> Tensor:
     products = torch.einsum("bhnd,md->bhnm", x, rows)
-    if padded is not None:
-        products = products.masked_fill(padded, -1e30)
-    largest = products.amax((-1, -2) if over_tokens else -1, keepdim=True)
+    counted = products if padded is None else products.masked_fill(padded, -1e30)
+    largest = counted.amax((-1, -2) if over_tokens else -1, keepdim=True)
     exponents = products - x.square().sum(-1, keepdim=True) / 2 - largest
+    if padded is not None:
+        exponents = exponents.masked_fill(padded, 0.0)
     return (exponents.exp() + OFFSET) / len(rows) ** 0.5
 
 

@@ -28,8 +28,8 @@ def random_features(
     Args:
         x: (B, H, N, D).
         rows: (M, D), without a gradient.
-        padded: broadcasts to (B, H, N, 1), True = not among what `largest` is of; features there
-            are finite.
+        padded: broadcasts to (B, H, N, 1), True = not among what `largest` is of; exponents there
+            are 0.
         offset: added to the exponentials.
         over_tokens: `largest` is the largest product of a head, not that of each token.
 
