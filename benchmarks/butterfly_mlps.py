@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import rifflemix as rm
-from rifflemix.bench.rows import new_file
-from rifflemix.files import make_folder, write_json
+from rifflemix.bench.rows import write_dated
+from rifflemix.files import make_folder
 from rifflemix.nn.butterfly import ButterflyLinearMLP, ButterflyMLP
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.runs.environment import environment
@@ -106,9 +105,7 @@ def main() -> None:
         "models": [row for e in (1, 2) for row in model_rows(e, arguments.repeats)],
         "layers": [row for w in arguments.widths for row in layer_rows(w, arguments.repeats)],
     }
-    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    path = new_file(arguments.out, f"butterfly-mlps-{when}")
-    write_json(path, result)
+    path = write_dated(arguments.out, "butterfly-mlps", result)
     print(path)
 
 

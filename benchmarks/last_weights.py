@@ -11,14 +11,13 @@ RUN is a folder of `rifflemix reproduce`, with its checkpoint. See benchmarks/RE
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rifflemix.bench.rows import new_file
-from rifflemix.files import make_folder, read_json, read_tensors, write_json
+from rifflemix.bench.rows import write_dated
+from rifflemix.files import make_folder, read_json, read_tensors
 from rifflemix.recipes import get_recipe
 from rifflemix.reproduction import ReproduceOptions, plan_reproduction
 from rifflemix.reproduction.run import build_model
@@ -76,9 +75,11 @@ def main() -> None:
         rows.append(row(run, arguments.data_dir))
         chosen, last = rows[-1]["chosen"], rows[-1]["last"]
         print(f"{rows[-1]['recipe']}: chosen {chosen['test']:.4f}, last {last['test']:.4f}")
-    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    path = new_file(arguments.out, f"last-weights-{when}")
-    write_json(path, {"format": FORMAT, "environment": environment(), "rows": rows})
+    path = write_dated(
+        arguments.out,
+        "last-weights",
+        {"format": FORMAT, "environment": environment(), "rows": rows},
+    )
     print(f"Written to {path}")
 
 

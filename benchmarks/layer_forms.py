@@ -8,7 +8,6 @@ writes a new file there; `python docs/write_results.py` draws it.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import rifflemix as rm
-from rifflemix.bench.rows import new_file
+from rifflemix.bench.rows import write_dated
 from rifflemix.comparison.suites import HEADLINE
-from rifflemix.files import make_folder, write_json
+from rifflemix.files import make_folder
 from rifflemix.runs.environment import environment
 from rifflemix.runs.measure import median_seconds, peak_memory
 
@@ -93,9 +92,7 @@ def main() -> None:
         "heads": HEADS,
         "rows": [row for mixer in arguments.mixers for row in rows_of(mixer, arguments.repeats)],
     }
-    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    path = new_file(arguments.out, f"layer-forms-{when}")
-    write_json(path, result)
+    path = write_dated(arguments.out, "layer-forms", result)
     print(path)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from rifflemix.bench.rows import new_file
+from rifflemix.bench.rows import write_dated
 from rifflemix.files import make_folder, read_json, write_json
 from rifflemix.recipes import Recipe, get_recipe
 from rifflemix.runs.environment import environment
@@ -131,10 +130,12 @@ def main() -> None:
             write_json(kept, leave(form, task, args))
         rows.append(read_json(kept))
         print(json.dumps({key: rows[-1][key] for key in ("form", "left", "steps")}), flush=True)
-    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    path = new_file(args.out, f"plateau-{when}")
     settings = {"length": args.length, "seed": args.seed, "left_above": LEFT_ABOVE}
-    write_json(path, {"format": FORMAT, **settings, "rows": rows, "environment": environment()})
+    path = write_dated(
+        args.out,
+        "plateau",
+        {"format": FORMAT, **settings, "rows": rows, "environment": environment()},
+    )
     print(f"Written to {path}")
 
 

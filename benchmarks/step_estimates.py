@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from rifflemix.bench.rows import new_file
-from rifflemix.files import make_folder, write_json
+from rifflemix.bench.rows import write_dated
+from rifflemix.files import make_folder
 from rifflemix.recipes import Recipe, get_recipe
 from rifflemix.reproduction.cost import Speed, calibrate, count_step, recipe_costs
 from rifflemix.reproduction.outlines import Outline, outline
@@ -126,9 +126,7 @@ def main() -> None:
         "rows": [row(name, speed, arguments.repeats) for name in arguments.rows],
         "runs": list(runs_in_full(speed)),
     }
-    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    path = new_file(arguments.out, f"step-estimates-{when}")
-    write_json(path, result)
+    path = write_dated(arguments.out, "step-estimates", result)
     print(path)
 
 

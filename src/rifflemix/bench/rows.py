@@ -6,6 +6,7 @@ benchmarks/README.md documents the format.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 
 from rifflemix.bench.gate import Check
 from rifflemix.errors import bad_argument
+from rifflemix.files import write_json
 from rifflemix.runs.environment import describe_hardware, environment
 
 FORMAT = "rifflemix.bench/2"
@@ -174,4 +176,11 @@ def new_file(folder: Path, name: str) -> Path:
     path, number = folder / f"{name}.json", 2
     while path.exists():
         path, number = folder / f"{name}-{number}.json", number + 1
+    return path
+
+
+def write_dated(folder: Path, kind: str, result: Mapping[str, Any]) -> Path:
+    """Write a result to a new file of the folder, KIND-DATE-TIME.json; returns its path."""
+    path = new_file(folder, time.strftime(f"{kind}-%Y%m%d-%H%M%S", time.gmtime()))
+    write_json(path, result)
     return path
