@@ -85,6 +85,25 @@ def main() -> int:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    was_connected = _is_connected()
+    code = _run()
+    if _is_connected() and not was_connected:
+        # Left to the interpreter's end, gloo's threads now and then abort the process there.
+        sys.modules["torch"].distributed.destroy_process_group()
+    return code
+
+
+def _is_connected() -> bool:
+    """Whether this process has a process group: none without torch, which some commands spare."""
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+    )
+
+
+def _run() -> int:
     try:
         with checked_output(), warnings.catch_warnings():
             warnings.simplefilter("always", InputWarning)
