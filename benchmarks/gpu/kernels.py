@@ -85,10 +85,14 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
             ]
             sort = torch.rand(2, 3, blocks, blocks, device=device, dtype=dtype)
             leaves = [part.requires_grad_() for part in (*parts, sort)]
-            yield (
-                f"sinkhorn_attention {blocks} of {size} x {width} {dtype}",
-                lambda t=leaves, b=size: ops.sinkhorn_attention(*t, b, backend="triton"),
-            )
+            for masked, p in ((False, 0.0), (True, 0.0), (True, 0.1)):
+                mask = _mask(2, blocks * size, device) if masked else None
+                yield (
+                    f"sinkhorn_attention {blocks} of {size} x {width} {dtype} mask={masked} p={p}",
+                    lambda t=leaves, b=size, m=mask, p=p: ops.sinkhorn_attention(
+                        *t, b, key_padding_mask=m, dropout_p=p, backend="triton"
+                    ),
+                )
 
 
 def _mask(batch: int, length: int, device: str) -> Tensor:

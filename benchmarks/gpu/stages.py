@@ -111,6 +111,8 @@ _A = Stage(
     ),
 )
 
+_FORMS = ("benchmarks/layer_forms.py", "--out", "{work}")
+_FORMS_ON_A_GPU = (*_FORMS, "--dtype", "bfloat16", "--device", "cuda")
 _SHAPES = ("8,1024,512,8", "8,4096,512,8", "8,16384,512,8")
 _B = Stage(
     "b",
@@ -139,6 +141,17 @@ _B = Stage(
             "layer-times",
             ("benchmarks/gpu/layer_times.py", "--out", "{work}/layer-times.json"),
             minutes=4,
+        ),
+        Step(
+            "layer-forms",
+            _FORMS_ON_A_GPU,
+            minutes=3,
+            tiny=(*_FORMS, "--mixers", "tssa", "--repeats", "1"),
+        ),
+        Step(
+            "layer-forms-eager",
+            (*_FORMS_ON_A_GPU, "--mixers", "sinkhorn", "--backend", "eager"),
+            minutes=2,
         ),
         Step(
             "tiles",

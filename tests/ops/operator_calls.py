@@ -297,9 +297,9 @@ if HAS_TRITON:
             "running": rand(B, H, 2, 4, 4),
             "grad_sort": rand(B, H, 4, 4) - 1,
         },
-        "triton_sinkhorn_attention": blocks,
+        "triton_sinkhorn_attention": hidden_blocks,
         "triton_sinkhorn_attention_backward": lambda: {
-            **blocks(),
+            **hidden_blocks(),
             "y": rand(B, H, 6, D),
             "log_sums": rand(B, H, 6),
             "grad_y": rand(B, H, 6, D),
@@ -413,6 +413,8 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
         "no blocks": {"block_size": 0},
         "block_size": {"block_size": 4},
         "some rows": {"sort": rand(B, H, 4, 3)},
+        "no seed": {"seed": None},
+        "sure": {"p": 1.0},
         "too many features": {name: rand(B, H, 6, 129) for name in "qkv"},
         "too many blocks": {
             **{name: rand(B, H, 129, D) for name in "qkv"},

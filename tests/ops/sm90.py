@@ -204,18 +204,30 @@ def balance_case(size: int, dtype: torch.dtype, options: str = "") -> Callable[[
 
 
 def attention_case(
-    block_size: int, blocks: int, width: int, dtype: torch.dtype
+    block_size: int, blocks: int, width: int, dtype: torch.dtype, options: str = ""
 ) -> Callable[[], object]:
-    """Forward and backward."""
+    """Forward and backward; the options are "causal", "mask" and "dropout"."""
 
     def call() -> None:
         from rifflemix.ops.sinkhorn import triton_attention
+        from rifflemix.ops.sinkhorn.kernel_attention import Terms
 
         tokens = torch.empty(1, blocks * block_size, 3, 2, width, dtype=dtype, requires_grad=True)
         sort = torch.empty(1, 2, blocks, blocks, dtype=dtype, requires_grad=True)
         q, k, v = (part.transpose(1, 2) for part in tokens.unbind(2))
-        y = triton_attention.sinkhorn_attention(q, k, v, sort, block_size)
+        unseen = padding = seed = None
+        if "mask" in options:
+            unseen = torch.zeros(1, 2, blocks, block_size, dtype=torch.bool)
+            padding = torch.zeros(1, blocks * block_size, dtype=torch.bool)
+        if "dropout" in options:
+            seed = torch.zeros((), dtype=torch.int64)
+        p = 0.0 if seed is None else 0.1
+        terms = Terms(unseen, padding, False, "causal" in options, seed, p)
+        y = triton_attention._forward(q, k, v, sort, block_size, *terms)[0]
         y.backward(torch.empty_like(y))
+        if seed is not None:
+            weights = torch.empty(1, 2, blocks, block_size, 2 * block_size, dtype=dtype)
+            triton_attention._drop(weights, terms)
 
     return call
 

@@ -32,7 +32,7 @@ MAX_SHARED = 227 * 1024
 MAX_STACK = {
     "sort_windows": 1152,
     "sort_windows again": 640,
-    "attend_gradient": 256,
+    "attend_gradient": 288,
     "sort_gradient": 256,
 }
 
@@ -52,6 +52,7 @@ ALL_KERNELS = [
     "balance:32:bfloat16:causal mask",
     "balance:64:float32:causal",
     "attention:64:64:64:bfloat16",
+    "attention:64:64:64:bfloat16:causal mask dropout",
 ]
 WINDOWS = [
     f"permutation:{length}:{groups}:{kind}"
@@ -86,6 +87,11 @@ ATTENTION = [
         "64:64:64:float32",
         "128:16:32:float32",
         "32:32:64:bfloat16",
+        "64:64:64:bfloat16:causal mask",
+        "128:128:128:bfloat16:causal mask dropout",
+        "64:64:64:float32:causal mask dropout",
+        "128:16:32:float32:causal mask dropout",
+        "32:32:64:bfloat16:mask dropout",
     )
 ]
 

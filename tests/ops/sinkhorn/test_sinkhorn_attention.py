@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from block_forms import FORMS, causal_sort, settings_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,7 +22,7 @@ from rifflemix.ops import (
 )
 from rifflemix.ops.native import instruction_level
 from rifflemix.ops.sinkhorn import cpu_attention
-from rifflemix.ops.sinkhorn.plain_attention import Terms, attend_to_blocks
+from rifflemix.ops.sinkhorn.kernel_attention import Terms, attend_to_blocks
 from rifflemix.runs.device import using_threads
 
 needs_kernels = pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
@@ -239,35 +240,6 @@ def kernel_inputs(n: int, block: int, width: int, rows: int, dtype: torch.dtype)
     return [*heads, sort.requires_grad_()]
 
 
-FORMS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "causal": {"causal": True},
-    "padded": {"padded": True},
-    "causal padded": {"causal": True, "padded": True},
-    "argmax rule": {"padded": True, "padding_rule": "argmax"},
-    "mixture": {"mixture": True},
-    "causal mixture padded": {"causal": True, "mixture": True, "padded": True},
-}
-
-
-def kernel_settings(form: dict[str, Any], n: int, block: int) -> dict[str, Any]:
-    """Settings of the form; a sample keeps no token, another none of its last block."""
-    settings = {name: value for name, value in form.items() if name != "padded"}
-    if form.get("padded"):
-        padding = torch.rand(BATCH, n * block) > 0.6
-        padding[0] = True
-        padding[1, (n - 1) * block :] = True
-        settings["key_padding_mask"] = padding
-    return settings
-
-
-def causal_sort(sort: Tensor) -> Tensor:
-    """The part below the diagonal, as rows of query blocks lie."""
-    n = sort.shape[3]
-    blocks = torch.arange(sort.shape[2]) // (sort.shape[2] // n)
-    return sort * (torch.arange(n) < blocks[:, None])
-
-
 @needs_kernels
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 @pytest.mark.parametrize(("n", "block", "width", "rows"), SHAPES)
@@ -275,7 +247,7 @@ def test_kernel_equals_reference(
     n: int, block: int, width: int, rows: int, form: dict[str, Any]
 ) -> None:
     inputs = kernel_inputs(n, block, width, rows, DOUBLE)
-    settings = kernel_settings(form, n, block)
+    settings = settings_of(form, BATCH, n, block)
 
     def run(backend: str) -> Tensor:
         *qkv, sort = inputs
@@ -294,7 +266,7 @@ def test_kernel_equals_reference(
 @pytest.mark.parametrize(("n", "block", "width", "rows"), SHAPES)
 def test_kernel_drops_what_the_formula_drops(n: int, block: int, width: int, rows: int) -> None:
     inputs = kernel_inputs(n, block, width, rows, DOUBLE)
-    padding = kernel_settings({"padded": True}, n, block)["key_padding_mask"]
+    padding = settings_of({"padded": True}, BATCH, n, block)["key_padding_mask"]
     unseen = torch.rand(BATCH, HEADS, n * rows, block) > 0.7
     terms = Terms(unseen, padding, False, True, torch.tensor(2**62 + 5), 0.3)
     y, _ = cpu_attention._forward(*inputs, block, *terms)
@@ -308,7 +280,7 @@ def test_kernel_drops_what_the_formula_drops(n: int, block: int, width: int, row
 @pytest.mark.parametrize("name", [name for name in FORMS if "mixture" not in name])
 def test_formula_of_second_derivatives_equals_reference(name: str) -> None:
     inputs = kernel_inputs(3, 4, 5, 2, DOUBLE)
-    settings = kernel_settings(FORMS[name], 3, 4)
+    settings = settings_of(FORMS[name], BATCH, 3, 4)
     sort = causal_sort(inputs[3]) if settings.get("causal") else inputs[3]
     padding, rule = settings.get("key_padding_mask"), settings.get("padding_rule", "majority")
     unseen = None
@@ -329,7 +301,7 @@ def test_formula_of_second_derivatives_equals_reference(name: str) -> None:
 )
 def test_kernel_in_other_types(dtype: torch.dtype, tolerance: float, form: dict[str, Any]) -> None:
     inputs = kernel_inputs(5, 7, 20, 1, dtype)
-    settings = kernel_settings(form, 5, 7)
+    settings = settings_of(form, BATCH, 5, 7)
 
     def run(backend: str, *inputs: Tensor) -> Tensor:
         *qkv, sort = inputs
@@ -356,7 +328,7 @@ def test_kernel_in_other_types(dtype: torch.dtype, tolerance: float, form: dict[
 @pytest.mark.parametrize("p", [0.0, 0.2])
 def test_kernel_on_any_number_of_threads(p: float) -> None:
     inputs = kernel_inputs(5, 7, 9, 1, torch.float32)
-    settings = kernel_settings({"padded": True}, 5, 7)
+    settings = settings_of({"padded": True}, BATCH, 5, 7)
     results = []
     for threads in (1, 3):
         with using_threads(threads):
@@ -371,7 +343,7 @@ def test_kernel_on_any_number_of_threads(p: float) -> None:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 def test_second_derivatives_of_the_kernel(form: dict[str, Any], p: float) -> None:
     inputs = kernel_inputs(2, 3, 2, 1, DOUBLE)
-    settings = kernel_settings(form, 2, 3)
+    settings = settings_of(form, BATCH, 2, 3)
 
     def run(*inputs: Tensor) -> Tensor:
         torch.manual_seed(1)
@@ -394,7 +366,7 @@ def test_kernel_refuses_what_it_does_not_know() -> None:
 @needs_kernels
 def test_padding_that_is_not_finite_is_not_read() -> None:
     inputs = kernel_inputs(3, 4, 5, 1, torch.float32)
-    settings = kernel_settings({"padded": True}, 3, 4)
+    settings = settings_of({"padded": True}, BATCH, 3, 4)
     padded = settings["key_padding_mask"][:, None, :, None]
     q, k, v, sort = (t.detach() for t in inputs)
     y = sinkhorn_attention(q, k, v, sort, 4, backend="cpu", **settings)

@@ -22,9 +22,9 @@ ROTATIONS = ((10, 26), (11, 21), (13, 27), (23, 5), (6, 20), (17, 11), (25, 10),
 PARITY = 0x1BD11BDA
 
 
-def draw_seed() -> Tensor:
-    """() int64: one number of torch's generator on the CPU, which checkpoints save."""
-    return torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")
+def draw_seed(device: torch.device | str = "cpu") -> Tensor:
+    """() int64: one number of torch's generator on a device, which checkpoints save."""
+    return torch.randint(2**63 - 1, (), dtype=torch.int64, device=device)
 
 
 def threshold(p: float) -> int:

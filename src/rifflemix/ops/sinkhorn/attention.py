@@ -130,9 +130,8 @@ def sinkhorn_attention(
             each other. `sort` belongs to the sequence rolled left by as much.
         dropout_p: probability of dropping an attention weight.
         backend: "auto", "reference" (no dropout), "eager", or for "concat" without SortCut, null
-            blocks and rotation "cpu"; on a GPU "triton", if nothing is masked, causal, mixed or
-            dropped either, up to 128 blocks of 128 tokens (float32: 64 of 64, or of 128 where
-            D <= 32).
+            blocks and rotation "cpu", and on a GPU "triton", up to 128 blocks of 128 tokens
+            (float32: 64 of 64, or of 128 where D <= 32).
 
     Returns:
         (B, H, N, D); zero for a query that sees no key.

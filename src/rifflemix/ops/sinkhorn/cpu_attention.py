@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rifflemix.ops.dropout.cpu import KERNELS
-from rifflemix.ops.dropout.spec import draw_seed, scale, threshold
+from rifflemix.ops.dropout.spec import scale, threshold
 from rifflemix.ops.native import (
     TYPE_NAMES,
     checked,
@@ -25,10 +26,9 @@ from rifflemix.ops.native import (
 )
 from rifflemix.ops.operands import check_operand, on_one_device
 from rifflemix.ops.operator import operator
-from rifflemix.ops.sinkhorn.eager import sorted_padding_mask
-from rifflemix.ops.sinkhorn.eager_attention import full_attention
-from rifflemix.ops.sinkhorn.plain_attention import (
+from rifflemix.ops.sinkhorn.kernel_attention import (
     Terms,
+    attend_by,
     by_head,
     check,
     differentiate_again,
@@ -38,38 +38,6 @@ from rifflemix.ops.sinkhorn.plain_attention import (
 
 # Without vector instructions torch's matrix products are faster.
 HAS_VECTORS = instruction_level() >= 2
-
-
-def sinkhorn_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sort: Tensor,
-    block_size: int,
-    *,
-    mixture: bool,
-    causal: bool,
-    key_padding_mask: Tensor | None,
-    padding_rule: str,
-    dropout_p: float,
-    **_: Any,
-) -> Tensor:
-    """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the other settings are plain."""
-    unseen = None
-    if causal or key_padding_mask is not None:
-        unseen = sorted_padding_mask(sort, block_size, key_padding_mask, padding_rule, 0)
-    terms = Terms(
-        unseen,
-        key_padding_mask,
-        mixes_padding=padding_rule == "argmax",
-        causal=causal,
-        seed=draw_seed() if dropout_p else None,
-        p=dropout_p,
-    )
-    y: Tensor = _forward(q, k, v, sort, block_size, *terms)[0]
-    if mixture:
-        y = y + full_attention(q, k, v, causal, key_padding_mask, dropout_p)
-    return y
 
 
 @operator("rifflemix::sinkhorn_attention", device_types="cpu")
@@ -190,3 +158,6 @@ def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ..
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+
+sinkhorn_attention = partial(attend_by, _forward)
+"""See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the settings have one softmax."""

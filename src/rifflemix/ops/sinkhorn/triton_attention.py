@@ -1,22 +1,26 @@
 """Sparse Sinkhorn attention on a GPU: tokens are read and written wherever they lie.
 
 torch's operators copy them into blocks and back, nine times forward. Sorted keys and values are
-made anew for the backward pass rather than kept for it.
+made anew for the backward pass rather than kept for it; a seed stands for what dropout keeps.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rifflemix.ops import triton_support
+from rifflemix.ops.dropout.spec import scale
 from rifflemix.ops.operands import check_operand, on_one_device
 from rifflemix.ops.operator import operator
 from rifflemix.ops.sinkhorn import triton_attention_kernels as kernels
-from rifflemix.ops.sinkhorn.plain_attention import (
+from rifflemix.ops.sinkhorn.kernel_attention import (
+    Terms,
+    attend_by,
     by_head,
     differentiate_again,
     empty_gradients,
@@ -27,32 +31,40 @@ from rifflemix.ops.triton_support import ROUNDED, launch
 
 # Bytes of a row of a tile: of tokens at some positions of all blocks, and of keys at a time.
 _ROW, _KEYS = 256, 128
+# Keys of a tile of which is only told what dropout keeps.
+_LEAST_KEYS = 16
 # Programs of a head that go back through the sort: each leaves sums of its own.
 _PARTS = 8
 
 
-def sinkhorn_attention(
-    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, **settings: Any
-) -> Tensor:
-    """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the settings are plain."""
-    y: Tensor = _forward(q, k, v, sort, block_size)[0]
-    return y
-
-
 @operator("rifflemix::triton_sinkhorn_attention")
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    unseen: Tensor | None,
+    padding: Tensor | None,
+    mixes_padding: bool,
+    causal: bool,
+    seed: Tensor | None,
+    p: float,
 ) -> tuple[Tensor, Tensor]:
     """Output, and the log-sum-exp of each query's scores."""
+    terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
     check_attention_limits(q, k, v, sort, block_size)
+    terms.check(q, sort, block_size)
     triton_support.check_device(q)
     y, log_sums = empty_outputs(q, k, v, sort, block_size)
     q, k, v, sort = _readable(q), _readable(k), _readable(v), sort.contiguous()
-    sorted_k, sorted_v = _sort(k, v, sort, block_size)
+    hidden = _hidden(terms)
+    sorted_k, sorted_v = _sort(k, v, sort, block_size, hidden[2])
     launch(
         kernels.attend, _programs(q, block_size), q,
-        q, k, v, sorted_k, sorted_v, y, log_sums,
-        *_strides(q, k, v, y), *_sizes(q, sort, block_size), **_block_tile(q, block_size),
+        q, k, v, sorted_k, sorted_v, *hidden[:2], seed, y, log_sums,
+        *_strides(q, k, v, y), *_sizes(q, sort, block_size), p,
+        CAUSAL=causal, **_block_tile(q, block_size),
     )  # fmt: skip
     return y, log_sums
 
@@ -67,12 +79,20 @@ def _backward(
     v: Tensor,
     sort: Tensor,
     block_size: int,
+    unseen: Tensor | None,
+    padding: Tensor | None,
+    mixes_padding: bool,
+    causal: bool,
+    seed: Tensor | None,
+    p: float,
     y: Tensor,
     log_sums: Tensor,
     grad_y: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Gradients: of queries, keys and values side by side, and of the sort matrix."""
+    terms = Terms(unseen, padding, mixes_padding, causal, seed, p)
     check_attention_limits(q, k, v, sort, block_size)
+    terms.check(q, sort, block_size)
     for name, tensor in (("y", y), ("grad_y", grad_y)):
         check_operand(name, tensor, q.shape, q.dtype, q.device)
     check_operand("log_sums", log_sums, q.shape[:3], torch.float32, q.device)
@@ -81,28 +101,18 @@ def _backward(
     grad_q, grad_k, grad_v = by_head(grads)
     q, k, v, sort = _readable(q), _readable(k), _readable(v), sort.contiguous()
     y, grad_y = _readable(y), _readable(grad_y)
-    sorted_k, sorted_v = _sort(k, v, sort, block_size)
+    *hidden, unsorted = _hidden(terms)
+    sorted_k, sorted_v = _sort(k, v, sort, block_size, unsorted)
     grad_sorted_k, grad_sorted_v = torch.empty_like(sorted_k), torch.empty_like(sorted_v)
     launch(
         kernels.attend_gradient, _programs(q, block_size), q,
-        q, k, v, sorted_k, sorted_v, y, log_sums.contiguous(), grad_y,
+        q, k, v, sorted_k, sorted_v, *hidden, seed, y, log_sums.contiguous(), grad_y,
         grad_q, grad_k, grad_v, grad_sorted_k, grad_sorted_v,
-        *_strides(q, k, v, y, grad_y, grad_q), *_sizes(q, sort, block_size),
-        **_block_tile(q, block_size),
+        *_strides(q, k, v, y, grad_y, grad_q), *_sizes(q, sort, block_size), p,
+        CAUSAL=causal, **_block_tile(q, block_size),
     )  # fmt: skip
-    batch, heads, _, width = q.shape
-    tile = _sort_tile(q, sort)
-    groups = -(-block_size // tile["POSITIONS"])
-    steps = -(-groups // _PARTS)
-    parts = -(-groups // steps)
-    sums = q.new_empty((batch, heads, parts, *sort.shape[2:]), dtype=torch.float32)
-    launch(
-        kernels.sort_gradient, batch * heads * parts, q,
-        k, v, sort, grad_sorted_k, grad_sorted_v, grad_k, grad_v, sums,
-        *_strides(k, v, grad_k), heads, *sort.shape[2:], block_size, width, parts,
-        GROUPS=steps, **tile,
-    )  # fmt: skip
-    return grads, sums.sum(2).to(sort.dtype)
+    sorted_grads = (grad_sorted_k, grad_sorted_v)
+    return grads, _sort_gradient(k, v, sort, block_size, unsorted, sorted_grads, (grad_k, grad_v))
 
 
 @_backward.register_fake
@@ -111,7 +121,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, sort: Tensor, *_: Any) -> tuple[Tensor, T
     return empty_gradients(q, k, v, sort)
 
 
-def _sort(k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+def _sort(
+    k: Tensor, v: Tensor, sort: Tensor, block_size: int, unsorted: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Sorted keys and values, (B, H, R b, D) each."""
     batch, heads, _, width = k.shape
     rows, blocks = sort.shape[2:]
@@ -119,10 +131,57 @@ def _sort(k: Tensor, v: Tensor, sort: Tensor, block_size: int) -> tuple[Tensor, 
     tile = _sort_tile(k, sort)
     launch(
         kernels.sort_tokens, batch * heads * -(-block_size // tile["POSITIONS"]), k,
-        k, v, sort, sorted_k, sorted_v, *_strides(k, v), heads, rows, blocks, block_size, width,
-        **tile,
+        k, v, sort, unsorted, sorted_k, sorted_v, *_strides(k, v),
+        heads, rows, blocks, block_size, width, **tile,
     )  # fmt: skip
     return sorted_k, sorted_v
+
+
+def _sort_gradient(
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    unsorted: Tensor | None,
+    sorted_grads: tuple[Tensor, Tensor],
+    grads: tuple[Tensor, Tensor],
+) -> Tensor:
+    """The gradient of the sort matrix; adds to those of keys and values what came through it."""
+    batch, heads, _, width = k.shape
+    tile = _sort_tile(k, sort)
+    groups = -(-block_size // tile["POSITIONS"])
+    steps = -(-groups // _PARTS)
+    parts = -(-groups // steps)
+    sums = k.new_empty((batch, heads, parts, *sort.shape[2:]), dtype=torch.float32)
+    launch(
+        kernels.sort_gradient, batch * heads * parts, k,
+        k, v, sort, unsorted, *sorted_grads, *grads, sums,
+        *_strides(k, v, grads[0]), heads, *sort.shape[2:], block_size, width, parts,
+        GROUPS=steps, **tile,
+    )  # fmt: skip
+    return sums.sum(2).to(sort.dtype)
+
+
+def _hidden(terms: Terms) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """As bytes: hidden sorted keys, hidden own keys, and tokens that are not sorted."""
+    unseen, padding = (
+        None if mask is None else mask.contiguous().view(torch.uint8)
+        for mask in (terms.unseen, terms.padding)
+    )
+    return unseen, padding, None if terms.mixes_padding else padding
+
+
+def _drop(weights: Tensor, terms: Terms) -> Tensor:
+    """Dropout of weights (B, H, n, b, S), as the kernels draw it."""
+    batch, heads, blocks, block_size, keys = weights.shape
+    kept = torch.empty(weights.shape, dtype=torch.uint8, device=weights.device)
+    queries = tile_size(block_size)
+    launch(
+        kernels.kept_weights, batch * heads * blocks, weights,
+        terms.seed, kept, blocks, block_size, keys - block_size, terms.p,
+        QUERIES=queries, KEYS=_LEAST_KEYS,
+    )  # fmt: skip
+    return torch.where(kept.view(torch.bool), weights * scale(terms.p), 0.0)
 
 
 def _readable(tokens: Tensor) -> Tensor:
@@ -166,17 +225,25 @@ def _sort_tile(k: Tensor, sort: Tensor) -> dict[str, int]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, sort, ctx.block_size = inputs
-    ctx.save_for_backward(q, k, v, sort, *output)
+    q, k, v, sort, ctx.block_size, unseen, padding, *flags, seed, ctx.p = inputs
+    ctx.mixes_padding, ctx.causal = flags
+    ctx.save_for_backward(q, k, v, sort, unseen, padding, seed, *output)
     ctx.mark_non_differentiable(output[1])
 
 
 def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    *inputs, y, log_sums = ctx.saved_tensors
+    q, k, v, sort, unseen, padding, seed, *output = ctx.saved_tensors
+    inputs = (q, k, v, sort)
+    terms = Terms(unseen, padding, ctx.mixes_padding, ctx.causal, seed, ctx.p)
     if torch.is_grad_enabled():
-        return *differentiate_again(tuple(inputs), grad_y, ctx.block_size), None
-    grads, grad_sort = _backward(*inputs, ctx.block_size, y, log_sums, grad_y)
-    return *by_head(grads), grad_sort, None
+        found = differentiate_again(inputs, grad_y, ctx.block_size, terms, _drop)
+    else:
+        grads, grad_sort = _backward(*inputs, ctx.block_size, *terms, *output, grad_y)
+        found = (*by_head(grads), grad_sort)
+    return *found, *(None,) * (1 + len(terms))
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+
+sinkhorn_attention = partial(attend_by, _forward)
+"""See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the settings have one softmax."""

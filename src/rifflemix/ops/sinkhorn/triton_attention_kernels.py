@@ -1,9 +1,10 @@
-"""GPU kernels of Sparse Sinkhorn attention without masks.
+"""GPU kernels of Sparse Sinkhorn attention.
 
 Blocks are sorted first, and then attended to: sorted keys and values are (B, H, R b, D), in one
 piece, so that the r blocks that query block u sees lie together. Tokens are read and written
 wherever they lie, with their features side by side. Programs that sort hold some positions of all
-blocks, those that attend a block of queries.
+blocks, those that attend a block of queries. Hidden keys are unsigned bytes of 1: `unseen`
+(B, H, R b) among sorted keys, `padding` (B, N) among own ones.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ def _columns(group, block_size, width, POSITIONS: tl.constexpr, WIDTH: tl.conste
 
 @triton.jit
 def _in_blocks(
-    x, batch, head, stride_batch, stride_head, stride_token, position, feature, there,
+    x, padding, batch, head, stride_batch, stride_head, stride_token, position, feature, there,
     blocks, block_size, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Pointers (BLOCKS, columns) to the same positions of every block, and which exist."""
+    """Pointers (BLOCKS, columns) to the same positions of every block, and which are sorted."""
     block = tl.arange(0, BLOCKS)[:, None]
     token = (block * block_size + position[None, :]).to(tl.int64)
+    exists = (block < blocks) & there[None, :]
+    if padding is not None:
+        place = padding + batch * blocks * block_size + token
+        exists = exists & (tl.load(place, mask=exists, other=1) == 0)
     x += batch * stride_batch + head * stride_head
-    return x + token * stride_token + feature[None, :], (block < blocks) & there[None, :]
+    return x + token * stride_token + feature[None, :], exists
 
 
 @triton.jit
@@ -52,13 +57,14 @@ def _weights(sort, of_head, rows, blocks, ROWS: tl.constexpr, BLOCKS: tl.constex
 
 @triton.jit
 def _sort(
-    x, sorted_x, weight, of_head, batch, head, x_batch, x_head, x_token, position, feature, there,
-    rows, blocks, block_size, width, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    x, padding, sorted_x, weight, of_head, batch, head, x_batch, x_head, x_token,
+    position, feature, there, rows, blocks, block_size, width,
+    ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Write the sums of the blocks of `x` that the weights (ROWS, BLOCKS) name."""
     place, exists = _in_blocks(
-        x, batch, head, x_batch, x_head, x_token, position, feature, there, blocks, block_size,
-        BLOCKS,
+        x, padding, batch, head, x_batch, x_head, x_token, position, feature, there, blocks,
+        block_size, BLOCKS,
     )  # fmt: skip
     tile = tl.dot(weight, tl.load(place, mask=exists, other=0.0), input_precision="tf32x3")
     place, exists = _sorted_rows(
@@ -69,11 +75,14 @@ def _sort(
 
 @triton.jit
 def sort_tokens(
-    k, v, sort, sorted_k, sorted_v,
+    k, v, sort, padding, sorted_k, sorted_v,
     k_batch, k_head, k_token, v_batch, v_head, v_token, heads, rows, blocks, block_size, width,
     POSITIONS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of blocks of keys and values, weighted by the rows of the sort matrix."""
+    """Sums of blocks of keys and values, weighted by the rows of the sort matrix.
+
+    `padding` are tokens in whose place zeros are sorted.
+    """
     groups = tl.cdiv(block_size, POSITIONS)
     of_head = (tl.program_id(0) // groups).to(tl.int64)
     batch, head = of_head // heads, of_head % heads
@@ -82,18 +91,18 @@ def sort_tokens(
     )
     weight = _weights(sort, of_head, rows, blocks, ROWS, BLOCKS)
     _sort(
-        k, sorted_k, weight, of_head, batch, head, k_batch, k_head, k_token,
+        k, padding, sorted_k, weight, of_head, batch, head, k_batch, k_head, k_token,
         position, feature, there, rows, blocks, block_size, width, ROWS, BLOCKS,
     )  # fmt: skip
     _sort(
-        v, sorted_v, weight, of_head, batch, head, v_batch, v_head, v_token,
+        v, padding, sorted_v, weight, of_head, batch, head, v_batch, v_head, v_token,
         position, feature, there, rows, blocks, block_size, width, ROWS, BLOCKS,
     )  # fmt: skip
 
 
 @triton.jit
 def _through_sort(
-    x, grad_sorted, grad, of_head, batch, head, x_batch, x_head, x_token,
+    x, padding, grad_sorted, grad, of_head, batch, head, x_batch, x_head, x_token,
     g_batch, g_head, g_token, position, feature, there, weight, sum_of_sort,
     rows, blocks, block_size, width, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
@@ -103,14 +112,14 @@ def _through_sort(
     )
     slope = tl.load(place, mask=exists, other=0.0)
     place, exists = _in_blocks(
-        x, batch, head, x_batch, x_head, x_token, position, feature, there, blocks, block_size,
-        BLOCKS,
+        x, padding, batch, head, x_batch, x_head, x_token, position, feature, there, blocks,
+        block_size, BLOCKS,
     )  # fmt: skip
     tile = tl.load(place, mask=exists, other=0.0)
     sum_of_sort += tl.dot(slope, tl.trans(tile), input_precision="tf32x3")
     place, exists = _in_blocks(
-        grad, batch, head, g_batch, g_head, g_token, position, feature, there, blocks, block_size,
-        BLOCKS,
+        grad, padding, batch, head, g_batch, g_head, g_token, position, feature, there, blocks,
+        block_size, BLOCKS,
     )  # fmt: skip
     total = tl.load(place, mask=exists, other=0.0).to(tl.float32)
     total += tl.dot(tl.trans(weight), slope, input_precision="tf32x3")
@@ -120,7 +129,7 @@ def _through_sort(
 
 @triton.jit
 def sort_gradient(
-    k, v, sort, grad_sorted_k, grad_sorted_v, grad_k, grad_v, sums,
+    k, v, sort, padding, grad_sorted_k, grad_sorted_v, grad_k, grad_v, sums,
     k_batch, k_head, k_token, v_batch, v_head, v_token, g_batch, g_head, g_token,
     heads, rows, blocks, block_size, width, parts,
     GROUPS: tl.constexpr, POSITIONS: tl.constexpr, WIDTH: tl.constexpr,
@@ -136,13 +145,13 @@ def sort_gradient(
             part * GROUPS + step, block_size, width, POSITIONS, WIDTH
         )
         sum_of_sort = _through_sort(
-            k, grad_sorted_k, grad_k, of_head, batch, head, k_batch, k_head, k_token,
-            g_batch, g_head, g_token, position, feature, there, weight, sum_of_sort,
+            k, padding, grad_sorted_k, grad_k, of_head, batch, head, k_batch, k_head,
+            k_token, g_batch, g_head, g_token, position, feature, there, weight, sum_of_sort,
             rows, blocks, block_size, width, ROWS, BLOCKS,
         )  # fmt: skip
         sum_of_sort = _through_sort(
-            v, grad_sorted_v, grad_v, of_head, batch, head, v_batch, v_head, v_token,
-            g_batch, g_head, g_token, position, feature, there, weight, sum_of_sort,
+            v, padding, grad_sorted_v, grad_v, of_head, batch, head, v_batch, v_head,
+            v_token, g_batch, g_head, g_token, position, feature, there, weight, sum_of_sort,
             rows, blocks, block_size, width, ROWS, BLOCKS,
         )  # fmt: skip
     row, block = tl.arange(0, ROWS)[:, None], tl.arange(0, BLOCKS)[None, :]
@@ -161,24 +170,67 @@ def _tokens(
 
 
 @triton.jit
+def _seen(hidden, start, count, CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """(QUERIES, KEYS) bool: which of `count` keys, from `start` on, the queries of a block see."""
+    key = start + tl.arange(0, KEYS)
+    seen = key < count
+    if hidden is not None:
+        seen = seen & (tl.load(hidden + key, mask=seen, other=1) == 0)
+    seen = tl.broadcast_to(seen[None, :], (QUERIES, KEYS))
+    if CAUSAL:
+        seen = seen & (key[None, :] <= tl.arange(0, QUERIES)[:, None])
+    return seen
+
+
+@triton.jit
+def _keys(
+    x, hidden, first, count, start, stride_token, width, KEYS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Features (KEYS, WIDTH) of keys from `start` on: zeros of those that nobody sees."""
+    offset, exists = _tokens(first, count, start, stride_token, width, KEYS, WIDTH)
+    if hidden is not None:
+        key = start + tl.arange(0, KEYS)
+        exists = exists & (tl.load(hidden + key, mask=key < count, other=1) == 0)[:, None]
+    return tl.load(x + offset, mask=exists, other=0.0)
+
+
+@triton.jit
+def _kept(
+    seed, p, of_head, own, start, OWN: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr
+):  # fmt: skip
+    """(QUERIES, KEYS) bool: which weights of keys from `start` on dropout keeps.
+
+    Four keys share a counter: the token that asks, the keys, which kind they are of, the head.
+    """
+    zero = tl.zeros((QUERIES, KEYS // 4), tl.int32)
+    token = zero + (own + tl.arange(0, QUERIES))[:, None]
+    keys = zero + (start // 4 + tl.arange(0, KEYS // 4))[None, :]
+    a, b, c, d = tl.philox(tl.load(seed), token, keys, zero + OWN, zero + of_head.to(tl.int32))
+    words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (QUERIES, KEYS))
+    return tl.uint_to_uniform_float(words) >= p
+
+
+@triton.jit
 def _attend(
-    queries, k, v, first, count, k_token, v_token, width, scale, best, total, out,
-    KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    queries, k, v, hidden, first, count, k_token, v_token, width, scale, best, total, out,
+    seed, p, of_head, own, OWN: tl.constexpr, CAUSAL: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Take `count` more keys into a running softmax, of logits to the base 2."""
     for start in range(0, count, KEYS):
-        offset, exists = _tokens(first, count, start, k_token, width, KEYS, WIDTH)
-        keys = tl.load(k + offset, mask=exists, other=0.0)
-        offset, exists = _tokens(first, count, start, v_token, width, KEYS, WIDTH)
-        values = tl.load(v + offset, mask=exists, other=0.0)
+        keys = _keys(k, hidden, first, count, start, k_token, width, KEYS, WIDTH)
+        values = _keys(v, hidden, first, count, start, v_token, width, KEYS, WIDTH)
         logits = scale * tl.dot(queries, tl.trans(keys), input_precision="tf32x3")
-        seen = (start + tl.arange(0, KEYS) < count)[None, :]
+        seen = _seen(hidden, start, count, CAUSAL, QUERIES, KEYS)
         logits = tl.where(seen, logits, float("-inf"))
         higher = tl.maximum(best, tl.max(logits, 1))
-        share = tl.exp2(logits - higher[:, None])
-        kept = tl.exp2(best - higher)
+        finite = tl.where(higher == float("-inf"), 0.0, higher)  # of queries that see no key yet
+        share = tl.exp2(logits - finite[:, None])
+        kept = tl.exp2(best - finite)
         total = total * kept + tl.sum(share, 1)
         out = out * kept[:, None]
+        if seed is not None:
+            share = tl.where(_kept(seed, p, of_head, own, start, OWN, QUERIES, KEYS), share, 0.0)
         out += tl.dot(share.to(values.dtype), values, input_precision="tf32x3")
         best = higher
     return best, total, out
@@ -186,15 +238,22 @@ def _attend(
 
 @triton.jit
 def attend(
-    q, k, v, sorted_k, sorted_v, y, log_sums,
+    q, k, v, sorted_k, sorted_v, unseen, padding, seed, y, log_sums,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
-    y_batch, y_head, y_token, heads, blocks, block_size, count, width, scale,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    y_batch, y_head, y_token, heads, blocks, block_size, count, width, scale, p,
+    CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Softmax attention of a block to its `count` sorted keys and to its own."""
+    """Softmax attention of a block to its `count` sorted keys and to its own.
+
+    Dropout needs a seed, () int64, and drops weights with probability `p`.
+    """
     of_head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     batch, head = of_head // heads, of_head % heads
-    own = block * block_size
+    own, sorted_here = block * block_size, (of_head * blocks + block) * count
+    if unseen is not None:
+        unseen += sorted_here
+    if padding is not None:
+        padding += batch * blocks * block_size + own
     offset, exists = _tokens(own, block_size, 0, q_token, width, QUERIES, WIDTH)
     q += batch * q_batch + head * q_head
     queries = tl.load(q + offset, mask=exists, other=0.0)
@@ -203,61 +262,73 @@ def attend(
     out = tl.zeros((QUERIES, WIDTH), tl.float32)
     scale = scale * 1.4426950408889634  # of logits to the base 2
     best, total, out = _attend(
-        queries, sorted_k, sorted_v, (of_head * blocks + block) * count, count, width, width,
-        width, scale, best, total, out, KEYS, WIDTH,
+        queries, sorted_k, sorted_v, unseen, sorted_here, count, width, width, width, scale,
+        best, total, out, seed, p, of_head, own, False, False, QUERIES, KEYS, WIDTH,
     )  # fmt: skip
     k += batch * k_batch + head * k_head
     v += batch * v_batch + head * v_head
     best, total, out = _attend(
-        queries, k, v, own, block_size, k_token, v_token, width, scale, best, total, out, KEYS,
-        WIDTH,
+        queries, k, v, padding, own, block_size, k_token, v_token, width, scale,
+        best, total, out, seed, p, of_head, own, True, CAUSAL, QUERIES, KEYS, WIDTH,
     )  # fmt: skip
-    offset, exists = _tokens(own, block_size, 0, y_token, width, QUERIES, WIDTH)
-    y += batch * y_batch + head * y_head
-    tl.store(y + offset, (out / total[:, None]).to(y.dtype.element_ty), mask=exists)
+    total = tl.where(total > 0.0, total, 1.0)  # 0 of queries that see no key
     token = tl.arange(0, QUERIES)
     log_sums += of_head * blocks * block_size + own + token
     tl.store(log_sums, (best + tl.log2(total)) * 0.6931471805599453, mask=token < block_size)
+    out = out / ((1.0 - p) * total)[:, None]
+    offset, exists = _tokens(own, block_size, 0, y_token, width, QUERIES, WIDTH)
+    y += batch * y_batch + head * y_head
+    tl.store(y + offset, out.to(y.dtype.element_ty), mask=exists)
 
 
 @triton.jit
 def _attend_gradient(
-    queries, slope, log_sums, through, k, v, grad_k, grad_v, first, count,
-    k_token, v_token, g_token, width, scale, grad, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    queries, slope, log_sums, through, k, v, hidden, grad_k, grad_v, first, count,
+    k_token, v_token, g_token, width, scale, grad, seed, p, of_head, own,
+    OWN: tl.constexpr, CAUSAL: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of `count` keys and values; returns that of the queries, grown."""
     for start in range(0, count, KEYS):
-        offset, exists = _tokens(first, count, start, k_token, width, KEYS, WIDTH)
-        keys = tl.load(k + offset, mask=exists, other=0.0)
-        offset, exists = _tokens(first, count, start, v_token, width, KEYS, WIDTH)
-        values = tl.load(v + offset, mask=exists, other=0.0)
+        keys = _keys(k, hidden, first, count, start, k_token, width, KEYS, WIDTH)
+        values = _keys(v, hidden, first, count, start, v_token, width, KEYS, WIDTH)
         logits = scale * tl.dot(queries, tl.trans(keys), input_precision="tf32x3")
-        share = tl.exp2(1.4426950408889634 * (logits - log_sums[:, None]))
+        seen = _seen(hidden, start, count, CAUSAL, QUERIES, KEYS)
+        power = tl.where(seen, logits - log_sums[:, None], float("-inf"))
+        share = tl.exp2(1.4426950408889634 * power)
         grad_share = tl.dot(slope, tl.trans(values), input_precision="tf32x3")
-        # Keys that do not exist are zeros, of gradients that are not written.
+        dropped = share
+        if seed is not None:
+            kept = _kept(seed, p, of_head, own, start, OWN, QUERIES, KEYS)
+            dropped = tl.where(kept, share / (1.0 - p), 0.0)
+            grad_share = tl.where(kept, grad_share / (1.0 - p), 0.0)
         grad_logits = (scale * share * (grad_share - through[:, None])).to(keys.dtype)
         grad += tl.dot(grad_logits, keys, input_precision="tf32x3")
         offset, exists = _tokens(first, count, start, g_token, width, KEYS, WIDTH)
         of_keys = tl.dot(tl.trans(grad_logits), queries, input_precision="tf32x3")
         tl.store(grad_k + offset, of_keys.to(keys.dtype), mask=exists)
-        of_values = tl.dot(tl.trans(share.to(slope.dtype)), slope, input_precision="tf32x3")
+        of_values = tl.dot(tl.trans(dropped.to(slope.dtype)), slope, input_precision="tf32x3")
         tl.store(grad_v + offset, of_values.to(keys.dtype), mask=exists)
     return grad
 
 
 @triton.jit
 def attend_gradient(
-    q, k, v, sorted_k, sorted_v, y, log_sums, grad_y,
+    q, k, v, sorted_k, sorted_v, unseen, padding, seed, y, log_sums, grad_y,
     grad_q, grad_k, grad_v, grad_sorted_k, grad_sorted_v,
     q_batch, q_head, q_token, k_batch, k_head, k_token, v_batch, v_head, v_token,
     y_batch, y_head, y_token, s_batch, s_head, s_token, g_batch, g_head, g_token,
-    heads, blocks, block_size, count, width, scale,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    heads, blocks, block_size, count, width, scale, p,
+    CAUSAL: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Gradients through `attend`, whose keys are seen by one block each: nothing is added up."""
     of_head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     batch, head = of_head // heads, of_head % heads
-    own = block * block_size
+    own, sorted_here = block * block_size, (of_head * blocks + block) * count
+    if unseen is not None:
+        unseen += sorted_here
+    if padding is not None:
+        padding += batch * blocks * block_size + own
     offset, exists = _tokens(own, block_size, 0, q_token, width, QUERIES, WIDTH)
     queries = tl.load(q + batch * q_batch + head * q_head + offset, mask=exists, other=0.0)
     offset, exists = _tokens(own, block_size, 0, s_token, width, QUERIES, WIDTH)
@@ -270,15 +341,46 @@ def attend_gradient(
     log_sum = tl.load(log_sums, mask=token < block_size, other=0.0)
     grad = tl.zeros((QUERIES, WIDTH), tl.float32)
     grad = _attend_gradient(
-        queries, slope, log_sum, through, sorted_k, sorted_v, grad_sorted_k, grad_sorted_v,
-        (of_head * blocks + block) * count, count, width, width, width, width, scale, grad, KEYS,
-        WIDTH,
+        queries, slope, log_sum, through, sorted_k, sorted_v, unseen, grad_sorted_k, grad_sorted_v,
+        sorted_here, count, width, width, width, width, scale, grad, seed, p, of_head, own,
+        False, False, QUERIES, KEYS, WIDTH,
     )  # fmt: skip
     to_head = batch * g_batch + head * g_head
     grad = _attend_gradient(
         queries, slope, log_sum, through, k + batch * k_batch + head * k_head,
-        v + batch * v_batch + head * v_head, grad_k + to_head, grad_v + to_head,
-        own, block_size, k_token, v_token, g_token, width, scale, grad, KEYS, WIDTH,
+        v + batch * v_batch + head * v_head, padding, grad_k + to_head, grad_v + to_head,
+        own, block_size, k_token, v_token, g_token, width, scale, grad, seed, p, of_head, own,
+        True, CAUSAL, QUERIES, KEYS, WIDTH,
     )  # fmt: skip
     offset, exists = _tokens(own, block_size, 0, g_token, width, QUERIES, WIDTH)
     tl.store(grad_q + to_head + offset, grad.to(queries.dtype), mask=exists)
+
+
+@triton.jit
+def _write_kept(
+    kept, seed, p, of_head, first, own, count, block_size, keys, OWN: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Write which weights of `count` keys are kept, from column `first` of `keys` on."""
+    token = tl.arange(0, QUERIES)[:, None]
+    for start in range(0, count, KEYS):
+        key = start + tl.arange(0, KEYS)[None, :]
+        is_kept = _kept(seed, p, of_head, own, start, OWN, QUERIES, KEYS)
+        place = kept + token * keys + first + key
+        tl.store(place, is_kept.to(tl.uint8), mask=(token < block_size) & (key < count))
+
+
+@triton.jit
+def kept_weights(
+    seed, kept, blocks, block_size, count, p, QUERIES: tl.constexpr, KEYS: tl.constexpr
+):  # fmt: skip
+    """Which weights (B, H, n, b, count + b) dropout keeps: what `attend` draws, by itself."""
+    of_head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    own, keys = block * block_size, count + block_size
+    kept += (of_head * blocks + block) * block_size * keys
+    _write_kept(
+        kept, seed, p, of_head, 0, own, count, block_size, keys, False, QUERIES, KEYS
+    )  # fmt: skip
+    _write_kept(
+        kept, seed, p, of_head, count, own, block_size, block_size, keys, True, QUERIES, KEYS
+    )  # fmt: skip

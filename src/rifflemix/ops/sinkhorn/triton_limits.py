@@ -8,7 +8,7 @@ from torch import Tensor
 from rifflemix.errors import bad_argument
 from rifflemix.ops import triton_support
 from rifflemix.ops.operands import refuse_values
-from rifflemix.ops.sinkhorn.plain_attention import check
+from rifflemix.ops.sinkhorn.kernel_attention import check
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # A program holds a matrix in its registers, and twice as much where sums run along columns.

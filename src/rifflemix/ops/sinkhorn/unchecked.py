@@ -19,7 +19,7 @@ from rifflemix.ops.sinkhorn import (
     reference,
     reference_attention,
 )
-from rifflemix.ops.sinkhorn.plain_attention import has_one_softmax, has_plain_terms
+from rifflemix.ops.sinkhorn.kernel_attention import has_one_softmax
 from rifflemix.ops.sinkhorn.triton_limits import with_triton, with_triton_attention
 from rifflemix.ops.triton_support import INTERPRETED
 
@@ -203,7 +203,7 @@ def sinkhorn_attention(
         available = (*available, "cpu")
     else:
         note_slow_call(q)
-    if known and (q.is_cuda or INTERPRETED) and has_plain_terms(settings):
+    if known and (q.is_cuda or INTERPRETED):
         available = with_triton_attention(available, q, sort, block_size)
     module = _ATTENTION.pick(backend, available)
     y: Tensor = module.sinkhorn_attention(q, k, v, sort, block_size, **settings)

@@ -1,12 +1,12 @@
 """What the kernels of Sparse Sinkhorn attention have in common: what they take and make.
 
-They know one softmax over sorted and own keys. That for a CPU hides keys and drops weights, too;
-that for a GPU does not. A gradient of a gradient is left to the formula.
+They know one softmax over sorted and own keys, of which some may be hidden and weights dropped. A
+gradient of a gradient is left to the formula.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +14,11 @@ from torch import Tensor
 
 from rifflemix.errors import bad_argument
 from rifflemix.ops.dropout.eager import dropout
+from rifflemix.ops.dropout.spec import draw_seed
 from rifflemix.ops.gradients import second_order_gradients
 from rifflemix.ops.operands import check_count, check_operand, refuse_values
-from rifflemix.ops.sinkhorn.eager import sort_blocks
+from rifflemix.ops.sinkhorn.eager import sort_blocks, sorted_padding_mask
+from rifflemix.ops.sinkhorn.eager_attention import full_attention
 
 
 class Terms(NamedTuple):
@@ -54,10 +56,6 @@ class Terms(NamedTuple):
             raise bad_argument("seed", "a seed for p above 0", None)
 
 
-PLAIN = Terms()
-"""Every key is seen, every weight kept."""
-
-
 def has_one_softmax(
     q: Tensor, k: Tensor, v: Tensor, sort: Tensor, settings: dict[str, Any]
 ) -> bool:
@@ -73,14 +71,27 @@ def has_one_softmax(
     )
 
 
-def has_plain_terms(settings: dict[str, Any]) -> bool:
-    """Whether every key is seen and every weight kept, and nothing is added."""
-    return (
-        settings["key_padding_mask"] is None
-        and not settings["mixture"]
-        and not settings["causal"]
-        and not settings["dropout_p"]
-    )
+def attend_by(
+    forward: Callable[..., tuple[Tensor, Tensor]],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    **settings: Any,
+) -> Tensor:
+    """`sinkhorn_attention` by a kernel that takes `Terms`, for settings with one softmax."""
+    causal, padding = settings["causal"], settings["key_padding_mask"]
+    p, rule = settings["dropout_p"], settings["padding_rule"]
+    unseen = None
+    if causal or padding is not None:
+        unseen = sorted_padding_mask(sort, block_size, padding, rule, 0)
+    seed = draw_seed(q.device) if p else None
+    terms = Terms(unseen, padding, rule == "argmax", causal, seed, p)
+    y = forward(q, k, v, sort, block_size, *terms)[0]
+    if settings["mixture"]:
+        y = y + full_attention(q, k, v, causal, padding, p)
+    return y
 
 
 def check(
@@ -120,8 +131,19 @@ def by_head(grads: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.transpose(1, 2) for part in grads.unbind(2))
 
 
+def drop_weights(weights: Tensor, terms: Terms) -> Tensor:
+    """Dropout of weights (B, H, n, b, S) on a CPU: elements are counted with a row for each key."""
+    return dropout(weights.mT, terms.p, terms.seed).mT
+
+
 def attend_to_blocks(
-    q: Tensor, k: Tensor, v: Tensor, sort: Tensor, block_size: int, terms: Terms
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sort: Tensor,
+    block_size: int,
+    terms: Terms,
+    drop: Callable[[Tensor, Terms], Tensor] = drop_weights,
 ) -> Tensor:
     """What the kernels do, as a formula; all weights exist at once."""
     if terms.padding is not None and not terms.mixes_padding:
@@ -137,8 +159,8 @@ def attend_to_blocks(
     hidden = _hidden(scores, terms)
     weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
     weights = weights.masked_fill(hidden, 0.0)
-    if terms.seed is not None:  # elements are counted with a row for each key
-        weights = dropout(weights.mT, terms.p, terms.seed).mT
+    if terms.seed is not None:
+        weights = drop(weights, terms)
     y: Tensor = (weights @ values).flatten(2, 3)
     return y
 
@@ -158,11 +180,15 @@ def _hidden(scores: Tensor, terms: Terms) -> Tensor:
 
 
 def differentiate_again(
-    inputs: tuple[Tensor, ...], grad_y: Tensor, block_size: int, terms: Terms = PLAIN
+    inputs: tuple[Tensor, ...],
+    grad_y: Tensor,
+    block_size: int,
+    terms: Terms,
+    drop: Callable[[Tensor, Terms], Tensor] = drop_weights,
 ) -> Sequence[Tensor | None]:
     """Gradients of q, k, v and sort that can be differentiated again."""
     return second_order_gradients(
-        lambda q, k, v, sort: (attend_to_blocks(q, k, v, sort, block_size, terms),),
+        lambda q, k, v, sort: (attend_to_blocks(q, k, v, sort, block_size, terms, drop),),
         inputs,
         (grad_y,),
     )
