@@ -230,7 +230,8 @@ def test_a_dry_run_on_a_cpu(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     names = {
-        "tests-permutation", "sanitizer-memcheck", "bench-ops-1024-bfloat16", "layer-forms", "tiles",
+        "tests-permutation", "sanitizer-memcheck", "bench-ops-1024-bfloat16", "layer-forms",
+        "tiles",
     }  # fmt: skip
     statuses = {
         entry["step"]: entry["status"]
