@@ -25,7 +25,7 @@ def printed() -> Answer:
     sources = [path for path in kept if read(path)["printed"] is not None]
     found = sorted((read(path) for path in sources), key=row_name)
     rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_name)]
-    last_weights = by_time("last-weights-*.json")[-1:]
+    last_weights = by_time("last-weights-*.json")
     by_last_weights = {
         row["recipe"]: 100 * row["last"]["test"]
         for path in last_weights
@@ -188,4 +188,7 @@ def _why(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str
     else:
         lost = 100 * (best["accuracy"] - last["accuracy"])
         words += f"are {lost:.2f} points worse by validation"
-    return "; ".join([words, *others])
+    held_back = [
+        note for note in result["recipe"]["notes"] if note.startswith("a tenth of the training")
+    ]
+    return "; ".join([words, *held_back, *others])
