@@ -96,7 +96,9 @@ def test_results_of_this_repository_are_reported(tmp_path: Path) -> None:
     found = load_results([folder])
     assert len(found) == len(list(folder.rglob("*.json"))) > 0
     text = report_files(found, tmp_path)["report.md"].decode()
-    assert re.search(r"\| 400 of 156,200 \| 32 of \d+ \| 1 \|", text)
+    for _, result in found:
+        steps = f"{result['steps']:,} of {result['steps_planned']:,}"
+        assert re.search(rf"\| {steps} \| \d+ of \d+ \| \d+ \|", text), result["recipe"]
 
 
 class Page(HTMLParser):
