@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,8 +90,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dtype = getattr(torch, arguments.dtype)
     like = torch.empty(len(LENGTHS), max(LENGTHS), DIM, device=arguments.device, dtype=dtype)
-    preferred = prefer_backend("eager") if arguments.backend == "eager" else nullcontext()
-    with preferred:
+    with prefer_backend(arguments.backend):
         rows = [
             row for mixer in arguments.mixers for row in rows_of(mixer, arguments.repeats, like)
         ]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,9 +30,9 @@ from rifflemix.ops.sinkhorn.kernel_attention import (
     attend_by,
     by_head,
     check,
-    differentiate_again,
     empty_gradients,
     empty_outputs,
+    register_gradients,
 )
 
 # Without vector instructions torch's matrix products are faster.
@@ -139,25 +138,6 @@ def _call(
     checked(result)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, sort, ctx.block_size, unseen, padding, *flags, seed, ctx.p = inputs
-    ctx.mixes_padding, ctx.causal = flags
-    ctx.save_for_backward(q, k, v, sort, unseen, padding, seed, output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    q, k, v, sort, unseen, padding, seed, lse = ctx.saved_tensors
-    terms = Terms(unseen, padding, ctx.mixes_padding, ctx.causal, seed, ctx.p)
-    if torch.is_grad_enabled():
-        found = differentiate_again((q, k, v, sort), grad_y, ctx.block_size, terms)
-    else:
-        grads, grad_sort = _backward(q, k, v, sort, ctx.block_size, *terms, lse, grad_y)
-        found = (*by_head(grads), grad_sort)
-    return *found, *(None,) * (1 + len(terms))
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
-
+register_gradients(_forward, _backward, needs_y=False)
 sinkhorn_attention = partial(attend_by, _forward)
 """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the settings have one softmax."""

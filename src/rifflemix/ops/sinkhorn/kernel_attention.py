@@ -179,16 +179,42 @@ def _hidden(scores: Tensor, terms: Terms) -> Tensor:
     return hidden
 
 
-def differentiate_again(
-    inputs: tuple[Tensor, ...],
-    grad_y: Tensor,
-    block_size: int,
-    terms: Terms,
+def register_gradients(
+    forward: Any,
+    backward: Callable[..., tuple[Tensor, Tensor]],
+    needs_y: bool,
     drop: Callable[[Tensor, Terms], Tensor] = drop_weights,
-) -> Sequence[Tensor | None]:
-    """Gradients of q, k, v and sort that can be differentiated again."""
-    return second_order_gradients(
-        lambda q, k, v, sort: (attend_to_blocks(q, k, v, sort, block_size, terms, drop),),
-        inputs,
-        (grad_y,),
-    )
+) -> None:
+    """Make `forward` differentiable, once by `backward` and again by the formula.
+
+    Args:
+        forward: the registered operator, which returns y and the log-sum-exps.
+        backward: takes the same arguments, y if it `needs_y`, the log-sum-exps and y's gradient.
+        needs_y: whether y is kept for it.
+        drop: dropout of the weights as the kernels draw it.
+    """
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        q, k, v, sort, ctx.block_size, unseen, padding, *flags, seed, ctx.p = inputs
+        ctx.mixes_padding, ctx.causal = flags
+        kept = output if needs_y else output[1:]
+        ctx.save_for_backward(q, k, v, sort, unseen, padding, seed, *kept)
+        ctx.mark_non_differentiable(output[1])
+
+    def differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        q, k, v, sort, unseen, padding, seed, *kept = ctx.saved_tensors
+        inputs, size = (q, k, v, sort), ctx.block_size
+        terms = Terms(unseen, padding, ctx.mixes_padding, ctx.causal, seed, ctx.p)
+        found: Sequence[Tensor | None]
+        if torch.is_grad_enabled():
+            found = second_order_gradients(
+                lambda q, k, v, sort: (attend_to_blocks(q, k, v, sort, size, terms, drop),),
+                inputs,
+                (grad_y,),
+            )
+        else:
+            grads, grad_sort = backward(*inputs, size, *terms, *kept, grad_y)
+            found = (*by_head(grads), grad_sort)
+        return *found, *(None,) * (1 + len(terms))
+
+    forward.register_autograd(differentiate, setup_context=save)

@@ -22,9 +22,9 @@ from rifflemix.ops.sinkhorn.kernel_attention import (
     Terms,
     attend_by,
     by_head,
-    differentiate_again,
     empty_gradients,
     empty_outputs,
+    register_gradients,
 )
 from rifflemix.ops.sinkhorn.triton_limits import check_attention_limits, tile_size
 from rifflemix.ops.triton_support import ROUNDED, launch
@@ -224,26 +224,6 @@ def _sort_tile(k: Tensor, sort: Tensor) -> dict[str, int]:
     return {**tile, "num_warps": 8 if largest > 8192 else 4, "num_stages": 1}
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, sort, ctx.block_size, unseen, padding, *flags, seed, ctx.p = inputs
-    ctx.mixes_padding, ctx.causal = flags
-    ctx.save_for_backward(q, k, v, sort, unseen, padding, seed, *output)
-    ctx.mark_non_differentiable(output[1])
-
-
-def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    q, k, v, sort, unseen, padding, seed, *output = ctx.saved_tensors
-    inputs = (q, k, v, sort)
-    terms = Terms(unseen, padding, ctx.mixes_padding, ctx.causal, seed, ctx.p)
-    if torch.is_grad_enabled():
-        found = differentiate_again(inputs, grad_y, ctx.block_size, terms, _drop)
-    else:
-        grads, grad_sort = _backward(*inputs, ctx.block_size, *terms, *output, grad_y)
-        found = (*by_head(grads), grad_sort)
-    return *found, *(None,) * (1 + len(terms))
-
-
-_forward.register_autograd(_differentiate, setup_context=_save)
-
+register_gradients(_forward, _backward, needs_y=True, drop=_drop)
 sinkhorn_attention = partial(attend_by, _forward)
 """See `rifflemix.ops.sinkhorn.sinkhorn_attention`; the settings have one softmax."""
