@@ -200,8 +200,8 @@ def _kept(
 ):  # fmt: skip
     """(QUERIES, KEYS) bool: which weights of keys from `start` on dropout keeps.
 
-    One counter draws for four keys. It holds the query's token, the number of the four, whether they
-    are sorted or own keys, and the head.
+    One counter draws for four keys. It holds the query's token, the number of the four, whether
+    they are sorted or own keys, and the head.
     """
     zero = tl.zeros((QUERIES, KEYS // 4), tl.int32)
     token = zero + (own + tl.arange(0, QUERIES))[:, None]
