@@ -63,8 +63,8 @@ class Claim:
 CLAIMS = (
     Claim(
         CSP,
-        "The implicit maps are permutations, so their spectrum is all ones (section 3.2).",
-        "a proof",
+        "The implicit maps are permutations, so their spectrum is all ones (section 1).",
+        "an argument",
         "digits",
         "spectrum",
         full_rank,
@@ -128,7 +128,7 @@ CLAIMS = (
     Claim(
         CSP,
         "Skip connections keep softmax attention from collapsing (Dong et al. 2021).",
-        "quoted in section 3.2.1",
+        "section 3.2.1 quotes that without them it collapses",
         "fresh",
         "collapse",
         skips_save_softmax,

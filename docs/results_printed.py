@@ -15,6 +15,7 @@ from results_pictures import Mark, Row, dots
 from rifflemix.recipes import get_recipe, list_recipes
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_percent
+from rifflemix.reproduction.tables import one_per_seed
 
 _PLATEAU = "#when-do-mixers-leave-the-commonest-answer-on-listops"
 
@@ -114,8 +115,7 @@ def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     most = max(result["steps"] for result in results)
     furthest = [result for result in results if result["steps"] == most]
-    furthest.sort(key=lambda result: (result["seed"], not _is_as_recipe(result)))
-    kept = [next(same) for _, same in groupby(furthest, lambda result: result["seed"])]
+    kept = one_per_seed(furthest)
     ours = statistics.fmean(result["ours"] for result in kept)
     return {
         **kept[0],
@@ -127,10 +127,6 @@ def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "of_seeds": kept,
         "others": [result for result in furthest if result not in kept],
     }
-
-
-def _is_as_recipe(result: Mapping[str, Any]) -> bool:
-    return bool(result["result"]["precision"] == get_recipe(row_name(result)).train.precision)
 
 
 def _each(result: Mapping[str, Any]) -> str:

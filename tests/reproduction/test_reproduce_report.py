@@ -228,6 +228,18 @@ def test_the_whole_run_stands_in_the_table(tmp_path: Path, listed: list[Recipe])
     assert "| TSSA | 50.00 / **60.00** |" in text
 
 
+def test_a_seed_in_two_precisions_counts_once(tmp_path: Path, listed: list[Recipe]) -> None:
+    rounded = small(train=replace(QUICK, precision="bf16"))
+    write(tmp_path / "a.json", made_up(recipe=rounded, ours=90.0))
+    write(tmp_path / "b.json", made_up(ours=60.0))
+    write(tmp_path / "c.json", made_up(recipe=rounded, ours=64.0, seed=1))
+    files = report_files(load_results([tmp_path]), tmp_path)
+    text = files["report.md"].decode()
+    assert "| TSSA | 50.00 / **62.00 ± 2.83** |" in text
+    assert "[seed 0 in bf16](a.json), [seed 0 in float32](b.json), [seed 1](c.json) |" in text
+    assert '<a href="a.json">seed 0 in bf16</a>' in files["report.html"].decode()
+
+
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_smaller_batches_are_reduced_runs(
     tmp_path: Path, listed: list[Recipe], is_listed: bool

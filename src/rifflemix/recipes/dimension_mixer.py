@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rifflemix.models import model_card
 from rifflemix.recipes import images, lra
 from rifflemix.recipes.base import Recipe
 from rifflemix.tasks.pathfinder.pathfinder import CURRICULUM
@@ -344,16 +345,18 @@ def table9(layers: int, patch: int, kind: str) -> Recipe:
     words, printed = _PARALLEL[kind]
     preset = f"dimmixer_vit_cifar10_p{patch}_l{layers}"
     is_baseline = kind == "baseline"
+    model = preset if is_baseline else f"{preset}_{kind}"
+    note = "" if is_baseline else model_card(model).note
     return _on_images(
         "cifar10",
         name=f"dimension_mixer/table9-p{patch}-l{layers}-{kind}",
         table="Table 9",
         row=f"{words}, {layers} layers, patch {patch}",
         printed=printed[_PARALLEL_SIZES.index((layers, patch))],
-        model=preset if is_baseline else f"{preset}_{kind}",
+        model=model,
         model_settings={"mixer": "softmax"} if is_baseline else {},
         train=_images("cifar10", epochs=300, lr=1e-4),
-        notes=(_BEST_OF_3,),
+        notes=(_BEST_OF_3, *((note,) if note else ())),
     )
 
 

@@ -28,6 +28,9 @@ HIDDEN_PIXELS = (
 )
 """A note on what the hosts of the Long Range Arena do to images."""
 
+WITHIN_WARMUP = "5,000 steps end within the 8,000 of warm-up, as released"
+"""A note on Retrieval in the JAX code."""
+
 # Adam as in flax: decay decoupled and on every parameter, biases and norms too.
 _FLAX: dict[str, Any] = {
     "optimizer": "adamw",

@@ -171,6 +171,7 @@ def table5(row: str) -> Recipe:
         train=transformer_base(512, max_steps=500_000, batch_size=1),
         notes=(
             "the first number follows a start token, one more than the paper's 256",
+            '"bytes per dimension" are taken for bits',
             *tuning(mixing),
         ),
     )

@@ -88,6 +88,7 @@ _TPUS = (
     "torch's Adafactor: its rate is at most 1 / sqrt(step), and it takes the sorting network's "
     "weights head by head",
 )
+_MIXTURE = "the blocks of this table's mixture are not said: 32 here"
 _CORPORA: dict[bool, tuple[_Corpus, _Corpus]] = {  # by character: the paper's and a small one
     False: (
         _Corpus("lm1b", "LM1B", {}, "word_perplexity", True, (*_PACKED, _SUBWORDS)),
@@ -146,7 +147,13 @@ def _recipe(
         model=f"sinkhorn_{'char' if by_character else 'lm'}_{size}",
         model_settings={"mixer": mixer, "mixer_options": options},
         train=lmx(batch_size=64 if by_character else 256),
-        notes=(f"{size} sizes", *corpus.notes, *_TPUS, *tuning(mixing)),
+        notes=(
+            f"{size} sizes",
+            *corpus.notes,
+            *_TPUS,
+            *((_MIXTURE,) if "mixture" in options and not by_character else ()),
+            *tuning(mixing),
+        ),
     )
 
 

@@ -39,7 +39,7 @@ _TRAIN: dict[str, dict[str, Any]] = {
 _DROPOUT = {"image": 0.2}
 _POSITIONS = {"pathfinder": {"positions": "learned"}}
 _NOTES: dict[str, tuple[str, ...]] = {
-    "retrieval": ("5,000 steps end within the 8,000 of warm-up, as released",),
+    "retrieval": (lra.WITHIN_WARMUP,),
 }
 
 _IMAGE_ROWS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {

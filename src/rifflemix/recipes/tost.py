@@ -35,6 +35,7 @@ _GPT2_NOTE = (
     "updates and batch of the released configuration; the paper's text says 600,000 of 480 samples "
     "for all rows"
 )
+_DECAY_NOTE = "weight decay of 0.01, as released; the paper's text says 0.1"
 _WIKITEXT_NOTE = "the paper does not say which WikiText; this is WikiText-2"
 
 # Table 2: preset, row, accuracy on CIFAR-10 and CIFAR-100.
@@ -152,6 +153,7 @@ def table4(text: str, model: str) -> Recipe:
         notes=(
             *_LANGUAGE_NOTES,
             *((_GPT2_NOTE,) if model == "gpt2_base" else ()),
+            *((_DECAY_NOTE,) if model == "tost_lm_base" else ()),
             *((_WIKITEXT_NOTE,) if text == "wikitext" else ()),
         ),
     )

@@ -20,8 +20,8 @@ _TITLE = "rifflemix: the papers' tables"
 _EXPLAINED = (
     "A cell of a table holds the printed number and, where it was run, ours: the test value of "
     "the weights that the validation split chose, over several seeds the mean and the sample "
-    "standard deviation. What was not run is empty; - stands where the paper prints no number "
-    "for this data.",
+    "standard deviation; of a seed in several precisions the recipe's own counts. What was not run "
+    "is empty; - stands where the paper prints no number for this data.",
     "* marks a reduced run: fewer steps than the paper's run makes, smaller batches, or a narrower "
     "model. Its number is no reproduction of the printed one.",
     "A run that started from another's weights says so behind its name; a cell of a table holds "
@@ -127,7 +127,7 @@ def _markdown_cell(cell: tuple[str, str]) -> str:
 
 
 def _markdown_files(entry: Entry, out: Path) -> str:
-    return ", ".join(f"[seed {run['seed']}]({_link(path, out)})" for path, run in entry.runs)
+    return ", ".join(f"[{entry.run_name(run)}]({_link(path, out)})" for path, run in entry.runs)
 
 
 def _overview(tables: Sequence[PaperTable]) -> list[list[str]]:
@@ -157,7 +157,10 @@ def _shown(of_paper: PaperTable, out: Path) -> dict[str, Any]:
         "headers": _headers(of_paper),
         "rows": [(row, _cells(of_paper, row)) for row in of_paper.rows],
         "runs": [
-            (_run_cells(entry), [(run["seed"], _link(path, out)) for path, run in entry.runs])
+            (
+                _run_cells(entry),
+                [(entry.run_name(run), _link(path, out)) for path, run in entry.runs],
+            )
             for entry in of_paper.runs
         ],
         "pictures": _pictures(of_paper.runs),

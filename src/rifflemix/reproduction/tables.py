@@ -25,8 +25,16 @@ class Entry:
 
     @property
     def values(self) -> list[float]:
-        """Ours of the finished runs."""
-        return [run["ours"] for _, run in self.runs if run["ours"] is not None]
+        """Ours of the finished runs, one of each seed."""
+        finished = [run for _, run in self.runs if run["ours"] is not None]
+        return [run["ours"] for run in one_per_seed(finished)]
+
+    def run_name(self, run: Result) -> str:
+        """The seed of a run, with the precision where that of another run is the same."""
+        same = [other for _, other in self.runs if other["seed"] == run["seed"]]
+        precision = run["recipe"]["train"].get("precision")
+        in_what = "float32" if precision == "no" else precision
+        return f"seed {run['seed']}" + (f" in {in_what}" if len(same) > 1 else "")
 
     def median(self, key: str) -> float | None:
         """The median of a number of the runs."""
@@ -111,12 +119,14 @@ class PaperTable:
         }
 
     def _average(self, row: str, average: Average) -> str:
-        cells = [self.at(row, column) for column, _ in self.columns]
-        entries = [entry for entry in cells if entry is not None]
-        if not all(entry.runs and entry.values for entry in entries):
+        columns = [column for column, _ in self.columns if column not in average.without]
+        cells = {column: self.at(row, column) for column in columns}
+        entries = {column: entry for column, entry in cells.items() if entry is not None}
+        if not all(entry.runs and entry.values for entry in entries.values()):
             return ""
-        ours = average.of([statistics.fmean(entry.values) for entry in entries])
-        return f"{ours:.2f}{'*' if any(entry.is_reduced for entry in entries) else ''}"
+        ours = average.of({c: statistics.fmean(entry.values) for c, entry in entries.items()})
+        is_reduced = any(entry.is_reduced for entry in entries.values())
+        return f"{ours:.2f}{'*' if is_reduced else ''}"
 
     @property
     def runs(self) -> list[Entry]:
@@ -148,6 +158,20 @@ def paper_tables(found: Found) -> list[PaperTable]:
     for entry in _entries(found):
         tables.setdefault(f"{entry.recipe.paper}: {entry.recipe.table}", []).append(entry)
     return [PaperTable(title, tuple(entries)) for title, entries in tables.items()]
+
+
+def one_per_seed(runs: Sequence[Result]) -> list[Result]:
+    """The runs of a recipe by seed; of a seed in several precisions, the recipe's own counts."""
+
+    def is_as_recipe(run: Result) -> bool:
+        name = run["recipe"]["name"]
+        own = get_recipe(name).train.precision if name in list_recipes() else None
+        return bool(run["recipe"]["train"].get("precision") == own)
+
+    by_seed: dict[int, Result] = {}
+    for run in sorted(runs, key=is_as_recipe, reverse=True):
+        by_seed.setdefault(run["seed"], run)
+    return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def summary_rows(results: Result) -> list[tuple[str, str]]:
