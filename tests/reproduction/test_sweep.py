@@ -156,3 +156,36 @@ def test_on_the_command_line(
     printed = capsys.readouterr().out
     assert "Test accuracy, %" in printed
     assert "Written to" in printed
+
+
+def test_a_point_is_what_its_name_says_whatever_the_options(tmp_path: Path) -> None:
+    """Options of all runs come first: they scale and shorten what no point sets."""
+    options = ReproduceOptions(device="cpu", threads=1, scale=0.5, max_steps=4, precision="bf16")
+    grid = {"dim": [8, 16], "warmup_steps": [1, 3], "eval_every": [1, 2]}
+    plan = plan_sweep(small(train=QUICK), grid, [0], tmp_path / "out", options)
+    assert len(plan.runs) == 8
+    for point, run in plan.runs:
+        assert run.recipe.model_settings["dim"] == point["dim"]
+        assert run.recipe.train.warmup_steps == point["warmup_steps"]
+        assert run.recipe.train.eval_every == point["eval_every"]
+        assert (run.recipe.train.max_steps, run.recipe.train.precision) == (4, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("grid", "options", "words"),
+    [
+        ({"batch_size": [4, 8]}, {"batch_size": 2}, "batch_size is given twice"),
+        ({"precision": ["no", "bf16"]}, {"precision": "bf16"}, "precision is given twice"),
+        ({"dim": [0]}, {"scale": 0.5}, "at dim=0: dim: expected an integer of at least 1"),
+        ({"num_heads": [0]}, {"scale": 0.5}, "at num_heads=0: num_heads: expected"),
+        ({"mixer_options": ["x"]}, {"scale": 0.5}, "mixer_options: expected a mapping"),
+        ({"accumulation": [3]}, {}, "at accumulation=3: batch_size: expected a multiple"),
+    ],
+)
+def test_a_sweep_that_cannot_run_leaves_nothing(
+    tmp_path: Path, grid: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    here = ReproduceOptions(device="cpu", threads=1, **options)
+    with pytest.raises(rm.InputError, match=words):
+        plan_sweep(small(train=QUICK), grid, [0], tmp_path / "out", here)
+    assert not (tmp_path / "out").exists()

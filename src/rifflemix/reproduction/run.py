@@ -24,12 +24,12 @@ from rifflemix.runs.device import check_device, resolve_device, using_threads
 from rifflemix.runs.fit import check_batch_size, fit_model, try_out
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.options import MOST_THREADS, PRECISIONS, ReproduceOptions
-from rifflemix.runs.processes import is_main_process
+from rifflemix.runs.processes import count_processes, is_main_process
 from rifflemix.runs.split import check_processes, check_split, split_model
 from rifflemix.runs.status import OnStatus, ShouldStop, StatusFeed
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train
-from rifflemix.train.engine import Engine
+from rifflemix.train.engine import Engine, check_batch
 
 RESULTS_FILE = "results.json"
 
@@ -71,6 +71,7 @@ def plan_reproduction(
     options: ReproduceOptions | None = None,
     *,
     task: Task | None = None,
+    vary: Callable[[Recipe], Recipe] | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> ReproducePlan:
     """Check everything; write nothing.
@@ -80,6 +81,7 @@ def plan_reproduction(
         out: the run's folder, new, empty, or of an earlier start with the same settings.
         options: what differs from the recipe, and where to run it.
         task: the data, where it is loaded already.
+        vary: changes the recipe that has the options in it.
         progress: called with the progress of loading data.
 
     Raises:
@@ -99,9 +101,12 @@ def plan_reproduction(
         task = load_task(
             recipe.task, data_dir=options.data_dir, progress=progress, **recipe.task_options
         )
-    check_batch_size(recipe.train.batch_size, task)
     if options.max_steps is not None:
         recipe = _seldom_evaluated(recipe, len(task.split("validation")))
+    if vary is not None:
+        recipe = vary(recipe)
+    check_batch_size(recipe.train.batch_size, task)
+    check_batch(recipe.train, count_processes() // options.context_parallel)
     seed = options.seed
     model = try_out(lambda: build_model(recipe, task, seed, start), task)
     check_split(model, task, options.context_parallel)

@@ -33,6 +33,8 @@ _MOST_RUNS = 10_000
 _INSIDE = "mixer_options."
 # A run's length and seed have options of their own.
 _NOT_SWEPT = ("seed", "max_steps")
+# What an option of all runs says too, and then no point.
+_EITHER = ("batch_size", "precision")
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,9 @@ def plan_sweep(
     if not grid:
         raise bad_argument("set", "at least one setting", "none")
     check_grid(grid)
+    for name in _EITHER:
+        if name in grid and getattr(options, name) is not None:
+            raise InputError(f"set: {name} is given twice, as an option of all runs too; say one")
     check_folder(out)
     points = grid_points(grid)
     if len(points) * len(seeds) > _MOST_RUNS:
@@ -129,8 +134,13 @@ def _planned(
 ) -> ReproducePlan:
     folder = out / point_label(point) / f"seed{seed}"
     try:
-        varied = _varied(recipe, point)
-        return plan_reproduction(varied, folder, replace(options, seed=seed), task=task)
+        return plan_reproduction(
+            recipe,
+            folder,
+            replace(options, seed=seed),
+            task=task,
+            vary=lambda changed: _varied(changed, point),
+        )
     except InputError as error:
         raise InputError(f"at {point_label(point)}: {error}") from error
 

@@ -64,7 +64,7 @@ class Engine:
         self.context_parallel = context_parallel
         self.replicas = self.processes // context_parallel
         self.replica = self.rank // context_parallel
-        _check_batch(config, self.replicas)
+        check_batch(config, self.replicas)
         _check_sharding(config, self.is_sharded)
         _check_sharing(self.accelerator, context_parallel, self.is_sharded)
 
@@ -265,7 +265,8 @@ def _check_sharing(accelerator: Any, context_parallel: int, is_sharded: bool) ->
             )
 
 
-def _check_batch(config: TrainConfig, replicas: int) -> None:
+def check_batch(config: TrainConfig, replicas: int) -> None:
+    """Raise InputError unless every process gets as many samples in each backward pass."""
     parts = config.accumulation * replicas
     if config.batch_size % parts:
         raise bad_argument(
