@@ -160,6 +160,28 @@ def test_a_comparison_with_a_file_holds_its_sha256(cli: Any, plugin: Path, tmp_p
     code, _, err = cli(*run)
     assert code == 2
     assert "was started with plugins.my-turn.py = " in err
+    look = ("analyze", "spectrum", tmp_path / "run", "--plugin", plugin, "--out", tmp_path / "look")
+    code, _, err = cli(*look)
+    assert (code, "the run was trained with another my-turn.py" in err) == (2, True), err
+    plugin.write_text(PLUGIN, encoding="utf-8")
+    assert cli(*look)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["list mixers", "train --task digits --mixer turn --out", "analyze macs encoder --out"],
+)
+def test_an_error_in_a_file_is_told_by_its_line(
+    cli: Any, plugin: Path, tmp_path: Path, command: str
+) -> None:
+    plugin.write_text(PLUGIN.replace("self.proj, self.gain =", "raise ValueError('no')\n        #"))
+    words = command.split()
+    words += [str(tmp_path / "out")] if words[-1] == "--out" else []
+    words += ["--mixers", "turn", "--set", "dim=8"] if words[0] == "analyze" else []
+    code, _, err = cli(*words, "--plugin", plugin)
+    assert code == 2
+    assert err == f"error: plugin {plugin}, line 16: ValueError: no\n"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -258,6 +258,11 @@ UNTRUE = {
     "tuple": (lambda self, x, mask: (x, x), "tokens' shape .*, got tuple"),
     "broadcast": (lambda self, x, mask: self.proj(x).mean(1, keepdim=True), r"got \(2, 1, 16\)"),
     "batch": (lambda self, x, mask: self.proj(x) + x.mean(0), "whatever the others of its batch"),
+    "type": (
+        lambda self, x, mask: self.proj(x).double(),
+        r"tokens' type torch\.float32, got torch\.float64",
+    ),
+    "nan": (lambda self, x, mask: self.proj(x) * torch.nan, "expected finite outputs, got NaN"),
     "wrong": (lambda self, x, mask: self.missing, r"test_plugins\.py, line \d+: AttributeError"),
     "leaves": (_leave, r"test_plugins\.py, line \d+: SystemExit: 3"),
 }

@@ -100,7 +100,7 @@ def unknown_name(kind: str, name: object, known: Iterable[str], listed: str = ""
     `listed` is the command that lists them, for those that are too many for a sentence.
     """
     names = sorted(known)
-    near = nearest_names(name, names)
+    near = [n if n == n.strip() else repr(n) for n in nearest_names(name, names)]
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     elif len(names) > _MOST_NAMES:

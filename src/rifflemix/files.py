@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,6 +30,7 @@ _TEMPORARY = ".tmp"
 _LOCK = ".lock"
 _DEEPEST = 64  # of JSON: what we write nests less than ten deep
 _MOST_TEXT = 1 << 28
+_START_OVER = "remove the folder to start over, or choose another"
 _held: set[int] = set()  # descriptors of the locks of this process
 
 
@@ -122,11 +123,11 @@ def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text; the one place where JSON is read.
 
     Raises:
-        ValueError: it is not JSON, nests deeper than any file of ours, or holds half of a
-            surrogate pair, which could not be written again.
+        ValueError: it is not JSON, has a key twice, nests deeper than any file of ours, or holds
+            half of a surrogate pair, which could not be written again.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_with_each_key_once)
     except RecursionError:
         raise ValueError("it nests too deep") from None
     layer: list[Any] = [value]
@@ -135,6 +136,12 @@ def parse_json(text: str | bytes) -> Any:
         if not layer:
             return value
     raise ValueError(f"it nests deeper than {_DEEPEST} levels")
+
+
+def _with_each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"it has a key twice, of {', '.join(found)[:80]}")
+    return found
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -172,8 +179,8 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_json(path: Path, advice: str = _START_OVER) -> Any:
+    """Read a JSON file; `advice` is what to do where it is damaged.
 
     Raises:
         InputError: it cannot be read or is not JSON.
@@ -183,9 +190,7 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise _cannot("read", path, error) from error
     except ValueError as error:
-        raise InputError(
-            f"{path} is damaged: it is not JSON ({error}); remove the folder"
-        ) from error
+        raise InputError(f"{path} is damaged: it is not JSON ({error}); {advice}") from error
 
 
 def read_json_lines(path: Path) -> list[Any]:
@@ -199,7 +204,7 @@ def read_json_lines(path: Path) -> list[Any]:
     except OSError as error:
         raise _cannot("read", path, error) from error
     except ValueError as error:
-        _damaged(path, f"a line is not JSON: {error}")
+        raise damaged_run(path, f"a line is not JSON: {error}") from error
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,7 +306,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         raise _cannot("read", path, error) from error
     # A header may name types that this torch does not have, or shapes that it cannot make.
     except (SafetensorError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        _damaged(path, str(error).split("\n")[0])
+        raise damaged_run(path, str(error).split("\n")[0]) from error
     if _HEADER not in header:
         raise InputError(f"{path} was not written by rifflemix: no {_HEADER!r} entry in its header")
     try:
@@ -310,7 +315,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     except (ValueError, KeyError, TypeError):
         is_whole = False
     if not is_whole:
-        _damaged(path, "its checksum does not match")
+        raise damaged_run(path, "its checksum does not match")
     return tensors, entry["meta"]
 
 
@@ -489,12 +494,6 @@ def _cannot(verb: str, path: Path, error: Exception) -> InputError:
     return InputError(f"cannot {verb} {path}: {reason}")
 
 
-def _damaged(path: Path, reason: str) -> NoReturn:
-    raise damaged_run(path, reason)
-
-
-def damaged_run(path: Path, reason: str) -> InputError:
+def damaged_run(path: Path, reason: str, advice: str = _START_OVER) -> InputError:
     """The error for a file of a run that is not what was written."""
-    return InputError(
-        f"{path} is damaged ({reason}); remove the folder to start over, or choose another"
-    )
+    return InputError(f"{path} is damaged ({reason}); {advice}")

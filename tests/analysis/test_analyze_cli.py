@@ -225,3 +225,20 @@ def test_a_run_without_weights_or_of_something_else(call: Any, runs: Path, tmp_p
         code, _, errors = call("analyze", "spectrum", folder, "--out", tmp_path / "out")
         assert (code, message in errors) == (2, True), errors
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--mixers", "identity"), "mixers: expected none with a run, which has its own"),
+        (("--tokens", 5), "tokens: expected none with a run, which has its own, got 5"),
+        (("--set", "dim=8"), "--set: expected none with a run, which has its own, got dim=8"),
+    ],
+)
+def test_what_a_run_decides_itself(
+    call: Any, runs: Path, tmp_path: Path, words: tuple[Any, ...], message: str
+) -> None:
+    out = tmp_path / "out"
+    code, _, errors = call("analyze", "spectrum", runs / "train", *words, "--out", out)
+    assert (code, message in errors) == (2, True), errors
+    assert not out.exists()

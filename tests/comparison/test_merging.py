@@ -182,8 +182,22 @@ def test_plugins_must_be_the_same_where_they_are(folders: Path, tmp_path: Path) 
         results["config"]["plugins"] = {"mine.py": "13"}
 
     two = changed(folders / "tssa0", tmp_path / "two", another)
-    with pytest.raises(rm.InputError, match=r"mine\.py is not the same in .*plugins '12' and '13'"):
+    with pytest.raises(rm.InputError, match=r"mine\.py is not the same code in "):
         merge_comparisons([one, two], tmp_path / "again")
+
+
+def test_a_mixer_has_the_same_code_in_whichever_file(folders: Path, tmp_path: Path) -> None:
+    def of_a_file(name: str, digest: str) -> Callable[[dict[str, Any]], None]:
+        plugins = {name: digest, "mixer softmax": name}
+        return lambda results: results["config"].update(plugins=plugins)
+
+    one = changed(folders / "softmax0", tmp_path / "one", of_a_file("one.py", "12"))
+    same = changed(folders / "softmax0", tmp_path / "same", of_a_file("same.py", "12"))
+    other = changed(folders / "softmax0", tmp_path / "two", of_a_file("two.py", "13"))
+    merged = merge_comparisons([one, same], tmp_path / "out")
+    assert set(merged.results["config"]["plugins"]) == {"one.py", "same.py", "mixer softmax"}
+    with pytest.raises(rm.InputError, match="merge: mixer softmax is not the same code in "):
+        merge_comparisons([one, other], tmp_path / "again")
 
 
 def test_folders_that_cannot_be_merged(folders: Path, tmp_path: Path) -> None:

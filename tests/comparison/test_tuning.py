@@ -233,7 +233,7 @@ def test_results_that_somebody_changed(
     change(changed)
     path.write_text(json.dumps(changed))
     plan = plan_comparison(settings(**TUNED), out)
-    with pytest.raises(rm.InputError, match=r"is damaged.*remove it, the runs are kept"):
+    with pytest.raises(rm.InputError, match=r"is damaged.*remove it and .* its runs are kept"):
         run_comparison(plan)
     path.write_text(before)
 

@@ -111,7 +111,17 @@ WRONG_TABLES = {
     "no group": ("text,y\nx,1\n", {"group": ""}, "names of columns, got ''"),
     "packed": (gzip.compress(b"text,y\n" + b"x,1\n" * 99)[:-20], {"end": ".csv.gz"}, "truncated"),
     "ending": ("text,y\n", {"end": ".txt"}, r"path: expected a file \.csv, \.tsv, \.jsonl"),
-    "no JSON": ('{"text": "x", "y": 1}\n{"text"', {"end": ".jsonl"}, "line 2: expected JSON"),
+    "no JSON": ('{"text": "x", "y": 1}\n{"text"', {"end": ".jsonl"}, "line 2: it cannot be read"),
+    "key twice": ('{"text": "x", "y": 1, "y": 0}\n', {"end": ".jsonl"}, "a key twice, of text, y"),
+    "missing label": (
+        '{"text": "x", "y": "a"}\n{"text": "x", "y": "NA"}\n', {"end": ".jsonl"},
+        "line 2: expected a label in column 'y', got 'NA'",
+    ),
+    "truths": (
+        '{"text": "x", "y": true}\n{"text": "x", "y": 2}\n', {"end": ".jsonl"},
+        r"labels of one type, got True and 2 \(sample 1\)",
+    ),
+    "spaces": ("text, y\nx,1\n", {}, r"unknown column of t\.csv 'y'; did you mean ' y'\?"),
     "no object": ("[1, 2]\n", {"end": ".jsonl"}, "line 1: expected a JSON object, got list"),
     "null": ('{"text": "x", "y": null}\n', {"end": ".jsonl"}, "line 1: expected a value of column"),
 }  # fmt: skip
@@ -251,6 +261,21 @@ def test_wrong_folders_are_refused(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(rm.InputError, match=message):
         rm.Task.from_folder(tmp_path, **options)
+
+
+def test_images_of_two_sizes_in_the_parts_are_told(tmp_path: Path) -> None:
+    for name, size in (("train", 4), ("test", 8)):
+        x = np.zeros((30, size, size), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(30) % 2)
+    words = r"images of one size .*, got \(4, 4\) in train\.npz and \(8, 8\) in test\.npz"
+    with pytest.raises(rm.InputError, match=words):
+        rm.Task.from_folder(tmp_path)
+
+
+def test_one_array_is_no_archive(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((30, 4)))
+    with pytest.raises(rm.InputError, match=r"x\.npy: expected an \.npz archive of named arrays"):
+        load_task("npz", data=str(tmp_path / "x.npy"))
 
 
 OTHERS = (

@@ -139,8 +139,13 @@ def test_changed_results(text: str | dict[str, Any], finished: Path, tmp_path: P
     if isinstance(text, dict):
         text = json.dumps({**json.loads(path.read_text()), **text})
     path.write_text(text)
-    with pytest.raises(InputError, match=r"training.json is damaged"):
+    with pytest.raises(InputError, match=r"training.json is damaged.*; remove it to have the"):
         run(folder)
+    path.unlink()
+    assert (
+        run(folder).test
+        == TrainResult.from_dict(json.loads((finished / "training.json").read_text())).test
+    )
 
 
 def test_a_digit_that_changed(killed: Path, finished: Path, tmp_path: Path) -> None:

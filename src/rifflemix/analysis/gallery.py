@@ -17,6 +17,7 @@ from rifflemix.report.page import render
 from rifflemix.runs.environment import environment
 
 PAGE = "analysis.html"
+_AGAIN = "remove it and make the analysis again"
 
 
 class _Stored(TypedDict):
@@ -72,11 +73,11 @@ def read_finding(path: Path) -> dict[str, Any]:
     Raises:
         InputError: it cannot be read, or is something else.
     """
-    stored = read_json(path)
+    stored = read_json(path, _AGAIN)
     try:
         check_json(stored, _Stored, path.stem)
     except ValueError as error:
-        raise damaged_run(path, str(error)) from error
+        raise damaged_run(path, str(error), _AGAIN) from error
     return dict(stored)
 
 

@@ -14,10 +14,14 @@ from rifflemix.analysis.finding import Subject, Trial
 from rifflemix.analysis.view import View
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import check_json, damaged_run, read_json, read_tensors
+from rifflemix.mixers.named import list_mixers, mixer_class
 from rifflemix.models import Model, list_models
+from rifflemix.plugins import code_hash, plugin_files
 from rifflemix.runs.fit import fit_model, pair_settings
 from rifflemix.tasks import Task, list_tasks, load_task, task_card
 from rifflemix.train.run_folder import RunFolder
+
+_FROM_ITS_RUNS = "remove it and give the command that wrote it again, its runs are kept"
 
 
 class _RunConfig(TypedDict):
@@ -88,11 +92,11 @@ def _chosen_folders(path: Path) -> dict[str, list[str]]:
     file = path / "results.json"
     if not file.is_file():
         return {}
-    results = read_json(file)
+    results = read_json(file, _FROM_ITS_RUNS)
     try:
         check_json(results, _Results, "results")
     except ValueError as error:
-        raise damaged_run(file, str(error)) from error
+        raise damaged_run(file, str(error), _FROM_ITS_RUNS) from error
     found: dict[str, list[str]] = {}
     for run in results["runs"]:
         found.setdefault(run["mixer"], []).append(run["folder"])
@@ -128,11 +132,11 @@ def _of_sweep(path: Path, view: View) -> list[Subject]:
     file = path / "results.json"
     if not file.is_file():
         raise bad_argument("target", "a sweep with a finished run", f"{path}, which has none yet")
-    results = read_json(file)
+    results = read_json(file, _FROM_ITS_RUNS)
     try:
         check_json(results, _Swept, "results")
     except ValueError as error:
-        raise damaged_run(file, str(error)) from error
+        raise damaged_run(file, str(error), _FROM_ITS_RUNS) from error
     words = str(results["metric"]).replace("_", " ")
     metric = f"{words}, %" if results["unit"] == "%" else words
     # Some metrics are of the test split alone: those of what a model writes.
@@ -267,7 +271,23 @@ def _build(folder: RunFolder, settings: Mapping[str, Any], task: Task) -> Model:
             f"the run's model {name} is not registered; name the file that registers it with "
             "--plugin"
         )
+    _check_code(settings.get("plugins"))
     return fit_model(name, task, own, 0)
+
+
+def _check_code(plugins: Any) -> None:
+    """Raise where a plugin's file, or a mixer of none, is not what a run was trained with."""
+    if not isinstance(plugins, dict):
+        return
+    now = plugin_files()
+    for name, code in plugins.items():
+        mixer = name.removeprefix("mixer ")
+        if name not in now and mixer != name and code not in plugins and mixer in list_mixers():
+            now[name] = code_hash(mixer_class(mixer))
+        if now.get(name, code) != code:
+            raise InputError(
+                f"target: the run was trained with another {name}; give that one, as it was"
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,8 @@ def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
     view = view or View()
     path = Path(target) if isinstance(target, str | Path) else None
     if path is not None and path.is_dir():
+        for name, value in _of_presets_alone(view).items():
+            raise bad_argument(name, "none with a run, which has its own", value)
         return run_subjects(path, view)
     if view.task is not None or view.data is not None:
         raise bad_argument("target", "a run's folder beside data of your own", str(target))
@@ -41,6 +43,13 @@ def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
     if isinstance(target, str) and not ("/" in target or "\\" in target):
         raise unknown_name("model or folder", target, list_models())
     raise bad_argument("target", "a run's folder or the name of a model", f"{target}, no folder")
+
+
+def _of_presets_alone(view: View) -> dict[str, Any]:
+    """What a view says that only a model with fresh weights can follow."""
+    own = {"mixers": view.mixers, "settings": view.settings or {}, "tokens": view.tokens}
+    unset = {"mixers": (), "settings": {}, "tokens": View.tokens}
+    return {name: value for name, value in own.items() if value != unset[name]}
 
 
 def own_subject(

@@ -23,7 +23,7 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file cannot be read, or no benchmark wrote it.
     """
-    content = read_json(path)
+    content = read_json(path, "run the benchmark again")
     result: dict[str, Any] = content if isinstance(content, dict) else {}
     written = result.get("format")
     if written not in (FORMAT, _BY_NAME):

@@ -61,6 +61,8 @@ def analyze(
     kinds = tuple(KINDS) if kind == "all" else (kind,)
     if kind != "all" and kind not in KINDS:
         raise bad_argument("KIND", f"all or one of {', '.join(KINDS)}", repr(kind))
+    if setting and Path(target).is_dir():
+        raise bad_argument("--set", "none with a run, which has its own", " ".join(setting))
     console = progress_console()
     with DataProgress(console) as progress, using_threads(parse_threads(threads)):
         view = View(

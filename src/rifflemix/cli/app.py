@@ -29,6 +29,7 @@ from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from rifflemix.cli.output import checked_output
 from rifflemix.errors import InputError, InputWarning, RunFailed
+from rifflemix.plugins import first_line, plugin_place
 
 # typer carries click inside itself in newer versions and beside itself in older ones; the base
 # class of all wrong-usage errors is found the same way in both.
@@ -118,6 +119,11 @@ def _run() -> int:
         return _fail(error.format_message())  # type: ignore[attr-defined] # as above
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
+    except Exception as error:
+        place = plugin_place(error)
+        if place is None:
+            raise
+        return _fail(f"{place}: {type(error).__name__}: {first_line(error)}")
     return code if isinstance(code, int) else 0
 
 

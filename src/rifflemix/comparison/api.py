@@ -20,7 +20,7 @@ from rifflemix.comparison.config import FORMAT, default_mixers
 from rifflemix.comparison.files import write_comparison_files
 from rifflemix.comparison.notes import comparison_notes, done_so_far
 from rifflemix.comparison.page import html_fragment
-from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan, plan_comparison
+from rifflemix.comparison.plan import RESULTS_FILE, RUNS_ARE_KEPT, ComparePlan, plan_comparison
 from rifflemix.comparison.results import title_of
 from rifflemix.comparison.run import run_comparison
 from rifflemix.comparison.stored import check_results, check_seals
@@ -61,7 +61,7 @@ class Comparison:
         path = user_path("folder", folder) / RESULTS_FILE
         if not path.is_file():
             raise bad_argument("folder", f"one with {RESULTS_FILE} of a comparison", str(folder))
-        results = read_json(path)
+        results = read_json(path, RUNS_ARE_KEPT)
         if not isinstance(results, dict) or results.get("format") != FORMAT:
             raise bad_argument("folder", "results of a comparison", f"those of {path}")
         try:
@@ -70,7 +70,8 @@ class Comparison:
             comparison_rows(results)
             comparison_notes(results)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise InputError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise InputError(f"{path} is damaged: {reason}; {RUNS_ARE_KEPT}") from error
         return cls(results, path.parent)
 
     def to_frame(self, per: str = "mixer") -> Any:

@@ -144,7 +144,11 @@ def _check_same(parts: Mapping[Path, Results], what: str) -> None:
         of = config.get(what, {})
         for name in of if what == "plugins" else config["mixers"]:
             value = of.get(name) or None
+            if what == "plugins":
+                value = of.get(value, value)  # a mixer has the code of its file, whatever its name
             other, known = seen.setdefault(name, (path, value))
+            if known != value and what == "plugins":
+                raise InputError(f"merge: {name} is not the same code in {other} and {path}")
             if known != value:
                 raise InputError(
                     f"merge: {name} is not the same in {other} and {path}: {what} {known!r} and "

@@ -8,7 +8,7 @@ from typing import Any
 
 from rifflemix.comparison.api import Comparison
 from rifflemix.comparison.merging import Merged, different_folders, merge_settings
-from rifflemix.comparison.plan import RESULTS_FILE
+from rifflemix.comparison.plan import RESULTS_FILE, RUNS_ARE_KEPT
 from rifflemix.comparison.suite import FORMAT, SuiteComparison, suite_summary, write_suite_files
 from rifflemix.comparison.suites import Suite, get_suite
 from rifflemix.errors import InputError, bad_argument
@@ -24,7 +24,7 @@ def is_suite(folder: str | Path) -> bool:
     path = Path(folder) / RESULTS_FILE
     if not path.is_file():
         return False
-    results = read_json(path)
+    results = read_json(path, RUNS_ARE_KEPT)
     return isinstance(results, dict) and results.get("format") == FORMAT
 
 
@@ -70,12 +70,13 @@ def _suite(paths: Sequence[Path]) -> tuple[Suite, dict[Path, Sequence[str]]]:
         if not is_suite(path):
             what = "results of a suite in every folder, or in none"
             raise bad_argument("merge", what, f"none in {path}")
-        results = read_json(path / RESULTS_FILE)
+        results = read_json(path / RESULTS_FILE, RUNS_ARE_KEPT)
         try:
             names[path], tasks[path] = str(results["suite"]), list(results["tasks"])
         except (LookupError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise InputError(f"{path / RESULTS_FILE} is damaged: {reason}") from error
+            file = path / RESULTS_FILE
+            raise InputError(f"{file} is damaged: {reason}; {RUNS_ARE_KEPT}") from error
     (first, name), *others = names.items()
     suite = get_suite(name)
     for path, other in others:

@@ -18,6 +18,8 @@ from rifflemix.runs.split import check_processes
 from rifflemix.tasks import Task, card_of, load_task
 
 RESULTS_FILE = "results.json"
+RUNS_ARE_KEPT = "remove it and make the same comparison again, its runs are kept"
+"""What to do where that file is damaged."""
 _PACKAGES = ("accelerate", "jinja2", "matplotlib", "rich")
 _JUDGED = ("validation", "test")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rifflemix.comparison.config import CompareConfig
 from rifflemix.comparison.models import build_model, training_memory
-from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan
+from rifflemix.comparison.plan import RESULTS_FILE, RUNS_ARE_KEPT, ComparePlan
 from rifflemix.comparison.progress import Progress, stored_progress
 from rifflemix.comparison.results import assemble, failed_run, finished_run
 from rifflemix.comparison.stored import check_chosen, check_stored
@@ -257,13 +257,13 @@ def _open(plan: ComparePlan, stack: ExitStack) -> dict[str, Any] | None:
     path = plan.out / RESULTS_FILE
     if not path.exists():
         return None
-    results: dict[str, Any] = read_json(path)
+    results: dict[str, Any] = read_json(path, RUNS_ARE_KEPT)
     try:
         check_stored(results, plan)
         progress = stored_progress(results)
         check_chosen(progress, plan)
     except ValueError as error:
-        raise InputError(f"{path} is damaged: {error}; remove it, the runs are kept") from None
+        raise InputError(f"{path} is damaged: {error}; {RUNS_ARE_KEPT}") from None
     if not _is_complete(plan, progress):
         return results
     # Everything else follows from the runs: it is put together again, not believed.

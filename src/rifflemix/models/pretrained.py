@@ -130,7 +130,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{folder} holds no saved model: {CONFIG} is missing; save one with save_pretrained"
         )
-    config = read_json(path)
+    config = read_json(path, "save the model again")
     keys = {"format": str, "name": str, "settings": dict, "dtype": str}
     if not isinstance(config, dict) or any(
         not isinstance(config.get(key), kind) for key, kind in keys.items()

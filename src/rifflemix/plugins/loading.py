@@ -11,7 +11,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -70,9 +70,29 @@ def plugin_files() -> dict[str, str]:
     return {file.name: sha256 for file, sha256 in sorted(_loaded.items())}
 
 
-def is_of_a_file(value: type) -> bool:
-    """Whether a class was defined by a plugin's file."""
-    return value.__module__.startswith(_PREFIX)
+def file_of(value: type) -> str | None:
+    """The name of the plugin's file that defined a class; None for one of no such file."""
+    for file in _loaded:
+        if value.__module__ == _module_name(file):
+            return file.name
+    return None
+
+
+def plugin_place(error: BaseException) -> str | None:
+    """File and line of a plugin where an error passed last; None where it passed none."""
+    place = place_in(error, list(map(str, _loaded)))
+    return None if place is None else f"plugin {place}"
+
+
+def place_in(error: BaseException, files: Collection[str]) -> str | None:
+    """File and line where an error passed last of those files; None where it passed none."""
+    trace, place = error.__traceback__, None
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if name in files:
+            place = f"{name}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
 
 
 def note_registration() -> None:
@@ -110,7 +130,10 @@ def _run(file: Path, name: str) -> None:
         reason = f"{type(error).__name__}: {first_line(error)}"
         if isinstance(error, ImportError):
             reason += "; a plugin is one file: what it imports is installed or on PYTHONPATH"
-        raise InputError(f"plugin {file}{_line(error, file)}: {reason}") from error
+        place = place_in(error, [str(file)])
+        if isinstance(error, SyntaxError) and error.lineno is not None:
+            place = f"{file}, line {error.lineno}"
+        raise InputError(f"plugin {place or file}: {reason}") from error
 
 
 def first_line(error: BaseException) -> str:
@@ -119,19 +142,6 @@ def first_line(error: BaseException) -> str:
         return (str(error) or "no message").splitlines()[0][:500]
     except Exception:
         return "no message"
-
-
-def _line(error: BaseException, file: Path) -> str:
-    """Where in the file it went wrong."""
-    if isinstance(error, SyntaxError):
-        return "" if error.lineno is None else f", line {error.lineno}"
-    lines = []
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(file):
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
-    return f", line {lines[-1]}" if lines else ""
 
 
 def _module_name(file: Path) -> str:

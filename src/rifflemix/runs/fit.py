@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from rifflemix.tasks import Task
 from rifflemix.tasks.images.pixels import WholeImages
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.seeds import seed_everything
+
+_TOO_LARGE = re.compile("alloc|memory|overflow|too large|size", re.IGNORECASE)
 
 
 def fit_model(name: str, task: Task, settings: Mapping[str, Any], seed: int) -> Model:
@@ -88,9 +91,11 @@ def try_out(build: Callable[[], Model], task: Task) -> Model:
             loss = task.loss(outputs, batch)  # refuses outputs of another kind
     except InputError:
         raise
-    except (RuntimeError, MemoryError, OverflowError) as error:  # more memory than there is
+    except (RuntimeError, MemoryError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"no model of this size can be made here: {reason}") from error
+        is_large = not isinstance(error, RuntimeError) or _TOO_LARGE.search(reason)
+        what = "no model of this size can be made here" if is_large else "the model cannot be run"
+        raise InputError(f"{what}: {reason}") from error
     for name, values in (("outputs", outputs), ("loss", loss)):
         if not torch.isfinite(values).all():
             raise InputError(

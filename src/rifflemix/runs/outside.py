@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
-from rifflemix.plugins import first_line, is_outside, outside_classes
+from rifflemix.plugins import first_line, is_outside, outside_classes, place_in
 
 _ROUNDING = 1e-3  # of the largest output; a mixer over frequencies rounds with every token
 
@@ -51,6 +50,10 @@ def _check(mixer: TokenMixer, args: tuple[Any, ...], _: dict[str, Any], y: Any) 
     got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
     if got != tuple(x.shape):
         raise _broken(mixer, f"outputs of its tokens' shape {tuple(x.shape)}, got {got}")
+    if y.dtype != x.dtype:
+        raise _broken(mixer, f"outputs of its tokens' type {x.dtype}, got {y.dtype}")
+    if x.isfinite().all() and not y.isfinite().all():
+        raise _broken(mixer, "finite outputs, got NaN or infinity")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         whole, other = _outputs(mixer, x), x.clone()
@@ -89,10 +92,4 @@ def _place(error: BaseException, mixers: list[TokenMixer]) -> str | None:
         for value in vars(cls).values()
         if hasattr(value, "__code__")
     }
-    trace, place = error.__traceback__, None
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if name in files:
-            place = f"{Path(name).name}, line {trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
+    return place_in(error, files)

@@ -103,7 +103,7 @@ def load_swapped(folder: str | Path, model: _M) -> _M:
     for name in (SWAP, WEIGHTS):
         if not (folder / name).is_file():
             raise InputError(f"{folder} holds no swapped model: {name} is missing")
-    description = read_json(folder / SWAP)
+    description = read_json(folder / SWAP, "save the model again")
     check_description(description)
     outline = read_outline(folder / WEIGHTS)
     try:

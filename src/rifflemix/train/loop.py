@@ -44,6 +44,7 @@ from rifflemix.train.state import RunState
 OnEvent = Callable[[TrainEvent], None]
 ShouldStop = Callable[[], bool]
 
+_TEST_AGAIN = "remove it to have the trained model tested again"
 _NOISE, _AUGMENT = 4, 5  # purposes of derived seeds
 
 
@@ -132,7 +133,7 @@ def train(
 
 def _open(folder: RunFolder, description: dict[str, Any], stack: ExitStack) -> Any:
     stack.enter_context(folder.opened(description))
-    return read_json(folder.result) if folder.result.exists() else None
+    return read_json(folder.result, _TEST_AGAIN) if folder.result.exists() else None
 
 
 def _load_best(engine: Engine, folder: RunFolder, model: nn.Module) -> None:
@@ -146,9 +147,10 @@ def _stored_result(folder: RunFolder, stored: Any, metric: str) -> TrainResult:
         check_seal(stored)
         result = TrainResult.from_dict(stored)
     except ValueError as error:
-        raise damaged_run(folder.result, str(error)) from error
+        raise damaged_run(folder.result, str(error), _TEST_AGAIN) from error
     if not result.finished or result.metric != metric:
-        raise damaged_run(folder.result, f"expected a finished run, chosen by {metric}")
+        reason = f"expected a finished run, chosen by {metric}"
+        raise damaged_run(folder.result, reason, _TEST_AGAIN)
     return result
 
 

@@ -46,7 +46,7 @@ class FunctionTask(GeneratedTask):
         )
 
     def load(self, request: Request) -> Task:
-        """What the function returns, under the name of the function.
+        """What the function returns, with the name of the function and its options alone.
 
         Raises:
             InputError: it returns no task.
@@ -59,6 +59,5 @@ class FunctionTask(GeneratedTask):
             raise InputError(
                 f"function {self.card.name}: expected it to return a Task, got {task!r}"
             )
-        options = {**task.options, **request.options}
         card = replace(task.card or self.card, name=self.card.name)
-        return replace(task, name=self.card.name, options=options, card=card)
+        return replace(task, name=self.card.name, options=dict(request.options), card=card)

@@ -106,6 +106,11 @@ def read_npz(path: Path) -> Arrays:
     """All arrays of an .npz file, xz-compressed where its name ends in .xz."""
     content = io.BytesIO(read_bytes(path))
     with reading(path):
+        if content.getvalue().startswith(npy.MAGIC_PREFIX):
+            raise InputError(
+                f"{path}: expected an .npz archive of named arrays, got one .npy array; save them "
+                "with np.savez(path, x=..., y=...)"
+            )
         if not zipfile.is_zipfile(content):
             raise damaged(path, "no .npz archive inside")
         arrays: Arrays = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rifflemix.checks import check_integer
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import user_path
 from rifflemix.tasks.core.base import Request, Task, TaskCard, TaskStatus
@@ -60,7 +61,7 @@ class OwnFile:
             data_source=path.name,
             options={"data": path.name, **told},
         )
-        options["seed"] = options.pop("split_seed")
+        options["seed"] = check_integer("split_seed", options.pop("split_seed"), 0, 2**63 - 1)
         return self.read(path, origin, options)
 
     def status(self, data_dir: Path | None) -> TaskStatus:
@@ -73,7 +74,8 @@ class OwnFile:
 
     def _path(self, data: Any, data_dir: Path | None) -> Path:
         if data is None:
-            raise bad_argument("data", "the path of your data", None, "give it with --data")
+            hint = "give it with --data, or as task option data"
+            raise bad_argument("data", "the path of your data", None, hint)
         path = user_path("data", data)
         return path if data_dir is None else data_dir / path
 

@@ -30,12 +30,7 @@ def read_label_texts(name: str, texts: Sequence[str], where: Where, kind: str) -
         InputError: a label is missing, is no number among numbers, or may be either.
     """
     texts = [text.strip() for text in texts]
-    for row, text in enumerate(texts):
-        if text in _MISSING:
-            raise InputError(
-                f"{where(row)}: expected a label in column {name!r}, got {text!r}, which stands "
-                "for a missing one; leave the row out, or write a class of that name otherwise"
-            )
+    check_none_missing(name, texts, where)
     if kind == "regression":
         return read_numbers(name, texts, where)
     if _are_whole(texts):
@@ -48,6 +43,16 @@ def read_label_texts(name: str, texts: Sequence[str], where: Where, kind: str) -
     elif not odd or not (2 * len(odd) < len(texts) or all(map(_WITH_COMMA.fullmatch, odd))):
         return texts
     return read_numbers(name, texts, where, "; names of classes take kind 'classification'")
+
+
+def check_none_missing(name: str, labels: Sequence[Any], where: Where) -> None:
+    """Raise at the first text that stands for a missing label."""
+    for row, label in enumerate(labels):
+        if isinstance(label, str) and label.strip() in _MISSING:
+            raise InputError(
+                f"{where(row)}: expected a label in column {name!r}, got {label!r}, which stands "
+                "for a missing one; leave the row out, or write a class of that name otherwise"
+            )
 
 
 def read_numbers(name: str, values: Iterable[Any], where: Where, hint: str = "") -> list[float]:

@@ -48,6 +48,7 @@ def _as_array(y: Any, count: int) -> NDArray[Any]:
         raise bad_argument("y", f"{count} labels", shown(y))
     if not isinstance(given, np.ndarray):
         given = [as_numpy(label) for label in given]
+        _check_truths(given)
     try:
         values = np.asarray(given)
     except ValueError:
@@ -74,6 +75,15 @@ def _check_sizes(labels: list[Any]) -> None:
                 "y", "whole numbers of 64 bits", f"{shown(label)} for sample {number}",
                 "names of classes are texts",
             )  # fmt: skip
+
+
+def _check_truths(labels: list[Any]) -> None:
+    """Raise where True and False stand beside numbers, which NumPy would make 1 and 0 of them."""
+    for number, label in enumerate(labels):
+        if isinstance(label, bool) != isinstance(labels[0], bool):
+            raise bad_argument(
+                "y", "labels of one type", f"{labels[0]!r} and {label!r} (sample {number})"
+            )
 
 
 def _of_one_type(labels: list[Any]) -> NDArray[Any]:

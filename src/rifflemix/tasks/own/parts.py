@@ -14,7 +14,7 @@ from rifflemix.tasks.core.base import SPLITS, Task
 from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
 from rifflemix.tasks.own.arrays import Origin, from_arrays
 from rifflemix.tasks.own.labels import Labels, read_labels
-from rifflemix.tasks.own.samples import as_numpy, plain_array
+from rifflemix.tasks.own.samples import as_numpy, is_images, plain_array
 from rifflemix.tasks.own.splitting import divide
 
 NAMES = {
@@ -59,7 +59,9 @@ def from_parts(parts: Mapping[str, Part], origin: Origin, options: Mapping[str, 
     if "train" not in parts:
         raise InputError(f"{origin.data_source}: expected a train split, got {', '.join(parts)}")
     given = [name for name in SPLITS if name in parts]
-    _check_alike({parts[name].source or name: parts[name] for name in given}, options)
+    by_source = {parts[name].source or name: parts[name] for name in given}
+    _check_alike(by_source, options)
+    _check_sizes(by_source)
     whole = {
         name: _joined([getattr(parts[part], name) for part in given])
         for name in ("x", "y", "lengths", "groups")
@@ -109,6 +111,21 @@ def _check_alike(parts: Mapping[str, Part], options: Mapping[str, Any]) -> None:
                     f"{known[first]} in {first} and {type} in {where}",
                     "save them alike" + (", or say the kind of the labels" if name == "y" else ""),
                 )  # fmt: skip
+
+
+def _check_sizes(parts: Mapping[str, Part]) -> None:
+    """Raise where the images of one part have another size than those of another."""
+    arrays = {where: as_numpy(part.x) for where, part in parts.items()}
+    sizes = {
+        where: x.shape[1:]
+        for where, x in arrays.items()
+        if isinstance(x, np.ndarray) and x.size and is_images(x)
+    }
+    first = next(iter(sizes), "")
+    for where, size in sizes.items():
+        if size != sizes[first]:
+            got = f"{sizes[first]} in {first} and {size} in {where}"
+            raise bad_argument("x", "images of one size in all parts", got)
 
 
 def _type(values: Any) -> str:

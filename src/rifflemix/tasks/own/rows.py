@@ -153,7 +153,7 @@ def _json_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 row = parse_json(content)
             except ValueError as error:
                 raise InputError(
-                    f"{file}, line {line}: expected JSON, got none ({error})"
+                    f"{file}, line {line}: it cannot be read as JSON: {error}"
                 ) from error
             if not isinstance(row, dict):
                 raise InputError(

@@ -62,7 +62,7 @@ def read_samples(x: Any, lengths: Any = None, max_length: int | None = None) -> 
         if lengths is not None:
             raise bad_argument("lengths", "None beside a list of sequences", shown(lengths))
         samples = _ragged(list(as_numpy(x)), max_length)
-    elif array.ndim >= 3 and _is_images(array):
+    elif array.ndim >= 3 and is_images(array):
         if lengths is not None or max_length is not None:
             raise bad_argument("lengths and max_length", "None for images", "one of them")
         return _images(array)
@@ -240,7 +240,8 @@ def _finite(values: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[np.float32
     return floats
 
 
-def _is_images(array: NDArray[Any]) -> bool:
+def is_images(array: NDArray[Any]) -> bool:
+    """Whether an array holds images: (M, H, W, C), or (M, H, W) of integers from 0 to 255."""
     if array.ndim == 4:
         return True
     is_integer = array.ndim == 3 and array.dtype.kind in "iu"

@@ -16,7 +16,12 @@ from rifflemix.tasks.core.base import Task
 from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
 from rifflemix.tasks.data_io.files import reading
 from rifflemix.tasks.own.arrays import Origin, from_arrays
-from rifflemix.tasks.own.cells import are_numbers, read_label_texts, read_numbers
+from rifflemix.tasks.own.cells import (
+    are_numbers,
+    check_none_missing,
+    read_label_texts,
+    read_numbers,
+)
 from rifflemix.tasks.own.parts import NAMES, Part
 from rifflemix.tasks.own.rows import ending, table_rows
 
@@ -149,15 +154,17 @@ def _inputs(table: Table, input: str | Sequence[str]) -> Any:
 def _labels(tables: Sequence[Table], name: str, kind: str) -> list[list[Any]]:
     """The labels of each table."""
     columns = [table.columns[name] for table in tables]
-    if ending(tables[0].file) == ".jsonl":
-        return columns
     places = [(table, row) for table in tables for row in range(len(table.lines))]
 
     def where(number: int) -> str:
         table, row = places[number]
         return table.where(row)
 
-    labels = read_label_texts(name, [text for column in columns for text in column], where, kind)
+    values = [value for column in columns for value in column]
+    if ending(tables[0].file) == ".jsonl":  # which tells numbers from texts
+        check_none_missing(name, values, where)
+        return columns
+    labels = read_label_texts(name, values, where, kind)
     ends = np.cumsum([len(column) for column in columns]).tolist()
     return [labels[end - len(column) : end] for column, end in zip(columns, ends, strict=True)]
 
