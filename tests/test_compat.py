@@ -16,6 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from rifflemix import compat
 from rifflemix.checks import autocast_enabled
 from rifflemix.models.macs import flops_on_cpu
+from rifflemix.ops import sinkhorn_attention
+from rifflemix.ops.native import instruction_level
 from rifflemix.runs.measure import peak_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
@@ -114,6 +116,21 @@ def test_attention_on_a_cpu_is_counted() -> None:
         assert counter.get_total_flops() == 2 * product
         y.sum().backward()
     assert counter.get_total_flops() == 7 * product
+
+
+@pytest.mark.skipif(instruction_level() < 2, reason="needs the compiled kernels")
+def test_sinkhorn_attention_on_a_cpu_is_counted() -> None:
+    """Two products with the own and the sorted block, and two that sort; behind, five, and two
+    that sort anew, two back to keys and values and two to the weights of the sort."""
+    q, k, v = torch.randn(3, 2, 4, 12, 8, requires_grad=True)
+    sort = torch.rand(2, 4, 3, 3, requires_grad=True)
+    attended, sorting = 2 * 2 * 4 * 12 * 8 * 8, 2 * 2 * 4 * 3 * 3 * 4 * 8
+    counter = FlopCounterMode(display=False, custom_mapping=flops_on_cpu())
+    with counter:
+        y = sinkhorn_attention(q, k, v, sort, 4)
+        assert counter.get_total_flops() == 2 * attended + 2 * sorting
+        y.sum().backward()
+    assert counter.get_total_flops() == 7 * attended + 8 * sorting
 
 
 def test_operators_are_watched_where_tensors_have_no_values() -> None:

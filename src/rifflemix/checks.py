@@ -10,7 +10,7 @@ import sys
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rifflemix.errors import InputError, bad_argument
 
@@ -120,7 +120,7 @@ def check_bool(name: str, value: Any) -> bool:
     return value
 
 
-def check_floating(name: str, x: Any, layout: str) -> None:
+def check_floating(name: str, x: Any, layout: object) -> None:
     """Raise unless `x` is a floating-point tensor; `layout` says of which shape it should be."""
     if not isinstance(x, Tensor):
         raise bad_argument(name, f"a tensor of shape {layout}", type(x).__name__)
@@ -131,6 +131,19 @@ def check_floating(name: str, x: Any, layout: str) -> None:
         raise bad_argument(name, "a floating-point dtype", x.dtype)
     if x.layout != torch.strided:
         raise bad_argument(name, "a dense tensor", f"one of layout {x.layout}", "use to_dense()")
+
+
+def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:
+    """Raise unless `x` has the dtype (autocast aside) and device of the layer's parameters."""
+    parameter = next(layer.parameters(), None)
+    if parameter is None:
+        return
+    if x.device != parameter.device:
+        raise bad_argument(name, f"the mixer's device {parameter.device}", x.device)
+    if x.dtype != parameter.dtype and not autocast_enabled(x.device.type):
+        raise bad_argument(
+            name, f"the mixer's dtype {parameter.dtype}", x.dtype, "cast one of the two"
+        )
 
 
 def check_like(name: str, tensor: Tensor, like: Tensor, like_name: str) -> None:

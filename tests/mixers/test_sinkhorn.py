@@ -17,6 +17,7 @@ from rifflemix.errors import InputError
 from rifflemix.mixers import create_mixer
 from rifflemix.mixers import sorting_networks as networks
 from rifflemix.mixers.cross.sinkhorn import SinkhornCrossAttention
+from rifflemix.mixers.cross.softmax import SoftmaxCrossAttention
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.ops.sinkhorn import unchecked
 
@@ -426,6 +427,26 @@ def test_cross_gradients(cross: SinkhornCrossAttention) -> None:
     y = cross(x, memory)
     y.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in cross.parameters())
+
+
+@pytest.mark.parametrize("kind", [SinkhornCrossAttention, SoftmaxCrossAttention])
+def test_cross_drops_weights_in_training_alone(kind: type[torch.nn.Module]) -> None:
+    options = {"max_length": MAX, "gumbel": "never"} if kind is SinkhornCrossAttention else {}
+    layer = kind(DIM, num_heads=HEADS, dropout=0.5, **options)
+    x, memory = tokens(9).float(), tokens(13).float()
+    assert not torch.equal(layer(x, memory), layer(x, memory))
+    layer.eval()
+    assert torch.equal(layer(x, memory), layer(x, memory))
+
+
+@pytest.mark.parametrize("kind", [SinkhornCrossAttention, SoftmaxCrossAttention])
+@pytest.mark.parametrize("wide", ["x", "memory"])
+def test_cross_takes_tokens_of_its_own_type(kind: type[torch.nn.Module], wide: str) -> None:
+    layer = kind(DIM, **({"max_length": MAX} if kind is SinkhornCrossAttention else {}))
+    given = {"x": tokens(9).float(), "memory": tokens(13).float()}
+    given[wide] = given[wide].double()
+    with pytest.raises(InputError, match=f"{wide}: expected the mixer's dtype torch.float32, got"):
+        layer(**given)
 
 
 @pytest.mark.parametrize(

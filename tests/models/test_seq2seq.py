@@ -130,6 +130,8 @@ def test_attention_across() -> None:
     found = layer(x, spoiled, key_padding_mask=mask)
     torch.testing.assert_close(found[:1], cross_by_hand(layer, x[:1], memory[:1, :4]))
     torch.testing.assert_close(found[1], layer.proj.bias.expand(5, 12))
+    found.square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
 def test_sizes_of_transformer_base() -> None:

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import (
-    autocast_enabled,
     check_bool,
     check_divides,
     check_integer,
     check_layer,
+    check_like_parameters,
     check_padding_mask,
     check_probability,
     check_tokens,
@@ -229,7 +229,7 @@ class TokenMixer(nn.Module):
         check_tokens("x_t", x_t, rank=2, layout="(B, C)")
         if x_t.shape[1] != self.dim:
             raise bad_argument("x_t", f"{self.dim} channels in shape (B, C)", tuple(x_t.shape))
-        self._check_like_parameters("x_t", x_t)
+        check_like_parameters("x_t", x_t, self)
         self._check_state(state, x_t)
         try:
             y, after = self.advance_stream(x_t, state)
@@ -349,25 +349,13 @@ class TokenMixer(nn.Module):
                 x.shape[1],
                 "build the mixer with a larger max_length",
             )
-        self._check_like_parameters("x", x)
+        check_like_parameters("x", x, self)
         if key_padding_mask is None:
             return
         check_padding_mask(key_padding_mask, x)
         if not self.card.padding:
             title = self.card.title
             raise bad_argument("key_padding_mask", f"None: {title} takes no padding", "a mask")
-
-    def _check_like_parameters(self, name: str, x: Tensor) -> None:
-        """Raise unless `x` has the dtype (autocast aside) and device of the parameters."""
-        parameter = next(self.parameters(), None)
-        if parameter is None:
-            return
-        if x.device != parameter.device:
-            raise bad_argument(name, f"the mixer's device {parameter.device}", x.device)
-        if x.dtype != parameter.dtype and not autocast_enabled(x.device.type):
-            raise bad_argument(
-                name, f"the mixer's dtype {parameter.dtype}", x.dtype, "cast one of the two"
-            )
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""

@@ -46,8 +46,8 @@ def check_no_empty(lengths: list[int]) -> None:
 def with_class_tokens(token: Tensor, x: Tensor, lengths: list[int]) -> Tensor:
     """The class token (1, 1, C) in front of each sequence of a row: (1, N, C) -> (1, N + S, C)."""
     size = torch.tensor(lengths, device="cpu")
-    number = torch.arange(len(lengths)).repeat_interleave(size)
-    own = (torch.arange(len(number)) + number + 1).to(x.device)
-    first = torch.tensor([0, *accumulate(length + 1 for length in lengths)][:-1]).to(x.device)
+    number = torch.arange(len(lengths), device="cpu").repeat_interleave(size)
+    own = (torch.arange(len(number), device="cpu") + number + 1).to(x.device)
+    first = torch.tensor([0, *accumulate(length + 1 for length in lengths)][:-1], device=x.device)
     row = x.new_zeros(1, len(own) + len(first), x.shape[2]).index_copy(1, own, x)
     return row.index_copy(1, first, token.to(x.dtype).expand(1, len(first), -1))

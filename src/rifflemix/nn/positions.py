@@ -106,7 +106,7 @@ def packed_positions(lengths: Sequence[int], device: torch.device) -> Tensor:
     """(1, N) int64: the position of each token of a packed row in its own sequence."""
     size = torch.tensor(lengths, device="cpu")
     starts = (size.cumsum(0) - size).repeat_interleave(size)
-    return (torch.arange(len(starts)) - starts).unsqueeze(0).to(device)
+    return (torch.arange(len(starts), device="cpu") - starts).unsqueeze(0).to(device)
 
 
 def _add_positions(x: Tensor, table: Tensor, positions: Tensor | None) -> Tensor:

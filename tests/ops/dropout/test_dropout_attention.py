@@ -247,6 +247,31 @@ def test_numbers_as_a_mask(form: str, sizes: tuple[int, ...]) -> None:
     torch.testing.assert_close(*results, atol=1e-13, rtol=1e-11)
 
 
+@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize("backend", [*FAST, "reference"])
+def test_numbers_that_hide_all_keys_of_a_query(backend: str, p: float) -> None:
+    inputs = [t.detach().requires_grad_() for t in make((2, 2, 6, 7, 4, 4))]
+    bias = torch.zeros(1, 1, 6, 7, dtype=torch.float64)
+    bias[..., 2, :], bias[..., 3, :5] = -torch.inf, -torch.inf
+    y = dropout_attention(*inputs, p, mask=bias, backend=backend)
+    assert not y[:, :, 2].any()
+    gradients = torch.autograd.grad(y.square().sum(), inputs)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert not gradients[0][:, :, 2].any()
+
+
+@pytest.mark.parametrize("of", [0, 1, 2])
+def test_second_order_of_one_of_the_inputs(of: int) -> None:
+    """A gradient of one alone, with a graph: what nobody asked for has none."""
+    inputs = [t.detach().requires_grad_() for t in make((1, 2, 5, 5, 4, 4))]
+    y = dropout_attention(*inputs, 0.0)
+    (first,) = torch.autograd.grad(y.square().sum(), inputs[of], create_graph=True)
+    found = torch.autograd.grad(first.square().sum(), inputs)
+    y = dropout_attention(*inputs, 0.0, backend="reference")
+    (first,) = torch.autograd.grad(y.square().sum(), inputs[of], create_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad(first.square().sum(), inputs))
+
+
 @pytest.mark.parametrize("backend", FAST)
 def test_second_order_gradients_with_numbers_as_a_mask(backend: str) -> None:
     inputs = [t.detach().requires_grad_() for t in make((1, 1, 3, 4, 2, 2))]

@@ -114,6 +114,13 @@ def test_sorted_mask_weighs_valid_tokens_against_all() -> None:
     assert sorted_padding_mask(0.1 * sort, 2, mask)[0, 0].tolist() == expected
 
 
+@pytest.mark.parametrize("backend", ["eager", "reference"])
+def test_half_of_the_weight_is_enough(backend: str) -> None:
+    mask = torch.tensor([[False, False, True, True]])
+    sort = torch.full((1, 1, 2, 2), 0.5)
+    assert not sorted_padding_mask(sort, 2, mask, backend=backend).any()
+
+
 @pytest.mark.parametrize(
     ("call", "name"),
     [

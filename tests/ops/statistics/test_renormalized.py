@@ -115,6 +115,17 @@ def test_no_token_sees_a_later_one_nor_padding(every: int | str) -> None:
 
 
 def test_half_precision_is_summed_in_float32() -> None:
+    """Sums of so many tokens in bfloat16 would stop to grow."""
+    w = torch.randn(1, 2, 2000, 4).bfloat16()
+    temperature = torch.tensor([0.5, -0.5])
+    y, pi = renormalized_token_statistics(w, temperature, None, "doubling")
+    exact, wanted = renormalized_token_statistics(w.double(), temperature, None, "doubling")
+    assert (y.dtype, pi.dtype) == (torch.bfloat16, torch.float32)
+    assert (pi - wanted).abs().max() < 1e-6
+    torch.testing.assert_close(y.double(), exact, atol=1e-3, rtol=2**-8)
+
+
+def test_autocast_changes_the_maps_alone() -> None:
     mixer = mixer_of(4, denominator_bias=False).float()
     x = torch.randn(1, 40, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -198,12 +198,15 @@ def orthogonal_projection(
     Source: Choromanski et al. 2021, section 2.4.
     """
     blocks = -(-num_features // head_dim)
-    normal = torch.randn(blocks, head_dim, head_dim, generator=generator)
+    device = None if generator is None else generator.device
+    normal = torch.randn(blocks, head_dim, head_dim, generator=generator, device=device)
     q, r = torch.linalg.qr(normal)
     # The factorisation fixes signs of q by its own rule; those of r make it uniform again.
     rows = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT.flatten(0, 1)
     norms = torch.linalg.vector_norm(
-        torch.randn(num_features, head_dim, generator=generator), dim=1, keepdim=True
+        torch.randn(num_features, head_dim, generator=generator, device=device),
+        dim=1,
+        keepdim=True,
     )
     projection: Tensor = rows[:num_features] * norms
     return projection

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from rifflemix.checks import (
     check_divides,
     check_integer,
+    check_like_parameters,
     check_padding_mask,
     check_probability,
     check_tokens,
@@ -66,6 +67,7 @@ class CrossAttention(nn.Module):
             if tensor.shape[1] < 1 or tensor.shape[2] != self.dim:
                 expected = f"at least one token and {self.dim} channels in shape (B, N, C)"
                 raise bad_argument(name, expected, tuple(tensor.shape))
+            check_like_parameters(name, tensor, self)
         if memory.shape[0] != x.shape[0]:
             raise bad_argument("memory", f"a batch of {x.shape[0]}, as x", memory.shape[0])
         check_padding_mask(key_padding_mask, memory)

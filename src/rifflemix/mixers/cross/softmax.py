@@ -48,6 +48,8 @@ class SoftmaxCrossAttention(CrossAttention):
             InputError: wrong shape, dtype or device.
         """
         self.check_input(x, memory, key_padding_mask)
+        if key_padding_mask is not None:  # NaN would reach the gradient of the map of the memory
+            memory = torch.where(key_padding_mask.unsqueeze(-1), 0.0, memory)
         q, k, v = self.project(x, memory)
         mask = None
         if key_padding_mask is not None:

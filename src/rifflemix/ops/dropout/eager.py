@@ -69,6 +69,8 @@ def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool
         blind = ~mask.any(-1, keepdim=True)
     elif mask is not None:
         scores = scores + mask
+        blind = (mask == -torch.inf).all(-1, keepdim=True)
+        scores = scores.masked_fill(blind, 0.0)
     weights = scores.softmax(-1)
     # A query that sees nothing gets nothing, as in torch's attention, not NaN.
     return weights if blind is None else weights.masked_fill(blind, 0.0)
@@ -91,7 +93,7 @@ def is_kept(count: int, p: float, seed: int) -> Tensor:
         _kept_in_tiles(first, min(first + _TILES, tiles), threshold(p), seed)
         for first in range(0, tiles, _TILES)
     ]
-    return torch.cat(parts or [torch.empty(0, dtype=torch.bool)])[:count]
+    return torch.cat(parts or [torch.empty(0, dtype=torch.bool, device="cpu")])[:count]
 
 
 def _kept_in_tiles(first: int, last: int, limit: int, seed: int) -> Tensor:

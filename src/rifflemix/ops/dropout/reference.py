@@ -97,7 +97,7 @@ def dropout_attention(
     if mask is not None and mask.dtype == torch.bool:
         sees = sees & mask
     elif mask is not None:
-        scores = scores + mask
+        scores, sees = scores + mask, sees & (mask > -torch.inf)
     scores = scores.masked_fill(~sees, -torch.inf)
     weights = (scores - scores.amax(-1, keepdim=True)).exp().masked_fill(~sees, 0.0)
     total = weights.sum(-1, keepdim=True)

@@ -39,4 +39,5 @@ def _replace_gradients(
     found = second_order_gradients(
         lambda q, k, v: (attention_weights(q, k, mask, is_causal) @ v,), (q, k, v), grad_outputs[:1]
     )
-    return (*found, *gradients[3:])
+    wanted = [new if old is not None else None for new, old in zip(found, gradients, strict=False)]
+    return (*wanted, *gradients[3:])

@@ -40,7 +40,8 @@ def dropout_attention(
         y: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
         if y.requires_grad:
             differentiate_again(y)
-        return eager.without_padding(y, mask) if is_padding else y
+        y = eager.without_padding(y, mask) if is_padding else y
+        return y if y.dtype == q.dtype else y.to(q.dtype)  # autocast chose another
     runs = cpu_attention.supports_attention(q, k, v, mask)
     module = _ATTENTION.pick(backend, _available(runs, q))
     draws = module is not eager or eager.takes_seed(q)
@@ -48,7 +49,7 @@ def dropout_attention(
     dropped: Tensor = module.dropout_attention(
         q, k, v, mask, is_causal, is_padding, dropout_p, seed
     )
-    return dropped
+    return dropped if dropped.dtype == q.dtype else dropped.to(q.dtype)
 
 
 def _available(kernels_run: bool, x: Tensor) -> tuple[str, ...]:

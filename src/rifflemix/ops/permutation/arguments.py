@@ -13,7 +13,7 @@ from rifflemix.checks import (
     check_padding_mask,
     check_tokens,
 )
-from rifflemix.compat import values_can_be_read
+from rifflemix.compat import has_values, values_can_be_read
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.permutation.eager import KEY_DTYPES
 from rifflemix.ops.permutation.spec import SortSpec
@@ -56,7 +56,7 @@ def check_steps(steps: Tensor | Sequence[int], x: Tensor, name: str = "steps") -
 
 def check_range(name: str, integers: Tensor, low: int, high: int | None) -> None:
     """Raise unless all are in the range; a graph that is traced cannot tell."""
-    if integers.is_meta or not values_can_be_read():
+    if not has_values(integers) or not values_can_be_read():
         return
     smallest, largest = map(int, integers.aminmax())
     if smallest < low or (high is not None and largest > high):

@@ -374,7 +374,7 @@ _shift.register_autograd(_differentiate_shift, setup_context=_save_steps)
 @operator("rifflemix::first_largest", device_types="cpu")
 def _first_largest(x: Tensor, mask: Tensor | None) -> Tensor:
     check_tokens("x", x, FORMATS, mask, None)
-    index = torch.empty((x.shape[0], 1, x.shape[2]), dtype=torch.int64)
+    index = new(x, (x.shape[0], 1, x.shape[2]), torch.int64)
     run("first_largest", x, index=index, mask=mask)
     return index
 

@@ -111,7 +111,7 @@ def run(
     size = call(ctypes.byref(problem))
     if size < 0:
         checked(size)
-    scratch = torch.empty(max(1, size), dtype=torch.uint8)
+    scratch = torch.empty(max(1, size), dtype=torch.uint8, device=x.device)
     problem.scratch = scratch.data_ptr()
     result: int = call(ctypes.byref(problem))
     return result if result >= 0 else checked(result)

@@ -71,7 +71,7 @@ def shift_steps(
     check_integer("num_layers", num_layers, 1, _MOST)
     group_size = check_integer("group_size", group_size, 1, _MOST)
     heads = check_divides("heads", heads, num_channels, "num_channels")
-    target = torch.get_default_device() if device is None else torch.device(device)
+    target = torch.empty(0).device if device is None else torch.device(device)
     return scheduled_steps(
         kind,
         num_tokens,

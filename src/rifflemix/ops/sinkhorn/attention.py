@@ -178,7 +178,7 @@ def sinkhorn_attention(
 
 
 def _check_operand(name: str, tensor: Tensor, expected: tuple[int, ...], q: Tensor) -> None:
-    check_floating(name, tensor, str(expected))
+    check_floating(name, tensor, expected)
     if tuple(tensor.shape) != expected:
         raise bad_argument(name, f"shape {expected}", tuple(tensor.shape))
     check_like(name, tensor, q, "q")

@@ -140,7 +140,7 @@ def gumbel_sinkhorn(
     num_iterations = check_integer("num_iterations", num_iterations, 0)
     _check_block_mask(block_padding_mask, scores, scores.shape[-1])
     if noise is not None:
-        check_floating("noise", noise, str(tuple(scores.shape)))
+        check_floating("noise", noise, tuple(scores.shape))
         if noise.shape != scores.shape:
             raise bad_argument("noise", f"shape {tuple(scores.shape)}", tuple(noise.shape))
         check_like("noise", noise, scores, "scores")

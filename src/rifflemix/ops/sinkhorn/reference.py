@@ -50,7 +50,7 @@ def sinkhorn(
             for u in range(n)
             for v in range(n)
             if not dead[u] and not dead[v] and not (causal and v >= u)
-            if scores[u, v] > -math.inf
+            if scores[u, v] != -math.inf
         }
 
         def normalise_rows() -> None:
@@ -99,7 +99,7 @@ def top_k_blocks(
                 v
                 for v in range(columns)
                 if v < num_null or not (dead[v - num_null] or (causal and v - num_null >= u))
-                if matrix[u, v] > -math.inf and not (rows == len(dead) and dead[u])
+                if matrix[u, v] != -math.inf and not (rows == len(dead) and dead[u])
             ]
             for _ in range(k):
                 row = list(matrix.new_zeros(columns).unbind())

@@ -78,7 +78,7 @@ def block_scores(
 def sort_blocks(blocks: Tensor, sort: Tensor, backend: str = "auto") -> Tensor:
     """`rifflemix.ops.sort_blocks`."""
     y: Tensor = _BLOCKS.pick(backend).sort_blocks(blocks, sort)
-    return y
+    return y if y.dtype == blocks.dtype else y.to(blocks.dtype)  # autocast chose another
 
 
 def sorted_padding_mask(
@@ -181,7 +181,7 @@ def block_attention(
     y: Tensor = module.block_attention(
         q, k, v, sorted_k, sorted_v, combine, hidden, sorted_hidden, dropout_p
     )
-    return y
+    return y if y.dtype == q.dtype else y.to(q.dtype)
 
 
 def sinkhorn_attention(
@@ -207,7 +207,7 @@ def sinkhorn_attention(
         available = with_triton_attention(available, q, sort, block_size)
     module = _ATTENTION.pick(backend, available)
     y: Tensor = module.sinkhorn_attention(q, k, v, sort, block_size, **settings)
-    return y
+    return y if y.dtype == q.dtype else y.to(q.dtype)
 
 
 def _available(kernels_run: bool, x: Tensor) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_positive, check_probability, check_tokens
+from rifflemix.compat import has_values
 from rifflemix.errors import bad_argument
 from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
 
@@ -64,12 +65,12 @@ def check_state(state: StatisticsState | None, w: Tensor) -> None:
     for name, field, shape, dtype in zip(
         StatisticsState._fields, state, shapes, dtypes, strict=True
     ):
-        _check_tensor(f"initial_state.{name}", field, str(shape), shape, w)
+        _check_tensor(f"initial_state.{name}", field, shape, shape, w)
         if field.dtype != dtype:
             raise bad_argument(f"initial_state.{name}", f"dtype {dtype}", field.dtype)
     position = state.position
     # Reading the position, which is data, would break a graph that is being traced.
-    if torch.compiler.is_compiling() or position.is_meta or not position.numel():
+    if torch.compiler.is_compiling() or not has_values(position) or not position.numel():
         return
     if (first := int(position.min())) < 0:
         raise bad_argument("initial_state.position", "at least 0", first)
@@ -109,7 +110,7 @@ def _positions_used(state: StatisticsState, length: int, key_padding_mask: Tenso
 
 
 def _check_tensor(
-    name: str, value: Tensor, layout: str, shape: tuple[int, ...], like: Tensor
+    name: str, value: Tensor, layout: object, shape: tuple[int, ...], like: Tensor
 ) -> None:
     if not isinstance(value, Tensor):
         raise bad_argument(name, f"a tensor of shape {layout}", type(value).__name__)
