@@ -117,6 +117,13 @@ class TwiceInTraining(Mean):
         return 2 * y if self.training else y
 
 
+@breaks("training_without_dropout_is_evaluation")
+class DropsWhatItWasNotAskedTo(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y = super().mix(x, key_padding_mask)
+        return nn.functional.dropout(y, 0.3, self.training)
+
+
 @breaks("layout_in_memory_changes_nothing")
 class ReadsMemoryInItsOrder(WithoutMasks):
     """Tokens that are not contiguous are read in the order of their storage."""

@@ -57,6 +57,8 @@ class MixerCard:
             or with some options, so that last bits of outputs or gradients depend on it. Torch's
             matrix products may in every mixer, where sizes are odd or a few channels, and on some
             CPUs in the gradients of weights.
+        training_noise: empty, or what is drawn in training beside dropout, by default or with some
+            options.
         one_length: empty, or why a program of torch.export holds for one number of tokens.
         no_onnx: empty, or why such a program does not run in other runtimes as ONNX.
     """
@@ -76,6 +78,7 @@ class MixerCard:
     by_position: str = ""
     needs_max_length: bool = False
     thread_sums: str = ""
+    training_noise: str = ""
     one_length: str = ""
     no_onnx: str = ""
 

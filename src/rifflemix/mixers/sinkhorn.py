@@ -67,6 +67,7 @@ class Sinkhorn(TokenMixer):
         cost_exponent=1.5,
         causal=True,
         needs_max_length=True,
+        training_noise="Gumbel noise on the block scores, with gumbel='training'",
     )
 
     def __init__(

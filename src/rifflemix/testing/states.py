@@ -57,7 +57,7 @@ def evaluation_repeats(form: Form) -> None:
 def training_without_dropout_is_evaluation(form: Form) -> None:
     """A mixer that drops nothing gives in training what it gives in eval.
 
-    One that draws other numbers in training, whose outputs change with the seed, is let off.
+    Where its card names what else it draws, its outputs may change with the seed.
     """
     mixer, x = form.build(), tokens(2, 30)
     expected = mixer(x.clone())
@@ -66,7 +66,7 @@ def training_without_dropout_is_evaluation(form: Form) -> None:
     for seed in (1, 2):
         torch.manual_seed(seed)
         outputs.append(mixer(x.clone()))
-    if torch.equal(*outputs):
+    if torch.equal(*outputs) or not form.card.training_noise:
         require_close(outputs[0], expected, "in training", atol=1e-10, rtol=1e-8)
 
 
