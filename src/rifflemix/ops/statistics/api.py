@@ -6,14 +6,12 @@ from typing import Literal, overload
 
 from torch import Tensor
 
-from rifflemix.checks import check_bool, check_padding_mask
+from rifflemix.checks import check_bool, check_padding_mask, check_positive, check_probability
 from rifflemix.ops.statistics import unchecked
 from rifflemix.ops.statistics.arguments import (
     check_bias,
-    check_dropout,
     check_groups,
     check_heads,
-    check_scale,
     check_state,
     check_temperature,
     check_whole,
@@ -88,7 +86,7 @@ def token_statistics(
     check_heads("w", w)
     check_temperature(temperature, w)
     check_padding_mask(key_padding_mask, w, token_dim=2)
-    check_dropout(dropout_p)
+    check_probability("dropout_p", dropout_p)
     check_bool("normalize", normalize)
     check_bool("return_membership", return_membership)
     y, membership = unchecked.token_statistics(
@@ -210,7 +208,7 @@ def causal_token_statistics(
     check_padding_mask(key_padding_mask, w, token_dim=2)
     check_state(initial_state, w)
     check_bias(denominator_bias, w, initial_state, key_padding_mask)
-    check_dropout(dropout_p)
+    check_probability("dropout_p", dropout_p)
     check_bool("return_membership", return_membership)
     check_bool("return_state", return_state)
     y, membership, state = unchecked.causal_token_statistics(
@@ -249,7 +247,7 @@ def variational_compression_rate(
     """
     check_heads("w", w)
     check_groups(membership, w)
-    check_scale(scale)
+    check_positive("scale", scale)
     return unchecked.variational_compression_rate(w, membership, scale, backend)
 
 
@@ -279,5 +277,5 @@ def compression_rate(
     """
     check_whole("z", z)
     check_groups(membership, z)
-    check_scale(scale)
+    check_positive("scale", scale)
     return unchecked.compression_rate(z, membership, scale, backend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rifflemix.checks import check_positive, check_probability, check_tokens
+from rifflemix.checks import check_tokens
 from rifflemix.compat import has_values
 from rifflemix.errors import bad_argument
 from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
@@ -28,16 +28,6 @@ def check_temperature(temperature: Tensor, w: Tensor) -> None:
     _check_tensor("temperature", temperature, f"(H,) = ({w.shape[1]},)", (w.shape[1],), w)
     if not temperature.is_floating_point():
         raise bad_argument("temperature", "a floating-point dtype", temperature.dtype)
-
-
-def check_dropout(dropout_p: float) -> None:
-    """Raise unless `dropout_p` is in [0, 1)."""
-    check_probability("dropout_p", dropout_p)
-
-
-def check_scale(scale: float) -> None:
-    """Raise unless `scale` is above 0."""
-    check_positive("scale", scale)
 
 
 def check_groups(membership: Tensor, tokens: Tensor) -> None:
