@@ -15,6 +15,7 @@ from rifflemix.mixers._attention.apart import apart
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import missing_tokens, move_padding_back, move_padding_last
 from rifflemix.mixers.sorting_networks import BlockSorter, SortOptions
+from rifflemix.mixers.strided import default_block_size
 from rifflemix.ops.sinkhorn import COMBINE, unchecked
 
 
@@ -235,9 +236,7 @@ def block_layout(block_size: int | None, max_length: int | None) -> tuple[int, i
     if max_length is None:
         raise bad_argument("max_length", "the most tokens the layer will see", None)
     if block_size is None:
-        block_size = 1
-        while block_size**2 < max_length:
-            block_size *= 2
+        block_size = default_block_size(max_length)
     block_size = check_integer("block_size", block_size, 1)
     return block_size, -(-max_length // block_size)
 
