@@ -54,7 +54,7 @@ class OrderedAttention(MultiHeadMixer):
         return super().mix(x, key_padding_mask)
 
 
-def default_block_size(max_length: int | None, fewest_blocks: int = 8) -> int:
+def short_block_size(max_length: int | None, fewest_blocks: int = 8) -> int:
     """64 tokens, or fewer where `max_length` would not hold `fewest_blocks` such blocks."""
     if max_length is None:
         return _BLOCK

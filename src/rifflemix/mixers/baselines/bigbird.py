@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rifflemix.checks import check_integer
 from rifflemix.compat import take_first
-from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
+from rifflemix.mixers._attention.ordered import OrderedAttention, short_block_size
 from rifflemix.mixers._attention.window import (
     from_blocks,
     see_something,
@@ -74,7 +74,7 @@ class BigBird(OrderedAttention):
     ) -> None:
         super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
         if block_size is None:
-            block_size = default_block_size(self.max_length, _FEWEST_BLOCKS)
+            block_size = short_block_size(self.max_length, _FEWEST_BLOCKS)
         self.block_size = check_integer("block_size", block_size, 1)
         self.num_random = check_integer("num_random", num_random, 0)
         self.random_seed = check_integer("random_seed", random_seed, 0, 2**31 - 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
+from rifflemix.mixers._attention.ordered import OrderedAttention, short_block_size
 from rifflemix.mixers._attention.window import block_attention
 from rifflemix.mixers.base import MixerCard
 from rifflemix.mixers.padding import newest_in_slots, take_tokens
@@ -58,7 +58,7 @@ class LocalAttention(OrderedAttention):
     ) -> None:
         super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
         if block_size is None:
-            block_size = default_block_size(self.max_length)
+            block_size = short_block_size(self.max_length)
         self.block_size = check_integer("block_size", block_size, 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:

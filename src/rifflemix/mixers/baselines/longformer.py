@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
-from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
+from rifflemix.mixers._attention.ordered import OrderedAttention, short_block_size
 from rifflemix.mixers._attention.window import SharedKeys, see_something, window_attention
 from rifflemix.mixers.base import MixerCard
 from rifflemix.ops.dropout.unchecked import dropout_attention
@@ -63,7 +63,7 @@ class Longformer(OrderedAttention):
     ) -> None:
         super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
         if window is None:
-            window = 2 * default_block_size(self.max_length) + 1
+            window = 2 * short_block_size(self.max_length) + 1
         self.window = check_integer("window", window, 1)
         self.num_global = check_integer("num_global", num_global, 0)
         self.global_qkv = nn.Linear(self.dim, 3 * self.inner_dim, bias=bias) if num_global else None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_integers
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.lsh import lsh_attention, lsh_buckets
-from rifflemix.mixers._attention.ordered import default_block_size
+from rifflemix.mixers._attention.ordered import short_block_size
 from rifflemix.mixers.base import MixerCard, TokenMixer
 
 COMPAT = ("none", "hf")
@@ -77,7 +77,7 @@ class Reformer(TokenMixer):
         super().__init__(dim, **shared)
         self.num_hashes = check_integer("num_hashes", num_hashes, 1, 127)
         if chunk_size is None:
-            chunk_size = default_block_size(self.max_length)
+            chunk_size = short_block_size(self.max_length)
         self.chunk_size = check_integer("chunk_size", chunk_size, 1)
         self.bucket_factors = self._check_buckets(num_buckets)
         check_choice("compat", compat, COMPAT)

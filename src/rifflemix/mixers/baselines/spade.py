@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer
 from rifflemix.mixers._attention.cache import attend_to_cache, new_cache, with_token
-from rifflemix.mixers._attention.ordered import OrderedAttention, default_block_size
+from rifflemix.mixers._attention.ordered import OrderedAttention, short_block_size
 from rifflemix.mixers._attention.window import window_attention
 from rifflemix.mixers._convolution.fft_convolution import NO_ONNX
 from rifflemix.mixers.base import MixerCard
@@ -70,7 +70,7 @@ class Spade(OrderedAttention):
     ) -> None:
         super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
         if radius is None:
-            radius = default_block_size(self.max_length)
+            radius = short_block_size(self.max_length)
         self.radius = check_integer("radius", radius, 1)
         period = self.num_layers if ssm_every is None else check_integer("ssm_every", ssm_every, 1)
         self.ssm: S4 | None = None
