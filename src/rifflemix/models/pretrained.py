@@ -108,14 +108,26 @@ def _no_fit(path: Path, config: Mapping[str, Any], reason: str) -> InputError:
 
 
 def _json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as JSON has them: numbers and arrays of NumPy and torch as Python's own."""
+    """The settings as config.json holds them."""
     plain: dict[str, Any] = {}
     for name, value in settings.items():
         try:
-            plain[name] = parse_json(json.dumps(value, default=_plain, allow_nan=False))
-        except (TypeError, ValueError, RecursionError) as error:
+            plain[name] = as_json(value)
+        except ValueError as error:
             raise bad_argument(f"setting {name}", "a value for config.json", error) from None
     return plain
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON has it: numbers and arrays of NumPy and torch as Python's own.
+
+    Raises:
+        ValueError: JSON cannot hold it.
+    """
+    try:
+        return parse_json(json.dumps(value, default=_plain, allow_nan=False))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(error) from error
 
 
 def _plain(value: Any) -> Any:

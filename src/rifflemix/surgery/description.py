@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypedDict, cast
@@ -11,8 +10,9 @@ from torch import nn
 
 from rifflemix import __version__
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import check_json, parse_json
+from rifflemix.files import check_json
 from rifflemix.mixers import list_mixers
+from rifflemix.models.pretrained import as_json
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.settings import MixerSettings
 from rifflemix.surgery.wrappers import without_wrappers
@@ -89,19 +89,11 @@ def _layer(name: str, settings: MixerSettings | None) -> _Layer:
         )
     values = asdict(settings)
     try:
-        values["options"] = parse_json(
-            json.dumps(values["options"], default=_plain, allow_nan=False)
-        )
-    except (TypeError, ValueError, RecursionError) as error:
+        values["options"] = as_json(values["options"])
+    except ValueError as error:
         raise bad_argument(f"options of {name}", "values for JSON", error) from None
     return cast(_Layer, values)
 
 
 def _mixer_name(settings: MixerSettings | None) -> str:
     return "none" if settings is None else repr(settings.mixer)
-
-
-def _plain(value: Any) -> Any:
-    if not hasattr(value, "tolist"):
-        raise TypeError(f"a {type(value).__name__}, which JSON cannot hold")
-    return value.tolist()
