@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
 
 from rifflemix.models import Model
 from rifflemix.models.macs import flops_on_cpu
+from rifflemix.runs.measure import seconds_of
 from rifflemix.tasks import Task
 from rifflemix.train import TrainConfig
 from rifflemix.train.evaluate import run_model
@@ -56,14 +56,7 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     """The best of a few timings of one large matrix product."""
     size = 8192 if device.type == "cuda" else 1024
     a = torch.randn(size, size, device=device, dtype=dtype)
-    best = float("inf")
-    for _ in range(5):
-        _wait(device)
-        start = time.perf_counter()
-        torch.mm(a, a)
-        _wait(device)
-        best = min(best, time.perf_counter() - start)
-    return 2.0 * size**3 / best
+    return 2.0 * size**3 / min(seconds_of(lambda: torch.mm(a, a), device) for _ in range(5))
 
 
 def _step_flops(model: Model, task: Task, batch_size: int) -> int:
@@ -76,8 +69,3 @@ def _step_flops(model: Model, task: Task, batch_size: int) -> int:
     with counter:
         task.loss(run_model(model, batch), batch).backward()
     return round(counter.get_total_flops() * batch_size / len(batch["labels"]))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
