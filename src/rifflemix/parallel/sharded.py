@@ -47,3 +47,13 @@ class ShardedMixer(TokenMixer):
         raise bad_argument(
             "model", "a model that is not sharded, to stream", f"a sharded {self.card.name}"
         )
+
+
+class ShardedAttention(ShardedMixer):
+    """One with queries, keys and values."""
+
+    padded_queries: str
+
+    def cannot_shard(self) -> str:
+        """The mean of all values, padded ones included, is not made for shards."""
+        return "padded_queries='mean'" if self.padded_queries == "mean" else ""

@@ -7,21 +7,16 @@ from torch import Tensor
 
 from rifflemix.mixers.baselines.softmax import SoftmaxAttention
 from rifflemix.ops.dropout.unchecked import dropout_attention
-from rifflemix.parallel.sharded import ShardedMixer
+from rifflemix.parallel.sharded import ShardedAttention
 from rifflemix.parallel.shards import Shards
 
 
-class ShardedSoftmax(ShardedMixer, SoftmaxAttention):
+class ShardedSoftmax(ShardedAttention, SoftmaxAttention):
     """Softmax attention: keys and values of all tokens are gathered on every process.
 
     torch's own context parallelism does the same in its all-gather form, but needs the attention
     kernels of GPUs.
     """
-
-    def cannot_shard(self) -> str:
-        """The mean of all values, padded ones included, is not made for shards."""
-        mean = self.padded_queries == "mean"
-        return "padded_queries='mean'" if mean else ""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """See `MultiHeadMixer.attend`."""

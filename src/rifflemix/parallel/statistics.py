@@ -15,7 +15,7 @@ from rifflemix.ops.dropout.unchecked import dropout
 from rifflemix.ops.precision import without_autocast
 from rifflemix.ops.statistics import StatisticsState, eager, unchecked
 from rifflemix.ops.statistics.common import accumulation_dtype
-from rifflemix.parallel.sharded import ShardedMixer
+from rifflemix.parallel.sharded import ShardedAttention, ShardedMixer
 from rifflemix.parallel.shards import Shards
 
 
@@ -92,13 +92,8 @@ class ShardedTSSA(ShardedMixer, TSSA):
         return run(before, dropout_p)[:2]
 
 
-class ShardedLinear(ShardedMixer, LinearAttention):
+class ShardedLinear(ShardedAttention, LinearAttention):
     """Linear attention: one sum of H D (D + 1) numbers, of all processes or of earlier ones."""
-
-    def cannot_shard(self) -> str:
-        """The mean of all values, padded ones included, is not made for shards."""
-        mean = self.padded_queries == "mean"
-        return "padded_queries='mean'" if mean else ""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """See `MultiHeadMixer.attend`; sums and their norms go together, the norm last."""
