@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rifflemix.checks import check_bool, check_integer
+from rifflemix.checks import check_integer
 from rifflemix.mixers._attention.linear import LinearAttentionMixer
+from rifflemix.mixers._attention.ordered import OrderedAttention
 from rifflemix.mixers.base import MixerCard
-from rifflemix.mixers.padding import check_no_padding, fill_valid_tokens, mix_valid_tokens
 
 
-class CosFormer(LinearAttentionMixer):
+class CosFormer(OrderedAttention, LinearAttentionMixer):
     """Linear attention with weights relu(q_i) relu(k_j) cos(pi (i - j) / 2M), M = `max_length`.
 
     The cosine splits into products of cosines and sines of either position, which makes 2D features
@@ -56,23 +56,8 @@ class CosFormer(LinearAttentionMixer):
         out_bias: bool = True,
         **shared: Any,
     ) -> None:
-        super().__init__(dim, bias=bias, out_bias=out_bias, **shared)
-        self.keep_positions = check_bool("keep_positions", keep_positions)
+        super().__init__(dim, keep_positions=keep_positions, bias=bias, out_bias=out_bias, **shared)
         self.fade_length = check_integer("max_length", self.max_length, 1)
-
-    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """See `MultiHeadMixer.mix`, on the valid tokens moved together."""
-        if self.keep_positions:
-            return super().mix(x, key_padding_mask)
-        return mix_valid_tokens(super().mix, x, key_padding_mask)
-
-    def fill_stream(
-        self, x: Tensor, key_padding_mask: Tensor | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `LinearAttentionMixer.fill_stream`, on the valid tokens moved together."""
-        if self.keep_positions:
-            check_no_padding(key_padding_mask)
-        return fill_valid_tokens(super().fill_stream, x, key_padding_mask)
 
     def features(
         self, q: Tensor, k: Tensor, key_padding_mask: Tensor | None, start: Tensor | None
