@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.nn.positions import valid_positions
 from rifflemix.ops.dropout.unchecked import dropout_attention
 
 State = dict[str, Tensor]
@@ -51,4 +52,4 @@ def token_positions(state: State, length: int, device: torch.device) -> Tensor:
     padding = state.get("padding")
     if padding is None:
         return torch.arange(length, device=device)
-    return ((~padding).cumsum(1) - 1).clamp_min(0)
+    return valid_positions(padding)
