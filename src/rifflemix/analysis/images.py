@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -77,8 +76,3 @@ def text_of(subject: Subject, sample: int, most: int) -> list[str] | None:
     if subject.task is None or subject.task.options.get("level") != "byte":
         return [str(i) for i in ids]
     return [chr(i - 1) if 32 < i <= 127 else " " for i in ids]
-
-
-def valid_tokens(mask: Tensor | None, sample: int, count: int) -> Tensor:
-    """(N,) bool: the tokens of a sample that are no padding."""
-    return torch.ones(count, dtype=torch.bool) if mask is None else ~mask[sample].cpu()
