@@ -13,8 +13,6 @@ from rifflemix.comparison.table import comparison_rows, markdown_table
 from rifflemix.comparison.tuning import markdown_tuning
 from rifflemix.files import write_bytes
 
-REPORT_FILES = ("table.md", "plot.png", "report.html")
-
 
 def comparison_files(results: Mapping[str, Any]) -> dict[str, bytes]:
     """table.md, plot.png and report.html, by name."""
