@@ -219,12 +219,12 @@ def run_sweep(
             else:
                 if not result.finished:
                     break
-                runs.append(entry | _entry(plan.recipe, result))
+                runs.append(entry | _entry(result))
             _write(plan, runs, failed)
         return _write(plan, runs, failed)
 
 
-def _entry(recipe: Recipe, result: TrainResult) -> dict[str, Any]:
+def _entry(result: TrainResult) -> dict[str, Any]:
     chosen = next(at for at in result.validation if at["step"] == result.best_step)
     return {
         "steps": result.step,
