@@ -13,15 +13,14 @@ from rifflemix.checks import check_bool, check_integer
 from rifflemix.mixers._convolution.complex_pair import ComplexPair
 from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
 from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convolution, wide
+from rifflemix.mixers._convolution.state_space import both_directions, random_log_steps
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.baselines.s4 import both_directions
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 
-# The released code's own values: the ring the smoothing factors start in, the largest modulus
-# they may have, and the range of the damping.
+# The released code's own values: the ring the smoothing factors start in, and the largest modulus
+# they may have.
 _LEAST_MODULUS, _GREATEST_MODULUS, _GREATEST_PHASE = 0.1, 0.9, math.pi
 _LARGEST_FACTOR = 0.9999
-_SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
 
 
 class ComplexSmoothing(nn.Module):
@@ -46,8 +45,7 @@ class ComplexSmoothing(nn.Module):
         log_modulus = 0.5 * torch.empty(rows).uniform_(low, high).log()
         factor = torch.complex(log_modulus, torch.empty(rows).uniform_(0.0, _GREATEST_PHASE))
         self.log_delta = nn.Parameter(torch.view_as_real(factor.log()).clone())
-        step = torch.empty(rows, 1).uniform_(math.log(_SHORTEST_STEP), math.log(_LONGEST_STEP))
-        self.alpha = nn.Parameter(step.repeat(1, 2))
+        self.alpha = nn.Parameter(random_log_steps(rows, 1).repeat(1, 2))
         self.beta = nn.Parameter(torch.empty(rows, 2).normal_(std=0.2))
         self.omega = nn.Parameter(torch.randn(dim))
 

@@ -19,8 +19,8 @@ from rifflemix.mixers._attention.cache import (
     with_token,
 )
 from rifflemix.mixers._convolution.ema import DampedEMA
+from rifflemix.mixers._convolution.state_space import both_directions
 from rifflemix.mixers.base import TokenMixer
-from rifflemix.mixers.baselines.s4 import both_directions
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.padding import (
     block_of,

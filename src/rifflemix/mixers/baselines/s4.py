@@ -9,15 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rifflemix.checks import check_bool, check_integer
+from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
 from rifflemix.mixers._convolution.complex_pair import ComplexPair
 from rifflemix.mixers._convolution.exponential_kernel import ExponentialKernel
 from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convolution, wide
+from rifflemix.mixers._convolution.state_space import both_directions, random_log_steps
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
-
-_SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
 
 
 class S4(TokenMixer):
@@ -70,8 +69,7 @@ class S4(TokenMixer):
         pairs, odd = divmod(check_integer("state_size", state_size, 2), 2)
         if odd:
             raise bad_argument("state_size", "an even number", state_size)
-        low, high = math.log(_SHORTEST_STEP), math.log(_LONGEST_STEP)
-        self.log_dt = nn.Parameter(torch.empty(self.dim).uniform_(low, high))
+        self.log_dt = nn.Parameter(random_log_steps(self.dim))
         self.log_A_real = nn.Parameter(torch.full((self.dim, pairs), math.log(0.5)))
         self.A_imag = nn.Parameter(math.pi * torch.arange(pairs).float().repeat(self.dim, 1))
         directions = 2 if self.bidirectional else 1
@@ -142,16 +140,3 @@ class S4(TokenMixer):
         """The settings, for print(model)."""
         size = 2 * self.A_imag.shape[1]
         return f"dim={self.dim}, state_size={size}, bidirectional={self.bidirectional}"
-
-
-def both_directions(bidirectional: bool | None, causal: bool) -> bool:
-    """`bidirectional` where it is set, else unless `causal`.
-
-    Raises:
-        InputError: both.
-    """
-    if bidirectional is None:
-        return not causal
-    if check_bool("bidirectional", bidirectional) and causal:
-        raise bad_argument("bidirectional", "False with causal=True", True)
-    return bidirectional

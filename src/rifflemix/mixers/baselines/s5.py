@@ -14,12 +14,11 @@ from rifflemix.errors import bad_argument
 from rifflemix.mixers._convolution.complex_pair import ComplexPair
 from rifflemix.mixers._convolution.fft_convolution import wide
 from rifflemix.mixers._convolution.linear_scan import linear_scan
+from rifflemix.mixers._convolution.state_space import both_directions, random_log_steps
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.baselines.s4 import both_directions
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
 from rifflemix.ops.precision import without_autocast
 
-_SHORTEST_STEP, _LONGEST_STEP = 1e-3, 1e-1
 # The least damping: a state space whose eigenvalues cross the imaginary axis blows up.
 _LEAST_DECAY = 1e-4
 
@@ -87,8 +86,7 @@ class S5(TokenMixer):
         c = deviation * torch.view_as_complex(torch.randn(directions, self.dim, state_size, 2))
         self.C = nn.Parameter(torch.view_as_real(c @ basis))
         self.D = nn.Parameter(torch.randn(self.dim))
-        low, high = math.log(_SHORTEST_STEP), math.log(_LONGEST_STEP)
-        self.log_step = nn.Parameter(torch.empty(state_size // 2).uniform_(low, high))
+        self.log_step = nn.Parameter(random_log_steps(state_size // 2))
         self.out2 = nn.Linear(self.dim, self.dim)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
