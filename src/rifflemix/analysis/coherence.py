@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,39 +124,9 @@ def coherence(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
             "Of random directions",
             "Largest cosine between spans",
         ),
-        rows=tuple(
-            (
-                label,
-                layer.name,
-                *(
-                    f"{value:.3f}"
-                    for value in (layer.between, layer.within, layer.expected, layer.largest)
-                ),
-            )
-            for label, layers in found.items()
-            for layer in layers
-        ),
-        caption=(
-            "|cosine| between all directions of a layer, head after head; white lines part the "
-            "heads. Incoherent heads are dark outside the diagonal blocks. Random directions "
-            "have the mean |cosine| in the table; the largest cosine of a principal angle between "
-            "two heads' spans is 1 where these meet."
-        ),
-        data={
-            "models": {
-                label: [
-                    {
-                        "layer": layer.name,
-                        "between": layer.between,
-                        "within": layer.within,
-                        "expected": layer.expected,
-                        "largest": layer.largest,
-                    }
-                    for layer in layers
-                ]
-                for label, layers in found.items()
-            }
-        },
+        rows=tuple(_row(label, layer) for label, layers in found.items() for layer in layers),
+        caption=_CAPTION,
+        data={"models": {label: [_numbers(layer) for layer in of] for label, of in found.items()}},
         arrays={
             f"{label}/{layer.name}": layer.cosines
             for label, layers in found.items()
@@ -163,6 +134,29 @@ def coherence(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
         },
         figure=_figure(found),
     )
+
+
+_CAPTION = (
+    "|cosine| between all directions of a layer, head after head; white lines part the heads. "
+    "Incoherent heads are dark outside the diagonal blocks. Random directions have the mean "
+    "|cosine| in the table; the largest cosine of a principal angle between two heads' spans is 1 "
+    "where these meet."
+)
+
+
+def _row(label: str, layer: LayerCoherence) -> tuple[str, ...]:
+    values = layer.between, layer.within, layer.expected, layer.largest
+    return (label, layer.name, *(f"{value:.3f}" for value in values))
+
+
+def _numbers(layer: LayerCoherence) -> dict[str, Any]:
+    return {
+        "layer": layer.name,
+        "between": layer.between,
+        "within": layer.within,
+        "expected": layer.expected,
+        "largest": layer.largest,
+    }
 
 
 def _sentence(label: str, layers: Sequence[LayerCoherence]) -> str:

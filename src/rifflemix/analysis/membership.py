@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,7 +106,6 @@ def membership(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
             f"{drawn.label}: expected images or token ids to lay memberships over, got vectors"
         )
     layers = found[drawn.label]
-    heads = layers[0].first.shape[1]
     return Finding(
         kind="membership",
         title="Memberships of token statistics",
@@ -121,31 +121,8 @@ def membership(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
             "Entropy over tokens, share of the most",
         ),
         rows=tuple(_row(label, layer) for label, of in found.items() for layer in of),
-        caption=(
-            (
-                "The probability with which each token belongs to each head's group, dark the "
-                "least and bright the most that the picture holds, over the image, whose patches "
-                "are the tokens."
-                if is_image
-                else "Each token of the first sample on the colour of its likeliest head."
-            )
-            + f" Every token's {heads} probabilities sum to 1 (checked)."
-        ),
-        data={
-            "models": {
-                label: [
-                    {
-                        "layer": layer.name,
-                        "entropy": float(np.mean(layer.token_entropy)),
-                        "head_share": np.mean(layer.head_share, 0).tolist(),
-                        "head_entropy": np.mean(layer.head_entropy, 0).tolist(),
-                        "largest_error_of_sums": layer.largest_error,
-                    }
-                    for layer in of
-                ]
-                for label, of in found.items()
-            }
-        },
+        caption=_caption(is_image, layers[0].first.shape[1]),
+        data={"models": {label: [_numbers(layer) for layer in of] for label, of in found.items()}},
         arrays={
             f"{label}/{layer.name}": layer.first[: _SAMPLES * 4].numpy()
             for label, of in found.items()
@@ -166,6 +143,26 @@ def _row(label: str, layer: LayerMembership) -> tuple[str, ...]:
         f"{100 * share.min():.1f}",
         f"{np.mean(layer.head_entropy):.3f}",
     )
+
+
+def _caption(is_image: bool, heads: int) -> str:
+    what = (
+        "The probability with which each token belongs to each head's group, dark the least and "
+        "bright the most that the picture holds, over the image, whose patches are the tokens."
+        if is_image
+        else "Each token of the first sample on the colour of its likeliest head."
+    )
+    return f"{what} Every token's {heads} probabilities sum to 1 (checked)."
+
+
+def _numbers(layer: LayerMembership) -> dict[str, Any]:
+    return {
+        "layer": layer.name,
+        "entropy": float(np.mean(layer.token_entropy)),
+        "head_share": np.mean(layer.head_share, 0).tolist(),
+        "head_entropy": np.mean(layer.head_entropy, 0).tolist(),
+        "largest_error_of_sums": layer.largest_error,
+    }
 
 
 def _sentence(label: str, layers: Sequence[LayerMembership]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -215,44 +216,11 @@ def softmax_spread(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
             *(_sentence_of(label, moments) for label, moments in training.items()),
         ),
         headers=("Model", "Layer", "Deviation by tokens", "Row sums from 1", "Column sums from 1"),
-        rows=tuple(
-            (
-                label,
-                layer.name,
-                ", ".join(f"{n}: {np.mean(v):.3g}" for n, v in sorted(layer.spread.items())),
-                f"{np.mean(layer.rows):.3g}",
-                f"{np.mean(layer.columns):.3g}",
-            )
-            for label, layers in found.items()
-            for layer in layers
-        ),
-        caption=(
-            "Left: the standard deviation of the weights in a row of each model's attention maps, "
-            "mean over layers, when a layer gets the first N tokens only; grey: softmax of normal "
-            "scores, and 1 / N dotted for comparison. Right: how far row and column sums are from "
-            "1, the mark of a doubly stochastic map, by layer; rows hollow, columns filled. "
-            + (
-                "Below: the same over training, mean over layers, with the weights of the start "
-                "and of every evaluation. "
-                if training
-                else ""
-            )
-            + "Means over samples; padded samples have no part in the left picture."
-        ),
+        rows=tuple(_row(label, layer) for label, layers in found.items() for layer in layers),
+        caption=_caption(bool(training)),
         data={
             "noise": {"tokens": lengths, "deviation": noise},
-            "models": {
-                label: [
-                    {
-                        "layer": layer.name,
-                        "deviation": {str(n): float(np.mean(v)) for n, v in layer.spread.items()},
-                        "row_sums": float(np.mean(layer.rows)),
-                        "column_sums": float(np.mean(layer.columns)),
-                    }
-                    for layer in layers
-                ]
-                for label, layers in found.items()
-            },
+            "models": {label: [_numbers(layer) for layer in of] for label, of in found.items()},
             "training": {
                 label: [
                     {"step": at.step, "row_sums": at.rows, "column_sums": at.columns}
@@ -263,6 +231,40 @@ def softmax_spread(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
         },
         figure=_figure(found, training, lengths, noise),
     )
+
+
+def _row(label: str, layer: LayerSpread) -> tuple[str, ...]:
+    return (
+        label,
+        layer.name,
+        ", ".join(f"{n}: {np.mean(v):.3g}" for n, v in sorted(layer.spread.items())),
+        f"{np.mean(layer.rows):.3g}",
+        f"{np.mean(layer.columns):.3g}",
+    )
+
+
+def _caption(with_training: bool) -> str:
+    training = (
+        "Below: the same over training, mean over layers, with the weights of the start and of "
+        "every evaluation. "
+    )
+    return (
+        "Left: the standard deviation of the weights in a row of each model's attention maps, "
+        "mean over layers, when a layer gets the first N tokens only; grey: softmax of normal "
+        "scores, and 1 / N dotted for comparison. Right: how far row and column sums are from "
+        "1, the mark of a doubly stochastic map, by layer; rows hollow, columns filled. "
+        f"{training if with_training else ''}"
+        "Means over samples; padded samples have no part in the left picture."
+    )
+
+
+def _numbers(layer: LayerSpread) -> dict[str, Any]:
+    return {
+        "layer": layer.name,
+        "deviation": {str(n): float(np.mean(v)) for n, v in layer.spread.items()},
+        "row_sums": float(np.mean(layer.rows)),
+        "column_sums": float(np.mean(layer.columns)),
+    }
 
 
 def _sentence(label: str, layers: Sequence[LayerSpread]) -> str:

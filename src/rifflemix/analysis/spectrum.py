@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,18 +99,6 @@ def spectrum(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
     Source: CSP, Figure 3; Sliceformer, Figure 4.
     """
     found = {subject.label: layer_spectra(subject, tick) for subject in subjects}
-    rows = tuple(
-        (
-            label,
-            layer.name,
-            f"{layer.effective:.1f}",
-            f"{layer.stable:.2f}",
-            "-" if layer.map_effective is None else f"{layer.map_effective:.1f}",
-            "-" if layer.map_stable is None else f"{layer.map_stable:.2f}",
-        )
-        for label, layers in found.items()
-        for layer in layers
-    )
     return Finding(
         kind="spectrum",
         title="Spectrum of outputs and maps",
@@ -123,32 +112,9 @@ def spectrum(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
             "Effective rank of the map",
             "Stable rank of the map",
         ),
-        rows=rows,
-        caption=(
-            "Singular values of each layer's outputs over the largest one, means over samples: "
-            "the first layer in blue, the last in orange, those between in grey. A line that "
-            "stays high fills more dimensions. Effective rank is exp of the entropy of the "
-            "singular values, stable rank the sum of their squares over the largest square. A "
-            "permutation has singular values 1 only, so its map has full rank; a layer "
-            "without a map over tokens, or with more than "
-            f"{MOST_MAP_TOKENS} tokens, shows none."
-        ),
-        data={
-            "models": {
-                label: [
-                    {
-                        "layer": layer.name,
-                        "effective_rank": layer.effective,
-                        "stable_rank": layer.stable,
-                        "map_effective_rank": layer.map_effective,
-                        "map_stable_rank": layer.map_stable,
-                        "tokens": layer.tokens,
-                    }
-                    for layer in layers
-                ]
-                for label, layers in found.items()
-            }
-        },
+        rows=tuple(_row(label, layer) for label, layers in found.items() for layer in layers),
+        caption=_CAPTION,
+        data={"models": {label: [_numbers(layer) for layer in of] for label, of in found.items()}},
         arrays={
             f"{label}/{layer.name}/{what}": values
             for label, layers in found.items()
@@ -157,6 +123,38 @@ def spectrum(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
         },
         figure=_figure(found),
     )
+
+
+_CAPTION = (
+    "Singular values of each layer's outputs over the largest one, means over samples: the first "
+    "layer in blue, the last in orange, those between in grey. A line that stays high fills more "
+    "dimensions. Effective rank is exp of the entropy of the singular values, stable rank the sum "
+    "of their squares over the largest square. A permutation has singular values 1 only, so its "
+    "map has full rank; a layer without a map over tokens, or with more than "
+    f"{MOST_MAP_TOKENS} tokens, shows none."
+)
+
+
+def _row(label: str, layer: LayerSpectrum) -> tuple[str, ...]:
+    return (
+        label,
+        layer.name,
+        f"{layer.effective:.1f}",
+        f"{layer.stable:.2f}",
+        "-" if layer.map_effective is None else f"{layer.map_effective:.1f}",
+        "-" if layer.map_stable is None else f"{layer.map_stable:.2f}",
+    )
+
+
+def _numbers(layer: LayerSpectrum) -> dict[str, Any]:
+    return {
+        "layer": layer.name,
+        "effective_rank": layer.effective,
+        "stable_rank": layer.stable,
+        "map_effective_rank": layer.map_effective,
+        "map_stable_rank": layer.map_stable,
+        "tokens": layer.tokens,
+    }
 
 
 def _sentence(label: str, layers: Sequence[LayerSpectrum]) -> str:
