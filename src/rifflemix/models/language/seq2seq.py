@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -136,34 +137,25 @@ class Seq2Seq(Model):
         self.positions = SinusoidalPositions(max_length, dim)
         self.drop = Dropout(dropout)
         hidden_dim = round(dim * check_positive("mlp_ratio", mlp_ratio))
-
-        def make_mixer(name: str, options: dict[str, Any] | None, index: int, causal: bool) -> Any:
-            own = causal and decoder_mixer_options is not None
-            return block_mixer(
-                name,
-                options,
-                dim,
-                setting="decoder_mixer_options" if own else "mixer_options",
-                num_heads=num_heads,
-                max_length=max_length,
-                layer_index=index,
-                num_layers=num_layers,
-                causal=causal,
-                dropout=dropout,
-            )
-
-        def make_mlp() -> FeedForward:
-            return FeedForward(
-                dim,
-                hidden_dim,
-                dropout=dropout,
-                hidden_dropout=hidden_dropout,
-                activation=activation,
-            )
-
+        make_mlp = partial(
+            FeedForward,
+            dim,
+            hidden_dim,
+            dropout=dropout,
+            hidden_dropout=hidden_dropout,
+            activation=activation,
+        )
+        make_mixer = partial(
+            block_mixer,
+            dim=dim,
+            num_heads=num_heads,
+            max_length=max_length,
+            num_layers=num_layers,
+            dropout=dropout,
+        )
         self.encoder = nn.ModuleList(
             Block(
-                make_mixer(mixer, mixer_options, index, False),
+                make_mixer(mixer, mixer_options, layer_index=index, causal=False),
                 make_mlp(),
                 dim,
                 dropout=dropout,
@@ -172,13 +164,10 @@ class Seq2Seq(Model):
             for index in range(num_layers)
         )
         self.encoder_norm = nn.LayerNorm(dim, eps=_EPS)
-        name = mixer if decoder_mixer is None else decoder_mixer
-        options = decoder_mixer_options
-        if options is None and name == mixer:
-            options = mixer_options
+        of_decoder = _of_decoder(mixer, mixer_options, decoder_mixer, decoder_mixer_options)
         self.decoder = nn.ModuleList(
             DecoderBlock(
-                make_mixer(name, options, index, True),
+                make_mixer(**of_decoder, layer_index=index, causal=True),
                 _cross_attention(cross, dim, num_heads, max_length, dropout, cross_options or {}),
                 make_mlp(),
                 dim,
@@ -301,6 +290,19 @@ class Seq2Seq(Model):
         x: Tensor = self.embed(tokens) * self.embed.embedding_dim**0.5
         y: Tensor = self.drop(self.positions(x, positions))
         return y
+
+
+def _of_decoder(
+    mixer: str,
+    options: dict[str, Any] | None,
+    own_mixer: str | None,
+    own_options: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """What `block_mixer` is told of the decoder: its mixer, the options, and whose they are."""
+    name = mixer if own_mixer is None else own_mixer
+    if own_options is not None:
+        return {"mixer": name, "options": own_options, "setting": "decoder_mixer_options"}
+    return {"mixer": name, "options": options if name == mixer else None}
 
 
 def _cross_attention(
