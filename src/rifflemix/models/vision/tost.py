@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -119,31 +120,22 @@ class ToST(ImageModel):
         self.patch_embed = ConvPatchEmbedding(self.in_channels, dim, patch_size)
         self.positions = FourierPositions(dim)
         self.drop = Dropout(check_probability("dropout", dropout))
-
-        def make_block(index: int) -> Block:
-            mixing = block_mixer(
-                mixer,
-                mixer_options,
-                dim,
-                of_host={"bias": bias, "out_bias": True},
-                num_heads=num_heads,
-                max_length=self.num_patches,
-                layer_index=index,
-                num_layers=num_layers,
-                dropout=dropout,
-            )
-            options: dict[str, Any] = {
-                "dropout": dropout,
-                "norm_eps": _EPS,
-                "layer_scale": layer_scale,
-                "drop_path": drop_path,
-            }
-            if feed_forward == "ista":
-                return IstaBlock(mixing, dim, **options)
-            branch = FeedForward(dim, hidden_dim, dropout=dropout)
-            return Block(mixing, branch, dim, **options)
-
-        self.blocks = nn.ModuleList(make_block(index) for index in range(num_layers))
+        make_mixer = partial(
+            block_mixer,
+            mixer,
+            mixer_options,
+            dim,
+            of_host={"bias": bias, "out_bias": True},
+            num_heads=num_heads,
+            max_length=self.num_patches,
+            num_layers=num_layers,
+            dropout=dropout,
+        )
+        options = {"dropout": dropout, "layer_scale": layer_scale, "drop_path": drop_path}
+        self.blocks = nn.ModuleList(
+            _block(make_mixer(layer_index=index), feed_forward, dim, hidden_dim, **options)
+            for index in range(num_layers)
+        )
         self.cls_token = ClassToken(dim, std=0.02)
         self.class_blocks = nn.ModuleList(
             ClassAttentionBlock(
@@ -205,6 +197,16 @@ class ToST(ImageModel):
             required = not key.endswith(".num_batches_tracked")
             layout[key] = OfficialTensor(name, shape, required)
         return layout
+
+
+def _block(
+    mixer: nn.Module, kind: str, dim: int, hidden_dim: int, *, dropout: float, **options: Any
+) -> Block:
+    """A block whose feed-forward branch is one of `FEED_FORWARDS`."""
+    if kind == "ista":
+        return IstaBlock(mixer, dim, dropout=dropout, norm_eps=_EPS, **options)
+    mlp = FeedForward(dim, hidden_dim, dropout=dropout)
+    return Block(mixer, mlp, dim, dropout=dropout, norm_eps=_EPS, **options)
 
 
 _OFFICIAL_PARTS = (
