@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def dropout_attention(
 ) -> Tensor:
     """See `rifflemix.ops.dropout_attention`; `seed` is a () int64 tensor."""
     if mask is not None and mask.dtype != torch.bool:
-        return cpu.dropout(eager.attention_weights(q, k, mask, is_causal), p, seed) @ v
+        return eager.attend(q, k, v, mask, is_causal, partial(cpu.dropout, p=p, seed=seed))
     if mask is not None:
         mask = mask.expand(*q.shape[:3], k.shape[2])
     y: Tensor = _forward(q, k, v, mask, is_causal, is_padding, seed, p)[0]

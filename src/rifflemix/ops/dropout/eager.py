@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +50,7 @@ def dropout_attention(
             q, k, v, attn_mask=mask, is_causal=is_causal, dropout_p=p
         )
     else:
-        y = dropout(attention_weights(q, k, mask, is_causal), p, seed) @ v
+        y = attend(q, k, v, mask, is_causal, partial(dropout, p=p, seed=seed))
     return without_padding(y, mask) if is_padding else y
 
 
@@ -57,23 +59,29 @@ def without_padding(y: Tensor, mask: Tensor | None) -> Tensor:
     return y if mask is None else y.masked_fill(~mask[..., :1, :].mT, 0.0)
 
 
-def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    """softmax(q k^T / sqrt(D)) with the mask of torch's attention, (..., queries, keys)."""
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    drop: Callable[[Tensor], Tensor] = lambda weights: weights,
+) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v with the mask of torch's attention; `drop` changes the weights."""
     scores = (q / math.sqrt(q.shape[-1])) @ k.mT
     blind = None
     if is_causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
+    # A query that sees nothing gets nothing, as in torch's attention, not NaN: it sees all first.
     if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -torch.inf)
         blind = ~mask.any(-1, keepdim=True)
+        scores = scores.masked_fill(~(mask | blind), -torch.inf)
     elif mask is not None:
-        scores = scores + mask
-        blind = (mask == -torch.inf).all(-1, keepdim=True)
-        scores = scores.masked_fill(blind, 0.0)
-    weights = scores.softmax(-1)
-    # A query that sees nothing gets nothing, as in torch's attention, not NaN.
-    return weights if blind is None else weights.masked_fill(blind, 0.0)
+        blind = mask.detach().amax(-1, keepdim=True) == -torch.inf
+        scores = scores + mask.clamp(min=torch.finfo(mask.dtype).min)
+    y = drop(scores.softmax(-1)) @ v
+    return y if blind is None else y.masked_fill(blind, 0.0)
 
 
 def takes_seed(x: Tensor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
 from rifflemix.compat import fused_attention_inputs, fused_attention_node, has_plain_autograd
-from rifflemix.ops.dropout.eager import attention_weights
+from rifflemix.ops.dropout.eager import attend
 from rifflemix.ops.gradients import second_order_gradients
 
 
@@ -37,7 +37,7 @@ def _replace_gradients(
     except CheckpointError:  # it recomputes inputs once, for the node: torch refuses a second order
         return None
     found = second_order_gradients(
-        lambda q, k, v: (attention_weights(q, k, mask, is_causal) @ v,), (q, k, v), grad_outputs[:1]
+        lambda q, k, v: (attend(q, k, v, mask, is_causal),), (q, k, v), grad_outputs[:1]
     )
     wanted = [new if old is not None else None for new, old in zip(found, gradients, strict=False)]
     return (*wanted, *gradients[3:])
