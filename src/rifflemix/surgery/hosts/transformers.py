@@ -27,9 +27,11 @@ from rifflemix.surgery.adapters import (
     forward_is_of,
     has_class_token,
 )
+from rifflemix.surgery.hosts.transformers_lost import NORM, lost
 from rifflemix.surgery.hosts.transformers_maps import maps_of, num_heads, read_weights, unreadable
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 from rifflemix.surgery.hosts.transformers_saving import PushToHub, SavePretrained
+from rifflemix.surgery.hosts.transformers_source import arguments_of, source_of
 from rifflemix.surgery.masks import check_causality
 from rifflemix.surgery.triangles import is_square, is_triangle, triangles
 from rifflemix.surgery.weights import HostWeights
@@ -40,7 +42,6 @@ _ENDS_IN = re.compile(
     re.MULTILINE,
 )
 _OF_IMAGES = re.compile(r"height, width, _ = hidden_states.shape")
-_TURNS = re.compile(r"rotary|(?<![a-z])rope", re.IGNORECASE)
 _OF_ANOTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
 # What hosts hand on beside the mask, which then does not say it.
 _OF_PACKED_SEQUENCES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
@@ -58,7 +59,6 @@ _KNOWN_ARGUMENTS = {
     *CACHES,
     *_OF_ANOTHER_SEQUENCE,
 }
-_NORM = re.compile(r"(q|k|v|qk|query|key|value)_?(layer)?_?norm")
 # A dropout after the output map is the host's, not the mixer's.
 _DROPOUTS = ("resid_dropout", "out_drop", "projection_dropout")
 _BIASED = "it adds a bias of relative positions to its scores, and a token mixer has no scores"
@@ -69,14 +69,6 @@ _REFUSED = {
     "MPNetSelfAttention": _BIASED,
     **{f"{name}Attention": _BIASED for name in _WITH_BIAS},
 }
-_ROTARY = (
-    "{name}: the rotary positions of its queries and keys are lost, and nothing else in the model "
-    "tells positions; a mixer that knows no order by itself only has causality to tell it"
-)
-_NORMS = "{name}: the norms of its queries and keys are lost"
-_VALUE_NORM = "{name}: the norm of its values is lost"
-_CAP = "{name}: the cap on its scores (attn_logit_softcapping) is lost"
-_CLIP = "{name}: the bounds of its queries, keys and values (clip_qkv) are lost"
 
 
 class SwappedTransformersAttention(SwappedAttention):
@@ -162,7 +154,6 @@ class TransformersAttention(Adapter):
         if _is_cross(module, parents):
             return HostAttention(dim=1, num_heads=1, cross=True)
         refusal = _refusal(module) or _unknown_arguments(module) or _unknown_parts(module)
-        name = type(module).__name__
         weights = None if refusal else self.weights(module)
         if weights is None:
             return HostAttention(dim=1, num_heads=1, refusal=refusal)
@@ -175,7 +166,7 @@ class TransformersAttention(Adapter):
             inner_dim=inner,
             max_length=_longest(parents),
             class_token=has_class_token(_embeddings(parents)),
-            warnings=tuple(sentence.format(name=name) for sentence in _lost(module)),
+            warnings=lost(module),
         )
 
     def wrap(self, module: nn.Module, mixer: TokenMixer) -> SwappedAttention:
@@ -222,38 +213,22 @@ def _is_attention(cls: Any) -> bool:
         return False
     if any(base.__name__ in _REFUSED for base in cls.__mro__):
         return True
-    arguments = _arguments(cls)
+    arguments = arguments_of(cls)
     if arguments[:1] != ("hidden_states",):
         return False
-    return _ENDS_IN.search(_source(cls)) is not None
-
-
-@cache
-def _source(cls: Any) -> str:
-    """The text of its `forward`; empty where there is none."""
-    try:
-        return inspect.getsource(cls.forward)
-    except (OSError, TypeError):
-        return ""
-
-
-@cache
-def _arguments(cls: Any) -> tuple[str, ...]:
-    """Names of the arguments of its `forward`, but for the catch-all."""
-    parameters = inspect.signature(cls.forward).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)[1:]
+    return _ENDS_IN.search(source_of(cls)) is not None
 
 
 def _refusal(module: nn.Module) -> str:
     """Why attention of this class cannot be replaced; empty if nothing is known against it."""
     names = class_names(module)
-    if _OF_IMAGES.search(_source(_class(module))):
+    if _OF_IMAGES.search(source_of(_class(module))):
         return "it reads images (B, H, W, C), no tokens (B, N, C)"
     return next((reason for name, reason in _REFUSED.items() if name in names), "")
 
 
 def _unknown_arguments(module: nn.Module) -> str:
-    unknown = sorted(set(_arguments(_class(module))) - _KNOWN_ARGUMENTS)
+    unknown = sorted(set(arguments_of(_class(module))) - _KNOWN_ARGUMENTS)
     return f"its forward takes {', '.join(unknown)}, which a token mixer has no use for" * bool(
         unknown
     )
@@ -268,7 +243,7 @@ def _unknown_parts(module: nn.Module) -> str:
     if reason:
         return reason
     parts = {name.partition(".")[0] for name, _ in module.named_parameters()}
-    others = [name for name in sorted(parts - {*maps.names}) if not _NORM.fullmatch(name)]
+    others = [name for name in sorted(parts - {*maps.names}) if not NORM.fullmatch(name)]
     if others:
         return f"a token mixer has no place for its {', '.join(others)}"
     reason = _window(module)
@@ -298,36 +273,6 @@ def _window(module: nn.Module) -> str:
         f"it sees a sliding window of {window} tokens; set {setting} in the model's config if it "
         "need not"
     )
-
-
-def _lost(module: nn.Module) -> list[str]:
-    """What a mixer does not do in its place, as sentences with a place for its name."""
-    norms = [
-        name
-        for name, part in module.named_children()
-        if _NORM.fullmatch(name) and not isinstance(part, nn.Identity)
-    ]
-    of_values = [name for name in norms if name.startswith("v")]
-    clip = getattr(module, "clip_qkv", getattr(getattr(module, "config", None), "clip_qkv", None))
-    found = {
-        _ROTARY: _is_turned(module),
-        _NORMS: len(norms) > len(of_values),
-        _VALUE_NORM: len(of_values) > 0,
-        _CAP: getattr(module, "attn_logit_softcapping", None) is not None,
-        _CLIP: clip is not None,
-    }
-    return [sentence for sentence, is_so in found.items() if is_so]
-
-
-def _is_turned(module: nn.Module) -> bool:
-    """Whether it turns queries and keys by their positions."""
-    by_name = getattr(module, "position_embedding_type", "rotary") == "rotary"
-    return by_name and bool(getattr(module, "use_rope", True)) and _has_rotary(_class(module))
-
-
-@cache
-def _has_rotary(cls: Any) -> bool:
-    return "position_embeddings" in _arguments(cls) or bool(_TURNS.search(_source(cls)))
 
 
 def _is_causal(module: nn.Module) -> bool:

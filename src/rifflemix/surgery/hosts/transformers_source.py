@@ -1,0 +1,23 @@
+"""What the source of a class of transformers tells of its attention."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+
+@cache
+def source_of(cls: Any) -> str:
+    """The text of its `forward`; empty where there is none."""
+    try:
+        return inspect.getsource(cls.forward)
+    except (OSError, TypeError):
+        return ""
+
+
+@cache
+def arguments_of(cls: Any) -> tuple[str, ...]:
+    """Names of the arguments of its `forward`, but for the catch-all."""
+    parameters = inspect.signature(cls.forward).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)[1:]
