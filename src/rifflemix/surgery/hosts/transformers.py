@@ -154,13 +154,13 @@ class TransformersAttention(Adapter):
         if _is_cross(module, parents):
             return HostAttention(dim=1, num_heads=1, cross=True)
         refusal = _refusal(module) or _unknown_arguments(module) or _unknown_parts(module)
-        weights = None if refusal else self.weights(module)
-        if weights is None:
+        maps = maps_of(module)
+        if refusal or maps is None:
             return HostAttention(dim=1, num_heads=1, refusal=refusal)
-        inner, dim = weights.value.weight.shape
+        inner, dim = read_weights(module, maps).value.weight.shape
         return HostAttention(
             dim=dim,
-            num_heads=num_heads(module, inner),
+            num_heads=num_heads(module, maps),
             causal=_is_causal(module),
             dropout=_dropout(module),
             inner_dim=inner,

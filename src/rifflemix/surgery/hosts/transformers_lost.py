@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from rifflemix.surgery.hosts.transformers_source import arguments_of, source_of
+from rifflemix.surgery.hosts.transformers_source import arguments_of, has_gate, source_of
 
 NORM = re.compile(r"(q|k|v|qk|query|key|value)_?(layer)?_?norm")
 _TURNS = re.compile(r"rotary|(?<![a-z])rope", re.IGNORECASE)
@@ -19,6 +19,7 @@ _ROTARY = (
 _NORMS = "{name}: the norms of its queries and keys are lost"
 _VALUE_NORM = "{name}: the norm of its values is lost"
 _CAP = "{name}: the cap on its scores (attn_logit_softcapping) is lost"
+_GATE = "{name}: the gate of what it attended to, a part of its query map, is lost"
 _CLIP = "{name}: the bounds of its queries, keys and values (clip_qkv) are lost"
 
 
@@ -37,6 +38,7 @@ def lost(module: nn.Module) -> tuple[str, ...]:
         _VALUE_NORM: len(of_values) > 0,
         _CAP: getattr(module, "attn_logit_softcapping", None) is not None,
         _CLIP: clip is not None,
+        _GATE: has_gate(type(module)),
     }
     name = type(module).__name__
     return tuple(sentence.format(name=name) for sentence, is_so in found.items() if is_so)

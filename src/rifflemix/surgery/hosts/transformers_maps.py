@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from rifflemix.surgery.adapters import class_names, is_linear, not_plain
+from rifflemix.surgery.hosts.transformers_source import has_gate
 from rifflemix.surgery.weights import HostWeights, Projection
 
 
@@ -68,13 +69,14 @@ def maps_of(module: nn.Module) -> Maps | None:
 def unreadable(module: nn.Module, maps: Maps) -> str:
     """Why its maps cannot be read; empty if they can."""
     parts = {name: getattr(module, name) for name in maps.names}
-    return next((not_plain(name, part) for name, part in parts.items() if not _is_plain(part)), "")
+    reasons = (not_plain(name, part) for name, part in parts.items() if not _is_plain(part))
+    return next(reasons, "") or _misshapen(module, maps)
 
 
 def read_weights(module: nn.Module, maps: Maps) -> HostWeights:
     """Its maps; shared keys and values are repeated, and its scale is in the queries."""
     query, key, value = _separate(module, maps)
-    width = len(query.weight) // num_heads(module, len(query.weight))
+    width = len(query.weight) // num_heads(module, maps)
     groups = len(query.weight) // len(key.weight)
     return HostWeights(
         _scaled(query, _scale(module, width) * width**0.5),
@@ -84,17 +86,28 @@ def read_weights(module: nn.Module, maps: Maps) -> HostWeights:
     )
 
 
-def num_heads(module: nn.Module, rows: int) -> int:
-    """Heads of the queries, whose map has so many rows."""
+def num_heads(module: nn.Module, maps: Maps) -> int:
+    """Heads of the queries, which share those of the keys where the host says in which groups."""
     for name in ("num_heads", "num_attention_heads", "n_heads"):
         if isinstance(getattr(module, name, None), int):
             return int(getattr(module, name))
-    return rows // _head_dim(module)
+    query, key, _ = _separate(module, maps)
+    groups = getattr(module, "num_key_value_groups", len(query.weight) // len(key.weight))
+    return int(groups) * (len(key.weight) // _head_dim(module))
 
 
 def _head_dim(module: nn.Module) -> int:
     names = ("head_dim", "head_size", "attention_head_size")
     return next(int(getattr(module, name)) for name in names if hasattr(module, name))
+
+
+def _misshapen(module: nn.Module, maps: Maps) -> str:
+    """Why its queries are none of so many heads of one width; empty if they are."""
+    rows, heads = len(_separate(module, maps)[0].weight), num_heads(module, maps)
+    width = getattr(module, "head_dim", rows // max(heads, 1))
+    if rows == heads * width:
+        return ""
+    return f"its {maps.query} gives {rows} channels, which are not {heads} heads of {width}"
 
 
 def _scale(module: nn.Module, width: int) -> float:
@@ -120,11 +133,24 @@ def _projection(module: nn.Module, name: str) -> Projection:
 def _separate(module: nn.Module, maps: Maps) -> list[Projection]:
     """The maps of queries, keys and values."""
     if not maps.fused:
-        return [_projection(module, name) for name in maps[:3]]
+        query, key, value = (_projection(module, name) for name in maps[:3])
+        if has_gate(type(module)):
+            query = _without_gate(query, _head_dim(module))
+        return [query, key, value]
     fused = _projection(module, maps.query)
     weights = _rows(module, maps, fused.weight)
     biases = (None,) * 3 if fused.bias is None else _rows(module, maps, fused.bias)
     return [Projection(w, b) for w, b in zip(weights, biases, strict=True)]
+
+
+def _without_gate(part: Projection, width: int) -> Projection:
+    """The queries alone of a map that has, head after head, those of a query and of its gate."""
+
+    def queries(t: Tensor) -> Tensor:
+        heads: Tensor = t.unflatten(0, (-1, 2, width))
+        return heads[:, 0].flatten(0, 1)
+
+    return Projection(queries(part.weight), None if part.bias is None else queries(part.bias))
 
 
 def _rows(module: nn.Module, maps: Maps, t: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,83 @@
+"""Attention of transformers by itself: what a class does beside softmax of four maps."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from tiny_transformers import transformers
+from torch import Tensor, nn
+
+import rifflemix as rm
+from rifflemix.surgery import replace_attention
+
+SIZES = {
+    "vocab_size": 37,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "layer_types": ["full_attention"],
+}
+GATED = {"Qwen3Next": "qwen3_next", "Qwen3_5": "qwen3_5", "Qwen3_5Moe": "qwen3_5_moe"}
+WEIGHTS_ALONE = "ignore:.*(is|are) lost"
+
+
+def class_of(name: str, folder: str) -> Any:
+    """A class that transformers does not hand out."""
+    return getattr(importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), name)
+
+
+def host_of(kind: str, folder: str, config: str | None = None, **settings: Any) -> nn.ModuleList:
+    """One attention with random weights and without norms of queries and keys."""
+    torch.manual_seed(5)
+    made = getattr(transformers, f"{config or kind}Config")(**settings)
+    made._attn_implementation = "sdpa"
+    attention = class_of(f"{kind}Attention", folder)(made, 0).eval()
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.normal_(0, 0.5)
+    for norm in ("q_norm", "k_norm"):
+        setattr(attention, norm, nn.Identity())
+    return nn.ModuleList([attention])
+
+
+def outputs_of(host: Any, x: Tensor) -> Tensor:
+    """All tokens at one position, so that rotary positions turn nothing."""
+    flat = (torch.ones(1, x.shape[1], host[0].head_dim), torch.zeros(1, x.shape[1], 1))
+    with torch.no_grad():
+        found: Tensor = host[0](x, position_embeddings=flat, attention_mask=None, is_causal=True)[0]
+    return found
+
+
+@pytest.mark.filterwarnings(WEIGHTS_ALONE)
+@pytest.mark.parametrize("kind", GATED)
+def test_a_gate_within_the_query_map_is_no_head(kind: str) -> None:
+    """Wide open it does nothing; then softmax with the other rows is the host."""
+    config = kind if kind == "Qwen3Next" else f"{kind}Text"
+    host = host_of(kind, GATED[kind], config, **SIZES, attention_bias=True)
+    query = host[0].q_proj
+    with torch.no_grad():
+        query.weight.unflatten(0, (4, 2, 8))[:, 1] = 0.0
+        query.bias.unflatten(0, (4, 2, 8))[:, 1] = 100.0
+    x = torch.randn(2, 9, 16)
+    before = outputs_of(host, x)
+    report = replace_attention(host, "softmax")
+    assert report.notes[-1] == (
+        f"{kind}Attention: the gate of what it attended to, a part of its query map, is lost"
+    )
+    assert host[0].mixer.num_heads == 4
+    replaced = host[0](x)[0]
+    torch.testing.assert_close(replaced, before, atol=1e-5, rtol=1e-5)
+
+
+def test_queries_of_another_width_are_refused() -> None:
+    host = host_of("Qwen3", "qwen3", **SIZES)
+    host[0].q_proj = nn.Linear(16, 40)
+    with pytest.raises(rm.InputError, match="q_proj gives 40 channels, which are not 4 heads of 8"):
+        replace_attention(host, "softmax")
