@@ -72,8 +72,7 @@ def test_a_gate_within_the_query_map_is_no_head(kind: str) -> None:
         f"{kind}Attention: the gate of what it attended to, a part of its query map, is lost"
     )
     assert host[0].mixer.num_heads == 4
-    replaced = host[0](x)[0]
-    torch.testing.assert_close(replaced, before, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(host[0](x)[0], before, atol=1e-5, rtol=1e-5)
 
 
 def test_queries_of_another_width_are_refused() -> None:
@@ -81,3 +80,14 @@ def test_queries_of_another_width_are_refused() -> None:
     host[0].q_proj = nn.Linear(16, 40)
     with pytest.raises(rm.InputError, match="q_proj gives 40 channels, which are not 4 heads of 8"):
         replace_attention(host, "softmax")
+
+
+@pytest.mark.filterwarnings(WEIGHTS_ALONE)
+def test_what_keys_are_multiplied_by_is_in_their_map() -> None:
+    settings = {**SIZES, "key_multiplier": 0.25}
+    del settings["layer_types"]
+    host = host_of("FalconH1", "falcon_h1", **settings)
+    x = torch.randn(2, 9, 16)
+    before = outputs_of(host, x)
+    replace_attention(host, "softmax")
+    torch.testing.assert_close(host[0](x)[0], before, atol=1e-5, rtol=1e-5)

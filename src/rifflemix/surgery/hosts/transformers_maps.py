@@ -74,10 +74,11 @@ def unreadable(module: nn.Module, maps: Maps) -> str:
 
 
 def read_weights(module: nn.Module, maps: Maps) -> HostWeights:
-    """Its maps; shared keys and values are repeated, and its scale is in the queries."""
+    """Its maps; shared keys and values are repeated, and what it multiplies them by is in them."""
     query, key, value = _separate(module, maps)
     width = len(query.weight) // num_heads(module, maps)
     groups = len(query.weight) // len(key.weight)
+    key = _scaled(key, float(getattr(module, "key_multiplier", 1.0)))  # FalconH1
     return HostWeights(
         _scaled(query, _scale(module, width) * width**0.5),
         _repeated(key, width, groups),
