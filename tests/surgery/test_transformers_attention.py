@@ -91,3 +91,32 @@ def test_what_keys_are_multiplied_by_is_in_their_map() -> None:
     before = outputs_of(host, x)
     replace_attention(host, "softmax")
     torch.testing.assert_close(host[0](x)[0], before, atol=1e-5, rtol=1e-5)
+
+
+def mimo(**changed: Any) -> nn.ModuleList:
+    return host_of("MiMoV2Flash", "mimo_v2_flash", **{**SIZES, "v_head_dim": 8, **changed})
+
+
+@pytest.mark.filterwarnings(WEIGHTS_ALONE)
+def test_what_values_are_multiplied_by_is_in_their_map() -> None:
+    host, x = mimo(attention_value_scale=0.7), torch.randn(2, 9, 16)
+    before = outputs_of(host, x)
+    replace_attention(host, "softmax")
+    torch.testing.assert_close(host[0](x)[0], before, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:MiMo")
+@pytest.mark.parametrize(
+    ("mixer", "copied"), [("softmax", ["proj"]), ("tssa", ["in_proj", "out_proj"])]
+)
+def test_values_of_another_width_are_shared_by_their_own(mixer: str, copied: list[str]) -> None:
+    """Queries have no place then in a mixer, whose heads have one width."""
+    host = mimo(head_dim=12, v_head_dim=4)
+    values = host[0].v_proj.weight.unflatten(0, (2, 4)) * host[0].v_scale
+    report = replace_attention(host, mixer, max_length=9)
+    assert report.copied == [f"0.mixer.{name}.weight" for name in copied]
+    assert any("wider or narrower than its values, and not copied" in n for n in report.notes)
+    if mixer == "tssa":
+        found = host[0].mixer.in_proj.weight.unflatten(0, (4, 4))
+        assert torch.equal(found, values[[0, 0, 1, 1]])
+    assert host[0](torch.randn(2, 9, 16))[0].shape == (2, 9, 16)

@@ -20,6 +20,7 @@ _NORMS = "{name}: the norms of its queries and keys are lost"
 _VALUE_NORM = "{name}: the norm of its values is lost"
 _CAP = "{name}: the cap on its scores (attn_logit_softcapping) is lost"
 _GATE = "{name}: the gate of what it attended to, a part of its query map, is lost"
+_WIDTHS = "{name}: its queries and keys are wider or narrower than its values, and not copied"
 _CLIP = "{name}: the bounds of its queries, keys and values (clip_qkv) are lost"
 
 
@@ -38,10 +39,17 @@ def lost(module: nn.Module) -> tuple[str, ...]:
         _VALUE_NORM: len(of_values) > 0,
         _CAP: getattr(module, "attn_logit_softcapping", None) is not None,
         _CLIP: clip is not None,
+        _WIDTHS: _has_two_widths(module),
         _GATE: has_gate(type(module)),
     }
     name = type(module).__name__
     return tuple(sentence.format(name=name) for sentence, is_so in found.items() if is_so)
+
+
+def _has_two_widths(module: nn.Module) -> bool:
+    """Whether heads of values have another width than those of queries and keys."""
+    width = getattr(module, "head_dim", None)
+    return getattr(module, "v_head_dim", width) != width
 
 
 def _is_turned(module: nn.Module) -> bool:

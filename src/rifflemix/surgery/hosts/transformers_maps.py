@@ -77,12 +77,13 @@ def read_weights(module: nn.Module, maps: Maps) -> HostWeights:
     """Its maps; shared keys and values are repeated, and what it multiplies them by is in them."""
     query, key, value = _separate(module, maps)
     width = len(query.weight) // num_heads(module, maps)
-    groups = len(query.weight) // len(key.weight)
+    shared, groups = len(key.weight) // width, len(query.weight) // len(key.weight)
     key = _scaled(key, float(getattr(module, "key_multiplier", 1.0)))  # FalconH1
+    value = _scaled(value, float(getattr(module, "v_scale", 1.0)))  # MiMo-V2
     return HostWeights(
         _scaled(query, _scale(module, width) * width**0.5),
-        _repeated(key, width, groups),
-        _repeated(value, width, groups),
+        _repeated(key, shared, groups),
+        _repeated(value, shared, groups),
         None if maps.output is None else _projection(module, maps.output),
     )
 
@@ -172,12 +173,12 @@ def _scaled(part: Projection, factor: float) -> Projection:
     return Projection(part.weight * factor, None if part.bias is None else part.bias * factor)
 
 
-def _repeated(part: Projection, width: int, groups: int) -> Projection:
-    """Each head of `width` rows as often as queries share it."""
+def _repeated(part: Projection, heads: int, groups: int) -> Projection:
+    """Each of the heads as often as queries share it."""
 
     def repeat(t: Tensor) -> Tensor:
-        heads: Tensor = t.unflatten(0, (-1, width))
-        return heads.repeat_interleave(groups, 0).flatten(0, 1)
+        by_head: Tensor = t.unflatten(0, (heads, -1))
+        return by_head.repeat_interleave(groups, 0).flatten(0, 1)
 
     if groups == 1:
         return part
