@@ -120,3 +120,29 @@ def test_values_of_another_width_are_shared_by_their_own(mixer: str, copied: lis
         found = host[0].mixer.in_proj.weight.unflatten(0, (4, 4))
         assert torch.equal(found, values[[0, 0, 1, 1]])
     assert host[0](torch.randn(2, 9, 16))[0].shape == (2, 9, 16)
+
+
+@pytest.mark.parametrize(("kind", "folder"), [("LwDetr", "lw_detr"), ("RfDetr", "rf_detr")])
+def test_groups_of_queries_are_kept_apart(kind: str, folder: str) -> None:
+    settings = {"d_model": 16, "decoder_self_attention_heads": 2}
+    host = host_of(kind, folder, **settings, group_detr=3)
+    with pytest.raises(rm.InputError, match=r"its queries are 3 groups \(group_detr\) that do not"):
+        replace_attention(host, "tssa")
+    alone = host_of(kind, folder, **settings, group_detr=1)
+    with pytest.warns(UserWarning, match="the positions that it adds to its queries and keys are"):
+        assert replace_attention(alone, "tssa").replaced == ["0"]
+
+
+def test_added_positions_are_not_rotary() -> None:
+    """DETR's: softmax of its maps is the host without them."""
+    config = transformers.DetrConfig(d_model=16, attention_dropout=0.0)
+    torch.manual_seed(5)
+    attention = class_of("DetrSelfAttention", "detr")(config, 16, 2).eval()
+    host, x, positions = nn.ModuleList([attention]), torch.randn(2, 9, 16), torch.randn(2, 9, 16)
+    before, with_positions = attention(x)[0], attention(x, position_embeddings=positions)[0]
+    name = "DetrSelfAttention"
+    lost = f"{name}: the positions that it adds to its queries and keys are lost"
+    with pytest.warns(UserWarning, match=lost):
+        assert replace_attention(host, "softmax").notes == [lost]
+    torch.testing.assert_close(host[0](x, position_embeddings=positions)[0], before)
+    assert not torch.allclose(before, with_positions)

@@ -31,7 +31,11 @@ from rifflemix.surgery.hosts.transformers_lost import NORM, lost
 from rifflemix.surgery.hosts.transformers_maps import maps_of, num_heads, read_weights, unreadable
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 from rifflemix.surgery.hosts.transformers_saving import PushToHub, SavePretrained
-from rifflemix.surgery.hosts.transformers_source import arguments_of, source_of
+from rifflemix.surgery.hosts.transformers_source import (
+    arguments_of,
+    keeps_groups_apart,
+    source_of,
+)
 from rifflemix.surgery.masks import check_causality
 from rifflemix.surgery.triangles import is_square, is_triangle, triangles
 from rifflemix.surgery.weights import HostWeights
@@ -224,6 +228,12 @@ def _refusal(module: nn.Module) -> str:
     names = class_names(module)
     if _OF_IMAGES.search(source_of(_class(module))):
         return "it reads images (B, H, W, C), no tokens (B, N, C)"
+    config: Any = getattr(module, "config", None)
+    if keeps_groups_apart(_class(module)) and config.group_detr > 1:
+        return (
+            f"in training its queries are {config.group_detr} groups (group_detr) that do not see "
+            "each other, and a token mixer would mix them"
+        )
     return next((reason for name, reason in _REFUSED.items() if name in names), "")
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from typing import Any
 
 from torch import nn
 
-from rifflemix.surgery.hosts.transformers_source import arguments_of, has_gate, source_of
+from rifflemix.surgery.hosts.transformers_source import adds_positions, has_gate, is_rotary
 
 NORM = re.compile(r"(q|k|v|qk|query|key|value)_?(layer)?_?norm")
-_TURNS = re.compile(r"rotary|(?<![a-z])rope", re.IGNORECASE)
 _ROTARY = (
     "{name}: the rotary positions of its queries and keys are lost, and nothing else in the model "
     "tells positions; a mixer that knows no order by itself only has causality to tell it"
 )
+_ADDED = "{name}: the positions that it adds to its queries and keys are lost"
 _NORMS = "{name}: the norms of its queries and keys are lost"
 _VALUE_NORM = "{name}: the norm of its values is lost"
 _CAP = "{name}: the cap on its scores (attn_logit_softcapping) is lost"
@@ -35,6 +33,7 @@ def lost(module: nn.Module) -> tuple[str, ...]:
     clip = getattr(module, "clip_qkv", getattr(getattr(module, "config", None), "clip_qkv", None))
     found = {
         _ROTARY: _is_turned(module),
+        _ADDED: adds_positions(type(module)),
         _NORMS: len(norms) > len(of_values),
         _VALUE_NORM: len(of_values) > 0,
         _CAP: getattr(module, "attn_logit_softcapping", None) is not None,
@@ -54,11 +53,5 @@ def _has_two_widths(module: nn.Module) -> bool:
 
 def _is_turned(module: nn.Module) -> bool:
     """Whether it turns queries and keys by their positions."""
-    cls: Any = type(module)
     by_name = getattr(module, "position_embedding_type", "rotary") == "rotary"
-    return by_name and bool(getattr(module, "use_rope", True)) and _has_rotary(cls)
-
-
-@cache
-def _has_rotary(cls: Any) -> bool:
-    return "position_embeddings" in arguments_of(cls) or bool(_TURNS.search(source_of(cls)))
+    return by_name and bool(getattr(module, "use_rope", True)) and is_rotary(type(module))

@@ -7,6 +7,7 @@ import re
 from functools import cache
 from typing import Any
 
+_TURNS = re.compile(r"rotary|(?<![a-z])rope", re.IGNORECASE)
 _GATE = re.compile(r"query_states, gate = torch\.chunk\(\s*self\.q_proj\(")
 
 
@@ -24,6 +25,21 @@ def arguments_of(cls: Any) -> tuple[str, ...]:
     """Names of the arguments of its `forward`, but for the catch-all."""
     parameters = inspect.signature(cls.forward).parameters.values()
     return tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)[1:]
+
+
+def is_rotary(cls: Any) -> bool:
+    """Whether it turns queries and keys by their positions."""
+    return _TURNS.search(source_of(cls)) is not None
+
+
+def adds_positions(cls: Any) -> bool:
+    """Whether it adds positions to what queries and keys are made of (DETR)."""
+    return "hidden_states + position_embeddings" in source_of(cls)
+
+
+def keeps_groups_apart(cls: Any) -> bool:
+    """Whether it splits the tokens, while it is trained, into groups that do not see each other."""
+    return "self.config.group_detr" in source_of(cls)
 
 
 def has_gate(cls: Any) -> bool:
