@@ -170,6 +170,26 @@ def test_windows_are_refused_where_they_are() -> None:
     assert "a sliding window of 5 tokens; set this layer's type to full attention" in reason
 
 
+def qwen2_moe(**changed: Any) -> Any:
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 24}
+    sizes = {**SIZES, **experts, "shared_expert_intermediate_size": 24, "num_key_value_heads": 1}
+    return model_of("Qwen2Moe", **sizes, **changed)
+
+
+@pytest.mark.filterwarnings("ignore:.*are lost")
+def test_the_type_of_a_layer_tells_of_its_window() -> None:
+    """A window of 0 is none; layers of full attention do not have that of the config."""
+    model = qwen2_moe()
+    assert model.config.sliding_window == 0
+    assert len(replace_attention(model, "tssa").replaced) == 2
+    kinds = ["full_attention", "sliding_attention"]
+    mixed = qwen2_moe(use_sliding_window=True, sliding_window=8, layer_types=kinds)
+    report = replace_attention(mixed, "tssa")
+    assert report.replaced == ["layers.0.self_attn"]
+    assert [name for name, _ in report.skipped] == ["layers.1.self_attn"]
+    assert "a sliding window of 8 tokens; set this layer's type" in report.skipped[0][1]
+
+
 def test_a_dropout_after_the_output_map_stays() -> None:
     model = model_of("InternVLVisionModel", "InternVLVision", **IMAGES, projection_dropout=0.5)
     replace_attention(model, "identity")

@@ -275,7 +275,7 @@ def _window(module: nn.Module) -> str:
     window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
     if getattr(module, "attention_type", "") == "local":  # GPT-Neo
         window = getattr(config, "window_size", None)
-    if window is None:
+    if not window or _sees_all(module):  # a window of 0 is none
         return ""
     mixed = getattr(config, "layer_types", getattr(config, "attention_types", None))
     setting = "sliding_window=None" if mixed is None else "this layer's type to full attention"
@@ -283,6 +283,13 @@ def _window(module: nn.Module) -> str:
         f"it sees a sliding window of {window} tokens; set {setting} in the model's config if it "
         "need not"
     )
+
+
+def _sees_all(module: nn.Module) -> bool:
+    """Whether the config says of this very layer that it sees all tokens."""
+    kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
+    index = getattr(module, "layer_idx", None)
+    return index is not None and [*kinds[index : index + 1]] == ["full_attention"]
 
 
 def _is_causal(module: nn.Module) -> bool:
