@@ -93,6 +93,24 @@ def test_what_keys_are_multiplied_by_is_in_their_map() -> None:
     torch.testing.assert_close(host[0](x)[0], before, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "word"), [("Informer", "ProbSparse"), ("Autoformer", "AutoCorrelation")]
+)
+def test_what_is_no_softmax_attention_is_noted(kind: str, word: str) -> None:
+    config = getattr(transformers, f"{kind}Config")(
+        prediction_length=4,
+        context_length=30,
+        lags_sequence=[1, 2],
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+    )
+    report = replace_attention(getattr(transformers, f"{kind}Model")(config), "linear")
+    assert report.replaced == ["encoder.layers.0.self_attn", "decoder.layers.0.self_attn"]
+    (note,) = report.notes
+    assert f"({word}), which is no softmax attention" in note
+
+
 def mimo(**changed: Any) -> nn.ModuleList:
     return host_of("MiMoV2Flash", "mimo_v2_flash", **{**SIZES, "v_head_dim": 8, **changed})
 

@@ -27,7 +27,7 @@ from rifflemix.surgery.adapters import (
     forward_is_of,
     has_class_token,
 )
-from rifflemix.surgery.hosts.transformers_lost import NORM, lost
+from rifflemix.surgery.hosts.transformers_lost import NORM, lost, notes_of
 from rifflemix.surgery.hosts.transformers_maps import maps_of, num_heads, read_weights, unreadable
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 from rifflemix.surgery.hosts.transformers_saving import PushToHub, SavePretrained
@@ -170,6 +170,7 @@ class TransformersAttention(Adapter):
             inner_dim=inner,
             max_length=_longest(parents),
             class_token=has_class_token(_embeddings(parents)),
+            notes=notes_of(module),
             warnings=lost(module),
         )
 

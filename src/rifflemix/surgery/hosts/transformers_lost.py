@@ -20,6 +20,19 @@ _CAP = "{name}: the cap on its scores (attn_logit_softcapping) is lost"
 _GATE = "{name}: the gate of what it attended to, a part of its query map, is lost"
 _WIDTHS = "{name}: its queries and keys are wider or narrower than its values, and not copied"
 _CLIP = "{name}: the bounds of its queries, keys and values (clip_qkv) are lost"
+_NOTES = {
+    "AutoformerAttention": "the host adds up values shifted by a few delays (AutoCorrelation), "
+    "which is no softmax attention: softmax with its weights is another function",
+    "InformerProbSparseAttention": "in the host few queries attend, the others get a mean of the "
+    "values (ProbSparse), which is no softmax attention: softmax with its weights is another "
+    "function",
+}
+
+
+def notes_of(module: nn.Module) -> tuple[str, ...]:
+    """What it computes that is no softmax attention, one sentence each."""
+    note = _NOTES.get(type(module).__name__)
+    return () if note is None else (note,)
 
 
 def lost(module: nn.Module) -> tuple[str, ...]:
