@@ -164,3 +164,70 @@ def test_added_positions_are_not_rotary() -> None:
         assert replace_attention(host, "softmax").notes == [lost]
     torch.testing.assert_close(host[0](x, position_embeddings=positions)[0], before)
     assert not torch.allclose(before, with_positions)
+
+
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
+QFORMER = {**SMALL, "vocab_size": 37, "encoder_hidden_size": 20}
+IMAGE = {**SMALL, "image_size": 16, "patch_size": 4}
+CROSS: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "BLIP": ("BlipText", "BlipTextModel", QFORMER, "encoder.layer.0.crossattention.self"),
+    "BLIP-2": (
+        "Blip2QFormer",
+        "Blip2QFormerModel",
+        {**QFORMER, "encoder_hidden_size": 16},
+        "encoder.layer.0.crossattention.attention",
+    ),
+    "other channels": (
+        "InstructBlipQFormer",
+        "InstructBlipQFormerModel",
+        QFORMER,
+        "encoder.layer.0.crossattention.attention",
+    ),
+    "GroupViT": (
+        "GroupViTVision",
+        "GroupViTVisionModel",
+        {
+            **IMAGE,
+            "num_hidden_layers": 2,
+            "depths": [1, 1],
+            "num_group_tokens": [4, 0],
+            "num_output_groups": [4, 0],
+        },
+        "encoder.stages.0.downsample.pre_assign_attn.attn",
+    ),
+}
+
+
+@pytest.mark.parametrize("host", CROSS)
+def test_cross_attention_by_what_is_around_it(host: str) -> None:
+    """It has no number: index 0 is the self-attention, and it alone is replaced."""
+    config, kind, settings, name = CROSS[host]
+    made = getattr(transformers, f"{config}Config")(**settings)
+    model = getattr(transformers, kind)(made)
+    report = replace_attention(model, "softmax", layers=[0], max_length=64)
+    reasons = {found.removeprefix("vision_model."): why for found, why in report.skipped}
+    assert reasons[name].startswith("cross-attention")
+    with pytest.raises(rm.InputError, match=f"indices of {1 + (host == 'GroupViT')} attention lay"):
+        replace_attention(model, "softmax", layers=[5])
+
+
+def test_cross_attention_that_is_called_x() -> None:
+    config = transformers.Kosmos2Config(
+        text_config={
+            "vocab_size": 37,
+            "embed_dim": 16,
+            "layers": 1,
+            "ffn_dim": 24,
+            "attention_heads": 2,
+        },
+        vision_config=IMAGE,
+        latent_query_num=3,
+    )
+    report = replace_attention(transformers.Kosmos2Model(config), "linear", dry_run=True)
+    reasons = dict(report.skipped)
+    assert reasons["image_to_text_projection.x_attn"].startswith("cross-attention")

@@ -26,6 +26,7 @@ from rifflemix.surgery.adapters import (
     class_names,
     forward_is_of,
     has_class_token,
+    is_linear,
 )
 from rifflemix.surgery.hosts.transformers_lost import NORM, lost, notes_of
 from rifflemix.surgery.hosts.transformers_maps import maps_of, num_heads, read_weights, unreadable
@@ -47,6 +48,8 @@ _ENDS_IN = re.compile(
 )
 _OF_IMAGES = re.compile(r"height, width, _ = hidden_states.shape")
 _OF_ANOTHER_SEQUENCE = ("encoder_hidden_states", "key_value_states")
+_CROSS = re.compile(r"cross|encoder_attn|(?<![a-z])x_attn|pooling", re.IGNORECASE)
+_CROSS_AROUND = re.compile(r"cross_?att", re.IGNORECASE)
 # What hosts hand on beside the mask, which then does not say it.
 _OF_PACKED_SEQUENCES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 CACHES = ("past_key_values", "layer_past")
@@ -309,11 +312,30 @@ def _dropout(module: nn.Module) -> float:
 
 
 def _is_cross(module: nn.Module, parents: Sequence[nn.Module]) -> bool:
-    if getattr(module, "is_cross_attention", False):
+    """Whether it reads another sequence, by what it is or by what it is called in its layer."""
+    if getattr(module, "is_cross_attention", False) or _reads_two_widths(module):
         return True
-    place = next((n for n, child in parents[-1].named_children() if child is module), "")
-    words = f"{type(module).__name__} {place}".lower()
-    return "cross" in words or "encoder_attn" in words
+    own, *around = _names_in_layer(module, parents)
+    names = f"{type(module).__name__} {own}"
+    return bool(_CROSS.search(names) or any(_CROSS_AROUND.search(name) for name in around))
+
+
+def _names_in_layer(module: nn.Module, parents: Sequence[nn.Module]) -> list[str]:
+    """Its name, and name and class of each module around it below the innermost numbered one."""
+    names: list[str] = []
+    for inside, parent in zip([module, *reversed(parents)], reversed(parents), strict=False):
+        name = next((name for name, child in parent.named_children() if child is inside), "")
+        if name.isdecimal():
+            break
+        names.append(f"{type(inside).__name__} {name}" if names else name)
+    return names or [""]
+
+
+def _reads_two_widths(module: nn.Module) -> bool:
+    """Whether its keys are made of other channels than its queries."""
+    maps = maps_of(module)
+    parts = [] if maps is None else [getattr(module, name) for name in (maps.query, maps.key)]
+    return len({part.in_features for part in parts if is_linear(part)}) > 1
 
 
 def _embeddings(parents: Sequence[nn.Module]) -> list[nn.Module]:
