@@ -14,7 +14,7 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.models.calling import call_model
 from rifflemix.surgery.adapters import ParentChange, SwappedAttention
 from rifflemix.surgery.hosts.transformers import CACHES
-from rifflemix.surgery.sites import find_sites
+from rifflemix.surgery.sites import check_whole, find_sites
 from rifflemix.surgery.wrappers import without_wrappers
 
 _OF_CLASS = object()
@@ -44,11 +44,13 @@ def distil(
 
     Raises:
         InputError: nothing in `model` was replaced, `original` has no such attention or was itself
-            changed, there are no batches, or a loss is not finite.
+            changed, weights are sharded, there are no batches, or a loss is not finite.
     """
     check_positive("lr", lr)
     if torch.is_inference_mode_enabled():
         raise InputError("distil: expected to take gradients, got torch.inference_mode around it")
+    check_whole("model", model)
+    check_whole("original", original)
     with without_wrappers(model) as new, without_wrappers(original) as old:
         lessons = _lessons(new, old)
         _teach(lessons, old, batches, lr)

@@ -101,7 +101,7 @@ def depths(sites: Sequence[Site]) -> dict[str, tuple[int, int]]:
 
 
 def check_model(model: Any) -> None:
-    """Raise InputError unless it is a module that is not wrapped for several devices."""
+    """Raise InputError unless it is a module, whole, and not wrapped for several devices."""
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
     for name, module in model.named_modules():
@@ -113,6 +113,19 @@ def check_model(model: Any) -> None:
                 f"model: {name or 'it'} is wrapped in {kind}, which has taken hold of the "
                 "parameters; replace the attention first, then wrap"
             )
+    check_whole("model", model)
+
+
+def check_whole(name: str, model: nn.Module) -> None:
+    """Raise InputError where each process has a part of the weights (FSDP2, tensor parallel)."""
+    if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
+        raise bad_argument(
+            name,
+            "whole weights",
+            "weights sharded over processes (DTensor)",
+            "gather them first (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+            "full_state_dict=True) and load them into a model that is not sharded",
+        )
 
 
 def _adapter_of(module: nn.Module) -> Adapter | None:

@@ -19,7 +19,7 @@ from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import check_description, describe_swap, settings_of
 from rifflemix.surgery.registry import is_registered
 from rifflemix.surgery.replace import Swap, commit, prepare, restore_attention
-from rifflemix.surgery.sites import check_model, find_sites
+from rifflemix.surgery.sites import check_model, check_whole, find_sites
 from rifflemix.surgery.wrappers import without_wrappers
 
 SWAP, WEIGHTS = "swap.json", "model.safetensors"
@@ -73,10 +73,12 @@ def save_swapped(model: nn.Module, folder: str | Path) -> None:
         folder: new, or one to write over.
 
     Raises:
-        InputError: see `describe_swap`; a model without weights in memory, an unwritable folder.
+        InputError: see `describe_swap`; a model without weights in memory, or with sharded ones; an
+            unwritable folder.
     """
     folder = user_path("folder", folder)
     description = describe_swap(model)
+    check_whole("model", model)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise bad_argument("model", "allocated weights", "a model on the meta device")
     make_folder(folder)
