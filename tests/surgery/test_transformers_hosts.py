@@ -182,14 +182,18 @@ def test_what_a_mixer_has_no_place_for_is_refused(make: Any, reason: str) -> Non
         replace_attention(make(), "softmax")
 
 
-@pytest.mark.parametrize("init", ["copy", "fresh"])
-def test_a_mask_of_its_own_says_causal(init: str) -> None:
-    """ImageGPT's attention has the triangle and no word of it."""
+def image_gpt() -> Any:
+    """Its attention has the triangle and no word of it, and its masks show later tokens."""
     config = transformers.ImageGPTConfig(
         vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=HEADS, n_positions=24
     )
     torch.manual_seed(2)
-    model = transformers.ImageGPTModel(config).eval()
+    return transformers.ImageGPTModel(config).eval()
+
+
+@pytest.mark.parametrize("init", ["copy", "fresh"])
+def test_a_mask_of_its_own_says_causal(init: str) -> None:
+    model = image_gpt()
     ids = torch.randint(0, VOCABULARY, (2, 9))
     before = model(ids)[0]
     with pytest.raises(rm.InputError, match="one that can be causal"):
@@ -200,6 +204,17 @@ def test_a_mask_of_its_own_says_causal(init: str) -> None:
         torch.testing.assert_close(found, before, **EXACT)
     ids[:, -1] = (ids[:, -1] + 1) % VOCABULARY
     torch.testing.assert_close(model(ids)[0][:, :-1], found[:, :-1])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_padding_beside_a_mask_of_its_own(side: str, use_cache: bool) -> None:
+    model, inputs = image_gpt(), {**inputs_of("gpt2"), "use_cache": use_cache}
+    if side == "left":
+        inputs["attention_mask"] = inputs["attention_mask"].flip(1)
+    before = outputs_of(model, inputs)
+    replace_attention(model, "softmax")
+    torch.testing.assert_close(outputs_of(model, inputs), before, **EXACT)
 
 
 def test_hosts_that_are_written_alike_need_no_list() -> None:

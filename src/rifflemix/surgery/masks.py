@@ -45,6 +45,7 @@ def key_padding_mask(
     true_means: str = "attend",
     per_query: bool | None = None,
     seen: int = 0,
+    hidden_anyway: bool = False,
 ) -> Tensor | None:
     """The padding that a host's attention mask describes.
 
@@ -60,6 +61,7 @@ def key_padding_mask(
             "padding" (torch.nn.MultiheadAttention).
         per_query: whether a mask of two dimensions is (N, K); unset, it is (B, K).
         seen: tokens before these, as in a cache: K = seen + N keys.
+        hidden_anyway: the host hides later tokens beside the mask, which may then show them.
 
     Returns:
         (B, K) bool, True = padding; None without padding (in a traced graph only without a mask).
@@ -77,7 +79,7 @@ def key_padding_mask(
     if mask.requires_grad:
         raise _too_much("is a learned bias of the scores")
     by_query = mask.dim() != 2 if per_query is None else per_query
-    settings = (batch, length, seen + length, causal, true_means, by_query)
+    settings = (batch, length, seen + length, causal, true_means, by_query, hidden_anyway)
     if mask.is_meta or not values_can_be_read():
         return ~_keep(mask, *settings, check=False)
     known = _known.get(id(mask))
@@ -144,6 +146,7 @@ def _keep(
     causal: bool,
     true_means: str,
     by_query: bool,
+    hidden_anyway: bool,
     *,
     check: bool,
 ) -> Tensor:
@@ -167,7 +170,7 @@ def _keep(
         # Without torch.where: onnxruntime has none for bools.
         keep = keep | (attend.any(1) & ~keep.any(-1, keepdim=True))
     if check:
-        _check_nothing_is_lost(attend, keep, causal)
+        _check_nothing_is_lost(attend, keep, causal, hidden_anyway)
     return keep.expand(batch, keys)
 
 
@@ -217,7 +220,7 @@ def _four_dimensional(mask: Tensor, batch: int, length: int, keys: int) -> Tenso
     return mask
 
 
-def _check_nothing_is_lost(attend: Tensor, keep: Tensor, causal: bool) -> None:
+def _check_nothing_is_lost(attend: Tensor, keep: Tensor, causal: bool, hidden_anyway: bool) -> None:
     """Raise unless (B, N, K) `attend` is `keep` (B, K) at all keys, earlier ones where causal."""
     length, total = attend.shape[1:]
     earlier = torch.ones_like(attend[0]).tril(total - length)
@@ -235,6 +238,8 @@ def _check_nothing_is_lost(attend: Tensor, keep: Tensor, causal: bool) -> None:
     if not is_lost(expected):
         return
     if causal and not is_lost(keys.expand_as(attend)):
+        if hidden_anyway:
+            return
         raise bad_argument(
             "attention mask",
             "a causal one, as the mixer is",

@@ -94,6 +94,7 @@ class SwappedTransformersAttention(SwappedAttention):
         self.names = tuple(inspect.signature(type(original).forward).parameters)[2:]
         self.layer_idx = getattr(original, "layer_idx", getattr(original, "layer_id", None))
         self.is_causal = mixer.causal
+        self.hidden_anyway = bool(triangles(original))
         found = (getattr(original, name, None) for name in _DROPOUTS)
         self.output_dropout = next((part for part in found if part is not None), None)
 
@@ -110,15 +111,17 @@ class SwappedTransformersAttention(SwappedAttention):
         caches = (arguments.get(name) for name in CACHES)
         past = next((cache for cache in caches if cache is not None), None)
         if past is None:
-            y = self.mixer(hidden_states, key_padding_mask=self._padding(hidden_states, mask))
+            padding = padding_of(
+                mask, hidden_states, causal=self.mixer.causal, hidden_anyway=self.hidden_anyway
+            )
+            y = self.mixer(hidden_states, key_padding_mask=padding)
         else:
             from rifflemix.surgery.hosts.transformers_cache import continue_stream
 
-            y = continue_stream(self.mixer, hidden_states, mask, past, self.layer_idx)
+            y = continue_stream(
+                self.mixer, hidden_states, mask, past, self.layer_idx, self.hidden_anyway
+            )
         return (y if self.output_dropout is None else self.output_dropout(y)), None
-
-    def _padding(self, x: Tensor, mask: Any) -> Tensor | None:
-        return padding_of(mask, x, causal=self.mixer.causal)
 
     def _check(self, arguments: dict[str, Any]) -> None:
         for name in _OF_ANOTHER_SEQUENCE:

@@ -102,7 +102,12 @@ class StreamLayer(CacheLayerMixin):
 
 
 def continue_stream(
-    mixer: TokenMixer, x: Tensor, mask: Any, past: Any, layer_index: int | None
+    mixer: TokenMixer,
+    x: Tensor,
+    mask: Any,
+    past: Any,
+    layer_index: int | None,
+    hidden_anyway: bool = False,
 ) -> Tensor:
     """Outputs (B, N, C) of the tokens x after those in the cache `past`, which takes them up.
 
@@ -112,6 +117,7 @@ def continue_stream(
         mask: of the host, for the tokens so far and these; earlier ones must be as they were.
         past: a cache of transformers.
         layer_index: index of the layer in the model, and so in the cache.
+        hidden_anyway: see `padding_of`.
 
     Raises:
         InputError: a cache of fixed size or one that attention has filled; more tokens for a mixer
@@ -122,7 +128,7 @@ def continue_stream(
         mixed: Tensor = mixer(x, key_padding_mask=padding_of(mask, x, causal=False))
         return mixed
     layer = _stream_layer(past, layer_index)
-    padding = padding_of(mask, x, causal=True, seen=layer.seen)
+    padding = padding_of(mask, x, causal=True, seen=layer.seen, hidden_anyway=hidden_anyway)
     if not layer.seen:
         y, layer.state = _prompt(mixer, x, padding)
         layer.padding = padding

@@ -9,7 +9,9 @@ from torch import Tensor
 from rifflemix.surgery.masks import key_padding_mask
 
 
-def padding_of(mask: Any, x: Tensor, *, causal: bool, seen: int = 0) -> Tensor | None:
+def padding_of(
+    mask: Any, x: Tensor, *, causal: bool, seen: int = 0, hidden_anyway: bool = False
+) -> Tensor | None:
     """The padding of the tokens so far, (B, seen + N) bool, True = padding; None without any.
 
     Args:
@@ -18,6 +20,7 @@ def padding_of(mask: Any, x: Tensor, *, causal: bool, seen: int = 0) -> Tensor |
         x: the tokens (B, N, C).
         causal: the mixer hides later tokens.
         seen: tokens before x, in a cache, whose keys the mask has too.
+        hidden_anyway: the host hides later tokens beside the mask (ImageGPT), which may show them.
 
     Raises:
         InputError: a mask that says more than padding and causality.
@@ -27,7 +30,14 @@ def padding_of(mask: Any, x: Tensor, *, causal: bool, seen: int = 0) -> Tensor |
     batch, length = x.shape[:2]
     if type(mask).__name__ == "BlockMask":
         mask = _dense(mask, batch, x)
-    return key_padding_mask(mask, batch=batch, length=length, causal=causal, seen=seen)
+    return key_padding_mask(
+        mask,
+        batch=batch,
+        length=length,
+        causal=causal,
+        seen=seen,
+        hidden_anyway=hidden_anyway,
+    )
 
 
 def _dense(mask: Any, batch: int, x: Tensor) -> Tensor:
