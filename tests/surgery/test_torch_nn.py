@@ -61,6 +61,15 @@ def test_the_fast_path_does_not_run_the_replaced_weights() -> None:
     torch.testing.assert_close(fast[~padding()], slow[~padding()].detach())
 
 
+def test_a_part_that_is_restored_leaves_what_is_around_it() -> None:
+    model = encoder()
+    rm.replace_attention(model, "tssa", layers=[0])
+    assert rm.restore_attention(model.layers[0]) == ["self_attn"]
+    assert not model.use_nested_tensor
+    assert rm.restore_attention(model) == []
+    assert model.use_nested_tensor
+
+
 def test_restore_gives_back_the_very_modules() -> None:
     model = encoder().eval()
     before = [layer.self_attn for layer in model.layers]

@@ -115,9 +115,11 @@ def test_what_is_gone_is_not_restored(tmp_path: Path) -> None:
     assert any(isinstance(module, SwappedAttention) for module in model.modules())
 
 
-def test_a_restored_model_is_saved_as_ever(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_restored_model_is_saved_as_ever(in_parts: bool, tmp_path: Path) -> None:
     model, _ = saved(tmp_path / "swapped")
-    restore_attention(model)
+    for part in model.transformer.h if in_parts else [model]:
+        assert restore_attention(part)
     model.save_pretrained(tmp_path / "plain")
     assert "quantization_config" not in json.loads((tmp_path / "plain/config.json").read_text())
     names = load_file(tmp_path / "plain/model.safetensors")
@@ -125,6 +127,16 @@ def test_a_restored_model_is_saved_as_ever(tmp_path: Path) -> None:
     again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "plain")
     inputs = inputs_of("gpt2")
     assert torch.equal(outputs_of(again, inputs), outputs_of(model, inputs))
+
+
+def test_a_model_that_is_restored_in_parts_is_pushed_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = build("gpt2")
+    monkeypatch.setattr(type(model), "push_to_hub", lambda _, name, **o: f"{name} {o}")
+    replace_attention(model, "tssa", layers=[1])
+    restore_attention(model.transformer)
+    assert model.push_to_hub("mine", private=True) == "mine {'private': True}"
 
 
 def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:

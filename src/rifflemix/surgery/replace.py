@@ -110,7 +110,9 @@ def restore_attention(model: nn.Module) -> list[str]:
     What the mixers learnt is lost; the restored modules hold the weights that they had.
 
     Args:
-        model: a model, or a part of one, in which attention was replaced.
+        model: a model, or a part of one, in which attention was replaced. What modules around a
+            part were set to meanwhile stays: restore the whole model to have nested tensors of
+            `torch.nn.TransformerEncoder` back.
 
     Returns:
         Names of the modules that are back; empty if nothing was replaced.

@@ -45,6 +45,9 @@ class SavePretrained:
             InputError: a mixer that no file can name, or weights that are quantised as well.
         """
         with without_wrappers(self.model) as model:
+            if not swapped_in(model):  # each was restored by itself
+                cls: Any = type(model)
+                return cls.save_pretrained(model, save_directory, state_dict=state_dict, **options)
             return self._save(model, save_directory, state_dict, options)
 
     def _save(
@@ -78,6 +81,9 @@ class PushToHub:
 
     def __call__(self, repo_id: str, **options: Any) -> str:
         """See `rifflemix.surgery.hub.pushing.push`."""
+        if not swapped_in(self.model):
+            cls: Any = type(self.model)
+            return str(cls.push_to_hub(self.model, repo_id, **options))
         card = card_of_swap(self.model, describe_swap(self.model))
         return push(self.model, repo_id, card, **options)
 
