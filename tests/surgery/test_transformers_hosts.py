@@ -422,10 +422,26 @@ def test_copies_are_apart() -> None:
 
 
 def test_lengths_are_the_hosts() -> None:
-    expected = {"bert": 24, "roberta": 24, "vit": 5, "deit": 6, "gpt2": 24, "llama": 24}
+    expected = {"bert": 24, "roberta": 24, "gpt2": 24, "llama": 24}
     for name, length in expected.items():
         mixers = [m for m in swap(name, "tssa").modules() if isinstance(m, rm.TokenMixer)]
         assert [m.max_length for m in mixers] == [length, length], name
+    whisper = swap("whisper", "tssa")
+    assert whisper.encoder.layers[0].self_attn.mixer.max_length == 12
+    assert whisper.decoder.layers[0].self_attn.mixer.max_length == 24
+
+
+def test_lengths_of_images_are_for_mixers_that_need_one() -> None:
+    """Hosts take other sizes, and what attends in them may have more tokens than positions."""
+    for name, length in {"vit": 5, "deit": 6}.items():
+        report = replace_attention(build(name), "synthesizer", dry_run=True)
+        assert report.length == length
+        mixers = [m for m in swap(name, "synthesizer").modules() if isinstance(m, rm.TokenMixer)]
+        assert [m.max_length for m in mixers] == [length, length], name
+    model = swap("vit", "csp")
+    assert model.layers[0].attention.mixer.max_length is None
+    found = model(torch.randn(1, 3, 16, 12), interpolate_pos_encoding=True)[0]
+    assert found.shape == (1, 4 * 3 + 1, 16)
     config = transformers.Dinov2WithRegistersConfig(
         **{k: v for k, v in SMALL.items() if "v" not in k},
         image_size=8,
@@ -433,11 +449,8 @@ def test_lengths_are_the_hosts() -> None:
         num_register_tokens=3,
     )
     registers = transformers.Dinov2WithRegistersModel(config)
-    replace_attention(registers, "tssa")
+    replace_attention(registers, "synthesizer")
     assert registers(torch.randn(1, 3, 8, 8))[0].shape == (1, 4 + 1 + 3, 16)
-    whisper = swap("whisper", "tssa")
-    assert whisper.encoder.layers[0].self_attn.mixer.max_length == 12
-    assert whisper.decoder.layers[0].self_attn.mixer.max_length == 24
 
 
 def test_offloaded_weights_are_refused() -> None:

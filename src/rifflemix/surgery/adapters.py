@@ -28,6 +28,8 @@ class HostAttention:
         dropout: probability with which attention weights are dropped.
         inner_dim: channels of the values of all heads, C where unset.
         max_length: most tokens the host takes, where it says so.
+        usual_length: tokens that it is built for, where it takes more as well (larger images); only
+            mixers that cannot be built without a length are given it.
         class_token: a classifier reads one token of the sequence.
         cross: it attends to another sequence; never replaced, and not counted among the layers.
         refusal: empty, or why it cannot be replaced.
@@ -41,6 +43,7 @@ class HostAttention:
     dropout: float = 0.0
     inner_dim: int | None = None
     max_length: int | None = None
+    usual_length: int | None = None
     class_token: bool = False
     cross: bool = False
     refusal: str = ""

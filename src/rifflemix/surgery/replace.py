@@ -65,7 +65,8 @@ def replace_attention(
             mixer has them; "fresh" leaves the mixer as it is initialised.
         mixer_options: options of the mixer; with init="copy", `bias` and `out_bias` follow the
             host where they are not set here.
-        max_length: most tokens that the model will see; the host's own limit where it has one.
+        max_length: most tokens that the model will see; the host's own limit where it has one. An
+            image model that takes other sizes has none; mixers that need one get its usual length.
         causal: unset, as the host is; True or False where the host lets each call decide.
         dry_run: change nothing, and only report.
 
@@ -237,7 +238,7 @@ def _prepare(site: Site, wishes: _Wishes, layer_index: int, num_layers: int) -> 
         mixer=name_of(wishes.mixer),
         dim=host.dim,
         num_heads=host.num_heads,
-        max_length=host.max_length if wishes.max_length is None else wishes.max_length,
+        max_length=_max_length(site, wishes),
         layer_index=layer_index,
         num_layers=num_layers,
         causal=_causal(site, wishes),
@@ -245,6 +246,16 @@ def _prepare(site: Site, wishes: _Wishes, layer_index: int, num_layers: int) -> 
         options=_options(site, wishes),
     )
     return prepare(site, settings, wishes.init)
+
+
+def _max_length(site: Site, wishes: _Wishes) -> int | None:
+    """The caller's limit, else the host's; its usual length only where there must be a limit."""
+    host = site.host
+    if wishes.max_length is not None:
+        return wishes.max_length
+    if host.max_length is None and class_of(wishes.mixer).card.needs_max_length:
+        return host.usual_length
+    return host.max_length
 
 
 def _causal(site: Site, wishes: _Wishes) -> bool:
@@ -291,8 +302,9 @@ def _report(
     skipped: list[tuple[str, str]],
     max_length: int | None,
 ) -> SurgeryReport:
-    limits = [s.site.host.max_length for s in swaps if s.site.host.max_length is not None]
-    length = max_length or (min(limits) if limits else DEFAULT_LENGTH)
+    hosts = [swap.site.host for swap in swaps]
+    limits = [n for host in hosts if (n := host.max_length or host.usual_length) is not None]
+    length = max_length or min(limits, default=DEFAULT_LENGTH)
     sites = [swap.site for swap in swaps]
     after = parameters_beside(model, sites)
     after |= {id(p): p.numel() for s in swaps for p in s.module.parameters()}

@@ -168,13 +168,15 @@ class TransformersAttention(Adapter):
         if refusal or maps is None:
             return HostAttention(dim=1, num_heads=1, refusal=refusal)
         inner, dim = read_weights(module, maps).value.weight.shape
+        images = _image_length(parents)
         return HostAttention(
             dim=dim,
             num_heads=num_heads(module, maps),
             causal=_is_causal(module),
             dropout=_dropout(module),
             inner_dim=inner,
-            max_length=_longest(parents),
+            max_length=None if images else _longest(parents),
+            usual_length=images,
             class_token=has_class_token(_embeddings(parents)),
             notes=notes_of(module),
             warnings=lost(module),
@@ -347,13 +349,20 @@ def _embeddings(parents: Sequence[nn.Module]) -> list[nn.Module]:
     return [part for part in found if isinstance(part, nn.Module)][:1]
 
 
-def _longest(parents: Sequence[nn.Module]) -> int | None:
-    """The most tokens of the innermost model that says so."""
+def _image_length(parents: Sequence[nn.Module]) -> int | None:
+    """Tokens of an image of the usual size; hosts stretch the table of positions for others."""
     for embeddings in _embeddings(parents):
         table = getattr(embeddings, "position_embeddings", None)
         if isinstance(table, Tensor) and table.dim() == 3:
             registers = getattr(embeddings, "register_tokens", None)  # which have no position
             return table.shape[1] + (0 if registers is None else registers.shape[1])
+    return None
+
+
+def _longest(parents: Sequence[nn.Module]) -> int | None:
+    """The most tokens of the innermost model that says so."""
+    for embeddings in _embeddings(parents):
+        table = getattr(embeddings, "position_embeddings", None)
         if isinstance(table, nn.Embedding):
             first = 0 if table.padding_idx is None else table.padding_idx + 1
             return table.num_embeddings - first
