@@ -29,7 +29,13 @@ from rifflemix.surgery.adapters import (
     is_linear,
 )
 from rifflemix.surgery.hosts.transformers_lost import NORM, lost, notes_of
-from rifflemix.surgery.hosts.transformers_maps import maps_of, num_heads, read_weights, unreadable
+from rifflemix.surgery.hosts.transformers_maps import (
+    maps_of,
+    misshapen,
+    num_heads,
+    read_weights,
+    unreadable,
+)
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 from rifflemix.surgery.hosts.transformers_saving import PushToHub, SavePretrained
 from rifflemix.surgery.hosts.transformers_source import (
@@ -275,7 +281,7 @@ def _unknown_parts(module: nn.Module) -> str:
     hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
     if any(getattr(hook, "offload", False) for hook in hooks):
         return "its weights are offloaded (device_map); load the model into memory first"
-    return ""
+    return misshapen(module, maps)
 
 
 def _window(module: nn.Module) -> str:

@@ -69,8 +69,7 @@ def maps_of(module: nn.Module) -> Maps | None:
 def unreadable(module: nn.Module, maps: Maps) -> str:
     """Why its maps cannot be read; empty if they can."""
     parts = {name: getattr(module, name) for name in maps.names}
-    reasons = (not_plain(name, part) for name, part in parts.items() if not _is_plain(part))
-    return next(reasons, "") or _misshapen(module, maps)
+    return next((not_plain(name, part) for name, part in parts.items() if not _is_plain(part)), "")
 
 
 def read_weights(module: nn.Module, maps: Maps) -> HostWeights:
@@ -103,7 +102,7 @@ def _head_dim(module: nn.Module) -> int:
     return next(int(getattr(module, name)) for name in names if hasattr(module, name))
 
 
-def _misshapen(module: nn.Module, maps: Maps) -> str:
+def misshapen(module: nn.Module, maps: Maps) -> str:
     """Why its queries are none of so many heads of one width; empty if they are."""
     rows, heads = len(_separate(module, maps)[0].weight), num_heads(module, maps)
     width = getattr(module, "head_dim", rows // max(heads, 1))
