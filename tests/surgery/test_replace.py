@@ -149,6 +149,21 @@ class OfLucidrains(nn.Module):
 OfLucidrains.__name__ = "Attention"
 
 
+class GPSA(nn.Module):
+    """ConViT's, of which only the layer around it says that it is attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qk, self.v = nn.Linear(C, 2 * C), nn.Linear(C, C)
+
+
+class Convit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn, self.attn_norm = GPSA(), nn.LayerNorm(C)
+        self.attention = nn.Sequential(nn.Linear(C, C), nn.Tanh(), nn.Linear(C, 1))
+
+
 class AttentionLayer(nn.Module):
     """Around attention, with weights of its own; the one without weights is no attention."""
 
@@ -161,6 +176,7 @@ UNKNOWN = {
     "MHA": (lambda: nn.Sequential(FlashMHA()), "0", "FlashMHA"),
     "derived": (lambda: nn.Sequential(Relative(C, H)), "0", "Relative"),
     "like x-transformers": (lambda: nn.Sequential(OfLucidrains()), "0", "Attention"),
+    "by what it is called": (Convit, "attn", "GPSA"),
     "inside": (lambda: nn.Sequential(AttentionLayer(FlashMHA())), "0.inner", "FlashMHA"),
 }
 

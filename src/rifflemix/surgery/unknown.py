@@ -1,9 +1,9 @@
-"""What looks like attention by its name alone."""
+"""What looks like attention by the name of its class, or by what it is called."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from torch import nn
 
@@ -11,6 +11,8 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import class_names
 
 _ATTENTION = re.compile("attention|attn|(?-i:MHS?A)", re.IGNORECASE)
+
+_CALLED = re.compile(r"(.*_)?(attn|attention|mhs?a)\d*", re.IGNORECASE)
 
 
 def looks_like_attention(module: nn.Module) -> bool:
@@ -23,15 +25,31 @@ def unknown_attention(model: nn.Module, known: Collection[str]) -> list[tuple[st
 
     Neither those within attention of a `known` name, nor those around it or around another one.
     """
+    found = _find(model, known, lambda _, module: looks_like_attention(module))
+    found |= _find(model, [*known, *found], _is_called_attention)
+    return list(found.items())
+
+
+def _find(
+    model: nn.Module, known: Collection[str], test: Callable[[str, nn.Module], bool]
+) -> dict[str, str]:
+    """Classes, by name, of the innermost modules that pass the test, apart from those known."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
-        if not name or isinstance(module, TokenMixer) or not looks_like_attention(module):
+        if not name or isinstance(module, TokenMixer) or not test(name, module):
             continue
         is_known = any(_is_within(name, other) or _is_within(other, name) for other in known)
         if not is_known and next(module.parameters(), None) is not None:
             found = {n: kind for n, kind in found.items() if not _is_within(name, n)}
             found[name] = type(module).__name__
-    return list(found.items())
+    return found
+
+
+def _is_called_attention(name: str, module: nn.Module) -> bool:
+    """Whether its attribute is called attention, and several linear maps are its own."""
+    maps = [part for part in module.children() if isinstance(part, nn.Linear)]
+    is_list = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    return len(maps) > 1 and not is_list and bool(_CALLED.fullmatch(name.rpartition(".")[2]))
 
 
 def _is_within(name: str, other: str) -> bool:
