@@ -182,13 +182,26 @@ def test_what_a_mixer_has_no_place_for_is_refused(make: Any, reason: str) -> Non
         replace_attention(make(), "softmax")
 
 
-def image_gpt() -> Any:
+def image_gpt(**changed: Any) -> Any:
     """Its attention has the triangle and no word of it, and its masks show later tokens."""
     config = transformers.ImageGPTConfig(
-        vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=HEADS, n_positions=24
+        vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=HEADS, n_positions=24, **changed
     )
     torch.manual_seed(2)
     return transformers.ImageGPTModel(config).eval()
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("by_layer", [True, False])
+def test_the_scale_of_the_scores_is_in_the_queries(scaled: bool, by_layer: bool) -> None:
+    model = image_gpt(scale_attn_weights=scaled, scale_attn_by_inverse_layer_idx=by_layer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    ids = torch.randint(0, VOCABULARY, (2, 9))
+    before = model(ids)[0]
+    replace_attention(model, "softmax")
+    torch.testing.assert_close(model(ids)[0], before, atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("init", ["copy", "fresh"])

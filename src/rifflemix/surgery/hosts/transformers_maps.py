@@ -116,7 +116,9 @@ def _scale(module: nn.Module, width: int) -> float:
     names = class_names(module)
     if names & _UNSCALED:
         return 1.0
-    usual = width**-0.5
+    usual = width**-0.5 if getattr(module, "scale_attn_weights", True) else 1.0
+    if getattr(module, "scale_attn_by_inverse_layer_idx", False):
+        usual /= int(getattr(module, "layer_idx", 0)) + 1
     return usual if names & _SCALED_BEFORE else float(getattr(module, "scaling", usual))
 
 
