@@ -83,11 +83,11 @@ def accuracy() -> Answer:
             table.append(line)
     says = (
         f"Of {verdict.total()} comparisons of our mixers with softmax attention under the same "
-        f"budget, {verdict['more']} show a more accurate mixer, {verdict['less']} a less accurate "
-        f"one, and {verdict['not told apart']} no difference beyond noise. Points of test accuracy "
-        "above softmax attention, with 95 % intervals paired over seeds; a full disk is a "
-        "difference that Holm's correction within its comparison leaves, which in the small suite, "
-        "above, counts the peers too. One seed alone is in the table only."
+        f"budget, a more accurate mixer is shown by {verdict['more']}, a less accurate one by "
+        f"{verdict['less']}, and no difference beyond noise by {verdict['not told apart']}. Points "
+        "of test accuracy above softmax attention, with 95 % intervals paired over seeds; a full "
+        "disk is a difference that Holm's correction within its comparison leaves, which in the "
+        "small suite, above, counts the peers too. One seed alone is in the table only."
     )
     picture = dots("Test accuracy minus softmax attention's, points", drawn, rule=0.0)
     made = [RESULTS / "suites" / SUITE / "results.json", *others.values()]

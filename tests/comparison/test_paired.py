@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import scipy
 
 from rifflemix.comparison.paired import (
+    LEVEL,
     holm,
     paired_difference,
     student_quantile,
@@ -54,16 +56,47 @@ def test_only_common_seeds_count() -> None:
 
 
 def test_two_errors_add_up() -> None:
-    """The degrees of freedom lie between those of the seeds and infinity."""
+    """A level reaches as far as both errors' own quantiles together."""
     ours, theirs = {0: 0.90, 1: 0.94, 2: 0.92}, {0: 0.85, 1: 0.86, 2: 0.89}
     alone = paired_difference(ours, theirs)
     both = paired_difference(ours, theirs, sampling_error=0.02)
     assert alone is not None
     assert both is not None
     over_seeds = scipy.stats.sem([0.05, 0.08, 0.03])
-    error = math.hypot(over_seeds, 0.02)
-    freedom = 2 * error**4 / over_seeds**4
-    assert both.probability == pytest.approx(2 * scipy.stats.t.sf(both.mean / error, freedom))
+
+    def reach(level: float) -> float:
+        seeds = over_seeds * scipy.stats.t.isf(level / 2, 2)
+        return math.hypot(seeds, 0.02 * scipy.stats.norm.isf(level / 2))
+
+    assert reach(both.probability) == pytest.approx(both.mean, rel=1e-6)
+    assert (both.low, both.high) == pytest.approx(
+        (both.mean - reach(0.05), both.mean + reach(0.05))
+    )
+    assert both.probability > alone.probability
+    vanishing = paired_difference(ours, theirs, sampling_error=1e-9)
+    assert vanishing is not None
+    assert vanishing.probability == pytest.approx(alone.probability, rel=1e-6)
+
+
+@pytest.mark.parametrize(("seeds", "ratio"), [(2, 0.5), (3, 0.25)])
+def test_equal_mixers_seldom_differ(seeds: int, ratio: float) -> None:
+    """Of fourteen rows none differs: Holm's correction lets one appear in 5 % of tables at most.
+
+    Degrees of freedom that follow the estimate (Welch and Satterthwaite) let 10 to 60 % appear.
+    """
+    draws = np.random.default_rng(seeds)
+    sampling, tables = ratio / math.sqrt(seeds), 100
+    false = 0
+    for _ in range(tables):
+        probabilities = []
+        for _ in range(14):
+            scores = draws.normal(size=seeds) + draws.normal(scale=sampling)
+            zeros = dict.fromkeys(range(seeds), 0.0)
+            found = paired_difference(dict(enumerate(scores)), zeros, sampling)
+            assert found is not None
+            probabilities.append(found.probability)
+        false += min(holm(probabilities)) < LEVEL
+    assert false <= 0.05 * tables + 2 * math.sqrt(0.05 * 0.95 * tables)
 
 
 @pytest.mark.parametrize(("theirs", "probability"), [(0.5, 1.0), (0.4, 0.0)])

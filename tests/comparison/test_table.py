@@ -58,7 +58,7 @@ def test_a_title_with_a_bar_does_not_break_the_table() -> None:
 
 
 def test_cells_show_mean_spread_and_ratio() -> None:
-    results = results_of(softmax=[(0.87, 10.0), (0.89, 10.0)], csp=[(0.98, 25.0), (0.98, 25.0)])
+    results = results_of(softmax=[(0.87, 10.0), (0.89, 10.0)], csp=[(0.97, 25.0), (0.99, 25.0)])
     softmax, csp = table_cells(comparison_rows(results))
     assert [cell.text for cell in softmax[1:5]] == [
         "2", "87.00 ± 1.41", "88.00 ± 1.41", "10.0 (1.00x)",
@@ -224,7 +224,15 @@ def test_a_mixer_with_one_seed_left_hides_no_difference_of_others() -> None:
     note = softmax_note(results)
     assert "fewer diverged runs than Tssa" in note
     assert note.endswith("Fewer than two common seeds tell nothing of Tssa.")
-    assert "of a mixer with one seed nothing is told" in bold_note(results)
+    assert "of a mixer with one seed, or with fewer than two" in bold_note(results)
+
+
+def test_a_mixer_that_shares_no_two_seeds_with_the_best_is_not_bold() -> None:
+    softmax, far = [(0.9, 9.0), (0.91, 9.0)], [(0.3, 9.0), (0.31, 9.0), (0.3, 9.0)]
+    results = results_of(softmax=softmax, csp=far, tssa=far)
+    results["runs"] = [r for r in results["runs"] if (r["mixer"], r["seed"]) != ("tssa", 0)]
+    results["mixers"] = [mixer(name, results["runs"], 2**20) for name in ("softmax", "csp", "tssa")]
+    assert bold(results, 2) == [True, False, False]
 
 
 def test_equal_counts_are_nobodys_best() -> None:
@@ -290,7 +298,7 @@ def test_softmax_note_says_so_where_it_wins_nothing() -> None:
 
 
 def test_softmax_note_warns_of_differences_within_noise() -> None:
-    near, far = [(0.92, 1.0), (0.93, 1.0)], [(0.30, 1.0), (0.31, 1.0)]
+    near, far = [(0.92, 1.0), (0.93, 1.0)], [(0.30, 1.0), (0.36, 1.0)]
     softmax = [(0.90, 1.0), (0.96, 1.0)]
     note = softmax_note(results_of(softmax=softmax, csp=near, tssa=far))
     assert "better mean test accuracy than Tssa" in note

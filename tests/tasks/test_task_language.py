@@ -233,6 +233,7 @@ def test_units(level: str, stride: int | None, ptb: Path) -> None:
         "perplexity": pytest.approx(2, rel=1e-5),
         "word_perplexity": pytest.approx(2 ** ((len(tokens) - 1) / words), rel=1e-5),
         "perplexity_deviation": pytest.approx(0, abs=1e-3),
+        "accuracy_deviation": 0,
     }
     assert (words == len(tokens) - 1) is (level == "word")
 

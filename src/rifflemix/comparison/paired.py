@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rifflemix.comparison.spread import SeedSpread
+
 LEVEL = 0.05
 """Differences with a smaller (corrected) probability count as shown."""
 
@@ -35,18 +37,26 @@ class Difference:
 
 
 def paired_difference(
-    ours: Mapping[int, float], theirs: Mapping[int, float], sampling_error: float = 0.0
+    ours: Mapping[int, float],
+    theirs: Mapping[int, float],
+    sampling_error: float = 0.0,
+    spread: SeedSpread | None = None,
 ) -> Difference | None:
     """The difference of two mixers' scores, seed by seed.
 
-    Two errors add up: that over seeds, with n - 1 degrees of freedom, and that of the finite
-    test set, which is the same for every seed. The degrees of freedom of their sum are those of
-    Welch and Satterthwaite.
+    Two errors add up: that over seeds, estimated with n - 1 degrees of freedom and those that
+    `spread` adds, and that of the finite test set, which is known and the same for every seed. A
+    level's reach is the root of the sum of the squares of both errors' own: Student's quantile
+    times the one, the normal quantile times the other. It is the t test without the second error
+    and the normal test without the first. (Degrees of freedom by Welch and Satterthwaite would
+    follow the estimate: where few seeds agree by chance they grow, and false differences with
+    them.)
 
     Args:
         ours: seed -> score.
         theirs: the same of the other mixer.
         sampling_error: standard error of the difference that comes from the size of the test set.
+        spread: what other rows of the table say of the variance over seeds.
 
     Returns:
         None where fewer than two seeds have both scores: then nothing is known of the noise.
@@ -56,16 +66,42 @@ def paired_difference(
         return None
     differences = [ours[seed] - theirs[seed] for seed in seeds]
     mean = statistics.fmean(differences)
-    over_seeds = statistics.variance(differences) / len(seeds)
-    variance = over_seeds + sampling_error**2
-    if variance == 0.0:
+    variance, freedom = statistics.variance(differences), float(len(seeds) - 1)
+    if spread is not None:
+        variance, freedom = spread.of_difference(variance, len(seeds) - 1)
+    errors = _Errors(math.sqrt(variance / len(seeds)), freedom, sampling_error)
+    if errors.over_seeds == errors.sampling == 0.0:
         return Difference(mean, mean, mean, 1.0 if mean == 0.0 else 0.0, len(seeds))
-    error = math.sqrt(variance)
-    # The square of a ratio: the variances themselves may be too small to be squared.
-    freedom = (len(seeds) - 1) * (variance / over_seeds) ** 2 if over_seeds else math.inf
-    reach = student_quantile(LEVEL, freedom) * error
-    probability = student_tails(mean / error, freedom)
-    return Difference(mean, mean - reach, mean + reach, probability, len(seeds))
+    reach = errors.reach(LEVEL)
+    return Difference(mean, mean - reach, mean + reach, errors.probability(mean), len(seeds))
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Of a difference: that over seeds, with its degrees of freedom, and that of the test set."""
+
+    over_seeds: float
+    freedom: float
+    sampling: float
+
+    def reach(self, level: float) -> float:
+        """What a difference exceeds with at most this probability where there is none."""
+        seeds = self.over_seeds and self.over_seeds * student_quantile(level, self.freedom)
+        return math.hypot(seeds, self.sampling and self.sampling * normal_quantile(level))
+
+    def probability(self, difference: float) -> float:
+        """The level whose reach the difference is, found by halving its logarithm."""
+        size = abs(difference)
+        alone = [student_tails(size / self.over_seeds, self.freedom)] if self.over_seeds else []
+        alone += [student_tails(size / self.sampling, math.inf)] if self.sampling else []
+        low = max(alone)  # either error alone reaches less far than both
+        if len(alone) == 1 or low >= 1.0 or low == 0.0:
+            return low
+        low, high = math.log(low), 0.0
+        while high - low > 1e-9:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.reach(math.exp(middle)) < size else (middle, high)
+        return math.exp(high)
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
@@ -87,6 +123,11 @@ def student_tails(t: float, freedom: float) -> float:
     if freedom > _NORMAL_FROM:
         return math.erfc(abs(t) / math.sqrt(2))
     return _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+
+
+def normal_quantile(level: float) -> float:
+    """The z that a standard normal number exceeds, up or down, with probability `level`."""
+    return -statistics.NormalDist().inv_cdf(level / 2)
 
 
 def student_quantile(level: float, freedom: float) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rifflemix.comparison.paired import LEVEL, Difference, holm, paired_difference
+from rifflemix.comparison.spread import SeedSpread
 from rifflemix.report.units import SHARES, format_percent
 
 _OF_THE_BEST = 3.0  # more than of two scores: the best of many rows is a lucky one
@@ -25,8 +26,9 @@ class Score:
             mixer say little. None where no mixer has two.
         samples: size of the split; None where it is not known.
         values: seed -> the metric.
-        deviation: of a metric that is no share: its standard error from samples that are drawn,
-            times the root of their number. None where it was not measured.
+        deviation: of a metric that is no share of the samples: its standard error from samples
+            that are drawn, times the root of their number. None where it was not measured.
+        seeds: what all rows of the table say together of the variance over seeds.
     """
 
     mean: float
@@ -37,6 +39,7 @@ class Score:
     samples: int | None = None
     values: Mapping[int, float] = field(default_factory=dict)
     deviation: float | None = None
+    seeds: SeedSpread | None = None
 
     def __str__(self) -> str:
         """Percent: "98.77 ± 0.12"."""
@@ -60,7 +63,7 @@ class Score:
         errs on the side of no difference.
         """
         errors = self._sampling_error(self.mean), other._sampling_error(other.mean)
-        return paired_difference(self.values, other.values, math.hypot(*errors))
+        return paired_difference(self.values, other.values, math.hypot(*errors), self.seeds)
 
     def is_above(self, chance: float) -> bool:
         """Whether a share, the best of a table, is above what no learning gives."""
@@ -75,26 +78,26 @@ class Score:
         if not self.counts_samples or not self.samples:
             return 0.0
         deviation = self.deviation
-        if self.metric in SHARES:
-            deviation = math.sqrt(max(mean * (1 - mean), 0.0))  # binomial
-        return (deviation or 0.0) / math.sqrt(self.samples)
+        if deviation is None:
+            deviation = math.sqrt(max(mean * (1 - mean), 0.0))  # binomial: a share of samples
+        return deviation / math.sqrt(self.samples)
 
     def _text(self, value: float) -> str:
         return format_percent(value) if self.metric in SHARES else f"{value:.4g}"
 
 
-def told_apart(score: Score, others: Sequence[Score]) -> list[bool] | None:
+def told_apart(score: Score, others: Sequence[Score]) -> list[bool | None] | None:
     """Which others differ from `score` by more than noise.
 
-    One that shares fewer than two seeds with it is not told apart, and none else is corrected for
-    it; None where that is so of all: then nothing is known of noise.
+    Of one that shares fewer than two seeds with it nothing is known (None), and none else is
+    corrected for it; None where that is so of all.
     """
     differences = [score.difference(other) for other in others]
     known = [difference.probability for difference in differences if difference is not None]
     if not known:
         return None
     corrected = iter(holm(known))
-    return [found is not None and next(corrected) < LEVEL for found in differences]
+    return [None if found is None else next(corrected) < LEVEL for found in differences]
 
 
 def pooled_spread(stds: Iterable[tuple[float | None, int]]) -> float | None:

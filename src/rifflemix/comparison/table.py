@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from rifflemix.comparison.scores import Score, pooled_spread, told_apart
+from rifflemix.comparison.spread import SeedSpread, seed_spread
 from rifflemix.comparison.tuning import settings_text
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import (
@@ -20,6 +21,8 @@ from rifflemix.report.units import (
 )
 
 BASELINE = "softmax"
+Apart = Sequence[bool | None] | None
+"""Whether each of some rows differs from another by more than noise; None where nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,15 @@ class _Column:
     show: Callable[[Row, Row | None], str]
     value: Callable[[Row], float | None] | None = None
     higher_is_better: bool = True
-    told_apart: Callable[[Row, Sequence[Row]], list[bool] | None] | None = None
+    told_apart: Callable[[Row, Sequence[Row]], Apart] | None = None
 
 
 def comparison_rows(results: Mapping[str, Any]) -> list[Row]:
     """One row a mixer, in the registry's order (never by a score: the table is no ranking)."""
-    spreads = {key: pooled_spread(of) for key, of in _deviations(results).items()}
+    spreads = {
+        (metric, split): (pooled_spread(of), seed_spread(_by_seed(results, metric, split)))
+        for (metric, split), of in _deviations(results).items()
+    }
     return [
         Row(
             name=mixer["name"],
@@ -171,9 +177,18 @@ def _deviations(results: Mapping[str, Any]) -> dict[tuple[str, str], list[tuple[
     return found
 
 
+def _by_seed(results: Mapping[str, Any], metric: str, split: str) -> list[dict[int, float]]:
+    """The scores of each mixer, by seed."""
+    found: dict[str, dict[int, float]] = {}
+    for run in results["runs"]:
+        if metric in run[split]:
+            found.setdefault(run["mixer"], {})[run["seed"]] = run[split][metric]
+    return list(found.values())
+
+
 def _scores(
     mixer: Mapping[str, Any],
-    spreads: Mapping[tuple[str, str], float | None],
+    spreads: Mapping[tuple[str, str], tuple[float | None, SeedSpread | None]],
     results: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The scores of a row: of accuracy alone, or of another metric and, if known, accuracy."""
@@ -183,11 +198,17 @@ def _scores(
     def score(summary: Mapping[str, Any] | None, metric: str, split: str) -> Score | None:
         if summary is None:
             return None
-        spread, values = spreads[metric, split], {run["seed"]: run[split][metric] for run in runs}
+        (spread, seeds), values = (
+            spreads[metric, split],
+            {r["seed"]: r[split][metric] for r in runs},
+        )
         mean, std, n = summary["mean"], summary["std"], summary["n"]
         deviations = [run[split].get(f"{metric}_deviation") for run in runs]
         deviation = None if None in deviations or not runs else fmean(deviations)
-        return Score(mean, std, n, metric, spread, sizes[split], values, deviation)
+        # Beside another metric accuracy is of tokens, of which a sample has many.
+        is_of_parts = metric == "accuracy" and mixer.get("metric") is not None
+        size = None if is_of_parts and deviation is None else sizes[split]
+        return Score(mean, std, n, metric, spread, size, values, deviation, seeds)
 
     accuracy = {split: score(mixer[split], "accuracy", split) for split in _SPLITS}
     chosen = mixer.get("metric")
@@ -249,7 +270,7 @@ def _score_column(header: str, name: str, higher_is_better: bool) -> _Column:
         found = score(row)
         return None if found is None or found.n < 2 else found.shown
 
-    def differ(best: Row, others: Sequence[Row]) -> list[bool] | None:
+    def differ(best: Row, others: Sequence[Row]) -> Apart:
         first, rest = score(best), [found for row in others if (found := score(row)) is not None]
         return None if first is None else told_apart(first, rest)
 
@@ -272,8 +293,8 @@ def _best(column: _Column, rows: list[Row]) -> list[bool]:
     apart = column.told_apart(rows[first], [rows[index] for index in others])
     if apart is None or not any(apart):
         return [False] * len(rows)
-    worse = {index for index, is_apart in zip(others, apart, strict=True) if is_apart}
-    return [index in ranked and index not in worse for index in range(len(rows))]
+    level = {index for index, is_apart in zip(others, apart, strict=True) if is_apart is False}
+    return [index == first or index in level for index in range(len(rows))]
 
 
 def is_slower(row: Row, other: Row) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rifflemix.checks import is_number
 from rifflemix.comparison.scores import Score
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import MISSING, format_duration, metric_title
@@ -81,8 +82,9 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 def _is_at_an_edge(chosen: Mapping[str, Any], tuning: Mapping[str, Any]) -> bool:
     return any(
-        value in (min(tuning["grid"][name]), max(tuning["grid"][name]))
+        value in (min(values), max(values))
         for name, value in chosen.items()
+        if len(values := [v for v in tuning["grid"][name] if is_number(v)]) > 1
     )
 
 

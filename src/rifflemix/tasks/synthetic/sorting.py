@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from rifflemix.tasks.core.base import (
 )
 from rifflemix.tasks.core.generated import GeneratedTask
 from rifflemix.tasks.core.random_words import Streams
+from rifflemix.tasks.core.shares import share_deviation, share_moments
 
 PAD, END, FIRST_SYMBOL = 0, 1, 2
 """Token ids; the decoder reads PAD first."""
@@ -188,7 +189,13 @@ class SortingTask(Task):
             "accuracy": (float(right.sum().item()), tokens),
             "exact_match": (float((right | ~counted).all(dim=1).sum().item()), len(labels)),
             "edit_distance": (float(distances.sum().item()), tokens),
+            **share_moments(right.sum(dim=1), lengths),
         }
+
+    def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The deviation of accuracy: its error, from sequences, times the root of their number."""
+        deviation = share_deviation(means["accuracy"], means) if "accuracy" in means else None
+        return {} if deviation is None else {"accuracy_deviation": deviation}
 
     def _check_outputs(self, outputs: Tensor, batch: Batch) -> None:
         expected = (*batch["labels"].shape, self.num_classes)

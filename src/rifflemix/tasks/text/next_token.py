@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from rifflemix.errors import bad_argument
 from rifflemix.tasks.core.base import Batch, Sample, Task
+from rifflemix.tasks.core.shares import share_deviation, share_moments
 from rifflemix.tasks.data_io.files import Array
 from rifflemix.tasks.text.vocabulary import Vocabulary
 
@@ -111,25 +112,30 @@ class NextTokenTask(Task):
         labels, logits = batch["labels"][counted], outputs[counted].float()
         each = functional.cross_entropy(logits, labels, reduction="none")
         nats = each.sum().item()
+        right = (outputs.argmax(dim=2) == batch["labels"]) & counted
         positions, words = labels.cpu().numpy(), self.vocabulary
         measured = {
             "loss": (nats, len(labels)),
-            "accuracy": (float((logits.argmax(dim=1) == labels).sum().item()), len(labels)),
+            "accuracy": (float(right.sum().item()), len(labels)),
             "bits_per_byte": (nats / math.log(2), int(words.num_bytes[positions].sum())),
         }
         if self.is_text:
             bits, before = nats / math.log(2), batch["inputs"][counted].cpu().numpy()
             measured["bits_per_character"] = bits, int(words.num_characters[positions].sum())
             measured["nats_per_word"] = nats, words.count_words(before, positions)
+        measured |= share_moments(right.sum(dim=1), counted.sum(dim=1))
         return measured | _moments(each, counted)
 
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         """Metrics computed from means over a split: perplexity per token and per word.
 
-        And the deviation of the task's metric: its standard error, from windows that are drawn,
-        times the root of their number.
+        And the deviations of the task's metric and of accuracy: their standard errors, from windows
+        that are drawn, times the root of their number.
         """
         found = {"perplexity": _exp(means["loss"])}
+        deviation = share_deviation(means["accuracy"], means) if "accuracy" in means else None
+        if deviation is not None:
+            found["accuracy_deviation"] = deviation
         if "nats_per_word" in means:
             found["word_perplexity"] = _exp(means["nats_per_word"])
         slope = _slope(self.metric, {**means, **found})
