@@ -65,9 +65,9 @@ def bold_note(results: Mapping[str, Any]) -> str:
     if not nothing_learned(rows):
         return (
             "Bold: what cannot be told from the best of its column; where that is every mixer, "
-            "nothing. Scores are told apart by their differences seed by seed (t test, its variance "
-            f"with the help of all rows, {_split_error(rows)}, Holm-corrected, 5 %), speeds where no "
-            "seed of one is as fast "
+            "nothing. Scores are told apart by their differences seed by seed (t test, its "
+            f"variance with the help of all rows, {_split_error(rows)}, Holm-corrected, 5 %), "
+            "speeds where no seed of one is as fast "
             "as any of the other; of a mixer with one seed, or with fewer than two of the best's, "
             "nothing is told."
         )
