@@ -7,8 +7,8 @@ Python's more would be felt, and torch's compiler knows them by what they are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -407,3 +407,18 @@ __all__ = [
     "take_first",
     "values_can_be_read",
 ]
+
+
+@contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """Inside, a model is in evaluation mode; then each module is in the mode that it was in.
+
+    `model.train()` would put all of them into training, those too that somebody froze.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training

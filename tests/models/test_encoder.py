@@ -114,6 +114,17 @@ def test_bad_inputs(change: dict[str, Any], inputs: Any, message: str) -> None:
         model(inputs)
 
 
+@pytest.mark.parametrize(
+    "mask", [torch.zeros(2, 3, 8) > 0, torch.zeros(6, 8) > 0, torch.zeros(3, 8) > 0, [True]]
+)
+def test_a_mask_of_pairs_has_their_shape(mask: Any) -> None:
+    model = rm.create_model("encoder", **{**TOKENS, "num_sequences": 2})
+    pairs = torch.ones(3, 2, 8, dtype=torch.int64)
+    assert model(pairs, key_padding_mask=torch.zeros(3, 2, 8) > 0).shape == (3, 3)
+    with pytest.raises(rm.InputError, match=r"shape \(B, 2, N\) = \(3, 2, 8\), got "):
+        model(pairs, key_padding_mask=mask)
+
+
 def test_unknown_model_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean encoder"):
         rm.create_model("encodr")

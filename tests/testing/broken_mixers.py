@@ -105,6 +105,8 @@ class UnstableOrder(BothWays):
 
 @breaks("same_seed_gives_the_same")
 class DrawsElsewhere(Mean):
+    card = replace(Mean.card, training_noise="a scale")
+
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         y = super().mix(x, key_padding_mask)
         return y * (1 + 0.01 * random.random()) if self.training else y
@@ -259,6 +261,16 @@ class LooksAhead(NotStreaming):
     def mean(self, v: Tensor, counts: Tensor) -> Tensor:
         whole = v.sum(1, keepdim=True) / counts.sum(1, keepdim=True).clamp_min(1)
         return super().mean(v, counts) + 1e-6 * whole
+
+
+@breaks("outputs_ignore_later_tokens")
+class KnowsHowManyCome(NotStreaming):
+    """Only its causal form, which then has nothing else to ask it of, reads the length."""
+
+    card = replace(NotStreaming.card, padding=False)
+
+    def mean(self, v: Tensor, counts: Tensor) -> Tensor:
+        return super().mean(v, counts) * (1 + v.shape[1] * self.causal)
 
 
 @breaks("causal_is_refused")

@@ -143,19 +143,20 @@ def check_split(task: TrainableTask, name: str) -> None:
 
 
 def check_finite(batch: Batch, indices: list[int], split_name: str) -> None:
-    """Raise InputError, naming the sample, where a float input is NaN or infinite."""
-    inputs = batch["inputs"]
-    # NaN and infinity show in the sum, which takes less time than to look at every number.
-    if not inputs.is_floating_point() or bool(inputs.sum().isfinite()):
-        return
-    finite = torch.isfinite(inputs).flatten(1)
-    if bool(finite.all()):
-        return
-    row = int((~finite.all(1)).nonzero()[0])
-    value = inputs[row].flatten()[~finite[row]][0].item()
-    raise InputError(
-        f"{split_name} data: expected finite numbers, got {value} in sample {indices[row]}"
-    )
+    """Raise InputError, naming the sample, where one of its numbers is NaN or infinite."""
+    for name, values in batch.items():
+        if not values.is_floating_point() or values.shape[:1] != (len(indices),):
+            continue
+        # NaN and infinity show in the sum, which takes less time than to look at every number.
+        if bool(values.sum().isfinite()) or bool((finite := torch.isfinite(values)).all()):
+            continue
+        row = int((~finite.view(len(indices), -1).all(1)).nonzero()[0])
+        value = values[row][~finite[row]][0].item()
+        where = "" if name == "inputs" else f" of {name}"
+        raise InputError(
+            f"{split_name} data: expected finite numbers{where}, got {value} in sample "
+            f"{indices[row]}"
+        )
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:

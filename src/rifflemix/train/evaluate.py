@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from rifflemix.compat import evaluation_mode
 from rifflemix.errors import bad_argument
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.data import (
@@ -51,13 +52,11 @@ def evaluate(
         TrainingDiverged: a metric is not finite.
     """
     noise = rng_state(engine.device)
-    was_training = model.training
-    model.eval()
     seed_everything(derive_seed(config.seed, _NOISE, engine.rank))
     try:
-        sums = _sum_metrics(engine, model, task, split_name, config, should_stop)
+        with evaluation_mode(model):
+            sums = _sum_metrics(engine, model, task, split_name, config, should_stop)
     finally:
-        model.train(was_training)
         set_rng_state(noise, engine.device)
     return None if sums is None else _means(sums, task, split_name)
 

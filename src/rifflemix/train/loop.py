@@ -182,6 +182,8 @@ class _Run:
         groups = decay_groups(model, decay_all=config.decay_all)
         self.decayed = sum(sizes[name] for name in groups.decayed)
         self.parameters = self.decayed + sum(sizes[name] for name in groups.not_decayed)
+        if not model.training:  # as a loaded model; parts that were put into evaluation stay so
+            model.train()
         self.model, self.optimizer = engine.prepare(model, optimizer)
         allocate_state(self.optimizer)
         noise_seed = derive_seed(config.seed, _NOISE, engine.rank)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, is_number, shown
+from rifflemix.compat import evaluation_mode
 from rifflemix.errors import bad_argument
 from rifflemix.models.base import check_ids
 
@@ -37,8 +38,12 @@ class CausalModel(Protocol):
         """(B,) ids -> (B, V) logits of the next token, and the next state."""
         ...
 
-    def train(self, mode: bool = True, /) -> Any:
-        """Training or, with False, evaluation mode."""
+    def eval(self) -> Any:
+        """Into evaluation mode."""
+        ...
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The model and all parts of it, whose modes are put back behind."""
         ...
 
 
@@ -80,13 +85,9 @@ def generate(
     choose = _chooser(temperature, top_k, top_p, generator, tokens.device)
     if not max_new_tokens:
         return tokens
-    was_training = model.training
-    model.train(False)
-    try:
+    with evaluation_mode(model):
         extend = _stream if model.streams else _recompute
         return extend(model, tokens, max_new_tokens, choose)
-    finally:
-        model.train(was_training)
 
 
 Choose = Callable[[Tensor], Tensor]

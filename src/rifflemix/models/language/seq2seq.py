@@ -16,6 +16,7 @@ from rifflemix.checks import (
     check_positive,
     check_probability,
 )
+from rifflemix.compat import evaluation_mode
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers import (
     SinkhornCrossAttention,
@@ -242,9 +243,7 @@ class Seq2Seq(Model):
             (B, M) int64 with M at most `max_new_tokens`, the end tokens included.
         """
         check_integer("max_new_tokens", max_new_tokens, 1, self.max_length)
-        was_training = self.training
-        self.eval()
-        try:
+        with evaluation_mode(self):
             memory = self.encode(inputs, key_padding_mask)
             reader = self._reader(memory, key_padding_mask)
             written = inputs.new_full((len(inputs), 1), start_token)
@@ -256,8 +255,6 @@ class Seq2Seq(Model):
                 chosen = chosen.masked_fill(ended, start_token)
                 ended |= chosen == end_token
                 written = torch.cat((written, chosen.unsqueeze(1)), dim=1)
-        finally:
-            self.train(was_training)
         return written[:, 1:]
 
     def _reader(self, memory: Tensor, mask: Tensor | None) -> Callable[[Tensor], Tensor]:

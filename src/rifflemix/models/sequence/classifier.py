@@ -144,7 +144,14 @@ class SequenceClassifier(Model):
     def _encode_pair(self, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         if not isinstance(inputs, Tensor) or inputs.dim() < 3 or inputs.shape[1] != 2:
             raise bad_argument("inputs", "pairs of shape (B, 2, N)", _shape_of(inputs))
-        mask = None if key_padding_mask is None else key_padding_mask.flatten(0, 1)
+        mask = key_padding_mask
+        if mask is not None:
+            expected = (len(inputs), 2, inputs.shape[2])
+            if not isinstance(mask, Tensor) or tuple(mask.shape) != expected:
+                raise bad_argument(
+                    "key_padding_mask", f"shape (B, 2, N) = {expected}", _shape_of(mask)
+                )
+            mask = mask.flatten(0, 1)
         a, b = self.encode(inputs.flatten(0, 1), mask).unflatten(0, (-1, 2)).unbind(1)
         return pair_features(a, b, self.pair_mix)
 
