@@ -207,3 +207,11 @@ def test_autocast_of_any_device(device_type: str) -> None:
     assert not autocast_enabled(device_type)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert autocast_enabled(device_type) == (device_type == "cpu")
+
+
+def test_modes_are_put_back_one_by_one() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()))
+    model[1].training = False
+    with compat.evaluation_mode(model):
+        assert not any(module.training for module in model.modules())
+    assert [module.training for module in model.modules()] == [True, True, False, True]

@@ -1,4 +1,4 @@
-"""Every private or version-dependent use of torch, so that a new torch is met in one place.
+"""What torch lacks, and every private or version-dependent use of it: a new one is met here.
 
 Names that torch implements in C are handed on as they are: they stand in paths where a call of
 Python's more would be felt, and torch's compiler knows them by what they are.
@@ -374,6 +374,21 @@ def runs_on_gpu(event: Any) -> bool:
     return bool(event.device_type == DeviceType.CUDA)
 
 
+@contextmanager
+def evaluation_mode(model: Any) -> Iterator[None]:
+    """Inside, a model is in evaluation mode; then each module is in the mode that it was in.
+
+    `model.train()` would put all of them into training, those too that somebody froze.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+
+
 __all__ = [
     "BatchNorm",
     "OperatorWatch",
@@ -385,6 +400,7 @@ __all__ = [
     "as_operand",
     "attention_on_cpu",
     "constant_for_compiler",
+    "evaluation_mode",
     "first_fsdp_holds",
     "fsdp_holds",
     "fsdp_processes",
@@ -407,18 +423,3 @@ __all__ = [
     "take_first",
     "values_can_be_read",
 ]
-
-
-@contextmanager
-def evaluation_mode(model: Any) -> Iterator[None]:
-    """Inside, a model is in evaluation mode; then each module is in the mode that it was in.
-
-    `model.train()` would put all of them into training, those too that somebody froze.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, was_training in modes:
-            module.training = was_training

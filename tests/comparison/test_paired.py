@@ -82,7 +82,7 @@ def test_two_errors_add_up() -> None:
 def test_equal_mixers_seldom_differ(seeds: int, ratio: float) -> None:
     """Of fourteen rows none differs: Holm's correction lets one appear in 5 % of tables at most.
 
-    Degrees of freedom that follow the estimate (Welch and Satterthwaite) let 10 to 60 % appear.
+    Degrees of freedom that follow the estimate (Welch and Satterthwaite) let many more appear.
     """
     draws = np.random.default_rng(seeds)
     sampling, tables = ratio / math.sqrt(seeds), 100

@@ -14,10 +14,10 @@ from rifflemix.analysis.finding import Subject, Trial
 from rifflemix.analysis.view import View
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import check_json, damaged_run, read_json, read_tensors
-from rifflemix.mixers.named import list_mixers, mixer_class
+from rifflemix.mixers import list_mixers
 from rifflemix.models import Model, list_models
-from rifflemix.plugins import code_hash, plugin_files
 from rifflemix.runs.fit import fit_model, pair_settings
+from rifflemix.runs.outside import code_by_name, outside_code
 from rifflemix.tasks import Task, list_tasks, load_task, task_card
 from rifflemix.train.run_folder import RunFolder
 
@@ -271,19 +271,15 @@ def _build(folder: RunFolder, settings: Mapping[str, Any], task: Task) -> Model:
             f"the run's model {name} is not registered; name the file that registers it with "
             "--plugin"
         )
-    _check_code(settings.get("plugins"))
+    _check_code(settings)
     return fit_model(name, task, own, 0)
 
 
-def _check_code(plugins: Any) -> None:
-    """Raise where a plugin's file, or a mixer of none, is not what a run was trained with."""
-    if not isinstance(plugins, dict):
-        return
-    now = plugin_files()
-    for name, code in plugins.items():
-        mixer = name.removeprefix("mixer ")
-        if name not in now and mixer != name and code not in plugins and mixer in list_mixers():
-            now[name] = code_hash(mixer_class(mixer))
+def _check_code(settings: Mapping[str, Any]) -> None:
+    """Raise where a plugin, or the mixer, is not what a run was trained with."""
+    mixer = settings.get("mixer")
+    now = code_by_name(outside_code([mixer] if mixer in list_mixers() else []))
+    for name, code in code_by_name(settings.get("plugins") or {}).items():
         if now.get(name, code) != code:
             raise InputError(
                 f"target: the run was trained with another {name}; give that one, as it was"

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
-from rifflemix.mixers import list_mixers, mixer_card, mixer_class, usable_mixers
+from rifflemix.mixers import list_mixers, mixer_card, usable_mixers
 from rifflemix.models import list_models, model_card
 from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
-from rifflemix.plugins import code_hash, file_of, is_outside, plugin_files
 from rifflemix.runs.device import check_device
 from rifflemix.runs.grid import Grid, Point, check_grid, grid_points, point_label
 from rifflemix.runs.options import (
@@ -23,6 +22,7 @@ from rifflemix.runs.options import (
     Threads,
     check_options,
 )
+from rifflemix.runs.outside import outside_code
 from rifflemix.tasks import TaskCard, task_card
 from rifflemix.train.config import TrainConfig
 
@@ -163,15 +163,8 @@ class CompareConfig:
 
 
 def _plugins(mixers: Iterable[str]) -> dict[str, Any]:
-    """What is not the package's: the hash of each file, and of each mixer its file, or its hash.
-
-    A run goes on with the same only.
-    """
-    found = plugin_files()
-    for name in mixers:
-        cls = mixer_class(name)
-        if is_outside(cls):
-            found[f"mixer {name}"] = file_of(cls) or code_hash(cls)
+    """Code that is not the package's; a run goes on with the same only."""
+    found = outside_code(mixers)
     return {"plugins": found} if found else {}
 
 

@@ -18,6 +18,7 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import claimed_folder, first_difference, sealed, write_bytes, write_json
 from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
+from rifflemix.runs.outside import code_by_name
 
 FORMAT = "rifflemix.merge/1"
 
@@ -132,28 +133,34 @@ def _check(parts: Mapping[Path, Results]) -> None:
                 f"merge: {first} and {path} do not compare: {setting} is {before!r} in the one, "
                 f"{now!r} in the other"
             )
-    for what in ("mixer_options", "variants", "plugins"):
+    for what in ("mixer_options", "variants"):
         _check_same(parts, what)
+    _check_code(parts)
 
 
 def _check_same(parts: Mapping[Path, Results], what: str) -> None:
-    """Raise unless a label or a plugin is the same wherever it is."""
+    """Raise unless a label is the same wherever it is."""
     seen: dict[str, tuple[Path, Any]] = {}
     for path, results in parts.items():
-        config = results["config"]
-        of = config.get(what, {})
-        for name in of if what == "plugins" else config["mixers"]:
+        of = results["config"].get(what, {})
+        for name in results["config"]["mixers"]:
             value = of.get(name) or None
-            if what == "plugins":
-                value = of.get(value, value)  # a mixer has the code of its file, whatever its name
             other, known = seen.setdefault(name, (path, value))
-            if known != value and what == "plugins":
-                raise InputError(f"merge: {name} is not the same code in {other} and {path}")
             if known != value:
                 raise InputError(
                     f"merge: {name} is not the same in {other} and {path}: {what} {known!r} and "
                     f"{value!r}"
                 )
+
+
+def _check_code(parts: Mapping[Path, Results]) -> None:
+    """Raise unless a plugin, and a mixer in whichever file, has the same code wherever it is."""
+    seen: dict[str, tuple[Path, str]] = {}
+    for path, results in parts.items():
+        for name, code in code_by_name(results["config"].get("plugins", {})).items():
+            other, known = seen.setdefault(name, (path, code))
+            if known != code:
+                raise InputError(f"merge: {name} is not the same code in {other} and {path}")
 
 
 def _merged(parts: Mapping[Path, Results], out: Path, order: Sequence[str] = ()) -> dict[str, Any]:

@@ -67,9 +67,8 @@ def bold_note(results: Mapping[str, Any]) -> str:
             "Bold: what cannot be told from the best of its column; where that is every mixer, "
             "nothing. Scores are told apart by their differences seed by seed (t test, its "
             f"variance with the help of all rows, {_split_error(rows)}, Holm-corrected, 5 %), "
-            "speeds where no seed of one is as fast "
-            "as any of the other; of a mixer with one seed, or with fewer than two of the best's, "
-            "nothing is told."
+            "speeds where no seed of one is as fast as any of the other; of a mixer with one seed, "
+            "or with fewer than two of the best's, nothing is told."
         )
     best = max((row for row in rows if row.test), key=lambda row: row.test.mean if row.test else 0)
     is_known = results["task"].get("majority_share") is not None

@@ -28,7 +28,7 @@ class Score:
         values: seed -> the metric.
         deviation: of a metric that is no share of the samples: its standard error from samples
             that are drawn, times the root of their number. None where it was not measured.
-        seeds: what all rows of the table say together of the variance over seeds.
+        of_all: what all rows of the table say together of the variance over seeds.
     """
 
     mean: float
@@ -39,7 +39,7 @@ class Score:
     samples: int | None = None
     values: Mapping[int, float] = field(default_factory=dict)
     deviation: float | None = None
-    seeds: SeedSpread | None = None
+    of_all: SeedSpread | None = None
 
     def __str__(self) -> str:
         """Percent: "98.77 ± 0.12"."""
@@ -63,7 +63,7 @@ class Score:
         errs on the side of no difference.
         """
         errors = self._sampling_error(self.mean), other._sampling_error(other.mean)
-        return paired_difference(self.values, other.values, math.hypot(*errors), self.seeds)
+        return paired_difference(self.values, other.values, math.hypot(*errors), self.of_all)
 
     def is_above(self, chance: float) -> bool:
         """Whether a share, the best of a table, is above what no learning gives."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-_TWICE = 2.0  # a difference of two rows varies with both
 _FEWEST = 3  # rows: two have one difference, which knows its own variance
 
 
@@ -34,7 +33,7 @@ class SeedSpread:
             freedom: seeds less one.
         """
         total = self.freedom + freedom
-        both = self.freedom * _TWICE * self.variance + freedom * variance
+        both = self.freedom * 2 * self.variance + freedom * variance  # two rows vary
         return both / total, total
 
 

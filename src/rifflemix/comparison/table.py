@@ -198,17 +198,15 @@ def _scores(
     def score(summary: Mapping[str, Any] | None, metric: str, split: str) -> Score | None:
         if summary is None:
             return None
-        (spread, seeds), values = (
-            spreads[metric, split],
-            {r["seed"]: r[split][metric] for r in runs},
-        )
+        spread, of_all = spreads[metric, split]
+        values = {run["seed"]: run[split][metric] for run in runs}
         mean, std, n = summary["mean"], summary["std"], summary["n"]
         deviations = [run[split].get(f"{metric}_deviation") for run in runs]
         deviation = None if None in deviations or not runs else fmean(deviations)
         # Beside another metric accuracy is of tokens, of which a sample has many.
         is_of_parts = metric == "accuracy" and mixer.get("metric") is not None
         size = None if is_of_parts and deviation is None else sizes[split]
-        return Score(mean, std, n, metric, spread, size, values, deviation, seeds)
+        return Score(mean, std, n, metric, spread, size, values, deviation, of_all)
 
     accuracy = {split: score(mixer[split], "accuracy", split) for split in _SPLITS}
     chosen = mixer.get("metric")

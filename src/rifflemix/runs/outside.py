@@ -1,4 +1,4 @@
-"""A first look at other people's mixers, before a comparison trains them and believes its scores.
+"""Other people's mixers: their code, and a first look before a comparison believes their scores.
 
 `rifflemix.testing.check_mixer` asks for all that a mixer promises. Here is what would make a score
 worthless: outputs that look ahead, that meet other samples, or that are broadcast over tokens.
@@ -6,7 +6,7 @@ worthless: outputs that look ahead, that meet other samples, or that are broadca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,10 +14,33 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import InputError
-from rifflemix.mixers import TokenMixer
-from rifflemix.plugins import first_line, is_outside, outside_classes, place_in
+from rifflemix.mixers import TokenMixer, mixer_class
+from rifflemix.plugins import (
+    code_hash,
+    file_of,
+    first_line,
+    is_outside,
+    outside_classes,
+    place_in,
+    plugin_files,
+)
 
 _ROUNDING = 1e-3  # of the largest output; a mixer over frequencies rounds with every token
+
+
+def outside_code(mixers: Iterable[str]) -> dict[str, str]:
+    """The hash of each plugin's file, and of each mixer from outside its file, or its hash."""
+    found = plugin_files()
+    for name in mixers:
+        cls = mixer_class(name)
+        if is_outside(cls):
+            found[f"mixer {name}"] = file_of(cls) or code_hash(cls)
+    return found
+
+
+def code_by_name(found: Mapping[str, str]) -> dict[str, str]:
+    """The hash behind each name of `outside_code`: a mixer has that of its file."""
+    return {name: found.get(code, code) for name, code in found.items()}
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import class_names
 
 _ATTENTION = re.compile("attention|attn|(?-i:MHS?A)", re.IGNORECASE)
-
 _CALLED = re.compile(r"(.*_)?(attn|attention|mhs?a)\d*", re.IGNORECASE)
 
 

@@ -79,7 +79,7 @@ def attend(
         scores = scores.masked_fill(~(mask | blind), -torch.inf)
     elif mask is not None:
         blind = mask.detach().amax(-1, keepdim=True) == -torch.inf
-        scores = scores + mask.clamp(min=torch.finfo(mask.dtype).min)
+        scores = scores + mask.masked_fill(blind, 0.0)
     y = drop(scores.softmax(-1)) @ v
     return y if blind is None else y.masked_fill(blind, 0.0)
 

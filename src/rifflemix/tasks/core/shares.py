@@ -24,7 +24,7 @@ def share_deviation(share: float, means: Mapping[str, float]) -> float | None:
     """The standard error of a share times the root of the number of samples; None if not measured.
 
     Samples are drawn, their parts come with them: the error is that of a ratio of two sums,
-    linearised (Cochran 1977, Sampling Techniques, equation (6.4)).
+    linearised (Cochran 1977, Sampling Techniques, chapter 6).
     """
     if not means.get("_parts"):
         return None
