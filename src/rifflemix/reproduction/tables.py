@@ -30,7 +30,7 @@ class Entry:
         return [run["ours"] for run in one_per_seed(finished)]
 
     def run_name(self, run: Result) -> str:
-        """The seed of a run, with the precision where that of another run is the same."""
+        """The seed of a run; its precision too where another run has the same seed."""
         same = [other for _, other in self.runs if other["seed"] == run["seed"]]
         precision = run["recipe"]["train"].get("precision")
         in_what = "float32" if precision == "no" else precision
