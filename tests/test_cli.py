@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -368,7 +369,22 @@ def test_second_interrupt_stops_at_once() -> None:
         assert not stop()
         signal.raise_signal(signal.SIGINT)
         assert stop()
-        assert len(said) == 1
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+    assert len(said) == 1
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_in_the_midst_of_a_print() -> None:
+    """The answer waits for what is printed just now: a print cannot be entered twice."""
+    said: list[str] = []
+    printing = threading.Lock()
+
+    def say(line: str) -> None:
+        with printing:
+            said.append(line)
+
+    with StopRequest(say) as stop, printing:
+        signal.raise_signal(signal.SIGINT)
+        assert (stop(), said) == (True, [])
+    assert len(said) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -13,6 +15,9 @@ EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 class StopRequest:
     """While entered, the first Ctrl-C only sets a flag; calling the object reads it.
 
+    The signal may come in the midst of a print or an import, which cannot be entered twice, so a
+    thread of its own waits to answer it.
+
     Args:
         say: shows a line of text; told what happens now and what a second Ctrl-C does.
     """
@@ -21,6 +26,8 @@ class StopRequest:
         self._say = say
         self._requested = False
         self._previous: Any = None
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._speaker = Thread(target=self._speak, daemon=True)
 
     def __call__(self) -> bool:
         """Whether a stop was asked for."""
@@ -28,6 +35,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         """Take over SIGINT."""
+        self._speaker.start()
         self._previous = signal.signal(signal.SIGINT, self._handle)
         return self
 
@@ -37,10 +45,16 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give SIGINT back."""
+        """Give SIGINT back once all is said."""
         signal.signal(signal.SIGINT, self._previous)
+        self._lines.put(None)
+        self._speaker.join()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._requested = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        self._say("stopping after this step; press Ctrl-C again to stop at once")
+        self._lines.put("stopping after this step; press Ctrl-C again to stop at once")
+
+    def _speak(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._say(line)
