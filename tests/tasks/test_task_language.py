@@ -297,6 +297,7 @@ def test_loss_is_the_mean_over_what_counts(ptb: Path) -> None:
     torch.testing.assert_close(task.loss(outputs, batch), expected)
     nats, count = task.metrics(outputs, batch)["loss"]
     assert (count, nats / count) == (4, pytest.approx(expected.item(), rel=1e-5))
+    assert task.count_labels(batch) == count
 
 
 def test_diverged_losses_have_a_perplexity(ptb: Path) -> None:

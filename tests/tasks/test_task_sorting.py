@@ -102,6 +102,7 @@ def test_metrics_of_right_and_wrong_sequences() -> None:
     right = logits_for(batch["labels"], task.num_classes)
     metrics = task.metrics(right, batch)
     tokens = int((batch["labels"] != -100).sum())
+    assert task.count_labels(batch) == tokens
     assert metrics["exact_match"] == (20, 20)
     assert metrics["accuracy"] == (tokens, tokens)
     wrong = right.clone()

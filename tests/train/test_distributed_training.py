@@ -13,7 +13,7 @@ import pytest
 import torch
 import toy_training
 from test_resume import outcome
-from toy_training import SETTINGS, ToyTask, make_config, make_model
+from toy_training import SETTINGS, ToyTask, make_config, make_model, toy_task
 
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
@@ -38,10 +38,11 @@ def launch_training(
     settings: dict[str, Any],
     *more: object,
     script: str = "toy_training.py",
+    task: dict[str, Any] | None = None,
     **model: Any,
 ) -> Any:
     config = json.dumps(make_config(**settings).to_dict())
-    return launch(script, out_dir, config, json.dumps({"model": model}), *more)
+    return launch(script, out_dir, config, json.dumps({"model": model, **(task or {})}), *more)
 
 
 def checkpoint_tensors(out_dir: Path, prefix: str) -> dict[str, torch.Tensor]:
@@ -50,21 +51,24 @@ def checkpoint_tensors(out_dir: Path, prefix: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("script", "settings"),
+    ("script", "settings", "task"),
     [
-        ("toy_training.py", {"batch_size": 64}),
-        ("toy_training.py", {"accumulation": 2}),
-        ("fsdp_training.py", {"accumulation": 2}),
+        ("toy_training.py", {"batch_size": 64}, {}),
+        ("toy_training.py", {"accumulation": 2}, {}),
+        ("toy_training.py", {"accumulation": 2}, {"counts": True}),
+        ("fsdp_training.py", {"accumulation": 2}, {}),
     ],
-    ids=["ddp-over-epochs", "ddp-accumulation", "fsdp-accumulation"],
+    ids=["ddp-over-epochs", "ddp-accumulation", "ddp-labels", "fsdp-accumulation"],
 )
-def test_two_processes_equal_one(tmp_path: Path, script: str, settings: dict[str, Any]) -> None:
+def test_two_processes_equal_one(
+    tmp_path: Path, script: str, settings: dict[str, Any], task: dict[str, Any]
+) -> None:
     settings = {"log_every": 1, **settings}
-    done = launch_training(tmp_path / "two", settings, script=script, **QUIET)
+    done = launch_training(tmp_path / "two", settings, script=script, task=task, **QUIET)
     assert done.returncode == 0, done.stderr
     one = train(
         make_model(**QUIET),
-        ToyTask(),
+        toy_task(**task),
         make_config(**settings),
         tmp_path / "one",
         device="cpu",

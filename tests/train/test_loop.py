@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toy_training import SETTINGS, ToyModel, ToySplit, ToyTask, make_config, make_model
+from toy_training import (
+    SETTINGS,
+    ToyCountingTask,
+    ToyModel,
+    ToySplit,
+    ToyTask,
+    make_config,
+    make_model,
+)
 
 from rifflemix.files import read_tensors
 from rifflemix.train import TrainEvent, TrainResult, train
@@ -233,15 +241,19 @@ def test_evaluation_does_not_move_the_noise(tmp_path: Path) -> None:
     "accumulation",
     [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)],
 )
-def test_accumulation_computes_the_same(tmp_path: Path, accumulation: int) -> None:
+@pytest.mark.parametrize("task", [ToyTask(), ToyCountingTask()], ids=["samples", "labels"])
+def test_accumulation_computes_the_same(tmp_path: Path, task: ToyTask, accumulation: int) -> None:
     quiet = {"dropout": 0.0, "noise": 0.0}
-    losses = []
+    losses, weights = [], []
     for parts in (1, accumulation):
         model = make_model(**quiet)
-        run(tmp_path / str(parts), model=model, accumulation=parts, log_every=1)
-        log = read_log(tmp_path / str(parts))
+        out_dir = tmp_path / str(parts)
+        run(out_dir, model=model, task=task, accumulation=parts, log_every=1)
+        log = read_log(out_dir)
         losses.append([entry["loss"] for entry in log if entry.get("split") == "train"])
+        weights.append(read_tensors(out_dir / "checkpoint.safetensors")[0]["model/head.weight"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,18 @@ class ToyTask:
         return f"toy-{self.samples}-{self.padded}"
 
 
+class ToyCountingTask(ToyTask):
+    """As if samples of class 1 had four labels, the others one."""
+
+    def loss(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        counts = 1 + 3 * batch["labels"]
+        each = functional.cross_entropy(outputs.float(), batch["labels"], reduction="none")
+        return (each * counts).sum() / counts.sum()
+
+    def count_labels(self, batch: Mapping[str, Tensor]) -> int:
+        return int((1 + 3 * batch["labels"]).sum())
+
+
 class ToyModel(nn.Module):
     """Draws on every kind of noise: torch's (dropout), numpy's and Python's."""
 
@@ -133,6 +145,10 @@ def make_config(**settings: Any) -> TrainConfig:
     return TrainConfig(**(plain | settings))
 
 
+def toy_task(*, counts: bool = False, **options: Any) -> ToyTask:
+    return (ToyCountingTask if counts else ToyTask)(**options)
+
+
 def _killer(at: int) -> Any:
     def on_event(event: TrainEvent) -> None:
         if event.kind == "step" and event.step == at:
@@ -146,7 +162,7 @@ def main(out_dir: str, config: str, task: str, kill_at: str = "-1") -> None:
     model_options = options.pop("model", {})
     result = train(
         make_model(**model_options),
-        ToyTask(**options),
+        toy_task(**options),
         TrainConfig.from_dict(json.loads(config)),
         out_dir,
         device="cpu",

@@ -34,7 +34,7 @@ from rifflemix.train.data import (
 from rifflemix.train.engine import Engine
 from rifflemix.train.evaluate import evaluate, run_model
 from rifflemix.train.optim import allocate_state, build_optimizer, decay_groups, set_rates
-from rifflemix.train.protocols import Augments, Batch, TrainableTask
+from rifflemix.train.protocols import Augments, Batch, CountsLabels, TrainableTask
 from rifflemix.train.results import TrainEvent, TrainingDiverged, TrainResult
 from rifflemix.train.run_folder import RunFolder, describe_run
 from rifflemix.train.schedules import learning_rate, momentum
@@ -287,12 +287,9 @@ class _Run:
         set_rates(self.optimizer, rate, momentum(config, progress.step))
         is_first = progress.step == self.first_step
         loss = torch.zeros((), device=self.engine.device)
-        positions = self.order.positions(progress.step)
-        for indices, at in zip(self.order.micro_batches(progress.step), positions, strict=True):
-            with progress.clock("data"):
-                batch = self._next_batch(indices, at)
+        for batch, weight in self._parts():
             with self._working(is_timed=not is_first):
-                loss += self._forward_backward(batch)
+                loss += self._forward_backward(to_device(batch, self.engine.device), weight)
         self.unread.append(loss / config.accumulation)
         progress.step += 1
         progress.samples += config.batch_size
@@ -303,19 +300,33 @@ class _Run:
             self._log_losses(rate)
         self._tell("step", lr=rate)
 
-    def _next_batch(self, indices: list[int], positions: range) -> Batch:
-        batch = next(self.batches)
-        if isinstance(self.task, Augments):
-            seeds = [derive_seed(self.config.seed, _AUGMENT, position) for position in positions]
-            batch = self.task.augment(batch, seeds)
-        check_finite(batch, indices, "train")
-        self.unread_tokens += count_tokens(batch)
-        return to_device(batch, self.engine.device)
+    def _parts(self) -> Iterator[tuple[Batch, float]]:
+        """The micro-batches of an update, each with what its mean loss counts for."""
+        step, count = self.progress.step, self.config.accumulation
+        where = zip(self.order.micro_batches(step), self.order.positions(step), strict=True)
+        batches = (self._next_batch(indices, at) for indices, at in where)
+        if isinstance(self.task, CountsLabels) and count * self.engine.processes > 1:
+            loaded = list(batches)
+            labels = [float(self.task.count_labels(batch)) for batch in loaded]
+            mean = self.engine.total([sum(labels)])[0] / (count * self.engine.processes)
+            yield from ((batch, n / mean) for batch, n in zip(loaded, labels, strict=True))
+        else:
+            yield from ((batch, 1.0) for batch in batches)
 
-    def _forward_backward(self, batch: Batch) -> Tensor:
+    def _next_batch(self, indices: list[int], positions: range) -> Batch:
+        with self.progress.clock("data"):
+            batch = next(self.batches)
+            if isinstance(self.task, Augments):
+                seeds = [derive_seed(self.config.seed, _AUGMENT, at) for at in positions]
+                batch = self.task.augment(batch, seeds)
+            check_finite(batch, indices, "train")
+            self.unread_tokens += count_tokens(batch)
+            return batch
+
+    def _forward_backward(self, batch: Batch, weight: float) -> Tensor:
         accelerator = self.engine.accelerator
         with accelerator.accumulate(self.model):
-            loss = self.task.loss(run_model(self.model, batch), batch)
+            loss = weight * self.task.loss(run_model(self.model, batch), batch)
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 self._clip()

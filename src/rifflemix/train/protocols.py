@@ -57,7 +57,7 @@ class TrainableTask(Protocol):
         """A batch of samples."""
 
     def loss(self, outputs: Tensor, batch: Batch, /) -> Tensor:
-        """Mean loss over the batch, a float32 scalar."""
+        """Mean loss over the batch, a float32 scalar; over its samples, unless `CountsLabels`."""
 
     def metrics(self, outputs: Tensor, batch: Batch, /) -> Mapping[str, tuple[float, int]]:
         """Metric name -> (sum, count); at least "loss" and, if not summarised, `metric`.
@@ -68,6 +68,18 @@ class TrainableTask(Protocol):
 
     def fingerprint(self) -> str:
         """Hash of the data and the options."""
+
+
+@runtime_checkable
+class CountsLabels(Protocol):
+    """A task whose loss is a mean over labels, of which samples have differently many.
+
+    By their number the parts of a batch are weighed, of accumulation and of several processes, so
+    that they have the gradient of the whole.
+    """
+
+    def count_labels(self, batch: Batch, /) -> int:
+        """What `loss` divides by on this batch, at least 1."""
 
 
 @runtime_checkable

@@ -175,6 +175,10 @@ class SortingTask(Task):
             outputs.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=_UNCOUNTED
         )
 
+    def count_labels(self, batch: Batch) -> int:
+        """Tokens of the sorted sequences."""
+        return int((batch["labels"] != _UNCOUNTED).sum().item())
+
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
         """Sums and counts of "loss", "accuracy" (of a token), "exact_match", "edit_distance"."""
         self._check_outputs(outputs, batch)

@@ -105,6 +105,10 @@ class NextTokenTask(Task):
             outputs.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=UNCOUNTED
         )
 
+    def count_labels(self, batch: Batch) -> int:
+        """Tokens that count."""
+        return int((batch["labels"] != UNCOUNTED).sum().item())
+
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
         """Sum and count of every metric that is a mean, over the counted tokens of a batch."""
         self._check_outputs(outputs, batch)
