@@ -249,6 +249,34 @@ def test_settings_of_numpy_and_torch_are_saved(tmp_path: Path) -> None:
     assert (settings["dim"], settings["mixer_options"]) == (16, {"shift": [0] * 16})
 
 
+def test_every_tensor_keeps_its_type(tmp_path: Path) -> None:
+    model = build("encoder").bfloat16()
+    kept = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert kept
+    for module in kept:
+        module.float()
+        torch.nn.init.normal_(module.weight)
+    model.save_pretrained(tmp_path)
+    again, own = rm.models.from_pretrained(tmp_path).state_dict(), model.state_dict()
+    assert {name: tensor.dtype for name, tensor in again.items()} == {
+        name: tensor.dtype for name, tensor in own.items()
+    }
+    assert all(torch.equal(again[name], tensor) for name, tensor in own.items())
+
+
+def test_a_model_that_was_changed_is_not_saved(tmp_path: Path) -> None:
+    """It could not be loaded."""
+    folder = tmp_path / "new"
+    changed = build("encoder")
+    changed.head = torch.nn.Linear(changed.head.in_features, 7)
+    with pytest.raises(rm.InputError, match=r"model: expected one with .* settings make it, got"):
+        changed.save_pretrained(folder)
+    narrow = build("encoder").to(torch.float8_e4m3fn)
+    with pytest.raises(rm.InputError, match=r"got .* of type torch.float8_e4m3fn"):
+        narrow.save_pretrained(folder)
+    assert not folder.exists()
+
+
 def test_settings_are_the_models_own() -> None:
     options = {"shift": "none"}
     model = build("encoder", mixer="csp", mixer_options=options)

@@ -22,25 +22,25 @@ from rifflemix.files import (
     write_json,
 )
 from rifflemix.models.presets import build_model
-from rifflemix.models.weights_file import misfit, read_outline
+from rifflemix.models.weights_file import FLOATS, Outline, misfit, outline_of, read_outline
 
 if TYPE_CHECKING:
     from rifflemix.models.base import Model
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORMAT = "rifflemix.model/1"
-_DTYPES = {
-    str(t).removeprefix("torch."): t
-    for t in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
 
 
 def save_pretrained(model: Model, folder: str | Path) -> None:
     """Write a model's name, settings and weights into `folder`, each file whole or not at all.
 
+    Every tensor keeps its type.
+
     Raises:
-        InputError: the model was not built by `create_model`, holds no weights in memory or
-            settings that JSON cannot hold, or the folder is unwritable.
+        InputError: the model was not built by `create_model`, has other tensors by now than its
+            settings make, holds no weights in memory or settings that JSON cannot hold, or the
+            folder is unwritable.
     """
     folder = user_path("folder", folder)
     if model.name is None:
@@ -50,15 +50,19 @@ def save_pretrained(model: Model, folder: str | Path) -> None:
         )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise bad_argument("model", "allocated weights", "a model on the meta device")
-    settings = _json_settings(model.settings)
-    make_folder(folder)
     config = {
         "format": _FORMAT,
         "name": model.name,
-        "settings": settings,
+        "settings": _json_settings(model.settings),
         "dtype": _dtype_name(model),
         "rifflemix_version": __version__,
     }
+    changed = _misfit(outline_of(model.state_dict()), config)
+    if changed is not None:
+        raise bad_argument(
+            "model", f"one {changed[1]}, as its settings make it", changed[0], "keep its state_dict"
+        )
+    make_folder(folder)
     # The configuration goes last: a folder that has one is complete.
     write_atomically(folder / WEIGHTS, lambda path: save_model(model, str(path)))
     write_json(folder / CONFIG, config)
@@ -75,9 +79,10 @@ def from_pretrained(folder: str | Path) -> Model:
     path = folder / WEIGHTS
     if not path.is_file():
         raise InputError(f"{folder} holds no saved model: {WEIGHTS} is missing")
-    _check_sizes(path, config)
+    outline = _checked_outline(path, config)
     model = build_model(config["name"], config["settings"])
     model.to(_DTYPES[config["dtype"]])
+    _take_dtypes(model, outline)
     try:
         load_model(model, path)
     except (SafetensorError, RuntimeError) as error:
@@ -86,25 +91,37 @@ def from_pretrained(folder: str | Path) -> Model:
     return model.eval()
 
 
-def _check_sizes(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise unless a configuration is that of the weights, before there is memory for the model."""
+def _checked_outline(path: Path, config: Mapping[str, Any]) -> Outline:
+    """Of the weights, if a configuration is theirs; before there is memory for the model."""
     outline, layers = read_outline(path), config["settings"].get("num_layers")
+    does_not_fit = f"{path} does not fit the model {config['name']}: expected"
     if isinstance(layers, int) and layers > len(outline.shapes):
-        raise _no_fit(path, config, f"{layers} layers, got {len(outline.shapes)} tensors")
+        raise InputError(f"{does_not_fit} {layers} layers, got {len(outline.shapes)} tensors")
+    found = _misfit(outline, config)
+    if found is not None:
+        raise InputError(f"{does_not_fit} a model {found[1]}, got {found[0]}")
+    return outline
+
+
+def _misfit(outline: Outline, config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Where weights are not of the model that a configuration makes, as `misfit` says it."""
     try:
         with torch.device("meta"):
             model = build_model(config["name"], config["settings"])
     except RuntimeError as error:
         if "meta" in str(error):  # somebody's model that looks at its numbers when it is built
-            return
+            return None
         raise
-    found = misfit(outline, model.to(_DTYPES[config["dtype"]]).state_dict())
-    if found is not None:
-        raise _no_fit(path, config, f"a model {found[1]}, got {found[0]}")
+    return misfit(outline, model.state_dict())
 
 
-def _no_fit(path: Path, config: Mapping[str, Any], reason: str) -> InputError:
-    return InputError(f"{path} does not fit the model {config['name']}: expected {reason}")
+def _take_dtypes(model: Model, outline: Outline) -> None:
+    """Give each tensor of floats the type that it has in the file."""
+    dtypes = {stored: dtype for dtype, stored in FLOATS.items()}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        stored = dtypes.get(outline.dtypes.get(name, ""), tensor.dtype)
+        if tensor.is_floating_point() and tensor.dtype != stored:
+            tensor.data = tensor.data.to(stored)
 
 
 def _json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

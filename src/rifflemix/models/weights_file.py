@@ -17,7 +17,12 @@ from torch import Tensor
 from rifflemix.errors import InputError
 from rifflemix.files import check_regular
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
 _OTHERS = {torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL"}
 
 
@@ -54,6 +59,14 @@ def read_outline(path: Path) -> Outline:
     return Outline(shapes, dtypes, aliases)
 
 
+def outline_of(state: Mapping[str, Tensor]) -> Outline:
+    """The header that a model's state_dict would have in a file."""
+    names = FLOATS | _OTHERS
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    dtypes = {name: names.get(t.dtype, str(t.dtype)) for name, t in state.items()}
+    return Outline(shapes, dtypes, frozenset())
+
+
 def misfit(outline: Outline, own: Mapping[str, Tensor]) -> tuple[str, str] | None:
     """Where a file is not that of a model: what it has, and what the model has; None if it is.
 
@@ -78,5 +91,5 @@ def misfit(outline: Outline, own: Mapping[str, Tensor]) -> tuple[str, str] | Non
 def _fits(stored: str, own: torch.dtype) -> bool:
     """Whether numbers of a stored type stand for themselves in the model's own."""
     if own.is_floating_point:
-        return stored in _FLOATS
+        return stored in FLOATS.values()
     return stored == _OTHERS.get(own, stored)
