@@ -30,7 +30,7 @@ _TEMPORARY = ".tmp"
 _LOCK = ".lock"
 _DEEPEST = 64  # of JSON: what we write nests less than ten deep
 _MOST_TEXT = 1 << 28
-_START_OVER = "remove the folder to start over, or choose another"
+START_OVER = "remove the folder to start over, or choose another"
 _held: set[int] = set()  # descriptors of the locks of this process
 
 
@@ -179,7 +179,7 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def read_json(path: Path, advice: str = _START_OVER) -> Any:
+def read_json(path: Path, advice: str = START_OVER) -> Any:
     """Read a JSON file; `advice` is what to do where it is damaged.
 
     Raises:
@@ -291,7 +291,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Any) -> None:
     write_atomically(path, lambda temporary: save_file(dict(tensors), temporary, header))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
+def read_tensors(path: Path, advice: str = START_OVER) -> tuple[dict[str, Tensor], Any]:
     """Read what `write_tensors` wrote.
 
     Raises:
@@ -306,7 +306,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         raise _cannot("read", path, error) from error
     # A header may name types that this torch does not have, or shapes that it cannot make.
     except (SafetensorError, RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise damaged_run(path, str(error).split("\n")[0]) from error
+        raise damaged_run(path, str(error).split("\n")[0], advice) from error
     if _HEADER not in header:
         raise InputError(f"{path} was not written by rifflemix: no {_HEADER!r} entry in its header")
     try:
@@ -315,7 +315,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
     except (ValueError, KeyError, TypeError):
         is_whole = False
     if not is_whole:
-        raise damaged_run(path, "its checksum does not match")
+        raise damaged_run(path, "its checksum does not match", advice)
     return tensors, entry["meta"]
 
 
@@ -494,6 +494,6 @@ def _cannot(verb: str, path: Path, error: Exception) -> InputError:
     return InputError(f"cannot {verb} {path}: {reason}")
 
 
-def damaged_run(path: Path, reason: str, advice: str = _START_OVER) -> InputError:
+def damaged_run(path: Path, reason: str, advice: str = START_OVER) -> InputError:
     """The error for a file of a run that is not what was written."""
     return InputError(f"{path} is damaged ({reason}); {advice}")

@@ -124,6 +124,24 @@ def test_best_weights_and_checkpoint_swapped(killed: Path, finished: Path, tmp_p
             run(folder)
 
 
+def test_best_weights_that_are_lost_come_from_the_checkpoint(
+    killed: Path, finished: Path, tmp_path: Path
+) -> None:
+    wanted = (finished / "best.safetensors").read_bytes()
+    folder = shutil.copytree(killed, tmp_path / "killed")
+    (folder / "best.safetensors").unlink()
+    run(folder)
+    assert (folder / "best.safetensors").read_bytes() == wanted
+    for damage in (Path.unlink, lambda path: path.write_bytes(wanted[:-9])):
+        folder = shutil.copytree(finished, tmp_path / "finished", dirs_exist_ok=True)
+        damage(folder / "best.safetensors")
+        with pytest.raises(InputError, match=r"best.safetensors is .*training.json to"):
+            run(folder)
+        (folder / "training.json").unlink()
+        run(folder)
+        assert (folder / "best.safetensors").read_bytes() == wanted
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rifflemix.files import damaged_run, read_tensors, write_tensors
+from rifflemix.files import START_OVER, damaged_run, read_tensors, write_tensors
 from rifflemix.train.progress import Progress
 
 if TYPE_CHECKING:
@@ -88,13 +88,13 @@ def load_checkpoint(path: Path, shapes: Mapping[str, Shapes]) -> Checkpoint:
     return Checkpoint(**groups, progress=progress)
 
 
-def check_tensors(path: Path, tensors: Tensors, wanted: Shapes) -> None:
+def check_tensors(path: Path, tensors: Tensors, wanted: Shapes, advice: str = START_OVER) -> None:
     """Raise InputError unless the tensors of a file have the names, shapes and types wanted."""
     for name in sorted(tensors.keys() | wanted.keys()):
         found = _shape_of(tensors[name]) if name in tensors else "none"
         expected = wanted.get(name, "none")
         if found != expected:
-            raise damaged_run(path, f"tensor {name}: expected {expected}, got {found}")
+            raise damaged_run(path, f"tensor {name}: expected {expected}, got {found}", advice)
 
 
 def state_shapes(model: nn.Module, optimizer: Optimizer) -> dict[str, Shapes]:

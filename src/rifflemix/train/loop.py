@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from rifflemix.errors import InputError
 from rifflemix.files import (
     check_seal,
     damaged_run,
@@ -45,6 +46,7 @@ OnEvent = Callable[[TrainEvent], None]
 ShouldStop = Callable[[], bool]
 
 _TEST_AGAIN = "remove it to have the trained model tested again"
+_WRITE_AGAIN = "remove {} to have the checkpoint's best weights written and tested again"
 _NOISE, _AUGMENT = 4, 5  # purposes of derived seeds
 
 
@@ -73,8 +75,8 @@ def train(
 
     Args:
         model: called as model(inputs, key_padding_mask=...); ends on the device it was trained
-            on, with the chosen weights (a stopped run: with those of its last update), and
-            under FSDP sharded.
+            on, with the chosen weights, or those of the last update where training was stopped,
+            and under FSDP sharded.
         task: see TrainableTask.
         config: see TrainConfig.
         out_dir: the run's folder, made if absent.
@@ -137,8 +139,11 @@ def _open(folder: RunFolder, description: dict[str, Any], stack: ExitStack) -> A
 
 
 def _load_best(engine: Engine, folder: RunFolder, model: nn.Module) -> None:
-    weights, _ = read_tensors(folder.best)
-    check_tensors(folder.best, weights, weight_shapes(model))
+    path, advice = folder.best, _WRITE_AGAIN.format(folder.result)
+    if not path.exists():
+        raise InputError(f"{path} is missing; {advice}")
+    weights, _ = read_tensors(path, advice)
+    check_tensors(path, weights, weight_shapes(model), advice)
     load_model_weights(model.to(engine.device), weights, processes=1)
 
 
@@ -264,6 +269,7 @@ class _Run:
 
     def _finish(self) -> TrainResult:
         self._save()
+        self.state.write_best(self.task.metric)  # it may have been lost meanwhile
         self.state.load_best()
         test = self._evaluate("test")
         if test is None:

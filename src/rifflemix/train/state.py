@@ -62,7 +62,11 @@ class RunState:
         self.progress.best_step = self.progress.step
         self.progress.best_value = value
         self.best = model_weights(self.model)
-        meta = {"step": self.progress.step, metric: value}
+        self.write_best(metric)
+
+    def write_best(self, metric: str) -> None:
+        """Write the best weights to best.safetensors."""
+        meta = {"step": self.progress.best_step, metric: self.progress.best_value}
         self.engine.on_main(lambda: write_tensors(self.folder.best, self.best, meta))
 
     def keep_weights(self) -> None:
