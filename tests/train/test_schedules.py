@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -93,6 +94,17 @@ def test_one_cycle_equals_torch(warmup: int, total: int) -> None:
         if step < total - 1:
             optimizer.step()
             twin.step()
+
+
+def test_beta1_changes_with_the_rate() -> None:
+    cycle = config(
+        "one_cycle", max_steps=30, warmup_steps=9, cycle_beta1=(0.95, 0.85), schedule_interval=3
+    )
+    every_step = dataclasses.replace(cycle, schedule_interval=1)
+    for step in range(30):
+        held = step - step % 3
+        assert learning_rate(cycle, step) == learning_rate(every_step, held)
+        assert momentum(cycle, step) == momentum(every_step, held)
 
 
 def test_per_epoch_cosine_equals_torch() -> None:

@@ -59,6 +59,18 @@ from rifflemix.train import TrainConfig
             {"schedule": "one_cycle", "warmup_steps": 2, "schedule_steps": 10},
             ["schedule_steps", "1000"],
         ),
+        ({"warmup_steps": 40, "schedule_steps": 40}, ["schedule_steps", "more than the 40 of"]),
+        ({"optimizer": "sgd", "eps": 1e-6}, ["eps", "1e-08 with optimizer 'sgd'"]),
+        ({"optimizer": "adafactor", "betas": (0.8, 0.9)}, ["betas", "no momentum"]),
+        (
+            {
+                "optimizer": "adafactor",
+                "schedule": "one_cycle",
+                "warmup_steps": 2,
+                "cycle_beta1": (0.9, 0.8),
+            },
+            ["cycle_beta1", "None with optimizer 'adafactor'"],
+        ),
         ({"schedule": "multistep"}, ["milestones"]),
         ({"schedule": "rsqrt", "warmup_steps": 3, "min_lr": 0.1}, ["min_lr", "linear, cosine"]),
         ({"schedule": "constant", "schedule_steps": 5}, ["schedule_steps", "constant"]),

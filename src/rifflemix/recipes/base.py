@@ -152,7 +152,7 @@ def _shortened(train: TrainConfig, factor: float, max_steps: int) -> TrainConfig
         "max_steps": max_steps,
         "lr": train.lr * math.sqrt(shrunk),
         "warmup_steps": warmup_steps,
-        "schedule_steps": share(train.schedule_steps, 1),
+        "schedule_steps": share(train.schedule_steps, 1 + (warmup_steps or 0)),
         "schedule_interval": max(1, round(train.schedule_interval * factor)),
         "milestones": tuple(milestones),
         "eval_every": _evaluations(train.eval_every, share(train.eval_every, 1), max_steps),

@@ -39,13 +39,15 @@ class TrainConfig:
             as 1 / sqrt(step)).
         lr: learning rate; its peak, except for "rsqrt" and "rsqrt_decay", where the peak is
             lr / sqrt(warmup).
-        betas, eps: Adam's.
+        betas, eps: Adam's; SGD reads betas[0] alone, Adafactor neither.
         weight_decay: applied to parameters of two or more dimensions that no module excludes.
         decay_all: apply it to every parameter, biases and norms too, as flax's Adam does.
         schedule: constant, linear, cosine, cosine_restarts, rsqrt, rsqrt_decay, inverse_sqrt,
             one_cycle or multistep; rifflemix.train.schedules has the formulas.
-        schedule_steps: length of the decay, or of one cycle; None means max_steps.
-        schedule_interval: the rate changes only once in this many steps (per-epoch schedules).
+        schedule_steps: the step at which the decay ends, or the length of one cycle; None means
+            max_steps.
+        schedule_interval: the rate (and beta1) changes only once in this many steps (per-epoch
+            schedules).
         warmup_steps, warmup_init, warmup_power: the rate rises from warmup_init over
             warmup_steps updates with (step / warmup_steps) ** warmup_power.
         min_lr: where linear and cosine end.
@@ -197,18 +199,23 @@ def _check_pairs(config: TrainConfig) -> None:
         raise bad_argument("milestones", "increasing steps", repr(marks))
 
 
+_UNREAD = {
+    "sgd": (("eps",), "it divides by no second moment"),
+    "adafactor": (
+        ("betas", "eps", "cycle_beta1"),
+        "its decay rate follows the step, and it has no momentum",
+    ),
+}
+"""Optimiser -> settings that it does not read, and why."""
+
+
 def _check_optimizer(config: TrainConfig) -> None:
-    if config.optimizer != "adafactor":
-        return
-    for name in ("betas", "eps"):
-        default = next(field.default for field in fields(config) if field.name == name)
-        if getattr(config, name) != default:
-            raise bad_argument(
-                name,
-                f"{default} with optimizer 'adafactor'",
-                repr(getattr(config, name)),
-                "its decay rate follows the step, and it has no momentum",
-            )
+    names, reason = _UNREAD.get(config.optimizer, ((), ""))
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name in names and value != field.default:
+            expected = f"{field.default} with optimizer {config.optimizer!r}"
+            raise bad_argument(field.name, expected, repr(value), reason)
 
 
 def _check_schedule(config: TrainConfig) -> None:
@@ -230,6 +237,10 @@ def _check_schedule(config: TrainConfig) -> None:
     if config.schedule == "multistep" and not config.milestones:
         raise bad_argument("milestones", "at least one with schedule 'multistep'", "none")
     total = config.schedule_steps or config.max_steps
+    falls = config.schedule in ("linear", "cosine") and config.schedule_steps is not None
+    if falls and config.warmup_steps >= total:
+        expected = f"more than the {config.warmup_steps} of warmup_steps, after which it decays"
+        raise bad_argument("schedule_steps", expected, total)
     if config.schedule == "one_cycle":
         if config.warmup_steps >= total:
             raise bad_argument(

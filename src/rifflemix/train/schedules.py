@@ -19,16 +19,23 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
     With `schedule_interval` k the rate changes only every k steps (an epoch, say).
     """
-    held = step - step % config.schedule_interval
-    return SCHEDULES[config.schedule](config, held)
+    return SCHEDULES[config.schedule](config, _held(config, step))
 
 
 def momentum(config: TrainConfig, step: int) -> float:
-    """Adam's beta1 at `step`: constant, or cycled against the rate as OneCycleLR does."""
+    """Adam's beta1 at `step`: constant, or cycled against the rate as OneCycleLR does.
+
+    It changes when the rate does.
+    """
     if config.cycle_beta1 is None:
         return config.betas[0]
     high, low = config.cycle_beta1
-    return _one_cycle(config, step, start=high, peak=low, end=high)
+    return _one_cycle(config, _held(config, step), start=high, peak=low, end=high)
+
+
+def _held(config: TrainConfig, step: int) -> int:
+    """The step whose rate holds at `step`."""
+    return step - step % config.schedule_interval
 
 
 def _total(config: TrainConfig) -> int:
