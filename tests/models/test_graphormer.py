@@ -237,15 +237,29 @@ def test_attention_has_no_variant() -> None:
         GraphAttention(6, 2, variant="max_exchange")
 
 
-SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
-    "inputs": ("inputs", (2, 4, 2)),
-    "distances": ("distances", (2, 5, 4)),
-    "path_edges": ("path_edges", (2, 5, 5, 2)),
-}
+IDS = torch.int64
+UNFIT: dict[str, tuple[str, Any, str]] = {
+    "nodes": ("inputs", torch.zeros(2, 4, 2, dtype=IDS), r"distances: .* \(2, 4, 4\), got \(2, 5"),
+    "flat inputs": ("inputs", torch.zeros(2, 5, dtype=IDS), r"inputs: expected ids of shape"),
+    "inputs of floats": ("inputs", torch.zeros(2, 5, 2), r"inputs: expected int64 ids"),
+    "an unknown id": ("inputs", torch.full((2, 5, 2), 99), r"inputs: expected ids from 0 to"),
+    "distances": ("distances", torch.zeros(2, 5, 4, dtype=IDS), r"distances: expected shape"),
+    "distances of floats": ("distances", torch.zeros(2, 5, 5), r"distances: expected integers"),
+    "no distances": ("distances", None, r"distances: expected shape .*, got None"),
+    "path_edges": ("path_edges", torch.zeros(2, 5, 5, 2, dtype=IDS), r"path_edges: expected ids"),
+    "paths of others": (
+        "path_edges", torch.zeros(2, 4, 5, 2, 1, dtype=IDS), r"path_edges: expected shape"
+    ),
+    "an unknown edge": (
+        "path_edges", torch.full((2, 5, 5, 2, 1), -1), r"path_edges: expected ids from 0 to"
+    ),
+    "a mask": ("key_padding_mask", torch.zeros(2, 5), r"key_padding_mask: expected"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "shape"), SHAPES.values(), ids=SHAPES)
-def test_bad_shapes(name: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("name", "value", "message"), UNFIT.values(), ids=UNFIT)
+def test_unfit_graphs(name: str, value: Any, message: str) -> None:
     model = rm.create_model(NAMES[0], **SMALL)
-    with pytest.raises(rm.InputError, match=f"{name}: expected shape"):
-        model(**{**graph(), name: torch.zeros(shape, dtype=torch.int64)})
+    with pytest.raises(rm.InputError, match=message) as caught:
+        model(**{**graph(), name: value})
+    assert "\n" not in str(caught.value)

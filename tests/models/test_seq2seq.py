@@ -93,10 +93,10 @@ def test_decoding_ends_when_all_have_ended() -> None:
 def test_decoding_can_be_broken_off() -> None:
     model = small()
     inputs = torch.randint(13, (3, 5))
-    whole = model.decode(inputs, 12, end_token=99)
+    whole = model.decode(inputs, 12, end_token=None)
     answers = iter([False, False, True])
     assert torch.equal(
-        model.decode(inputs, 12, end_token=99, should_stop=answers.__next__), whole[:, :2]
+        model.decode(inputs, 12, end_token=None, should_stop=answers.__next__), whole[:, :2]
     )
 
 
@@ -197,3 +197,10 @@ def test_bad_inputs() -> None:
         model(tokens, tokens, key_padding_mask=torch.zeros(1, 2, dtype=torch.bool))
     with pytest.raises(rm.InputError, match="max_new_tokens"):
         model.decode(tokens, 17)
+
+
+@pytest.mark.parametrize("name", ["start_token", "end_token"])
+@pytest.mark.parametrize("token", [13, -1, 1.0])
+def test_tokens_that_no_sequence_holds(name: str, token: Any) -> None:
+    with pytest.raises(rm.InputError, match=f"{name}: expected an integer"):
+        small().decode(torch.randint(13, (2, 9)), 4, **{name: token})

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_divides, check_integer, check_probability, shown
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.models.base import check_ids
 from rifflemix.ops import group_sort, max_exchange
 from rifflemix.ops.dropout.unchecked import dropout as drop
 from rifflemix.ops.dropout.unchecked import dropout_attention
 
 MIXINGS = ("attention", "sort")
 VARIANTS = ("ascending", "max_exchange")
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class GraphBias(nn.Module):
@@ -78,11 +80,7 @@ class GraphBias(nn.Module):
 
         Returns:
             (B, H, N + 1, N + 1), minus infinity where a pair does not see each other.
-
-        Raises:
-            InputError: a shape that does not fit.
         """
-        self._check(distances, path_edges)
         near = (distances >= 0) & (distances < self.max_distance)
         if key_padding_mask is not None:
             near = near & ~key_padding_mask.unsqueeze(1)
@@ -108,12 +106,28 @@ class GraphBias(nn.Module):
             first = first.masked_fill(padded, -torch.inf)
         return torch.cat((first, full), dim=2)
 
-    def _check(self, distances: Tensor, path_edges: Tensor) -> None:
-        if distances.dim() != 3 or distances.shape[1] != distances.shape[2]:
-            raise bad_argument("distances", "shape (B, N, N)", tuple(distances.shape))
-        if path_edges.dim() != 5 or path_edges.shape[:3] != distances.shape:
-            expected = f"shape (B, N, N, L, E) with (B, N, N) = {tuple(distances.shape)}"
-            raise bad_argument("path_edges", expected, tuple(path_edges.shape))
+
+def check_graph(
+    distances: Tensor, path_edges: Tensor, nodes: tuple[int, ...], num_edge_tokens: int
+) -> None:
+    """Raise unless distances and the edges of paths are those of a batch of graphs.
+
+    Args:
+        distances: (B, N, N) integers.
+        path_edges: (B, N, N, L, E) ids.
+        nodes: (B, N).
+        num_edge_tokens: ids there are.
+    """
+    expected = (*nodes, nodes[1])
+    if not isinstance(distances, Tensor) or tuple(distances.shape) != expected:
+        found = tuple(distances.shape) if isinstance(distances, Tensor) else shown(distances)
+        raise bad_argument("distances", f"shape (B, N, N) = {expected}", found)
+    if distances.dtype not in _INTEGERS:
+        raise bad_argument("distances", "integers, edges on a shortest path", distances.dtype)
+    check_ids("path_edges", path_edges, "(B, N, N, L, E)", below=num_edge_tokens, rank=5)
+    if tuple(path_edges.shape[:3]) != expected:
+        layout = f"shape (B, N, N, L, E) with (B, N, N) = {expected}"
+        raise bad_argument("path_edges", layout, tuple(path_edges.shape))
 
 
 class GraphAttention(nn.Module):

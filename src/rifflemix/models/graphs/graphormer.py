@@ -10,10 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rifflemix.checks import check_integer, check_positive, check_probability, shown
+from rifflemix.checks import (
+    check_integer,
+    check_padding_mask,
+    check_positive,
+    check_probability,
+    shown,
+)
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.models.base import Model
-from rifflemix.models.graphs.graph_encoding import GraphAttention, GraphBias
+from rifflemix.models.base import Model, check_ids
+from rifflemix.models.graphs.graph_encoding import GraphAttention, GraphBias, check_graph
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.nn.dropout import Dropout
 from rifflemix.nn.feed_forward import FeedForward
@@ -171,11 +177,11 @@ class Graphormer(Model):
             (B, num_classes).
 
         Raises:
-            InputError: a shape that does not fit.
+            InputError: a shape or type that does not fit, or an id without an embedding.
         """
-        if inputs.dim() != 3 or inputs.shape[:2] != distances.shape[:2]:
-            expected = f"shape (B, N, F) with (B, N) = {tuple(distances.shape[:2])}"
-            raise bad_argument("inputs", expected, tuple(inputs.shape))
+        check_ids("inputs", inputs, "(B, N, F)", below=self.node.num_embeddings, rank=3)
+        check_padding_mask(key_padding_mask, inputs)
+        check_graph(distances, path_edges, inputs.shape[:2], self.bias.edge.num_embeddings)
         bias = self.bias(distances, path_edges, key_padding_mask)
         x = self._embed(inputs, distances, key_padding_mask)
         mask = None

@@ -226,7 +226,7 @@ class Seq2Seq(Model):
         *,
         key_padding_mask: Tensor | None = None,
         start_token: int = 0,
-        end_token: int = 1,
+        end_token: int | None = 1,
         should_stop: Callable[[], bool] | None = None,
     ) -> Tensor:
         """Write the likeliest token, read it, and so on (greedy decoding, in evaluation mode).
@@ -236,13 +236,20 @@ class Seq2Seq(Model):
             max_new_tokens: most tokens to write, at most `max_length`.
             key_padding_mask: (B, N) bool, True = padding of `inputs`.
             start_token: what the decoder reads first, and what fills up behind an end.
-            end_token: the last token of a sequence.
+            end_token: the last token of a sequence; None writes `max_new_tokens` of each.
             should_stop: asked before each token; True ends all sequences where they are.
 
         Returns:
             (B, M) int64 with M at most `max_new_tokens`, the end tokens included.
+
+        Raises:
+            InputError: a shape that does not fit, or a token or a number of them out of range.
         """
         check_integer("max_new_tokens", max_new_tokens, 1, self.max_length)
+        last_id = self.embed.num_embeddings - 1
+        start_token = check_integer("start_token", start_token, 0, last_id)
+        if end_token is not None:
+            end_token = check_integer("end_token", end_token, 0, last_id)
         with evaluation_mode(self):
             memory = self.encode(inputs, key_padding_mask)
             reader = self._reader(memory, key_padding_mask)
@@ -253,7 +260,8 @@ class Seq2Seq(Model):
                     break
                 chosen = reader(written).argmax(dim=1)
                 chosen = chosen.masked_fill(ended, start_token)
-                ended |= chosen == end_token
+                if end_token is not None:
+                    ended |= chosen == end_token
                 written = torch.cat((written, chosen.unsqueeze(1)), dim=1)
         return written[:, 1:]
 
