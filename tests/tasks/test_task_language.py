@@ -300,6 +300,21 @@ def test_loss_is_the_mean_over_what_counts(ptb: Path) -> None:
     assert task.count_labels(batch) == count
 
 
+@pytest.mark.parametrize(
+    ("level", "told"),
+    [
+        ("word", "; 20 % of validation and 0 % of test are words that the training text does not"),
+        ("character", "; 15 % of validation and 0 % of test are characters that the training"),
+        ("byte", None),
+    ],
+)
+def test_what_training_does_not_hold_is_told(ptb: Path, level: str, told: str | None) -> None:
+    note = load(ptb, level=level).split_note
+    assert note.startswith("the corpus's own validation split")
+    assert ("bits_per_byte is not that of the text" in note) == (told is not None)
+    assert told is None or told in note
+
+
 def test_diverged_losses_have_a_perplexity(ptb: Path) -> None:
     assert load(ptb).summarise({"loss": 1e4}) == {"perplexity": math.inf}
 

@@ -65,6 +65,7 @@ def task(data: Path) -> Task:
 
 
 def test_pairs_are_all_there(task: Task) -> None:
+    assert task.split_note.endswith("; 100 % of the test papers are in training pairs too")
     assert (task.num_sequences, task.input_kind, task.vocab_size) == (2, "tokens", 257)
     assert (task.num_classes, task.max_length, task.padding) == (2, 4000, True)
     for split, pairs in PAIRS.items():
@@ -195,5 +196,6 @@ def test_real_files(shared_data: Path) -> None:
     }
     assert counts == {"train": (2625, 1316), "validation": (579, 295), "test": (564, 285)}
     assert "not the Long Range Arena's pairs" in task.data_source
+    assert "; 54 % of the test papers are in training pairs too" in task.split_note
     labels = [task.split("train")[index][1] for index in range(200)]
     assert 70 < sum(labels) < 130

@@ -221,6 +221,10 @@ def test_validation_holds_no_test_review(
     assert dropped > 0
     assert f"without {dropped} of them that are test reviews too" in task.split_note
     assert len(task.split("train")) == 54
+    shared = sum(review in set(texts(task, "test")) for review in texts(task, "train"))
+    assert f"; {shared} training reviews are test reviews too, as published" in task.split_note
+    write_lines(data, reviews | {"test": reviews["test"][15:45] * 2}, write_lines_xz)
+    assert "as published" not in load_task("text", data_dir=data).split_note
 
 
 @pytest.mark.slow
@@ -233,6 +237,7 @@ def test_real_files(shared_data: Path) -> None:
         "train": [11250, 11250], "validation": [1237, 1247], "test": [12500, 12500]
     }  # fmt: skip
     assert "without 16 of them that are test reviews too" in task.split_note
+    assert "; 107 training reviews are test reviews too" in task.split_note
     whole = load_task("text", data_dir=shared_data, max_length=20_000)
     assert not set(texts(whole, "validation")) & set(texts(whole, "train"))
     assert not set(texts(whole, "validation")) & set(texts(whole, "test"))

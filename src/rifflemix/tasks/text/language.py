@@ -118,7 +118,7 @@ class Language(FileTask):
             num_classes=len(vocabulary),
             max_length=length,
             padding=False,
-            split_note=self.split_note,
+            split_note=self.split_note + _unknown(options["level"], arrays, len(vocabulary)),
             data_source=source.description,
             splits={split: WindowSplit(arrays[split], length, strides[split]) for split in SPLITS},
             metric="perplexity",
@@ -170,6 +170,21 @@ class Language(FileTask):
             f"{', '.join(path.name for path in present.values())} beside it "
             f"{'is' if len(present) == 1 else 'are'} there; the {part} text is needed too"
         )
+
+
+def _unknown(level: str, arrays: Mapping[str, Array], num_tokens: int) -> str:
+    """A clause on what the training text does not hold; bytes and BPE spell it out."""
+    if level not in ("word", "character"):
+        return ""
+    is_new = np.bincount(arrays["train"].values, minlength=num_tokens) == 0
+    shares = {split: float(is_new[arrays[split].values].mean()) for split in SPLITS[1:]}
+    if not any(shares.values()):
+        return ""
+    told = " and ".join(f"{100 * share:.2g} % of {split}" for split, share in shares.items())
+    return (
+        f"; {told} are {level}s that the training text does not hold, one token for all, so that "
+        "bits_per_byte is not that of the text"
+    )
 
 
 class PennTreebank(Language):

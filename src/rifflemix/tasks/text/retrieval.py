@@ -117,11 +117,18 @@ class Retrieval(FileTask):
             num_classes=2,
             max_length=max_length,
             padding=True,
-            split_note="validation is the data's own",
+            split_note="validation is the data's own" + _shared(arrays),
             data_source=source.description,
             splits=splits,
             num_sequences=2,
         )
+
+
+def _shared(arrays: Mapping[str, Array]) -> str:
+    """A clause on papers of test pairs that training pairs hold too."""
+    train, test = (np.unique(arrays[f"{name}_pairs"].values) for name in ("train", "test"))
+    share = float(np.isin(test, train, assume_unique=True).mean())
+    return f"; {100 * share:.0f} % of the test papers are in training pairs too" if share else ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,6 +126,8 @@ class Text(FileTask):
         test_order = content_order(list(test), "text: order")
         kept, held_out = _carve(train)
         held_out, dropped = _drop_known(train, held_out, test)
+        shared = _drop_known(train, kept, test)[1]
+        also_test = f"; {shared} training reviews are test reviews too, as published"
         first_id, num_ids = 1, _PAD_AND_BYTES
         if request.options["level"] == "word":
             words = _words_of(source, train, test, kept, vocab_size)
@@ -147,7 +149,7 @@ class Text(FileTask):
             split_note=(
                 "validation is 10 % of the training reviews, stratified, chosen by a hash of "
                 f"their text, without {dropped} of them that are test reviews too (the Long Range "
-                "Arena validates on the test reviews)"
+                f"Arena validates on the test reviews){also_test if shared else ''}"
             ),
             data_source=source.description,
             splits={
