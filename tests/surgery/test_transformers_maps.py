@@ -190,6 +190,21 @@ def test_the_type_of_a_layer_tells_of_its_window() -> None:
     assert "a sliding window of 8 tokens; set this layer's type" in report.skipped[0][1]
 
 
+@pytest.mark.filterwarnings("ignore:.*are lost")
+def test_layers_that_see_a_chunk_are_refused() -> None:
+    """As three in four of Llama 4's; the mask of a short text would not show it."""
+    more = {"intermediate_size_mlp": 24, "num_local_experts": 2, "num_key_value_heads": 1}
+    kinds = ["chunked_attention", "full_attention"]
+    config = transformers.Llama4TextConfig(
+        **SIZES, **more, head_dim=8, attention_chunk_size=4, layer_types=kinds
+    )
+    report = replace_attention(transformers.Llama4TextModel(config), "tssa")
+    assert report.replaced == ["layers.1.self_attn"]
+    name, reason = report.skipped[0]
+    assert name == "layers.0.self_attn"
+    assert "it sees a chunk of 4 tokens; set this layer's type to full attention" in reason
+
+
 def test_a_dropout_after_the_output_map_stays() -> None:
     model = model_of("InternVLVisionModel", "InternVLVision", **IMAGES, projection_dropout=0.5)
     replace_attention(model, "identity")

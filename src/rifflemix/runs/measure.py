@@ -103,6 +103,8 @@ def peak_memory(call: Call, device: torch.device) -> int:
     nothing depends on what ran before); on a GPU the driver's statistics are read.
     """
     if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.current_blas_handle()  # its workspace stays, and is no call's own
         torch.cuda.synchronize(device)
         start = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -290,6 +290,11 @@ def _window(module: nn.Module) -> str:
     window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
     if getattr(module, "attention_type", "") == "local":  # GPT-Neo
         window = getattr(config, "window_size", None)
+    if _kind(module) == "chunked_attention":
+        return (
+            f"it sees a chunk of {getattr(config, 'attention_chunk_size', '?')} tokens; set this "
+            "layer's type to full attention in the model's config if it need not"
+        )
     if not window or _sees_all(module):  # a window of 0 is none
         return ""
     mixed = getattr(config, "layer_types", getattr(config, "attention_types", None))
@@ -302,9 +307,14 @@ def _window(module: nn.Module) -> str:
 
 def _sees_all(module: nn.Module) -> bool:
     """Whether the config says of this very layer that it sees all tokens."""
+    return _kind(module) == "full_attention"
+
+
+def _kind(module: nn.Module) -> str:
+    """The type that the config gives this very layer; empty if it gives none."""
     kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
     index = getattr(module, "layer_idx", None)
-    return index is not None and [*kinds[index : index + 1]] == ["full_attention"]
+    return str(kinds[index]) if index is not None and index < len(kinds) else ""
 
 
 def _is_causal(module: nn.Module) -> bool:
