@@ -23,6 +23,7 @@ import rifflemix.models.presets as presets
 import rifflemix.tasks.registry as tasks
 from rifflemix.errors import InputWarning
 from rifflemix.plugins import load_plugin, loading, outside, plugin_files
+from rifflemix.runs.outside import code_by_name, outside_code
 from rifflemix.tasks import load_task
 
 pytestmark = pytest.mark.usefixtures("registries")
@@ -140,6 +141,37 @@ def test_every_command_has_the_option(cli: Any, plugin: Path) -> None:
     code, _, err = cli("list", "mixers", "--plugin", "gone.py")
     assert (code, err.count("\n")) == (2, 1)
     assert "which is not there" in err
+
+
+MODEL = """
+import rifflemix as rm
+from rifflemix.models import ModelCard
+
+@rm.register_model(ModelCard(name="mine", title="Mine", paper="nobody", inputs="tokens"))
+def mine(mixer: str = "softmax", dim: int = 8):
+    return rm.create_model("encoder", vocab_size=5, num_classes=2, mixer=mixer, dim=dim)
+"""
+
+
+def test_the_code_of_what_a_run_uses_has_a_hash(plugin: Path, tmp_path: Path) -> None:
+    """A model's as a mixer's: by its file, or of a notebook's cell by itself."""
+    assert outside_code(["softmax", "tssa"], ["encoder", "vit_mnist"]) == {}
+    (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
+    load_plugin(plugin)
+    load_plugin(tmp_path / "model.py")
+    found = outside_code(["turn"], ["mine"])
+    files = plugin_files()
+    assert found == files | {"mixer turn": "my-turn.py", "model mine": "model.py"}
+    assert code_by_name(found)["model mine"] == files["model.py"]
+
+    def cell(name: str, factor: int) -> str:
+        made: dict[str, Any] = {"__name__": "a_cell"}
+        exec(f"def build(): return {factor}", made)
+        card = presets.ModelCard(name=name, title="Mine", paper="nobody", inputs="tokens")
+        rm.register_model(card)(made["build"])
+        return outside_code([], [name])[f"model {name}"]
+
+    assert cell("one", 1) == cell("same", 1) != cell("other", 2)
 
 
 @pytest.mark.slow

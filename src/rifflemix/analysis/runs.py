@@ -276,9 +276,10 @@ def _build(folder: RunFolder, settings: Mapping[str, Any], task: Task) -> Model:
 
 
 def _check_code(settings: Mapping[str, Any]) -> None:
-    """Raise where a plugin, or the mixer, is not what a run was trained with."""
+    """Raise where a plugin, the mixer or the model is not what a run was trained with."""
     mixer = settings.get("mixer")
-    now = code_by_name(outside_code([mixer] if mixer in list_mixers() else []))
+    mixers = [mixer] if mixer in list_mixers() else []
+    now = code_by_name(outside_code(mixers, [settings["model"]]))
     for name, code in code_by_name(settings.get("plugins") or {}).items():
         if now.get(name, code) != code:
             raise InputError(

@@ -146,7 +146,7 @@ class CompareConfig:
             "device": self.device,
             "threads": self.threads,
             **({"context_parallel": self.context_parallel} if self.context_parallel != 1 else {}),
-            **_plugins(self.mixer_name(mixer) for mixer in self.mixers),
+            **_plugins(map(self.mixer_name, self.mixers), self.model),
         }
 
     def model_settings(self, mixer: str) -> dict[str, Any]:
@@ -158,13 +158,13 @@ class CompareConfig:
             "dim": self.dim,
             "num_layers": self.num_layers,
             "num_heads": self.num_heads,
-            **_plugins([self.mixer_name(mixer)]),
+            **_plugins([self.mixer_name(mixer)], self.model),
         }
 
 
-def _plugins(mixers: Iterable[str]) -> dict[str, Any]:
+def _plugins(mixers: Iterable[str], model: str) -> dict[str, Any]:
     """Code that is not the package's; a run goes on with the same only."""
-    found = outside_code(mixers)
+    found = outside_code(mixers, [model])
     return {"plugins": found} if found else {}
 
 

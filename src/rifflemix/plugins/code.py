@@ -13,19 +13,22 @@ _NO_CODE = ("__doc__", "__firstlineno__")
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
-def is_outside(cls: type) -> bool:
-    """Whether a class is not of the package: of a plugin's file, another package, a notebook."""
-    module = defined_in(cls)
+def is_outside(definition: Any) -> bool:
+    """Whether a class or function is from a plugin's file, another package or a notebook."""
+    module = defined_in(definition)
     return not module.startswith("rifflemix.") or module.startswith("rifflemix.plugins.")
 
 
-def code_hash(cls: type) -> str:
-    """sha256 of a class's functions and simple values, and of the classes it inherits from outside.
+def code_hash(definition: Any) -> str:
+    """sha256 of a function, or of a class's functions and simple values and those it inherits.
 
     The same wherever and whenever the same lines are run, by one version of Python.
     """
     total = hashlib.sha256()
-    for of in outside_classes(cls):
+    if not isinstance(definition, type):
+        total.update("\n".join(_parts(definition)).encode())
+        return total.hexdigest()
+    for of in outside_classes(definition):
         held = {name: value for name, value in vars(of).items() if name not in _NO_CODE}
         for name, value in sorted(held.items()):
             total.update("\n".join((of.__qualname__, name, *_parts(value))).encode())

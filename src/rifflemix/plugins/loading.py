@@ -17,8 +17,10 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.plugins.names import defined_in
 
 _VARIABLE = "RIFFLEMIX_PLUGINS"
 _PREFIX = "rifflemix.plugins.file_"
@@ -70,10 +72,11 @@ def plugin_files() -> dict[str, str]:
     return {file.name: sha256 for file, sha256 in sorted(_loaded.items())}
 
 
-def file_of(value: type) -> str | None:
-    """The name of the plugin's file that defined a class; None for one of no such file."""
+def file_of(definition: Any) -> str | None:
+    """The name of the plugin's file of a class or function; None for one of no such file."""
+    module = defined_in(definition)
     for file in _loaded:
-        if value.__module__ == _module_name(file):
+        if module == _module_name(file):
             return file.name
     return None
 

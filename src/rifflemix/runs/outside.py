@@ -1,4 +1,4 @@
-"""Other people's mixers: their code, and a first look before a comparison believes their scores.
+"""Other people's code: its hashes, and a first look at mixers before their scores are believed.
 
 `rifflemix.testing.check_mixer` asks for all that a mixer promises. Here is what would make a score
 worthless: outputs that look ahead, that meet other samples, or that are broadcast over tokens.
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer, mixer_class
+from rifflemix.models.presets import find_preset
 from rifflemix.plugins import (
     code_hash,
     file_of,
@@ -28,18 +29,19 @@ from rifflemix.plugins import (
 _ROUNDING = 1e-3  # of the largest output; a mixer over frequencies rounds with every token
 
 
-def outside_code(mixers: Iterable[str]) -> dict[str, str]:
-    """The hash of each plugin's file, and of each mixer from outside its file, or its hash."""
+def outside_code(mixers: Iterable[str], models: Iterable[str]) -> dict[str, str]:
+    """The hash of each plugin's file; of each mixer and model from outside its file, or hash."""
     found = plugin_files()
-    for name in mixers:
-        cls = mixer_class(name)
-        if is_outside(cls):
-            found[f"mixer {name}"] = file_of(cls) or code_hash(cls)
+    used: dict[str, Any] = {f"mixer {name}": mixer_class(name) for name in mixers}
+    used |= {f"model {name}": find_preset(name).build for name in models}
+    for name, definition in used.items():
+        if is_outside(definition):
+            found[name] = file_of(definition) or code_hash(definition)
     return found
 
 
 def code_by_name(found: Mapping[str, str]) -> dict[str, str]:
-    """The hash behind each name of `outside_code`: a mixer has that of its file."""
+    """The hash behind each name of `outside_code`: a mixer or model has that of its file."""
     return {name: found.get(code, code) for name, code in found.items()}
 
 
