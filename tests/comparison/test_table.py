@@ -185,6 +185,8 @@ def test_at_chance_nothing_is_bold_and_a_sentence_says_so() -> None:
         "the commonest answer (25.00 %). Nothing is bold."
     )
     assert any(note.startswith("Nothing learned") for note in comparison_notes(at_chance()))
+    sorting = at_chance(blind_answer="repeating the token before")
+    assert "is within noise of repeating the token before (25.00 %)" in bold_note(sorting)
     assert "test accuracy" not in softmax_note(at_chance())
 
 

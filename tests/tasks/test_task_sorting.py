@@ -116,6 +116,17 @@ def test_metrics_of_right_and_wrong_sequences() -> None:
     assert task.metrics(right, batch)["exact_match"] == (20, 20)
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_accuracy_of_repeating_the_token_before(split: str) -> None:
+    """It can be had without a look at the sequence that is to be sorted."""
+    task = load(num_validation=100, num_test=100)
+    batch = batch_of(task, split, 100)
+    right, total = task.metrics(logits_for(batch["decoder_inputs"], task.num_classes), batch)[
+        "accuracy"
+    ]
+    assert task.blind_accuracy(split) == right / total > 0
+
+
 def test_edit_distance_of_the_likeliest_tokens() -> None:
     """Given the right tokens before each; per symbol; without what stands behind the end."""
     task = load()

@@ -18,6 +18,7 @@ from rifflemix.comparison.table import (
 from rifflemix.comparison.tuning import tuning_notes
 from rifflemix.report.units import format_count, format_duration, format_percent
 
+_BLIND_ANSWER = "always giving the commonest answer"
 _ERRORS_OF_NUMBERS = ("rmse", "mae")
 """The metrics of tasks that ask for a number instead of a class."""
 
@@ -71,8 +72,9 @@ def bold_note(results: Mapping[str, Any]) -> str:
             "or with fewer than two of the best's, nothing is told."
         )
     best = max((row for row in rows if row.test), key=lambda row: row.test.mean if row.test else 0)
-    is_known = results["task"].get("majority_share") is not None
-    answer = "always giving the commonest answer" if is_known else "guessing"
+    task = results["task"]
+    is_known = task.get("majority_share") is not None
+    answer = task.get("blind_answer", _BLIND_ANSWER) if is_known else "guessing"
     return (
         f"Nothing learned: the best test accuracy, {best.test} %, is within noise of {answer} "
         f"({format_percent(best.chance or 0.0)} %). Nothing is bold."

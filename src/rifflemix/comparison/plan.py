@@ -16,6 +16,7 @@ from rifflemix.runs.folder import check_folder
 from rifflemix.runs.grid import Point
 from rifflemix.runs.split import check_processes
 from rifflemix.tasks import Task, card_of, load_task
+from rifflemix.tasks.core.base import AnswersBlindly
 
 RESULTS_FILE = "results.json"
 RUNS_ARE_KEPT = "remove it and make the same comparison again, its runs are kept"
@@ -34,8 +35,7 @@ class ComparePlan:
         parameters: trainable parameters of each mixer's model.
         out: the results folder; not made yet where this is the first start.
         settings: what config.json holds.
-        majority_share: split -> accuracy there of always giving its commonest label; None where
-            a task has no classes.
+        blind_accuracy: split -> accuracy there without a look at inputs, see `blind_accuracy`.
     """
 
     config: CompareConfig
@@ -43,7 +43,7 @@ class ComparePlan:
     parameters: Mapping[str, int]
     out: Path
     settings: Mapping[str, Any]
-    majority_share: Mapping[str, float] | None = None
+    blind_accuracy: Mapping[str, float] | None = None
 
     @property
     def runs(self) -> list[tuple[int, str]]:
@@ -96,13 +96,22 @@ def plan_comparison(
         "data": task.fingerprint(),
     }
     check_same_settings(out, settings)
-    has_classes = card_of(task).output == "classes"
-    shares = {name: majority_share(task, name) for name in _JUDGED} if has_classes else None
-    return ComparePlan(config, task, parameters, out, settings, shares)
+    return ComparePlan(config, task, parameters, out, settings, blind_accuracy(task))
 
 
-def majority_share(task: Task, split: str) -> float:
-    """The accuracy on a split of always giving its commonest label."""
+def blind_accuracy(task: Task) -> dict[str, float] | None:
+    """Split -> the accuracy there of an answer that looks at no input; None if none is known.
+
+    Of classes it is that of always giving the commonest one of the split.
+    """
+    if isinstance(task, AnswersBlindly):
+        return {name: task.blind_accuracy(name) for name in _JUDGED}
+    if card_of(task).output != "classes":
+        return None
+    return {name: _majority_share(task, name) for name in _JUDGED}
+
+
+def _majority_share(task: Task, split: str) -> float:
     samples = task.split(split)
     counts = Counter(int(samples[i][1]) for i in range(len(samples)))
     return counts.most_common(1)[0][1] / len(samples)

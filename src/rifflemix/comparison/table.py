@@ -36,7 +36,7 @@ class Row:
         metric, higher_is_better: what `test` and `validation` are of.
         test_accuracy, validation_accuracy: where accuracy was measured too and did not choose.
         slowest, fastest: steps per second of the seeds; None for fewer than two.
-        chance: test accuracy without learning: that of always giving the commonest answer, or,
+        chance: test accuracy without a look at inputs: that of the commonest answer, say, or,
             where that was not written down, the least it can be with so many classes. None where
             accuracy does not choose the weights.
         tuned: the settings that validation chose; None where nothing is tuned, "" before it has.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -152,6 +152,20 @@ class FirstSamples:
     def digest(self) -> bytes:
         """Hash of the whole split and of how much of it this is."""
         return hashlib.blake2b(self.split.digest() + b"%d" % len(self), digest_size=16).digest()
+
+
+@runtime_checkable
+class AnswersBlindly(Protocol):
+    """A task that knows how far its accuracy gets without a look at inputs."""
+
+    @property
+    def blind_answer(self) -> str:
+        """What is answered, as a clause: "repeating the token before"."""
+        ...
+
+    def blind_accuracy(self, split: str) -> float:
+        """The accuracy on a split."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

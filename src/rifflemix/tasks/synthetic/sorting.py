@@ -196,6 +196,18 @@ class SortingTask(Task):
             **share_moments(right.sum(dim=1), lengths),
         }
 
+    @property
+    def blind_answer(self) -> str:
+        """What a model answers that reads its own output alone."""
+        return "repeating the token before"
+
+    def blind_accuracy(self, split: str) -> float:
+        """The share of tokens in a split that are like the one before."""
+        samples = self.split(split)
+        written = [samples[index][1] for index in range(len(samples))]
+        repeated = sum(int((labels[1:] == labels[:-1]).sum()) for labels in written)
+        return repeated / sum(map(len, written))
+
     def summarise(self, means: Mapping[str, float]) -> dict[str, float]:
         """The deviation of accuracy: its error, from sequences, times the root of their number."""
         deviation = share_deviation(means["accuracy"], means) if "accuracy" in means else None
