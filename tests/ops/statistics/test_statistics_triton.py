@@ -232,6 +232,24 @@ def test_heads_may_lie_billions_of_values_apart(operator: Callable[..., Tensor])
 
 
 @pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
+def test_what_is_no_number_spreads_to_tokens_but_not_to_padding(
+    operator: Callable[..., Outputs],
+) -> None:
+    values = torch.randn(1, 2, 7, 3, device=DEVICE)
+    values[0, 0, 1, 2] = torch.nan
+    w, mask = values.requires_grad_(), torch.arange(7, device=DEVICE)[None] > 4
+    temperature = torch.ones(2, device=DEVICE)
+    options = {"key_padding_mask": mask, "return_membership": True}
+    y, membership = operator(w, temperature, backend="triton", **options)
+    (slope,) = torch.autograd.grad(y.sum(), w)
+    eager = operator(w, temperature, backend="eager", **options)[1]
+    assert torch.equal(membership.isnan(), eager.isnan())
+    assert y[:, :, 4].isnan().all()
+    assert (y[:, :, 5:] == 0).all()
+    assert (slope[:, :, 5:] == 0).all()
+
+
+@pytest.mark.parametrize("operator", [token_statistics, causal_token_statistics])
 def test_gradient_of_a_gradient(operator: Callable[..., Tensor]) -> None:
     w = tokens(1, 2, 7, 3)
     temperature = torch.ones(2, device=DEVICE, requires_grad=True)

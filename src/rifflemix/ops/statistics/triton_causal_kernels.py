@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from rifflemix.ops.statistics.triton_kernels import (
+    at_least,
     chunk_of_head,
     load_tokens,
     row_and_columns,
@@ -87,7 +88,7 @@ def causal_scores(
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     squares = tile * tile
     energy = _energy(squares, before, batch * heads + head, chunk, num_chunks, features, feature)
-    score = tl.sum(squares / tl.maximum(energy, floor), 1)
+    score = tl.sum(squares / at_least(energy, floor), 1)
     tl.store(scores + (batch * length + token) * heads + head, score, mask=token < length)
 
 
@@ -121,7 +122,9 @@ def causal_gate(
         tile * tile, share, before, row, chunk, num_chunks, features, feature, count_offset
     )
     value = -(share[:, None] * tile) / (1.0 + moment)
-    store_tokens(y, value, batch, head, token, length, y_batch, y_head, y_token, features, feature)
+    store_tokens(
+        y, value, exists, batch, head, token, length, y_batch, y_head, y_token, features, feature
+    )
 
 
 @triton.jit
@@ -227,7 +230,7 @@ def _score_slopes(squares, grad_score, energy, floor):
     A token that is its whole energy has score 1 whatever it is. Both gradients, which may be huge
     and would leave rounding errors in place of their sum, are then left out.
     """
-    scale = 1.0 / tl.maximum(energy, floor)
+    scale = 1.0 / at_least(energy, floor)
     is_free = energy >= floor
     grad_square = tl.where(is_free & (energy == squares), 0.0, grad_score[:, None] * scale)
     return grad_square, tl.where(is_free, -grad_square * squares * scale, 0.0)
@@ -284,5 +287,6 @@ def causal_token_gradient(
     grad_squares += share[:, None] * grad_energy + from_energy
     value = 2.0 * tile * grad_squares - slope * share[:, None] * damp
     store_tokens(
-        out, value, batch, head, token, length, out_batch, out_head, out_token, features, feature
-    )
+        out, value, exists, batch, head, token, length, out_batch, out_head, out_token,
+        features, feature,
+    )  # fmt: skip

@@ -42,9 +42,10 @@ def load_tokens(x, exists, batch, head, token, x_batch, x_head, x_token, feature
 
 @triton.jit
 def store_tokens(
-    x, value, batch, head, token, length, x_batch, x_head, x_token, features, feature
+    x, value, exists, batch, head, token, length, x_batch, x_head, x_token, features, feature
 ):  # fmt: skip
-    """The reverse of `load_tokens`; padded tokens are written too."""
+    """The reverse of `load_tokens`; zeros at padded tokens, whatever a sum over the others is."""
+    value = tl.where(exists[:, None], value, 0.0)
     x += batch * x_batch + head * x_head
     offset = token.to(tl.int64)[:, None] * x_token + feature[None, :]
     there = (token < length)[:, None] & (feature < features)[None, :]
@@ -94,12 +95,18 @@ def add_chunks(sums, total, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
+def at_least(x, floor):
+    """The larger of both; NaN stays NaN, which an instruction for maxima would take for less."""
+    return tl.maximum(x, floor, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _inverse_energy(energy, there, floor, offset):
     """1 / max(sum of w^2, floor); 1 where tokens are not normalised."""
     if energy is None:
         scale = tl.where(there, 1.0, 0.0)
     else:
-        scale = 1.0 / tl.maximum(tl.load(energy + offset, mask=there, other=1.0), floor)
+        scale = 1.0 / at_least(tl.load(energy + offset, mask=there, other=1.0), floor)
     return scale
 
 
@@ -185,7 +192,9 @@ def gate(
     tile = load_tokens(w, exists, batch, head, token, w_batch, w_head, w_token, features, feature)
     share = tl.load(pi + (batch * length + token) * heads + head, mask=exists, other=0.0)
     value = -(share[:, None] * tile) * damp[None, :]
-    store_tokens(y, value, batch, head, token, length, y_batch, y_head, y_token, features, feature)
+    store_tokens(
+        y, value, exists, batch, head, token, length, y_batch, y_head, y_token, features, feature
+    )
 
 
 @triton.jit
@@ -319,5 +328,6 @@ def token_gradient(
     grad_squares = share * energy_slope[None, :] + logit * scale[None, :] + constant[None, :]
     value = 2.0 * tile * grad_squares - slope * share * damp[None, :]
     store_tokens(
-        out, value, batch, head, token, length, out_batch, out_head, out_token, features, feature
-    )
+        out, value, exists, batch, head, token, length, out_batch, out_head, out_token,
+        features, feature,
+    )  # fmt: skip
