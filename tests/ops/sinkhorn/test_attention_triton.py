@@ -178,6 +178,21 @@ def test_dropout_keeps_each_weight_by_itself() -> None:
     assert (sorted_keys * own).mean().abs() < 4.5 / own.numel() ** 0.5
 
 
+def test_kernels_are_given_a_float_for_a_whole_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An integer 0 would compile another program, kept for 0.0 too, which it cannot take."""
+    given: list[Any] = []
+
+    def note(kernel: Any, programs: int, like: Tensor, *arguments: Any, **options: Any) -> None:
+        given.extend(arguments)
+
+    monkeypatch.setattr(triton_attention, "launch", note)
+    tokens, sort, _ = inputs(SIZES[0], torch.float32)
+    attend(tokens, sort, SIZES[0].block_size, "triton", dropout_p=0)
+    assert [type(value) for value in given if isinstance(value, float | int) and not value] == [
+        float
+    ]
+
+
 @pytest.mark.parametrize("form", ["plain", "causal padded"])
 def test_dropout_draws_from_the_generator(form: str) -> None:
     sizes = HIDDEN_SIZES[0]
@@ -190,6 +205,15 @@ def test_dropout_draws_from_the_generator(form: str) -> None:
 
     assert torch.equal(run(0), run(0))
     assert not torch.equal(run(0), run(1))
+
+
+def test_not_a_number_spreads_whatever_is_dropped() -> None:
+    tokens, sort, _ = inputs(Sizes(2, 2, 9, 1, 4), torch.float32)
+    spoilt = tokens.clone()
+    spoilt[0, 3, 1] = torch.nan  # a key, which is sorted into all blocks
+    y = attend(spoilt, sort, 1, "triton", dropout_p=0.5)
+    assert y[0].isnan().all()
+    assert y[1].isfinite().all()
 
 
 def test_padding_that_is_not_finite_is_not_read() -> None:

@@ -156,7 +156,7 @@ def sinkhorn_attention(
     if combine != "concat" and (shared or (combine == "sum_logits" and per_query != 1)):
         expected = '"concat" for SortCut' if shared else "one sorted block for each query block"
         raise bad_argument("combine", expected, repr(combine))
-    check_probability("dropout_p", dropout_p)
+    dropout_p = check_probability("dropout_p", dropout_p)  # kernels differ for 0 and 0.0
     return unchecked.sinkhorn_attention(
         q,
         k,

@@ -272,7 +272,7 @@ def attend(
         queries, k, v, padding, own, block_size, k_token, v_token, width, scale,
         best, total, out, seed, p, of_head, own, True, CAUSAL, QUERIES, KEYS, WIDTH,
     )  # fmt: skip
-    total = tl.where(total > 0.0, total, 1.0)  # 0 of queries that see no key
+    total = tl.where(total == 0.0, 1.0, total)  # 0 of queries that see no key
     token = tl.arange(0, QUERIES)
     log_sums += of_head * blocks * block_size + own + token
     tl.store(log_sums, (best + tl.log2(total)) * 0.6931471805599453, mask=token < block_size)
