@@ -1,6 +1,7 @@
 """Compile for an H100 or H200, without one, the kernels that an operator would launch there.
 
-Run as a program it compiles the cases named, and prints what each kernel takes, as JSON.
+Run as a program it compiles the cases named, and prints what each kernel takes, as JSON. The
+variable CAPABILITY in its environment names another kind of GPU.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ TYPES = {
     torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 
+CAPABILITY = int(os.environ.get("CAPABILITY", "90"))
+
 
 def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What Triton would compile for these arguments on a Hopper GPU."""
+    """What Triton would compile for these arguments on that GPU."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -54,7 +57,7 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
             if value % 16 == 0 and not parameter.do_not_specialize:
                 aligned[position] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=backend)
+    return triton.compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=backend)
 
 
 def usage(program: Any) -> dict[str, int]:
@@ -126,7 +129,7 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     for module in (triton_support, permutation, windows, *statistics, balancing, attention):
         module.launch = compile_only
     triton_support.check_device = accept  # of tensors without data
-    windows._compares_halves = lambda _: True
+    windows._compares_halves = lambda _: CAPABILITY >= 90
     call()
     return used
 
@@ -242,7 +245,7 @@ CASES = {
 
 
 def compile_elsewhere(
-    *cases: str, folder: Path | None = None
+    *cases: str, folder: Path | None = None, capability: int = 90
 ) -> dict[str, dict[str, dict[str, int]]]:
     """What the kernels of each case take; in a process where Triton is not interpreted.
 
@@ -250,6 +253,7 @@ def compile_elsewhere(
     folder has another Triton in it.
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["CAPABILITY"] = str(capability)
     if folder is not None:
         path = environment.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), path)))

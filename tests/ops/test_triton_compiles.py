@@ -96,6 +96,14 @@ ATTENTION = [
 ]
 
 
+# The largest that a GPU with less shared memory than an H100 gets.
+SMALLER_GPU = [
+    "attention:64:64:128:bfloat16:causal mask dropout",
+    "attention:64:32:32:float32:causal mask dropout",
+    "permutation:4096:1:bfloat16:reference",
+]
+
+
 def check(*cases: str, folder: Path | None = None) -> None:
     for case, kernels in compile_elsewhere(*cases, folder=folder).items():
         assert kernels, case
@@ -111,6 +119,12 @@ def check(*cases: str, folder: Path | None = None) -> None:
 )
 def test_every_configuration(cases: list[str]) -> None:
     check(*cases)
+
+
+def test_smaller_gpus_have_the_shared_memory_of_what_they_get() -> None:
+    for case, kernels in compile_elsewhere(*SMALLER_GPU, capability=89).items():
+        for kernel, takes in kernels.items():
+            assert takes["shared"] <= 99 * 1024, (case, kernel, takes)
 
 
 @pytest.mark.skipif(not LOWEST.is_dir(), reason="no lowest Triton: make lowest-triton")

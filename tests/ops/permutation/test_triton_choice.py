@@ -26,5 +26,17 @@ def test_long_windows_are_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> 
     assert with_triton(PLAIN, torch.zeros(1, 4, 1, dtype=torch.float64), 2) == PLAIN
 
 
+def test_windows_fit_the_shared_memory_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_support, "with_triton", as_on_a_gpu)
+    for kib, longest, of_float32 in ((227, 16384, 8192), (163, 16384, 8192), (99, 8192, 4096)):
+        room = 1024 * kib
+        monkeypatch.setattr(triton_support, "shared_memory", lambda _, room=room: room)
+        x = torch.zeros(1, 32768, 1, dtype=torch.bfloat16)
+        assert with_triton(PLAIN, x, longest) == (*PLAIN, "triton")
+        assert with_triton(PLAIN, x, longest + 1) == PLAIN
+        assert with_triton(PLAIN, x.float(), of_float32) == ("triton", *PLAIN)
+        assert with_triton(PLAIN, x.float(), of_float32 + 1) == PLAIN
+
+
 def test_without_a_gpu_nothing_is_added() -> None:
     assert with_triton(PLAIN, torch.zeros(1, 4, 1), 2) == PLAIN

@@ -22,17 +22,25 @@ def with_triton(names: tuple[str, ...], x: Tensor, group_size: int = 1) -> tuple
     """Backends with "triton" among them if its kernels can sort such groups of x here."""
     if x.dtype not in BITS:
         return names
-    fits = group_size <= MAX_WINDOW[BITS[x.dtype]]
+    fits = group_size <= longest_window(x)
     found = triton_support.with_triton(names, x, fits, x.shape[1] * x.shape[2] <= MAX_OFFSET)
     if found is names or group_size <= FASTEST_WINDOW[BITS[x.dtype]]:
         return found
     return ("triton", *names)
 
 
+def longest_window(x: Tensor) -> int:
+    """Longest window that one program sorts on the device of `x`."""
+    # Programs of the longest exchange all slots of two channels through shared memory.
+    bits = BITS[x.dtype]
+    room = triton_support.shared_memory(x.device) // (2 * 2 * bits // 8)
+    return min(MAX_WINDOW[bits], 1 << (room.bit_length() - 1))
+
+
 def check_limits(x: Tensor, group_size: int) -> None:
     """Raise unless the kernels run on tokens (B, N, C) like these, in groups of this size."""
     triton_support.check_device(x)
-    longest = MAX_WINDOW[BITS[x.dtype]]
+    longest = longest_window(x)
     if group_size > longest:
         raise bad_argument("x", f"groups of at most {longest:,} tokens", f"{group_size:,}")
     if x.shape[1] * x.shape[2] > MAX_OFFSET:

@@ -18,6 +18,9 @@ _MAX_BLOCKS, _MAX_CAUSAL_BLOCKS = 128, 64
 # more.
 _SIDES = {torch.float32: 64, torch.bfloat16: 128, torch.float16: 128}
 _LEAST_SIDE, _MOST_SIDE = 16, 128
+# Bytes of shared memory that this takes at most, as an H100 has them. Other GPUs get half of it in
+# blocks of so many tokens at most, which takes less than the second number: most have that.
+_SHARED, _HALF_SHARED, _MOST_OF_HALF = 227 * 1024, 99 * 1024, 64
 
 
 def with_triton(
@@ -76,7 +79,13 @@ def _sizes(q: Tensor, sort: Tensor, block_size: int) -> tuple[int, ...]:
 def _most(q: Tensor) -> tuple[int, ...]:
     """The most of each; only features are looked at, so that no graph is bound to lengths."""
     side = _SIDES[q.dtype]
-    beside_features = min(_MOST_SIDE, side**2 // tile_size(min(q.shape[3], _MOST_SIDE)))
+    area, tokens = side**2, _MOST_SIDE
+    shared = triton_support.shared_memory(q.device)
+    if shared < _HALF_SHARED:
+        return 0, 0, 0, 0
+    if shared < _SHARED:
+        side, area, tokens = side // 2, area // 2, _MOST_OF_HALF
+    beside_features = min(tokens, area // tile_size(min(q.shape[3], _MOST_SIDE)))
     return _MOST_SIDE, beside_features, *(min(side, beside_features),) * 2
 
 
