@@ -186,6 +186,19 @@ def test_a_step_that_does_not_end_is_stopped(
     assert lines == []
 
 
+def test_a_row_that_is_cut_goes_on_at_the_next_call(
+    load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that does not listen, as while it compiles: it goes on from its checkpoint."""
+    run, stages = load("run"), load("stages")  # type: ignore[operator]
+    monkeypatch.setattr(run, "_GRACE", 0.5)
+    deaf = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+    row = stages.Step("row", ("-c", deaf), recipe="csp/table4-text")
+    folders, stop = run.Folders(tmp_path / "state", tmp_path / "out"), threading.Event()
+    assert run._run(row, folders, 2.0, False, stop, {}) == "goes on at the next call"
+    assert not folders.marker(row).exists()
+
+
 def test_steps_wait_for_data_tools_and_time(
     load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,7 @@ def _run(
     code, status = process.returncode, "done"
     if step.recipe:
         results = json.loads(_read(work / "results.json", "{}"))
-        if code in (0, 130) and results.get("status") != "complete":
+        if (code in (0, 130) or not ended) and results.get("status") != "complete":
             return "goes on at the next call"
     if not ended:
         status = "cut by the end of the call"
