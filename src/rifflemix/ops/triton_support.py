@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rifflemix.compat import (
     constant_for_compiler,
-    in_function_transform,
+    has_plain_autograd,
     statically_known_true,
 )
 from rifflemix.errors import bad_argument
@@ -47,8 +47,9 @@ def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[s
         conditions: on the sizes, which must all hold. Where no kernel runs they are not looked
             at, so that a traced graph is not bound to them.
     """
-    # torch.func's transforms need operators that torch knows.
-    if not _INSTALLED or in_function_transform():
+    # torch.func's transforms need operators that torch knows, and so does forward mode, which would
+    # take a kernel's results for constants.
+    if not _INSTALLED or not has_plain_autograd():
         return names
     if not (INTERPRETED or (x.is_cuda and _ON_GPU)):
         return names

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rifflemix.errors import InputError
 from rifflemix.ops import triton_support
 from rifflemix.ops.dispatch import PLAIN
-from rifflemix.ops.permutation.triton_limits import FASTEST_WINDOW, MAX_WINDOW, with_triton
+from rifflemix.ops.permutation.triton_limits import (
+    FASTEST_WINDOW,
+    MAX_WINDOW,
+    check_limits,
+    with_triton,
+)
 
 
 def as_on_a_gpu(names: tuple[str, ...], _: object, *conditions: bool) -> tuple[str, ...]:
@@ -36,6 +42,16 @@ def test_windows_fit_the_shared_memory_of_the_gpu(monkeypatch: pytest.MonkeyPatc
         assert with_triton(PLAIN, x, longest + 1) == PLAIN
         assert with_triton(PLAIN, x.float(), of_float32) == ("triton", *PLAIN)
         assert with_triton(PLAIN, x.float(), of_float32 + 1) == PLAIN
+
+
+def test_kernels_count_tokens_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_support, "with_triton", as_on_a_gpu)
+    x = torch.zeros(1, 1, 1)
+    assert with_triton(PLAIN, x.expand(2**16 - 1, 2**15, 4), 2) == (*PLAIN, "triton")
+    assert with_triton(PLAIN, x.expand(2**16, 2**15, 4), 2) == PLAIN
+    monkeypatch.setattr(triton_support, "check_device", lambda _: None)
+    with pytest.raises(InputError, match="at most 2,147,483,647 tokens"):
+        check_limits(x.expand(2**16, 2**15, 4), 2)
 
 
 def test_without_a_gpu_nothing_is_added() -> None:

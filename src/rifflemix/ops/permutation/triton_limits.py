@@ -23,7 +23,10 @@ def with_triton(names: tuple[str, ...], x: Tensor, group_size: int = 1) -> tuple
     if x.dtype not in BITS:
         return names
     fits = group_size <= longest_window(x)
-    found = triton_support.with_triton(names, x, fits, x.shape[1] * x.shape[2] <= MAX_OFFSET)
+    batch, length, channels = x.shape
+    found = triton_support.with_triton(
+        names, x, fits, length * channels <= MAX_OFFSET, batch * length <= MAX_OFFSET
+    )
     if found is names or group_size <= FASTEST_WINDOW[BITS[x.dtype]]:
         return found
     return ("triton", *names)
@@ -43,5 +46,8 @@ def check_limits(x: Tensor, group_size: int) -> None:
     longest = longest_window(x)
     if group_size > longest:
         raise bad_argument("x", f"groups of at most {longest:,} tokens", f"{group_size:,}")
-    if x.shape[1] * x.shape[2] > MAX_OFFSET:
+    batch, length, channels = x.shape
+    if length * channels > MAX_OFFSET:
         raise bad_argument("x", f"at most {MAX_OFFSET:,} values a sample", tuple(x.shape))
+    if batch * length > MAX_OFFSET:
+        raise bad_argument("x", f"at most {MAX_OFFSET:,} tokens", tuple(x.shape))

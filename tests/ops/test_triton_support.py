@@ -1,0 +1,23 @@
+"""Where Triton's kernels are offered, decided without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from rifflemix.ops import triton_support
+from rifflemix.ops.dispatch import PLAIN
+
+
+def test_forward_mode_goes_past_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no tangents: torch would take what they give for constants."""
+    monkeypatch.setattr(triton_support, "_INSTALLED", True)
+    monkeypatch.setattr(triton_support, "INTERPRETED", True)
+    x = torch.zeros(1)
+    assert triton_support.with_triton(PLAIN, x) == ("triton", *PLAIN)
+    with forward_ad.dual_level():
+        assert triton_support.with_triton(PLAIN, x) == PLAIN
+    assert torch.vmap(lambda _: torch.tensor("triton" in triton_support.with_triton(PLAIN, x)))(
+        x
+    ).tolist() == [False]
