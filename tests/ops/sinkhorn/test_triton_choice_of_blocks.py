@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
+import rifflemix as rm
 from rifflemix.ops import triton_support
 from rifflemix.ops.dispatch import PLAIN
+from rifflemix.ops.sinkhorn import unchecked
 from rifflemix.ops.sinkhorn.triton_limits import with_triton_attention
 
 
@@ -42,3 +45,25 @@ def test_blocks_fit_the_shared_memory_of_the_gpu(
     sort = torch.empty(1, 1, blocks, blocks, dtype=dtype)
     found = with_triton_attention(PLAIN, q, sort, block_size)
     assert found == ((*PLAIN, "triton") if fits else PLAIN)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_layers_under_autocast_may_have_kernels(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose sort matrix comes in float32."""
+    asked: list[torch.dtype] = []
+
+    def ask(names: tuple[str, ...], q: Tensor, sort: Tensor, _: int) -> tuple[str, ...]:
+        asked.extend((q.dtype, sort.dtype))
+        return names
+
+    monkeypatch.setattr(unchecked, "INTERPRETED", True)
+    monkeypatch.setattr(unchecked, "with_triton_attention", ask)
+    layer = rm.create_mixer("sinkhorn", 16, num_heads=2, max_length=32, causal=causal)
+    x = torch.randn(1, 32, 16, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(x).sum().backward()
+    assert asked == [torch.bfloat16] * 2
+    assert x.grad is not None
+    assert x.grad.isfinite().all()

@@ -197,6 +197,9 @@ def sinkhorn_attention(
 ) -> Tensor:
     """`rifflemix.ops.sinkhorn_attention`, whose keyword arguments must all be given."""
     settings["dropout_p"] = dropout_p
+    # Under autocast a sorting network adds its float32 bias, and the sort matrix is float32. It is
+    # cast for its product with the blocks anyway; kernels take one dtype.
+    sort = sort if sort.dtype == q.dtype else sort.to(q.dtype)
     available: tuple[str, ...] = _WITH_DROPOUT if dropout_p else PLAIN
     known = has_one_softmax(q, k, v, sort, settings)
     if known and cpu_attention.HAS_VECTORS and supports(q):
