@@ -26,6 +26,8 @@ in_function_transform: Callable[[], bool] = torch._C._are_functorch_transforms_a
 """Whether a transform of torch.func (vmap, grad, jvp) is at work."""
 is_zerotensor: Callable[[Tensor], bool] = Tensor._is_zerotensor
 """Whether a tensor is nothing but zeros, and has no memory for them."""
+is_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+"""Whether a tensor stands for several, as gradients do under `is_grads_batched`."""
 
 
 def values_can_be_read() -> bool:
@@ -410,6 +412,7 @@ __all__ = [
     "has_plain_autograd",
     "has_values",
     "in_function_transform",
+    "is_batch",
     "is_known",
     "leaves_package",
     "memory_changes",

@@ -13,10 +13,21 @@ import torch
 from torch import Tensor
 
 from rifflemix.ops import (
+    BlockMap,
+    block_mlp,
     causal_token_statistics,
+    channel_permute,
+    circular_shift,
+    dropout,
     dropout_attention,
+    group_sort,
+    max_exchange,
+    native,
+    rank_filter,
     sinkhorn,
     sinkhorn_attention,
+    soft_rank,
+    soft_sort,
     token_statistics,
 )
 from rifflemix.ops.gradients import second_order_gradients
@@ -91,6 +102,47 @@ def test_with_a_graph_it_is_the_same_gradient(run: Run, dtype: torch.dtype) -> N
         return torch.autograd.grad(loss, (x, z), create_graph=create_graph, allow_unused=True)
 
     torch.testing.assert_close(gradients(create_graph=True), gradients(create_graph=False))
+
+
+# Of each of the CPU's kernels.
+BY_KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "circular_shift": lambda x: circular_shift(x, [1, 2, 3, 4], backend="cpu"),
+    "group_sort": lambda x: group_sort(x, 2, backend="cpu"),
+    "group_sort, pairs": lambda x: group_sort(x, 3, backend="cpu"),
+    "channel_permute, pairs": lambda x: channel_permute(x, [1, 2, 3, 4], 3, backend="cpu"),
+    "max_exchange": lambda x: max_exchange(x, backend="cpu"),
+    "rank_filter": lambda x: rank_filter(x, [0, 1, 2, 1], 3, backend="cpu"),
+    "soft_sort": lambda x: soft_sort(x, temperature=0.3, backend="cpu"),
+    "soft_rank": lambda x: soft_rank(x, temperature=0.3, backend="cpu"),
+    "dropout": lambda x: dropout(x, 0.3, backend="cpu"),
+    "dropout_attention": lambda x: dropout_attention(*[x[:, None]] * 3, 0.3, backend="cpu"),
+    "sinkhorn": lambda x: sinkhorn(x[:, :4], 2, backend="cpu"),
+    "sinkhorn_attention": lambda x: sinkhorn_attention(
+        *[x[:, None]] * 3, x[:, None, :3, :3], 2, backend="cpu"
+    ),
+    "block_mlp": lambda x: block_mlp(x, [BlockMap(x[0, :2, :2, None].exp())], backend="cpu"),
+    "token_statistics": lambda x: token_statistics(x[:, None], torch.ones(1), backend="cpu"),
+    "causal_token_statistics": lambda x: causal_token_statistics(
+        x[:, None], torch.ones(1), backend="cpu"
+    ),
+}
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.parametrize("name", BY_KERNELS)
+def test_a_batch_of_gradients_is_each_of_them(name: str) -> None:
+    """As `torch.autograd.functional.jacobian` takes them at once."""
+    x = torch.randn(2, 6, 4, requires_grad=True)
+    y = BY_KERNELS[name](x)
+    grads = torch.randn(3, *y.shape)
+
+    def gradient(grad: Tensor, **options: bool) -> Tensor:
+        (found,) = torch.autograd.grad(y, x, grad, retain_graph=True, **options)
+        return found
+
+    each = torch.stack([gradient(grad) for grad in grads])
+    torch.testing.assert_close(gradient(grads, is_grads_batched=True), each)
 
 
 def test_inputs_that_take_no_gradient_have_none() -> None:

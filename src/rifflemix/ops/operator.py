@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rifflemix.compat import is_zerotensor, operators_are_watched
+from rifflemix.compat import is_batch, is_zerotensor, operators_are_watched
 
 Function = Callable[..., Any]
 
@@ -58,7 +58,8 @@ class Operator:
         for value in arguments:
             kind = value.__class__
             if kind in _PLAIN_TENSORS:
-                if value.is_meta or value.is_neg() or is_zerotensor(value):
+                has_no_memory = value.is_meta or is_zerotensor(value) or is_batch(value)
+                if has_no_memory or value.is_neg():
                     return self.overload(*arguments)
                 needs_gradient = needs_gradient or value.requires_grad
             elif kind not in _PLAIN_VALUES:
