@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rifflemix.compat import storage_key
+from rifflemix.compat import is_batch, storage_key
 from rifflemix.mixers._attention.fused_features import fuses_features
 
 
@@ -35,13 +35,15 @@ class _Apart(torch.autograd.Function):
 
 def _lie_side_by_side(parts: tuple[Tensor, ...]) -> bool:
     """Whether parts (B, N, H, D) are views of one (B, N, P, H, D) that takes no gradient itself."""
+    if torch.is_grad_enabled() or any(map(is_batch, parts)):
+        return False
     first = parts[0]
     length, heads, width = first.shape[1:]
     step = heads * width
     token = len(parts) * step
     strides = (length * token, token, width, 1)
     memory = storage_key(first)
-    return not torch.is_grad_enabled() and all(
+    return all(
         part.stride() == strides
         and part.storage_offset() == first.storage_offset() + i * step
         and storage_key(part) == memory

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.compat import elu_into, has_plain_autograd, leaves_package
+from rifflemix.compat import elu_into, has_plain_autograd, is_batch, leaves_package
 
 LOG_ZERO = -1e30
 """Stands for the log of zero, and stays finite in a row that holds nothing else."""
@@ -78,7 +78,7 @@ class _RandomFeatures(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, rows, y, token, row = ctx.saved_tensors
-        grads = (y - ctx.offset * ctx.scale).mul_(grad)  # of the exponents
+        grads = _times(y - ctx.offset * ctx.scale, grad)  # of the exponents
         total = grads.sum(-1, keepdim=True)
         of_largest = rows[row.squeeze(-1)]
         grad_x = grads @ rows - total * (x if token is not None else x + of_largest)
@@ -109,8 +109,7 @@ class _EluPlusOne(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
-        grad_x: Tensor = y.clamp(max=1.0).mul_(grad)
-        return grad_x
+        return _times(y.clamp(max=1.0), grad)
 
 
 def scaled(x: Tensor, scale: Tensor) -> Tensor:
@@ -142,3 +141,8 @@ class _Scaled(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         scale, y = ctx.saved_tensors
         return grad * scale, (grad * y).sum(-1, keepdim=True) / scale
+
+
+def _times(new: Tensor, grad: Tensor) -> Tensor:
+    """The product, in place of `new` unless `grad` stands for several gradients."""
+    return new * grad if is_batch(grad) else new.mul_(grad)
