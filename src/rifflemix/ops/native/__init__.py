@@ -18,6 +18,11 @@ _FOLDER = Path(__file__).parent
 _LIBRARY = "_kernels.so"  # as setup.py names it
 _INTERFACE = 10  # RIFFLEMIX_INTERFACE of kernels.h
 _BUILD_LOG = "_kernels_build.txt"  # likewise
+# pip would take the package without kernels from its cache.
+_AGAIN = (
+    "install rifflemix where there is a C++ compiler "
+    "(again: with pip's --force-reinstall --no-deps --no-cache-dir)"
+)
 _OUT_OF_MEMORY = -1  # kOutOfMemory of kernels.h
 _LARGE = 1 << 12  # values from which the want of a kernel is felt
 TYPE_NAMES = {
@@ -39,9 +44,8 @@ def find_library() -> tuple[ctypes.CDLL | None, str]:
     """The compiled kernels, or None; and where they are, or why there are none."""
     path = _FOLDER / _LIBRARY
     if not path.exists():
-        if build_log():
-            return None, f"{path} is not there: its compilation failed"
-        return None, f"{path} is not there: install rifflemix where there is a C++ compiler"
+        why = "its compilation failed: " if build_log() else ""
+        return None, f"{path} is not there: {why}{_AGAIN}"
     try:
         kernels = ctypes.CDLL(str(path))
         found = kernels.rifflemix_interface()
