@@ -39,8 +39,7 @@ def check_padding_mask(mask: Tensor | None, x: Tensor, token_dim: int = 1) -> No
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise bad_argument("key_padding_mask", "a bool tensor, True = padding", got)
-    if mask.is_nested:
-        raise bad_argument("key_padding_mask", f"shape (B, N) = {expected}", "a nested tensor")
+    check_dense("key_padding_mask", mask)
     if tuple(mask.shape) != expected:
         raise bad_argument("key_padding_mask", f"shape (B, N) = {expected}", tuple(mask.shape))
     if mask.device != x.device:
@@ -120,6 +119,14 @@ def check_bool(name: str, value: Any) -> bool:
     return value
 
 
+def check_dense(name: str, x: Tensor) -> None:
+    """Raise for a tensor whose numbers do not lie as strides say: a nested or sparse one."""
+    if x.is_nested:
+        raise bad_argument(name, "a dense tensor", "a nested tensor")
+    if x.layout != torch.strided:
+        raise bad_argument(name, "a dense tensor", f"one of layout {x.layout}", "use to_dense()")
+
+
 def check_floating(name: str, x: Any, layout: object) -> None:
     """Raise unless `x` is a floating-point tensor; `layout` says of which shape it should be."""
     if not isinstance(x, Tensor):
@@ -129,8 +136,7 @@ def check_floating(name: str, x: Any, layout: object) -> None:
         raise bad_argument(name, f"a dense tensor of shape {layout}", "a nested tensor", hint)
     if not x.is_floating_point():
         raise bad_argument(name, "a floating-point dtype", x.dtype)
-    if x.layout != torch.strided:
-        raise bad_argument(name, "a dense tensor", f"one of layout {x.layout}", "use to_dense()")
+    check_dense(name, x)
 
 
 def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:

@@ -127,6 +127,28 @@ def test_sparse_tensors(call: Callable[[Tensor], object]) -> None:
         call(torch.randn(2, 8, 4).to_sparse())
 
 
+SETTINGS: dict[str, Callable[[Tensor, Callable[[Tensor], Tensor]], object]] = {
+    "key_padding_mask": lambda x, to: ops.group_sort(x, 4, key_padding_mask=to(x[:, :, 0] > 0)),
+    "steps": lambda x, to: ops.circular_shift(x, to(STEPS)),
+    "ranks": lambda x, to: ops.rank_filter(x, to(STEPS), 16),
+    "descending": lambda x, to: ops.group_sort(x, 4, order=None, descending=to(x[0, 0] > 0)),
+    "temperature": lambda x, to: ops.token_statistics(heads(x), to(TEMPERATURE)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("layout", ["sparse", "nested"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_in_tensors_of_other_layouts(name: str, layout: str) -> None:
+    def to(x: Tensor) -> Tensor:
+        if layout == "sparse":
+            return x.to_sparse()
+        return torch.nested.as_nested_tensor(list(x.unsqueeze(-1).unbind()))
+
+    with pytest.raises(InputError, match=f"^{name}: expected a dense tensor"):
+        SETTINGS[name](torch.randn(2, 8, 4), to)
+
+
 def test_arguments_of_other_types() -> None:
     w = torch.randn(2, 2, 8, 2)
     arguments: Any

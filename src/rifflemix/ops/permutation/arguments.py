@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import (
+    check_dense,
     check_divides,
     check_integers,
     check_padding_mask,
@@ -45,6 +46,7 @@ def check_steps(steps: Tensor | Sequence[int], x: Tensor, name: str = "steps") -
     if not isinstance(steps, Tensor):
         integers = check_integers(name, steps)
         steps = torch.tensor(integers, dtype=torch.int64, device=x.device)
+    check_dense(name, steps)
     if steps.dtype not in _INTEGERS:
         raise bad_argument(name, "integers", steps.dtype)
     if tuple(steps.shape) != (x.shape[2],):
@@ -86,6 +88,7 @@ def sort_spec(
     if not isinstance(descending, Tensor) or descending.dtype != torch.bool:
         got = descending.dtype if isinstance(descending, Tensor) else type(descending).__name__
         raise bad_argument("descending", "a bool tensor, True = descending", got)
+    check_dense("descending", descending)
     if tuple(descending.shape) != (x.shape[2],):
         raise bad_argument("descending", f"shape (C,) = ({x.shape[2]},)", tuple(descending.shape))
     return SortSpec(num_groups, False, heads, descending.to(x.device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rifflemix.checks import check_tokens
+from rifflemix.checks import check_dense, check_tokens
 from rifflemix.compat import has_values
 from rifflemix.errors import bad_argument
 from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
@@ -104,6 +104,7 @@ def _check_tensor(
 ) -> None:
     if not isinstance(value, Tensor):
         raise bad_argument(name, f"a tensor of shape {layout}", type(value).__name__)
+    check_dense(name, value)
     if tuple(value.shape) != shape:
         raise bad_argument(name, f"shape {layout}", tuple(value.shape))
     if value.device != like.device:
