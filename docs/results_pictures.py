@@ -57,7 +57,8 @@ def dots(title: str, rows: Sequence[Row], rule: float | None = None) -> str:
     values = [v for row in rows for m in row.marks for v in (m.value, m.low, m.high)
               if v is not None]  # fmt: skip
     ticks = _ticks(*_span([*values, *([] if rule is None else [rule])]))
-    left, right = _NAMES, _WIDTH - _WORDS
+    left = max(_NAMES, 8 + _room([row.name for row in rows if row.marks]))
+    right = _WIDTH - max(_WORDS, 20 + _room([row.words for row in rows]))
     across = _scale(ticks[0], ticks[-1], left, right)
     bottom = _HEAD + _LINE * len(rows)
     parts = [_text(left, 18, title, "title")]
@@ -79,7 +80,7 @@ def dots(title: str, rows: Sequence[Row], rule: float | None = None) -> str:
 def curves(
     title: str, drawn: Sequence[Curve], rule: float | None = None, *, decades: bool = False
 ) -> str:
-    """Curves over a logarithmic scale, each with its name at its end.
+    """Curves over a logarithmic scale, each with its name at its end; past seven they are dashed.
 
     With `decades` the other scale is logarithmic as well, else it starts at 0.
     """
@@ -108,10 +109,12 @@ def curves(
     for number, curve in enumerate(drawn):
         colour = f"c{number % 7}"
         points = " ".join(f"{across(math.log2(x)):.1f},{up(y):.1f}" for x, y in curve.points)
-        parts.append(f'<polyline class="curve {colour}" points="{points}"/>')
+        again = " again" * (number >= 7)
+        parts.append(f'<polyline class="curve {colour}{again}" points="{points}"/>')
         x, y = across(math.log2(curve.points[-1][0])), up(curve.points[-1][1])
         parts.append(_line(x + 2, y, right + 10, ends[curve.name], "leader"))
-        parts.append(_text(right + 14, ends[curve.name] + 4, curve.name, f"small t{number % 7}"))
+        name = f"{curve.name} (dashed)" if again else curve.name
+        parts.append(_text(right + 14, ends[curve.name] + 4, name, f"small t{number % 7}"))
     said = "; ".join(f"{c.name}: {c.points[0][1]:.3g} to {c.points[-1][1]:.3g}" for c in drawn)
     return _sheet(f"{title}. {said}.", bottom + _FOOT, parts)
 
@@ -139,6 +142,7 @@ def scatter(title: str, drawn: Mapping[str, Sequence[Point]]) -> str:
             parts.append(
                 _line(x, up(point.up - point.error), x, up(point.up + point.error), "bar main")
             )
+            parts.append(_line(x, y, x + 8, names[point.name], "leader"))
             parts.append(f'<circle class="main" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>')
             parts.append(_text(x + 9, names[point.name] + 4, point.name, "small"))
     said = "; ".join(
@@ -179,6 +183,11 @@ def _mark(mark: Mark, across: Callable[[float], float], y: float) -> str:
     if mark.low is not None and mark.high is not None:
         bar = _line(across(mark.low), y, across(mark.high), y, f"bar {mark.kind}")
     return f'{bar}<circle class="{mark.kind}" cx="{across(mark.value):.1f}" cy="{y:g}" r="4.5"/>'
+
+
+def _room(texts: Sequence[str]) -> float:
+    """Pixels that the longest of the texts takes, in a wide font."""
+    return 6.5 * max(map(len, texts))
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
@@ -260,6 +269,7 @@ _SHEET = (
  .leader {{ stroke: #999; stroke-width: 0.6; }}
  .bar {{ stroke-width: 2; }}
  .curve {{ fill: none; stroke-width: 2; }}
+ .again {{ stroke-dasharray: 6 3; }}
  line.main {{ stroke: #0072b2; }}
  circle.main {{ fill: #0072b2; }}
  line.other {{ stroke: #b05000; }}

@@ -56,7 +56,7 @@ def _says(rows: Sequence[Mapping[str, Any]]) -> str:
         f"Of {numbers} printed numbers that have a recipe, {len(rows)} were begun and {len(full)} "
         f"run in full, of which {near} lie within two standard errors of the test samples; the "
         "table says what is known of the others. A reduced run reproduces nothing: it shows that "
-        "the model learns. Disks are printed, rings are ours. "
+        "the model learns. Disks are ours, rings are printed. "
         "[The whole table](reproduced/report.md)."
     )
 
@@ -65,7 +65,7 @@ def _drawn(result: Mapping[str, Any]) -> Row:
     share = result["steps"] / result["steps_planned"]
     reduced = f", {format_percent(share)} % run" if result["is_reduced"] else ""
     words = f"{result['ours']:.2f} of {result['printed']:.2f}{reduced}"
-    marks = (Mark(result["printed"], "main"), Mark(result["ours"], "other"))
+    marks = (Mark(result["ours"], "main"), Mark(result["printed"], "other"))
     return Row(row_name(result).partition("/")[2], marks, words)
 
 

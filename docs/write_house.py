@@ -38,9 +38,9 @@ ROOMS: Mapping[str, Room] = {
     "bench": Room(1, 610, "time and memory"),
     "analysis": Room(1, 790, "looks inside models"),
     "surgery": Room(2, 90, "other libraries' models"),
-    "recipes": Room(2, 395, "rows of the papers"),
-    "runs": Room(2, 545, "what commands share"),
-    "report": Room(2, 720, "parts of pages"),
+    "recipes": Room(2, 390, "rows of the papers"),
+    "runs": Room(2, 552, "what commands share"),
+    "report": Room(2, 724, "parts of pages"),
     "parallel": Room(3, 242, "split sequences"),
     "testing": Room(4, 90, "the mixers' contract"),
     "models": Room(4, 250, "backbones, presets"),
@@ -101,7 +101,7 @@ def drawing() -> str:
     ground = ", ".join(GROUND)
     parts.append(_box(_WIDTH // 2, below, _WIDTH - 32, ground, "the ground floor: for every room"))
     parts += [
-        f'<text class="note" x="722" y="{_y(4) + 20 + 20 * line}">{escape(words)}</text>'
+        f'<text class="note" x="722" y="{_y(5) + 20 + 20 * line}">{escape(words)}</text>'
         for line, words in enumerate(_NOTES)
     ]
     height = below + _BOX_HEIGHT + _TOP

@@ -92,15 +92,24 @@ def _measured(page: Path, names: Iterable[str]) -> str:
     setting = result["settings"]
     lines = [
         f"One layer of {setting['dim']} channels and {setting['heads']} heads on a CPU; in "
-        "brackets how many times softmax attention's:",
+        "brackets, the ratio to softmax attention:",
         "",
         *table_lines(headers, rows, range(4)),
         "",
-        f"Crossover with softmax attention: forward at N = {crossover(result, name, 'forward')}, "
-        f"training at N = {crossover(result, name, 'forward_backward')}.",
+        *_crossovers(result, name),
         f"From {_cited(page, path)}.",
     ]
     return "\n".join([*lines, *_in_demo(page, name)]) + "\n"
+
+
+def _crossovers(result: Mapping[str, Any], name: str) -> list[str]:
+    """From which N on a layer is faster; softmax attention itself has none."""
+    if name == "softmax":
+        return []
+    return [
+        f"Crossover with softmax attention: forward at N = {crossover(result, name, 'forward')}, "
+        f"training at N = {crossover(result, name, 'forward_backward')}."
+    ]
 
 
 def _in_demo(page: Path, name: str) -> list[str]:

@@ -45,9 +45,13 @@ Task = Annotated[str, Option("Task; see `rifflemix list tasks`.")]
 Out = Annotated[Path, Option("Results folder, new or to be continued.", metavar="PATH")]
 DataDir = Annotated[Path, Option("Folder of data files; it is only read.", metavar="PATH")]
 MaxSteps = Annotated[
-    int, Option("Optimiser steps of each run; by task if unset.", ("--max-steps", "--steps"))
+    int,
+    Option(
+        "Optimiser steps of each run; those of the task or recipe if unset.",
+        ("--max-steps", "--steps"),
+    ),
 ]
-BatchSize = Annotated[int, Option("Sequences per step; by task if unset.")]
+BatchSize = Annotated[int, Option("Sequences per step; those of the task or recipe if unset.")]
 Dim = Annotated[int, Option("Channels of the backbone; by task if unset.", most=_MOST_WIDTH)]
 Layers = Annotated[
     int, Option("Blocks of the backbone; by task if unset.", ("--layers",), most=_MOST_LAYERS)
