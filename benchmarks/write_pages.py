@@ -335,7 +335,7 @@ def _in_brief(page: Path, folder: Path) -> str:
         for line in table_cells(rows)
     ]
     lines = table_lines([headers[c] for c in kept], cells, range(1, len(kept)))
-    source = f"From {_cited(page, paths[-1])}; bold: what cannot be told from the column's best."
+    source = f"From {_cited(page, paths[-1])}; bold: not distinguishable from the column's best."
     return f"{_meaning(shown)}\n\n" + "\n".join(lines) + f"\n\n{source}\n"
 
 
@@ -346,21 +346,21 @@ def _meaning(result: dict[str, Any]) -> str:
     baseline = baseline_row(rows)
     assert baseline is not None
     groups = {
-        "more accurate is": [d.row for d in differences if d.is_shown and not d.is_loss],
-        "less accurate is": [d.row for d in differences if d.is_loss],
-        "no difference in accuracy is shown from": [d.row for d in differences if not d.is_shown],
-        "faster with every seed is": [
+        "more accurate": [d.row for d in differences if d.is_shown and not d.is_loss],
+        "less accurate": [d.row for d in differences if d.is_loss],
+        "no significant difference in accuracy": [d.row for d in differences if not d.is_shown],
+        "faster with every seed": [
             row for row in rows if (row.slowest or 0.0) > (baseline.fastest or 0.0)
         ],
-        "slower with every seed is": [
+        "slower with every seed": [
             row for row in rows if (row.fastest or 0.0) < (baseline.slowest or 0.0)
         ],
     }
-    said = [f"{words} {', '.join(r.title for r in of)}" for words, of in groups.items() if of]
+    said = [f"{words}: {', '.join(r.title for r in of)}" for words, of in groups.items() if of]
     seeds, length = len(result["seeds"]), result["task"]["max_length"]
     return (
-        f"What it means: against softmax attention, with {seeds} seeds of inputs of {length} "
-        f"tokens: {'; '.join(said)}."
+        f"Compared with softmax attention, over {seeds} seeds and inputs of {length} tokens. "
+        f"{'. '.join(words[0].upper() + words[1:] for words in said)}."
     )
 
 

@@ -190,7 +190,7 @@ def tokens_cluster(data: Data) -> tuple[str, str]:
 def incoherent(data: Data) -> tuple[str, str]:
     layers = of(data, "tssa")
     between, random = mean_of(layers, "between"), layers[0]["expected"]
-    ours = f"mean |cosine| between heads {between:.3f}; random directions have {random:.3f} as well"
+    ours = f"mean |cosine| between heads {between:.3f}; random directions have {random:.3f}"
     return (HOLDS if between < 1.25 * random else PART if between < 2 * random else FAILS), ours
 
 

@@ -31,11 +31,11 @@ def text() -> Answer:
         said.append(f"{title}: {', '.join(words)}")
     length = read(sources[0])["task"]["max_length"]
     says = (
-        f"Bits per byte of the test text, fewer are better, means of {table[0]['seeds']} seeds. "
-        f"{'. '.join(said)}. Small models of windows of {length} bytes after a short training, the "
-        "learning rate of each chosen by validation: who learns soon, not who is best in the end. "
-        "Bars are standard deviations; other work shared the machine, so speeds are rough. [More]"
-        "(causal-permutations.md#against-other-causal-mixers)."
+        f"Bits per byte of the test text; fewer are better; means of {table[0]['seeds']} seeds. "
+        f"{'. '.join(said)}. Small models with windows of {length} bytes after a short training, "
+        "each with the learning rate that validation chose: this shows who learns soon, not who "
+        "is best in the end. Bars are standard deviations; other work shared the machine, so "
+        "speeds are rough. [More](causal-permutations.md#against-other-causal-mixers)."
     )
     picture = scatter("Bits per byte over training steps per second", drawn)
     return Answer("Which causal mixer models text best, and how fast?", says, "text", picture,
@@ -83,7 +83,7 @@ def grouped() -> Answer:
             f"({100 * gain.low:+.1f} to {100 * gain.high:+.1f}{learned})"
         )
     says = (
-        "Test accuracy of `grouped` minus `tssa`, which are equal in parameters and multiply-adds, "
+        "Test accuracy of `grouped` minus `tssa`, at equal parameters and multiply-adds, "
         f"with the 95 % interval over seeds: {'; '.join(said)}. Bars are standard deviations."
     )
     return Answer("Are token statistics of groups better than of the whole?", says, "grouped",

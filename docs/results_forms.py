@@ -42,11 +42,11 @@ def layer_forms() -> Answer:
     most = max(highest, key=lambda mixer: highest[mixer])
     lengths = [f"{length:,}" for length in result["lengths"]]
     says = (
-        f"At most {highest[most]:.2f} times the plain layer's time, in `{most}`; elsewhere "
-        f"{max(value for mixer, value in highest.items() if mixer != most):.2f}. A layer of "
-        f"{result['dim']} channels on a batch of {listed(lengths)} tokens, padded to the longest "
-        "or all of that length, on one thread: disks are training, rings inference. With dropout "
-        "`softmax` and `token_parallel` leave out padding that stands last."
+        f"At most {highest[most]:.2f} times the time of the plain layer, in `{most}`; at most "
+        f"{max(value for mixer, value in highest.items() if mixer != most):.2f} times in the "
+        f"others. A layer of {result['dim']} channels on a batch of {listed(lengths)} tokens, "
+        "padded to the longest or all of that length, on one thread. Disks are training, rings "
+        "inference. With dropout `softmax` and `token_parallel` skip trailing padding."
     )
     table = [
         {

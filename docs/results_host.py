@@ -31,14 +31,13 @@ def one_host() -> Answer:
     starts = [start for of in starts_of.values() for start in of if start is not None]
     train = best["recipe"]["train"]
     says = (
-        f"ListOps of up to 2,000 tokens in the host of Dimension Mixer's Table 5: "
-        f"{train['max_steps']:,} steps of {train['batch_size']}, equal for all. {_name(best)} "
-        f"reaches {best['ours']:.2f} %. More than two standard errors of the difference behind it: "
-        f"{listed(behind) or 'none'}. {_who_learned(starts_of)}; the others left the commonest "
-        f"answer at steps {min(starts):,} to {max(starts):,}, with a rate that falls from step "
-        f"{train['warmup_steps']:,} on. Rings "
-        "are the paper's numbers where it prints one, bars two standard errors: of the test "
-        "samples, or of the seeds where that is more."
+        f"ListOps of up to 2,000 tokens in the host of Dimension Mixer's Table 5, with "
+        f"{train['max_steps']:,} steps of {train['batch_size']} for all. {_name(best)} reaches "
+        f"{best['ours']:.2f} %; {listed(behind) or 'none'} are behind it by more than two standard "
+        f"errors of the difference. {_who_learned(starts_of)}; the others left the commonest "
+        f"answer at steps {min(starts):,} to {max(starts):,}, with a learning rate that falls from "
+        f"step {train['warmup_steps']:,} on. Rings are the paper's numbers where it prints one. "
+        "Bars are two standard errors, of the test samples or of the seeds, whichever is larger."
     )
     headers = ("Mixer", "Ours, %", "Printed, %", "Seeds", "Parameters", "Made on")
     cells = [

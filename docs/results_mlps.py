@@ -29,12 +29,12 @@ def butterfly_mlps() -> Answer:
     times = dict(drawn[-1].points)
     slower = [f"{width:,}" for width in widths if times[width] >= 1]
     says = (
-        f"At {widths[-1]:,} features a butterfly MLP takes {times[widths[-1]]:.2f} of the dense "
-        f"one's time in training, at 1,024 {times[1024]:.2f}, at 121 {times[121]:.2f}; "
+        f"In training a butterfly MLP takes {times[widths[-1]]:.2f} of the dense one's time at "
+        f"{widths[-1]:,} features, {times[1024]:.2f} at 1,024 and {times[121]:.2f} at 121; "
         + (f"at {', '.join(slower)} it is no faster. " if slower else "it is faster at all. ")
-        + f"It holds {held[0]:.2f} of the memory there, {held[-1]:.2f} at {widths[-1]:,}, as its "
-        "backward pass finds again what lies between its maps. Below, a step of the MLP-Mixers of "
-        "Table 3, 64 images of CIFAR-10's size, on one thread."
+        + f"It holds {held[0]:.2f} of the memory at {widths[0]:,} and {held[-1]:.2f} at "
+        f"{widths[-1]:,}, because its backward pass recomputes what lies between its maps. Below, "
+        "a training step of the MLP-Mixers of Table 3 on 64 images of CIFAR-10's size, one thread."
     )
     table = [
         {"of": of, **{key: row.get(key, "") for key in ("width", "expansion")}, **row}

@@ -27,12 +27,12 @@ def told(result: Mapping[str, Any]) -> tuple[str, str, list[dict[str, Any]]]:
     inexact = sorted({line["mixer"] for line in table if line["sent_bytes_per_token"]
                       != line["formula_bytes_per_token"]})  # fmt: skip
     says = (
-        f"Each of {processes} processes holds, at {tokens:,} tokens, between {shares[0]:.2g} and "
-        f"{shares[-1]:.2g} of the memory that one process needs for all of them. For each "
-        f"token that it holds it sends {format_rate(least)} bytes ({least_name}) to "
-        f"{format_rate(most)} ({most_name}) forward, as [the formulas](scale.md) say; of "
-        f"{' and '.join(inexact) or 'none'} these are bounds. Peak of a forward and backward pass, "
-        "in multiples of one process's."
+        f"At {tokens:,} tokens each of {processes} processes holds between {shares[0]:.2g} and "
+        f"{shares[-1]:.2g} of the memory that one process needs for the whole sequence. In the "
+        f"forward pass it sends between {format_rate(least)} bytes ({least_name}) and "
+        f"{format_rate(most)} ({most_name}) for each token it holds, as [the formulas](scale.md) "
+        f"say; for {' and '.join(inexact) or 'none'} these are upper bounds. Peak of a forward and "
+        "backward pass, relative to one process."
     )
     picture = curves(
         f"Training memory of one of {processes} processes over N, x one alone",

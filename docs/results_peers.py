@@ -31,11 +31,11 @@ def packages() -> Answer:
     larger = [_where(pair, pair.memory) for pair in pairs if pair.memory > 1.005]
     says = (
         f"A layer of {result['settings']['dim']} channels, forward and backward, ours over the "
-        f"package's: below 1 ours takes less. Slower by more than the spread of the timings: "
-        f"{listed(slower) or 'none'}. More memory: {listed(larger) or 'none'}. Disks are times, "
-        "bars from p20 over p80 to p80 over p20; rings are peaks of memory. Queries, keys and "
-        "values from one map, as ours, hand it all three gradients at once: beside the weights' "
-        "gradients these are N x C numbers more than three maps hold, which shows where N is small."
+        f"package's: below 1 ours takes less. Ours is slower by more than the spread of the "
+        f"timings in {listed(slower) or 'none'}; it takes more memory in "
+        f"{listed(larger) or 'none'}. Disks are times, bars go from p20 / p80 to p80 / p20, rings "
+        "are peak memory. Our queries, keys and values come from one linear map, whose three "
+        "gradients exist at once: N x C numbers more than with three maps, which shows at small N."
     )
     table = [
         {

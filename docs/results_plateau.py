@@ -88,19 +88,22 @@ def _says(
         for mixer, steps in sorted(here.items())
         if any(steps) and not all(steps)
     ]
-    by_chance = f"At full length chance can decide: {listed(partly)} left it. " if partly else ""
+    by_chance = (
+        f"At full length chance decides for some: {listed(partly)} left it. " if partly else ""
+    )
     tried = never & there.keys()
     freed = sorted(mixer for mixer in tried if any(there[mixer]))
     softmax = sorted(filter(None, here["softmax"]))
     return (
-        "Rows of Table 5's host give the commonest answer first, and leave it while the learning "
-        f"rate, which falls from step {warmup:,} on, is still high, or never. Length delays that: "
-        f"with {short:,} positions in place of {full:,} softmax attention leaves it at step "
-        f"{there['softmax'][0]:,}, not at {softmax[0]:,} to {softmax[-1]:,}. {by_chance}"
-        f"Of the mixers that never did, these do with {short:,}: {listed(freed) or 'none'}; not "
-        f"these: {listed(sorted(tried - set(freed))) or 'none'}. {_landmarks(lines, short)}"
+        "In the host of Table 5 models first predict the commonest answer. They leave this "
+        f"plateau while the learning rate, which falls from step {warmup:,} on, is still high, or "
+        f"never. Long inputs delay that: with {short:,} positions instead of {full:,}, softmax "
+        f"attention leaves it at step {there['softmax'][0]:,}, not at {softmax[0]:,} to "
+        f"{softmax[-1]:,}. {by_chance}Of the mixers that never left it at full length, "
+        f"{listed(freed) or 'none'} do with {short:,} positions, and "
+        f"{listed(sorted(tried - set(freed))) or 'none'} still not. {_landmarks(lines, short)}"
         f"Disks are the first evaluation above {100 * above:.0f} %, rings the end of a training "
-        "without one; names say which were in bf16."
+        "without one; bf16 is in the name."
     )
 
 

@@ -53,9 +53,9 @@ def _says(rows: Sequence[Mapping[str, Any]]) -> str:
     full = [result for result in rows if not result["is_reduced"]]
     near = len(full) - sum(map(_is_beyond, full))
     return (
-        f"Of {numbers} printed numbers that have a recipe, {len(rows)} were begun and {len(full)} "
-        f"run in full, of which {near} lie within two standard errors of the test samples; the "
-        "table says what is known of the others. A reduced run reproduces nothing: it shows that "
+        f"Of {numbers} printed numbers with a recipe, {len(rows)} were begun and {len(full)} run "
+        f"in full. Of these, {near} lie within two standard errors of the test samples; the table "
+        "says what is known of the others. A reduced run reproduces nothing: it only shows that "
         "the model learns. Disks are ours, rings are printed. "
         "[The whole table](reproduced/report.md)."
     )

@@ -20,7 +20,7 @@ from rifflemix.report.units import format_duration
 SUITE = "lra-small"
 FOLDER = RESULTS / "suites" / SUITE
 _SCORES = (
-    "Bold: what cannot be told from the best of the task; nothing, where that is every mixer. "
+    "Bold: not distinguishable from the best of the task; nothing, where that holds for all. "
     "Means and standard deviations over seeds of what validation chose; speed and memory: "
     "geometric means over tasks, times softmax attention's."
 )
@@ -101,11 +101,12 @@ def _how(made: Mapping[str, Any], tasks: Mapping[str, Path]) -> str:
     rest = f" Not run yet: {listed(left)}." if left else ""
     apart = [name for name, path in tasks.items() if "merged" in read(path)]
     if apart:
-        rest += f" In parts, some mixers each, put together by `rifflemix merge`: {listed(apart)}."
+        rest += f" Run in parts and merged by `rifflemix merge`: {listed(apart)}."
     return (
-        f"Disks are mean ranks on {listed(list(tasks))}, 1 is the best; bars, what undecided "
-        f"differences leave open. {trainings} trainings on one thread, {format_duration(spent)} in "
-        f"all, beside other work, so speeds are rough.{rest}"
+        f"Disks are mean ranks over {listed(list(tasks))}; 1 is best. Bars show how far a rank "
+        f"could move if every undecided difference fell to one side. {trainings} trainings on "
+        f"one thread, {format_duration(spent)} in all, beside other work, so speeds are "
+        f"rough.{rest}"
     )
 
 
@@ -132,7 +133,8 @@ def small_tasks() -> Answer:
     says = (
         f"Test accuracy in percent: {'; '.join(said)}. That is softmax attention at the sizes of "
         "[the suite](suites.md) and the rate that validation chose; a training on one thread, "
-        "while other work shared the two cores. Rings are the commonest answer. The suite's smoke "
+        "while other work shared the two cores. Rings are the accuracy of always giving the "
+        "commonest answer. The suite's smoke "
         f"test of {listed([mixer['name'] for mixer in quick['mixers']])}, half the steps of "
         f"{listed(list(quick['tasks']))}, took {format_duration(spent)} in all, beside other work."
     )

@@ -38,10 +38,10 @@ FOLDER = Path(__file__).resolve().parent
 PAGE, FILES = FOLDER / "results.md", FOLDER / "results"
 INTRODUCTION = """# Results
 
-A question, a picture, a sentence; a short table where one helps, and all numbers as CSV. The result
-files and the commands that wrote them are folded below each. `python docs/write_results.py` writes
-this page; no number on it is typed. Times and memory at length: [performance](performance.md).
-Every file names its machine, two CPU cores where the page does not say otherwise.
+Each section has a question, a short answer, a picture and its numbers as CSV, with the result files
+and the commands that wrote them folded below. `python docs/write_results.py` writes this page; no
+number on it is typed. [Performance](performance.md) has times and memory in detail. Every file
+names its machine: two CPU cores where the page does not say otherwise.
 """
 
 
@@ -83,11 +83,12 @@ def accuracy() -> Answer:
             table.append(line)
     says = (
         f"Of {verdict.total()} comparisons of our mixers with softmax attention under the same "
-        f"budget, a more accurate mixer is shown by {verdict['more']}, a less accurate one by "
-        f"{verdict['less']}, and no difference beyond noise by {verdict['not told apart']}. Points "
-        "of test accuracy above softmax attention, with 95 % intervals paired over seeds; a full "
-        "disk is a difference that Holm's correction within its comparison leaves, which in the "
-        "small suite, above, counts the peers too. One seed alone is in the table only."
+        f"budget, {verdict['more']} shows a more accurate mixer, {verdict['less']} a less accurate "
+        f"one, and {verdict['not told apart']} no significant difference. The picture shows points "
+        "of test accuracy above softmax attention, with 95 % intervals paired over seeds. A full "
+        "disk is a difference that remains significant after Holm's correction within its "
+        "comparison; for the small suite, above, that correction counts the peers too. Comparisons "
+        "with one seed are in the table only."
     )
     picture = dots("Test accuracy minus softmax attention's, points", drawn, rule=0.0)
     made = [RESULTS / "suites" / SUITE / "results.json", *others.values()]
@@ -113,10 +114,10 @@ def one_task() -> Answer:
     assert identity is not None
     above = sum(row.test.mean > identity.mean for row in rows if row.test is not None)
     says = (
-        f"On {task_title(results)}, {above} of {len(rows)} mixers are above no mixing at all, "
-        f"which reaches {identity} % (dashed): positions and the mean over tokens do most of the "
-        "work there, so this says little about long inputs. One seed, not tuned; bars are the "
-        f"error of {size} test samples alone."
+        f"On {task_title(results)}, {above} of {len(rows)} mixers score above a model without "
+        f"mixing, which reaches {identity} % (dashed). Positions and mean pooling do most of the "
+        "work there, so this says little about long inputs. One seed, not tuned; bars are 95 % "
+        f"intervals from the {size} test samples alone."
     )
     picture = dots("Test accuracy, %", drawn, rule=100 * identity.mean)
     return Answer("What does every mixer reach on one task?", says, "every-mixer", picture, table,
@@ -170,9 +171,9 @@ def memory() -> Answer:
     more = [name for name, ratio in last.items() if ratio >= 1]
     says = (
         f"At {max(base):,} tokens {listed(less)} hold less than softmax attention, "
-        f"{listed(more) or 'none'} more. torch's fused attention keeps no N x N map, so memory "
-        "is no reason to leave it unless weights are dropped out or looked at. Peak of a forward "
-        "and backward pass, in multiples of softmax attention's."
+        f"{listed(more) or 'none'} more. torch's fused attention keeps no N x N map, so its memory "
+        "is linear in N too, unless it drops or returns weights. Peak of a forward and backward "
+        "pass, relative to softmax attention."
     )
     picture = curves("Training memory of a layer over N, x softmax attention's", drawn, rule=1.0)
     return Answer("How much memory does training hold?", says, "memory", picture, table, [path],
@@ -210,10 +211,10 @@ def decoding() -> Answer:
     ]
     least = min(points[0][1] / softmax[0][1] for points in rates.values())
     says = (
-        f"A layer of {result['settings']['dim']} channels, after {far:,} tokens, is so many times "
-        f"as fast as softmax attention whose cache is written in place: {listed(words)}. After "
-        f"{near:,} tokens the slowest of them is {least:.2g} times as fast: there Python's calls "
-        "are measured. Softmax attention's cache grows with the context, their states do not. "
+        f"Speed of a layer of {result['settings']['dim']} channels after {far:,} tokens, relative "
+        f"to softmax attention whose cache is written in place: {listed(words)}. After {near:,} "
+        f"tokens the slowest of them is {least:.2g} times as fast; Python's overhead dominates "
+        "there. Softmax attention's cache grows with the context, their states do not. "
         "Tokens per second of one sequence, both scales logarithmic."
     )
     drawn = [Curve(name.split(",")[0], points) for name, points in rates.items()]
@@ -301,10 +302,10 @@ def estimates() -> Answer:
         table += [{"of": of, "seed": "", **row} for row in rows]
         drawn += [Row(title), *(_estimated(row) for row in rows)]
     says = (
-        f"`rifflemix list recipes --cost` is within a factor of 1.5 of the time that a step took "
-        f"in {near[0]} rows, and of the time that all of training took in {near[1]} runs in full "
-        "of a machine as fast as that of the estimate, on one thread beside other work: estimated "
-        "over measured seconds."
+        f"The estimate of `rifflemix list recipes --cost` is within a factor of 1.5 of the "
+        f"measured time of a step in {near[0]} rows, and of the whole training in {near[1]} "
+        "full runs on a machine as fast as that of the estimate. One thread, beside other work; "
+        "estimated over measured seconds."
     )
     return Answer("Does the estimated cost of a row hold?", says, "estimates",
                   dots("Estimated over measured", drawn, rule=1.0), table, [path],
@@ -350,7 +351,7 @@ def _section(answer: Answer) -> str:
     return (
         f"\n## {answer.question}\n\n{answer.says}\n\n![{answer.question}]({picture})\n\n{shown}"
         f"Table: [{answer.name}.csv](results/{answer.name}.csv).\n\n"
-        '<details markdown="1">\n<summary>The files it is from, and the commands that wrote them'
+        '<details markdown="1">\n<summary>Result files, and the commands that wrote them'
         f"</summary>\n\n{sources}\n\n```\n{commands}\n```\n\n</details>\n"
     )
 

@@ -304,9 +304,9 @@ def test_softmax_note_warns_of_differences_within_noise() -> None:
     softmax = [(0.90, 1.0), (0.96, 1.0)]
     note = softmax_note(results_of(softmax=softmax, csp=near, tssa=far))
     assert "better mean test accuracy than Tssa" in note
-    assert note.endswith("No difference in test accuracy is shown from Csp.")
+    assert note.endswith("No significant difference in test accuracy from Csp.")
     note = softmax_note(results_of(softmax=softmax, csp=near))
-    assert note.endswith("No difference in test accuracy is larger than noise.")
+    assert note.endswith("No significant difference in test accuracy.")
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,11 @@ def bold_note(results: Mapping[str, Any]) -> str:
         return "Bold: the least memory, the fewest parameters; with one seed no score and no speed."
     if not nothing_learned(rows):
         return (
-            "Bold: what cannot be told from the best of its column; where that is every mixer, "
-            "nothing. Scores are told apart by their differences seed by seed (t test, its "
-            f"variance with the help of all rows, {_split_error(rows)}, Holm-corrected, 5 %), "
-            "speeds where no seed of one is as fast as any of the other; of a mixer with one seed, "
-            "or with fewer than two of the best's, nothing is told."
+            "Bold: not distinguishable from the best of its column; where that holds for every "
+            "mixer, nothing is bold. Scores are compared seed by seed (t test, variance estimated "
+            f"from all rows, {_split_error(rows)}, Holm-corrected, 5 %). Speeds differ if every "
+            "seed of one mixer is faster than every seed of the other. A mixer with one seed, or "
+            "with fewer than two seeds in common with the best, is not compared."
         )
     best = max((row for row in rows if row.test), key=lambda row: row.test.mean if row.test else 0)
     task = results["task"]
@@ -84,7 +84,7 @@ def bold_note(results: Mapping[str, Any]) -> str:
 def _split_error(rows: Sequence[Row]) -> str:
     if counts_samples(rows):
         return "with the error of the finite split"
-    return "over seeds alone, without the error of the finite split, which was not measured"
+    return "without the error of the finite split, which was not measured"
 
 
 def softmax_note(results: Mapping[str, Any]) -> str:
@@ -128,10 +128,10 @@ def _no_difference(metric: str, others: list[Row], differences: list[RowDifferen
     said = ""
     if alike:
         is_all = len(alike) == len(others)
-        which = "is larger than noise" if is_all else f"is shown from {', '.join(alike)}"
-        said = f" No difference in test {metric} {which}."
+        whom = "" if is_all else f" from {', '.join(alike)}"
+        said = f" No significant difference in test {metric}{whom}."
     if unknown:
-        said += f" Fewer than two common seeds tell nothing of {', '.join(unknown)}."
+        said += f" Not compared, with fewer than two common seeds: {', '.join(unknown)}."
     return said
 
 
@@ -186,7 +186,7 @@ def _protocol(results: Mapping[str, Any]) -> str:
     metric = protocol.get("metric", "accuracy").replace("_", " ")
     return (
         f"The {protocol['model_chosen_on']} split chose the weights (best {metric} there); the "
-        f"test split chose nothing. Where it comes from: {protocol['split_note'].rstrip('.')}."
+        f"test split chose nothing. Splits: {protocol['split_note'].rstrip('.')}."
     )
 
 
@@ -219,8 +219,8 @@ def _mixed_places(results: Mapping[str, Any]) -> list[str]:
 
 def _memory() -> str:
     return (
-        "Peak memory: what torch's allocator holds at most in two training steps from nothing "
-        "(weights, gradients, optimiser state and activations), on the same real batch for all."
+        "Peak memory: the peak of torch's allocator over the first two training steps (weights, "
+        "gradients, optimiser state and activations), on the same real batch for all."
     )
 
 

@@ -41,7 +41,7 @@ _RANKS = (
 )
 _SCORES = (
     "Test score of the weights that validation chose, mean ± standard deviation over seeds. Bold: "
-    "what cannot be told from the best of the task; nothing, where that is every mixer."
+    "not distinguishable from the best of the task; nothing, where that holds for every mixer."
 )
 _DIFFERENCES = (
     "Test score minus softmax attention's, paired over seeds, with its 95 % interval; a star where "
