@@ -34,15 +34,15 @@ MNIST = (
     "--mixers tssa,xca,softmax --dim 32 --layers 4 --max-steps 1000 --batch-size 32 --lr 2e-3",
     "--seeds 1 --threads 1 --keep-weights --out runs/mnist",
 )
-INTRODUCTION = """# The papers' claims, looked into
+INTRODUCTION = """# The papers' claims, tested
 
-What five papers claim, the command that tests it, what the paper shows, what ours shows, and a
-verdict. `python docs/write_claims.py` writes this page from the files in [claims](claims), which
-`rifflemix analyze` wrote; [analysis.md](analysis.md) says what the measures are.
+Claims of five papers, each with the command that tests it, what the paper shows, what our models
+show, and a verdict. `python docs/write_claims.py` writes this page from the files in
+[claims](claims), which `rifflemix analyze` wrote; [analysis.md](analysis.md) defines the measures.
 
-The models were trained here for minutes on a CPU, or have fresh weights; the papers' were trained
-for days on ImageNet-1k and others. A claim that does not hold here may hold there: the verdict is
-on these checkpoints, and the number beside it says how far off it is. They were trained by
+Our models were trained for minutes on a CPU, or have fresh weights; those of the papers were
+trained for days on ImageNet-1k and other data. A claim that does not hold here may hold there: the
+verdict is on these checkpoints, and the number beside it says how far off they are. Training:
 
 ```
 {digits}

@@ -35,7 +35,7 @@ def analyze(
     target: Annotated[str, typer.Argument(help="A run's folder, or the name of a model.")],
     out: Annotated[Path, Option("Folder for numbers, pictures and the page.", metavar="PATH")],
     samples: Annotated[int, Option("Samples of the validation split, or random ones.")] = 32,
-    batch_size: Annotated[int, Option("Samples that are held at a time.")] = 16,
+    batch_size: Annotated[int, Option("Samples per batch.")] = 16,
     mixers: Annotated[
         str | None, Option("Of a model with fresh weights: its mixers, with commas between.")
     ] = None,

@@ -101,7 +101,7 @@ def ops(
     shape: Shapes | None = None,
     measurement: Measurement,
 ) -> None:
-    """Every operator in every form that is here, against a copy and softmax attention."""
+    """Every operator in every available form, against a copy and softmax attention."""
     from rifflemix.bench.ops import DEFAULT_SHAPES, run
 
     shapes = _shapes(shape) or DEFAULT_SHAPES

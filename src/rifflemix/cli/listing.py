@@ -27,7 +27,7 @@ _LIMITS = (
     epilog="Examples:  rifflemix list   |   rifflemix list mixers   |   rifflemix list --json",
 )
 def names(context: typer.Context, json: Json = False) -> None:
-    """List mixers, models, tasks and recipes; alone the names of all."""
+    """List mixers, models, tasks and recipes; without a command, all their names."""
     if context.invoked_subcommand is not None:
         if json:
             what = context.invoked_subcommand

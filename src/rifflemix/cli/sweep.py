@@ -49,7 +49,7 @@ def sweep(
     ] = "1",
     data_dir: DataDir | None = None,
     max_steps: MaxSteps | None = None,
-    scale: Annotated[float, Option("Factor of the model's widths, over 0 to 1.")] = 1.0,
+    scale: Annotated[float, Option("Factor of the model's widths, above 0 and at most 1.")] = 1.0,
     batch_size: BatchSize | None = None,
     device: Device = "auto",
     precision: Annotated[str | None, Option("float32 or bf16; the recipe's if unset.")] = None,

@@ -61,7 +61,7 @@ Heads = Annotated[
     Option("Heads, where a mixer has them; by task if unset.", ("--heads",), most=_MOST_WIDTH),
 ]
 TaskOptions = Annotated[list[str], Option("Option of the task; repeatable.", metavar="KEY=VALUE")]
-Seed = Annotated[int, Option("Of weights, data order and noise.")]
+Seed = Annotated[int, Option("Seed of weights, data order and noise.")]
 Device = Annotated[str, Option("cpu, cuda, cuda:1 ..., or auto.")]
 Threads = Annotated[int, Option("CPU threads; torch's own choice if unset.", most=MOST_THREADS)]
 ContextParallel = Annotated[
@@ -86,8 +86,8 @@ class RunOptions:
     lr: Annotated[
         str | None,
         Option(
-            "Peak learning rate, by task if unset; of several with commas every mixer tries each "
-            "(compare).",
+            "Peak learning rate, by task if unset; in compare, every mixer tries each of several, "
+            "separated by commas.",
             metavar="NUMBER",
         ),
     ] = None
@@ -115,7 +115,7 @@ class RunOptions:
     threads: Threads | None = None
     context_parallel: ContextParallel | None = None
     tracker: Annotated[
-        str | None, Option("Show curves in tensorboard or wandb as the runs go.")
+        str | None, Option("Log curves to tensorboard or wandb during the runs.")
     ] = None
     keep_weights: KeepWeights = False
 
@@ -130,7 +130,7 @@ class ReproduceOptions:
 
     data_dir: DataDir | None = None
     max_steps: MaxSteps | None = None
-    scale: Annotated[float, Option("Factor of the model's widths, over 0 to 1.")] = 1.0
+    scale: Annotated[float, Option("Factor of the model's widths, above 0 and at most 1.")] = 1.0
     batch_size: BatchSize | None = None
     seed: Seed = 0
     start_from: Annotated[
