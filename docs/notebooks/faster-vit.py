@@ -228,7 +228,7 @@ plt.close(figure)
 # %% [markdown]
 # ## Decide
 #
-# The validation split chose among the swapped models; the test split is looked at once, for that
+# The validation split chose among the swapped models; the test split is evaluated once, for that
 # one and for attention with as much training.
 
 # %%

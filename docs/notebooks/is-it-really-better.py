@@ -186,7 +186,7 @@ display(Markdown(table.partition("\n\n")[2].replace("\n## ", "\n### ")))
 #    nearer end is what you may claim.
 # 2. **Then *p*.** Three mixers are two differences, and whoever looks often enough finds something:
 #    *p* is corrected for the number of rows (Holm). Below 0.05 counts as shown.
-# 3. **Then bold.** What cannot be told from the best of its column is bold: two bold mixers are a
+# 3. **Then bold.** Bold is not distinguishable from the best of its column: two bold mixers are a
 #    draw.
 # 4. **Only then the means.**
 # 5. **And the other columns.** Speed, memory and parameters have winners of their own.
@@ -241,7 +241,7 @@ display(
 #
 # - At least three seeds, better more; the same for all.
 # - A difference with its interval, not two means; corrected, if there were several.
-# - A test set that is large enough for the difference you care about, looked at once.
+# - A test set that is large enough for the difference you care about, evaluated once.
 # - The same tuning for all, and its cost.
 # - What it holds for: this task, this length, this budget. Here training was short; with more steps
 #   the order can turn.

@@ -225,8 +225,8 @@ def test_a_mixer_with_one_seed_left_hides_no_difference_of_others() -> None:
     assert bold(results, 2) == bold(results, 4) == [True, False, False]
     note = softmax_note(results)
     assert "fewer diverged runs than Tssa" in note
-    assert note.endswith("Fewer than two common seeds tell nothing of Tssa.")
-    assert "of a mixer with one seed, or with fewer than two" in bold_note(results)
+    assert note.endswith("Not compared, with fewer than two common seeds: Tssa.")
+    assert "A mixer with one seed, or with fewer than two" in bold_note(results)
 
 
 def test_a_mixer_that_shares_no_two_seeds_with_the_best_is_not_bold() -> None:
