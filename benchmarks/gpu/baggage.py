@@ -7,7 +7,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
-# Eight files of 16 MB may come back: the summary, the results, and six of the state.
+# Eight files of 16 MB may come back: the summary, the results, and at most four of the state.
 _FILE_BYTES, _STATE_FILES = 15_500_000, 4
 RESULTS, STATE = "results.tar.gz", "state.tar"
 # Made again where it is missing.
