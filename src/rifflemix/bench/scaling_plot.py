@@ -80,8 +80,10 @@ def _write_captions(figure: Figure, result: Mapping[str, Any]) -> None:
         f"{layer} at B = {settings['batch']}, {fixed}, "
         f"{settings['heads']} heads, {settings['dtype']}: {machine(result)}"
     )
+    has_rings = any(_is_crossed(entry["crossover"]) for entry in result["growth"])
     legend = (
-        f"ring and number in brackets: the layer is faster than softmax from this {AXES[axis]} on"
+        f"{'ring and ' if has_rings else ''}number in brackets: the layer is faster than softmax "
+        f"from this {AXES[axis]} on"
     )
     if any(row["kind"] == PEER for row in result["rows"]):
         legend += ";  dashed: layers of other packages"
@@ -164,7 +166,7 @@ def _draw_curve(axes: Axes, curve: _Curve) -> None:
 
 def _draw_crossover(axes: Axes, curve: _Curve, softmax: Sequence[tuple[int, float]]) -> None:
     found = curve.crossover
-    if found is None or found["tokens"] is None or found["always"]:
+    if found is None or not _is_crossed(found):
         return
     axes.plot(
         found["tokens"],
@@ -176,6 +178,11 @@ def _draw_crossover(axes: Axes, curve: _Curve, softmax: Sequence[tuple[int, floa
         markeredgewidth=2.0,
         zorder=6,
     )
+
+
+def _is_crossed(crossover: Mapping[str, Any] | None) -> bool:
+    """Whether softmax is faster at first, and the layer from within the range on."""
+    return crossover is not None and crossover["tokens"] is not None and not crossover["always"]
 
 
 def _interpolate(points: Sequence[tuple[int, float]], tokens: float) -> float:
