@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rifflemix.report.live import LiveTable, PlainLines, live_progress, remaining
+from rifflemix.report.live import LiveTable, PlainLines, live_progress, remaining, status_line
 from rifflemix.runs.status import RunStatus
 
 TITLES = {"softmax": "Softmax attention", "csp": "[bold]CSP"}
@@ -22,7 +22,7 @@ def status(**changes: Any) -> RunStatus:
 
 def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
     text = io.StringIO()
-    return Console(file=text, force_terminal=terminal, width=120, highlight=False), text
+    return Console(file=text, force_terminal=terminal, width=120, color_system=None), text
 
 
 def test_a_terminal_gets_a_table_and_a_pipe_gets_lines() -> None:
@@ -38,7 +38,9 @@ def test_table_has_a_row_for_every_mixer() -> None:
     shown = text.getvalue()
     assert "[a note]" in shown
     rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
-    assert "waiting" in rows["Softmax"]
+    headers = ["Mixer", "Seed", "Status", "Step", "Loss", "Validation", "Steps/s", "ETA"]
+    assert rows["Mixer"].split() == headers
+    assert rows["Softmax"].split() == ["Softmax", "attention", "-", "waiting", *["-"] * 5]
     for word in ("[bold]CSP", "2/2", "training", "10/100", "1.250", "50.00", "3.00", "30 s"):
         assert word in rows["[bold]CSP"]
 
@@ -53,6 +55,11 @@ def test_lines_are_limited_but_no_change_of_state_is_missed() -> None:
         "csp seed 1: training, step 0/100, loss 1.250, validation accuracy 50.00 %, 3.00 steps/s",
         "csp seed 1: done, step 50/100, loss 1.250, validation accuracy 50.00 %, 3.00 steps/s",
     ]
+
+
+def test_a_line_says_what_is_known() -> None:
+    unknown = status(loss=None, score=None, steps_per_second=None, trial="lr=0.1")
+    assert status_line(unknown) == "csp seed 1 lr=0.1: training, step 10/100"
 
 
 @pytest.mark.parametrize(

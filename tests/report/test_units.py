@@ -31,7 +31,15 @@ def test_format_rate(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (75, "1 min 15 s"), (3725, "1 h 02 min")],
+    [
+        (0.2, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (75, "1 min 15 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 00 min"),
+        (3725, "1 h 02 min"),
+    ],
 )
 def test_format_duration(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

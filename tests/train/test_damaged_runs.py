@@ -16,6 +16,7 @@ from toy_training import SETTINGS, ToyTask, make_config, make_model
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors, write_tensors
 from rifflemix.train import TrainEvent, TrainResult, train
+from rifflemix.train.run_folder import read_log
 
 
 class Killed(BaseException):
@@ -111,6 +112,14 @@ def test_changed_checkpoints(
     with pytest.raises(InputError, match=r"checkpoint.safetensors is damaged \("):
         run(folder)
     assert before == {name: (folder / name).read_bytes() for name in before}
+
+
+@pytest.mark.parametrize("line", ['{"split": "train", "step": 3}', '["train"]', "5"])
+def test_lines_that_no_log_has(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"split": "train", "step": 2, "loss": 0.5}\n' + line + "\n")
+    with pytest.raises(InputError, match=r"log.jsonl is damaged \(line 2: "):
+        read_log(path)
 
 
 def test_best_weights_and_checkpoint_swapped(killed: Path, finished: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from toy_training import (
 
 from rifflemix.files import read_tensors
 from rifflemix.train import TrainEvent, TrainResult, train
+from rifflemix.train.optim import build_optimizer
 from rifflemix.train.schedules import learning_rate
 
 
@@ -133,6 +134,19 @@ def test_padded_tokens_are_not_counted(tmp_path: Path) -> None:
     task = ToyTask(samples=8, padded=True)
     result = run(tmp_path, task=task, max_steps=3)
     assert result.tokens == 3 * int(ToySplit(8, 1, True, None).lengths.sum())
+
+
+def test_what_is_updated_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def build(*args: Any, fused: bool) -> Any:
+        asked.append(fused)
+        return build_optimizer(*args, fused=fused)
+
+    monkeypatch.setattr("rifflemix.train.loop.build_optimizer", build)
+    for optimizer in ("adamw", "sgd", "adafactor"):
+        run(tmp_path / optimizer, optimizer=optimizer, max_steps=1, warmup_steps=0)
+    assert asked == [True, True, False]
 
 
 def test_every_sample_once_per_epoch(tmp_path: Path) -> None:

@@ -47,6 +47,22 @@ def test_optimizer(name: str, kind: type) -> None:
     assert {group["eps"] for group in optimizer.param_groups} == {1e-5}
 
 
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("adamw", "fused"), ("adam", "fused"), ("sgd", "foreach"), ("adafactor", "foreach")],
+)
+def test_many_are_updated_at_a_time_where_asked_for(name: str, option: str) -> None:
+    config = make_config(optimizer=name)
+    for fused in (False, True):
+        optimizer = build_optimizer(make_model(), config, fused=fused)
+        assert {bool(group[option]) for group in optimizer.param_groups} == {fused}
+
+
+def test_no_group_is_empty() -> None:
+    optimizer = build_optimizer(nn.Linear(2, 2, bias=False), make_config())
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1]
+
+
 def test_sgd() -> None:
     config = make_config(optimizer="sgd", betas=(0.9, 0.999), weight_decay=5e-4)
     optimizer = build_optimizer(make_model(), config)
