@@ -60,6 +60,7 @@ def variants(numbers: rm.Task, tmp_path_factory: pytest.TempPathFactory) -> rm.C
         {"csp-2": ("csp", {"num_groups": 2}), "csp": "csp", "softmax": "softmax"},
         seeds=[3, 5],
         out=tmp_path_factory.mktemp("compare") / "run",
+        keep_weights=True,
         **TINY,
     )
 
@@ -76,6 +77,13 @@ def test_two_settings_of_one_mixer_stand_in_one_table(variants: rm.Comparison) -
     }
     scores = {(r["mixer"], r["seed"]): r["test"]["rmse"] for r in results["runs"]}
     assert scores["csp-2", 3] != scores["csp", 3]
+
+
+def test_weights_are_kept_where_asked_for(variants: rm.Comparison) -> None:
+    assert variants.folder is not None
+    for run in variants.results["runs"]:
+        kept = (variants.folder / run["folder"] / "weights").iterdir()
+        assert {path.name for path in kept} == {f"{step}.safetensors" for step in range(3)}
 
 
 def test_numbers_are_told_in_the_right_direction(variants: rm.Comparison) -> None:
@@ -206,6 +214,8 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "batch": (None, ["csp"], {"batch_size": 99}, "at most the 36 samples of the training split"),
     "options of data": (None, ["csp"], {"task_options": {}}, "none beside a Task"),
     "model": (None, ["csp"], {"model": "vit_cifar10"}, "takes images, but task sums has vectors"),
+    "weights": (None, ["csp"], {"keep_weights": True}, "a results folder with keep_weights, got N"),
+    "tracker": (None, ["csp"], {"tracker": "tensorboard"}, "folder with tracker 'tensorboard'"),
 }  # fmt: skip
 
 

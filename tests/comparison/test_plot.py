@@ -96,6 +96,21 @@ def test_legend_shows_round_sizes(largest: int, labels: list[str]) -> None:
     assert all(size <= largest for size, _ in sizes)
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "distance"),
+    [(12, 23, 0), (7, 16, 5), (17, 30, 5), (7, 30, 5), (17, 16, 5), (12, 11, 9), (20, 21, 6)],
+)
+def test_distance_to_a_box(x: float, y: float, distance: float) -> None:
+    assert Box(10, 20, 4, 6).distance_to(x, y) == distance
+
+
+def test_overlap_of_boxes() -> None:
+    box = Box(10, 20, 4, 6)
+    assert box.overlap(Box(12, 23, 4, 6)) == Box(12, 23, 4, 6).overlap(box) == 2 * 3
+    assert box.overlap(Box(11, 21, 1, 2)) == 2
+    assert box.overlap(Box(14, 20, 4, 6)) == box.overlap(Box(0, 0, 5, 5)) == 0
+
+
 AREA = Box(0, 0, 1000, 700)
 
 

@@ -48,7 +48,7 @@ def test_markdown_is_one_well_formed_table() -> None:
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 2 + 6
     assert {line.count("|") for line in table} == {len(table_headers(rows)) + 1}
-    assert lines[-1] == "- a note"
+    assert lines[-2:] == ["", "- a note"]  # a table ends at an empty line
 
 
 def test_a_title_with_a_bar_does_not_break_the_table() -> None:
@@ -85,6 +85,13 @@ def test_one_seed_makes_no_score_and_no_speed_bold() -> None:
     assert bold(results, 6) == [False, True]  # parameters are counted
     assert "with one seed no score and no speed" in bold_note(results)
     assert softmax_note(results).endswith("One seed shows no difference in test accuracy.")
+
+
+def test_the_least_memory_is_bold() -> None:
+    results = results_of(softmax=[(0.9, 10.0)], csp=[(0.9, 10.0)], tssa=[(0.9, 10.0)])
+    for entry, memory in zip(results["mixers"], (2**21, 2**20, 2**22), strict=True):
+        entry["peak_memory_bytes"] = memory
+    assert bold(results, 5) == [False, True, False]
 
 
 @pytest.mark.parametrize(

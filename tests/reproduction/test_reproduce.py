@@ -29,6 +29,7 @@ from rifflemix.reproduction.page import report_files
 from rifflemix.reproduction.tables import summary_rows
 from rifflemix.tasks import Task
 from rifflemix.train import TrainingDiverged
+from rifflemix.train.run_folder import RunFolder
 from small_recipes import QUICK, small
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
@@ -73,7 +74,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 def test_results_of_a_whole_run(tmp_path: Path) -> None:
-    results = run(tmp_path / "run", seed=3)
+    results = run(tmp_path / "run", seed=3, keep_weights=True)
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == results
     assert (results["format"], results["status"]) == (FORMAT, "complete")
     assert results["ours"] == 100 * results["result"]["test"]["accuracy"]
@@ -81,6 +82,7 @@ def test_results_of_a_whole_run(tmp_path: Path) -> None:
     assert results["difference"] == pytest.approx(results["ours"] - 50.0)
     history = {entry["step"]: entry["accuracy"] for entry in results["result"]["validation"]}
     assert list(history) == [4, 8]
+    assert list(RunFolder(tmp_path / "run").kept_weights()) == [0, 4, 8]
     assert results["validation"] == 100 * max(history.values())
     assert (results["steps"], results["steps_planned"], results["is_reduced"]) == (8, 8, False)
     assert results["seed"] == results["recipe"]["train"]["seed"] == 3
