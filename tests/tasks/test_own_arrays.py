@@ -249,12 +249,14 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "None among texts": ([*"abcdefghijk", None], Y, {}, "texts alone, got None as sample 11"),
     "NaN among texts": ([*"abcdefg", np.nan, *"ijkl"], Y, {}, "texts alone, got nan as sample 7"),
     "objects": ([{"a": 1}] * 12, Y, {}, "expected texts, or sequences .* as sample 0"),
+    "unequal rows": ([[[1.0], [2.0, 3.0]]] * 12, Y, {}, "expected texts, or sequences .* sample 0"),
     "empty sample": ([[1]] * 11 + [[]], Y, {}, "one token a sample, got none in sample 11"),
     "features": ([np.ones((2, 2))] * 11 + [np.ones((3, 3))], Y, {}, "as many features"),
     "vectors of ints": (np.full((12, 4, 2), 999), Y, {}, "pixels 0 to 255 .*vectors are floats"),
     "channels first": (np.ones((12, 3, 8, 9)), Y, {}, r"stand last: x\.transpose\(0, 2, 3, 1\)"),
     "too long": (np.ones((12, 70_000)), Y, {}, "at most 65,536 tokens a sample, got 70,000"),
     "few labels": (X, Y[:5], {}, r"y: expected 12 labels, one for each sample, got shape \(5,\)"),
+    "unequal labels": (X, [[1], [2, 3]] * 6, {}, "one label for each sample, got lists of unequal"),
     "no label": (X, [*Y[:11], None], {}, "a label for each sample, got None for sample 11"),
     "mixed labels": (X, ["a", *Y[1:]], {}, "y: expected labels of one type, got 'a' and"),
     "65 bits": (X, [2**63, -1] * 6, {}, "y: expected whole numbers of 64 bits, got 922.* sample 0"),
@@ -378,6 +380,24 @@ def test_groups_stay_together_and_shares_are_kept(seed: int) -> None:
     for name, share in zip(SPLITS, (0.6, 0.2, 0.2), strict=True):
         assert len(task.split(name)) == pytest.approx(600 * share, abs=20)
     assert "whole groups" in task.split_note
+
+
+def test_no_split_is_left_without_a_group() -> None:
+    """Of the two last, small groups each would go to validation: it lacks its class the most."""
+    groups = np.array([0] * 10 + [1] * 10 + [2, 3])
+    y = np.array([0] * 10 + [1] * 10 + [0, 1])
+    task = rm.Task.from_arrays(np.arange(22)[:, None], y, groups=groups)
+    assert [len(task.split(name)) for name in SPLITS] == [20, 1, 1]
+
+
+def test_groups_may_be_of_several_types() -> None:
+    x, groups = np.arange(12)[:, None], np.array(["a", 1, None, 2.5] * 3, dtype=object)
+    task = rm.Task.from_arrays(x, Y, groups=groups)
+    parts = [
+        {groups[int(task.split(name)[i][0][0])] for i in range(len(task.split(name)))}
+        for name in SPLITS
+    ]
+    assert sum(map(len, parts)) == len(set().union(*parts)) == 4
 
 
 @pytest.mark.parametrize("form", ["names", "indices", "masks"])

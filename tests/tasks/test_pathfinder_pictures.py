@@ -11,7 +11,7 @@ import pytest
 from pathfinder_scenes import drawn, scene_of
 
 from rifflemix.tasks.core.random_words import Streams, mix
-from rifflemix.tasks.pathfinder.contours import Pictures, Scene
+from rifflemix.tasks.pathfinder.contours import Pictures, Scene, _discs_are_clear
 from rifflemix.tasks.pathfinder.drawing import draw_images
 from rifflemix.tasks.pathfinder.pathfinder import PathfinderMaker, scenes_of
 
@@ -139,6 +139,18 @@ def test_contours_are_as_the_scene_says(size: int, options: dict[str, object]) -
         for one, other in itertools.combinations((first, second, *short), 2):
             # The grid is a quarter of the clearance wide.
             assert least_distance(one, other) > scene.clearance * (1 - 1.5 / 4)
+
+
+def test_discs_are_apart_and_no_contour_comes_back_to_its_end(scene: Scene) -> None:
+    """Each image by itself: one that will do, one with discs too near, one whose contour does."""
+    row = np.array([[4.0, 20.0], [6.0, 20.0]])
+    dashes = np.tile(row, (3, scene.lag + 1, 1, 1))
+    discs = np.array([[[4.0, 4.0], [4.0 + scene.disc_distance, 4.0]]] * 3)
+    discs[1, 1, 0] -= 0.1
+    dashes[2, 0] = discs[2, 1]
+    dashes[:, 1:] = discs[:, None, 1:]  # the last ones may be near
+    clear = _discs_are_clear(dashes.astype(np.float32), discs.astype(np.float32), scene)
+    assert clear.tolist() == [True, False, False]
 
 
 def check_dashes(contour: np.ndarray, scene: Scene) -> None:
