@@ -66,13 +66,17 @@ def test_only_the_mixers_change_and_modes_and_gradients_stay() -> None:
     model.train()
     original.train()
     model.layers[0].linear1.eval()
+    one = next(model.layers[0].self_attn.mixer.parameters())
+    one.grad = torch.full_like(one, 7.0)
     before = copy.deepcopy(model.state_dict())
     expected = copy.deepcopy(original.state_dict())
     rm.distil(model, original, batches())
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]) == ("mixer" not in name), name
     assert all(torch.equal(v, expected[k]) for k, v in original.state_dict().items())
-    assert all(p.grad is None for p in (*model.parameters(), *original.parameters()))
+    assert one.grad.eq(7.0).all()
+    parameters = {*model.parameters(), *original.parameters()} - {one}
+    assert all(p.grad is None for p in parameters)
     off = [name for name, module in model.named_modules() if not module.training]
     assert off == ["layers.0.linear1"]
     assert all(module.training for module in original.modules())

@@ -96,6 +96,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mixer": ({"mixer": "tsa"}, "tssa"),
     "no name": ({"mixer": nn.Linear(2, 2)}, "unknown mixer"),
     "option": ({"mixer_options": {"grups": 2}}, "grups"),
+    "option of the host": ({"mixer_options": {"dropout": 0.5}}, "own, got 'dropout'.*host sets it"),
+    "option without a name": ({"mixer_options": {1: 2}}, "options of the mixer's own, got 1"),
     "value": ({"mixer": "csp", "mixer_options": {"num_groups": 0}}, "num_groups"),
     "length": ({"mixer": "linformer"}, "max_length"),
     "init": ({"init": "copied"}, "did you mean copy"),
@@ -367,6 +369,36 @@ def test_report() -> None:
     for part in ("tssa replaced 3 attention modules", "3.attn: not among layers", "->", "decay"):
         assert part in shown
     assert set(report.no_weight_decay + report.copied) <= set(dict(model.named_parameters()))
+
+
+def test_what_a_report_says() -> None:
+    report = rm.SurgeryReport(
+        "tssa",
+        replaced=names(*range(10)),
+        skipped=[(name, "not among layers") for name in names(10, 11)] + [("head", "cross")],
+        notes=["dropout is gone"],
+        copied=["0.attn.mixer.proj.weight"],
+        no_weight_decay=["0.attn.mixer.temperature"],
+        parameters_before=2000,
+        parameters_after=1500,
+        macs_before=4096,
+        dry_run=True,
+    )
+    assert str(report).splitlines() == [
+        "tssa would replace 10 attention modules",
+        *[f"  {name}" for name in names(*range(6))],
+        "  ... 3 more",
+        "  9.attn",
+        "left alone: 3",
+        "  10.attn, 11.attn: not among layers",
+        "  head: cross",
+        "parameters: 2,000 -> 1,500 (-500)",
+        "MACs of these modules, one sequence of 1,024 tokens: 4,096 -> not known",
+        "copied from the host: 1 parameter",
+        "no weight decay for:",
+        "  0.attn.mixer.temperature",
+        "note: dropout is gone",
+    ]
 
 
 def test_restored_modules_follow_dtype_and_mode() -> None:
