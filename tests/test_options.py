@@ -12,7 +12,13 @@ import typer.testing
 from rifflemix.cli.app import app
 from rifflemix.cli.commands import Commands
 from rifflemix.errors import InputError
-from rifflemix.runs.options import Option, RunOptions, check_options, declared_options
+from rifflemix.runs.options import (
+    Option,
+    ReproduceOptions,
+    RunOptions,
+    check_options,
+    declared_options,
+)
 
 RUNNER = typer.testing.CliRunner()
 
@@ -84,6 +90,13 @@ def test_bounds(coats: int, is_good: bool) -> None:
         return
     with pytest.raises(InputError, match=f"coats: expected 1 to 3, got {coats}"):
         check_options(Paint(coats=coats))
+
+
+@pytest.mark.parametrize("options", [RunOptions, ReproduceOptions])
+def test_a_flag_that_is_not_given_is_off(options: Any) -> None:
+    flags = [field.name for field in fields(options) if isinstance(field.default, bool)]
+    assert "keep_weights" in flags
+    assert not any(getattr(options, name) for name in flags)
 
 
 def test_every_option_of_a_run_is_declared_and_offered_by_both_commands() -> None:

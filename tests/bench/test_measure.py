@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,7 +55,46 @@ def test_environment_holds_what_a_reader_needs() -> None:
     found = environment()
     assert {"command", "time", "git_commit", "libraries", "hardware", "python"} <= set(found)
     assert found["libraries"]["torch"] == torch.__version__
-    assert str(found["hardware"]["cores"]) in describe_hardware(found)
+    assert found["libraries"].keys() >= {"rifflemix", "torch", "numpy", "safetensors"}
+    described = describe_hardware(found | {"hardware": found["hardware"] | {"gpu": None}})
+    assert f", {os.cpu_count()} cores, {torch.get_num_threads()} thread" in described
+    on_gpu = {"hardware": {"cpu": "a", "cores": 8, "threads": 1, "gpu": "a GPU"}}
+    assert describe_hardware(on_gpu) == "a GPU"
+    on_cpu = {"hardware": {"cpu": "a", "cores": 8, "threads": 1, "gpu": None}}
+    assert describe_hardware(on_cpu) == "a, 8 cores, 1 thread"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_is_that_of_the_package_wherever_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "checkout"
+    module = root / "src" / "rifflemix" / "runs" / "environment.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("")
+    (root / "notes.md").write_text("")
+    monkeypatch.setattr("rifflemix.runs.environment.__file__", str(module))
+    monkeypatch.chdir(tmp_path)
+
+    def git(*words: str) -> str:
+        name = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
+        command = ["git", *name, *words]
+        return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+
+    def found() -> tuple[str | None, bool | None]:
+        now = environment()
+        return now["git_commit"], now["git_dirty"]
+
+    assert found() == (None, None)
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    commit = git("rev-parse", "HEAD").strip()
+    assert found() == (commit, False)
+    (root / "notes.md").write_text("no source")
+    assert found() == (commit, False)
+    module.write_text("1")
+    assert found() == (commit, True)
 
 
 @pytest.mark.parametrize(
