@@ -31,6 +31,10 @@ def test_the_quantile_of_no_number_is_none() -> None:
 
 def test_without_error_over_seeds_it_is_the_normal_distribution() -> None:
     assert student_tails(1.3, math.inf) == pytest.approx(2 * scipy.stats.norm.sf(1.3))
+    for level in (0.05, 0.5, 1e-6):
+        expected = scipy.stats.norm.isf(level / 2)
+        for freedom in (math.inf, 1e12):
+            assert student_quantile(level, freedom) == pytest.approx(expected, rel=1e-9)
     found = paired_difference({0: 0.9, 1: 0.8}, {0: 0.85, 1: 0.75}, sampling_error=0.04)
     assert found is not None
     assert found.probability == pytest.approx(2 * scipy.stats.norm.sf(0.05 / 0.04))
@@ -55,14 +59,17 @@ def test_only_common_seeds_count() -> None:
     assert paired_difference({0: 1.0, 1: 2.0}, {1: 1.0}) is None
 
 
-def test_two_errors_add_up() -> None:
+@pytest.mark.parametrize("shift", [0.0, -0.05], ids=["shown", "hardly any"])
+def test_two_errors_add_up(shift: float) -> None:
     """A level reaches as far as both errors' own quantiles together."""
-    ours, theirs = {0: 0.90, 1: 0.94, 2: 0.92}, {0: 0.85, 1: 0.86, 2: 0.89}
+    ours = {0: 0.90 + shift, 1: 0.94 + shift, 2: 0.92 + shift}
+    theirs = {0: 0.85, 1: 0.86, 2: 0.89}
     alone = paired_difference(ours, theirs)
     both = paired_difference(ours, theirs, sampling_error=0.02)
     assert alone is not None
     assert both is not None
     over_seeds = scipy.stats.sem([0.05, 0.08, 0.03])
+    assert both.mean == pytest.approx(0.16 / 3 + shift)
 
     def reach(level: float) -> float:
         seeds = over_seeds * scipy.stats.t.isf(level / 2, 2)

@@ -53,6 +53,18 @@ def test_rows_of_unlike_spreads_say_little() -> None:
     assert np.log(found.variance) == pytest.approx(mean)
 
 
+def test_rows_of_one_spread_count_for_all_their_degrees_of_freedom() -> None:
+    """Four rows, two seeds, no seed harder than another: what is left of a row varies by 8 / 3."""
+    rows: Rows = [{0: 1.0, 1: -1.0}, {0: -1.0, 1: 1.0}] * 2
+    found = seed_spread(rows)
+    assert found is not None
+    half = 3 / 4 / 2
+    assert found.freedom == pytest.approx(4 * half)
+    expected = np.log(8 / 3) - scipy.special.digamma(half) + np.log(half)
+    assert np.log(found.variance) == pytest.approx(expected)
+    assert seed_spread([*rows, {0: 99.0}]) == found  # one seed varies over none
+
+
 def test_a_difference_has_its_own_part_of_the_variance() -> None:
     spread = SeedSpread(variance=0.5, freedom=6.0)
     assert spread.of_difference(4.0, 2) == ((6 * 1.0 + 2 * 4.0) / 8, 8.0)
