@@ -183,6 +183,11 @@ def test_stopping_while_timing_keeps_the_times_so_far() -> None:
     assert result["rows"][1]["status"] == "stopped"
 
 
+def test_nobody_has_to_listen() -> None:
+    groups = [Group(SHAPE, [sleeper("unit")], (("layer", "unit"),))]
+    assert run_benchmark("scaling", groups, QUICK_LIMIT, {})["status"] == "complete"
+
+
 def test_results_are_saved_after_every_shape() -> None:
     saved: list[dict[str, Any]] = []
     shapes = (SHAPE, replace(SHAPE, tokens=16))

@@ -103,6 +103,20 @@ def test_refusals(case: str) -> None:
         rm.measure_swap(**settings)
 
 
+def test_forward_is_measured_as_in_use_and_training_as_in_training() -> None:
+    seen: dict[type, set[tuple[bool, bool]]] = {}
+
+    class Watched(Tagger):
+        def forward(self, ids: Tensor) -> dict[str, Any]:
+            attention = type(self.encoder.layers[0].self_attn)
+            modes = (self.encoder.layers[0].dropout.training, torch.is_grad_enabled())
+            seen.setdefault(attention, set()).add(modes)
+            return super().forward(ids)
+
+    rm.measure_swap(Watched(), ["tssa"], ids, [8], repeats=1)
+    assert list(seen.values()) == [{(False, False), (True, True)}] * 2
+
+
 def test_an_output_of_a_dataclass_and_a_label_for_a_name() -> None:
     @dataclass
     class Output:

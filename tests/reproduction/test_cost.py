@@ -117,6 +117,15 @@ def test_accumulated_batches_are_added() -> None:
     assert eighths.flops == whole.flops
 
 
+@pytest.mark.parametrize(("accumulation", "times"), [(1, [1]), (2, [1, 1]), (8, [1, 7])])
+def test_the_first_of_accumulated_batches_is_counted_by_itself(
+    accumulation: int, times: list[int]
+) -> None:
+    from rifflemix.reproduction import cost
+
+    assert cost._times(accumulation) == times
+
+
 def test_a_product_moves_its_factors_and_itself() -> None:
     from rifflemix.reproduction import cost
 
@@ -268,11 +277,15 @@ def test_time_in_which_others_have_the_processor_does_not_count() -> None:
     assert processor_seconds(lambda: time.sleep(0.002), min_seconds=1e-4) < 1e-3
 
 
+PADDED = {"listops", "text", "retrieval", "sst", "snli", "mnli", "sick", "sort", "pcqm4m"}
+
+
 def test_every_recipe_has_an_outline() -> None:
     for name in list_recipes():
         recipe = get_recipe(name)
         plan = outline(recipe)
         assert 0 < plan.tokens <= max(plan.task.max_length, 20), name
+        assert plan.task.padding == (recipe.task in PADDED), name
 
 
 def one_of_each_table_and_mixer() -> set[str]:

@@ -104,6 +104,13 @@ def test_grids_that_are_refused(grid: dict[str, Any], words: str, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+def test_a_sweep_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(rm.InputError, match="sweep: expected one process, got several"):
+        plan_sweep(small(train=QUICK), GRID, [0], tmp_path / "out", HERE)
+    assert not (tmp_path / "out").exists()
+
+
 def test_more_runs_than_anybody_waits_for(tmp_path: Path) -> None:
     grid = {"lr": [step / 1e6 for step in range(1, 1001)]}
     with pytest.raises(rm.InputError, match="10,000 runs, got 1,000 combinations and 11 seeds"):
