@@ -219,6 +219,13 @@ def test_without_softmax_nothing_is_relative() -> None:
     assert "softmax has no finished run" in softmax_note(results_of(csp=[(0.9, 10.0)]))
 
 
+def test_nothing_differs_from_softmax_whose_runs_failed() -> None:
+    results = results_of(softmax=[(0.8, 1.0), (0.8, 1.0)], csp=[(0.9, 1.0), (0.9, 1.0)])
+    results["runs"] = [run for run in results["runs"] if run["mixer"] != "softmax"]
+    results["mixers"][0] = mixer("softmax", [], None)
+    assert differences_from_softmax(comparison_rows(results)) == []
+
+
 def test_mixers_without_a_run_are_shown_as_missing() -> None:
     cells = table_cells(comparison_rows(unfinished()))
     assert [cell.text for cell in cells[0][1:6]] == ["0", "-", "-", "-", "-"]
@@ -299,6 +306,19 @@ def test_softmax_note_names_whom_it_beats_and_in_what() -> None:
     assert "faster training than Tssa" in note
 
 
+@pytest.mark.parametrize(
+    ("softmax", "csp", "is_said"),
+    [(100, 101, True), (100, 100, False), (100, None, False), (None, 100, False)],
+)
+def test_softmax_note_knows_less_memory_of_what_was_measured(
+    softmax: int | None, csp: int | None, is_said: bool
+) -> None:
+    results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
+    for entry, memory in zip(results["mixers"], (softmax, csp), strict=True):
+        entry["peak_memory_bytes"] = memory
+    assert ("less memory than Csp" in softmax_note(results)) == is_said
+
+
 def test_softmax_note_says_so_where_it_wins_nothing() -> None:
     results = results_of(softmax=[(0.90, 10.0)], csp=[(0.95, 20.0)])
     results["mixers"][0]["parameters"] = results["mixers"][1]["parameters"] + 1
@@ -343,7 +363,7 @@ def test_notes_own_up() -> None:
     }
     notes = comparison_notes(results)
     assert notes[0] == "Partial results: 6 of 12 runs are done; run the same command to continue."
-    assert any("One seed" in note for note in notes)
+    assert any(note.startswith("One seed: the spread is unknown") for note in notes)
     assert any("csp, seed 1: training diverged" in note for note in notes)
     assert any("speeds do not compare" in note for note in notes)
 

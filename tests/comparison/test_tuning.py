@@ -18,6 +18,7 @@ from rifflemix.comparison import plan_comparison, run_comparison
 from rifflemix.comparison.files import comparison_files
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.suite_report import answers
+from rifflemix.comparison.tuning import markdown_tuning
 from rifflemix.runs.results import summarise
 from rifflemix.runs.status import RunStatus
 from rifflemix.train import loop
@@ -317,6 +318,11 @@ def test_tables_show_the_choice_and_its_cost() -> None:
     page = files["report.html"].decode()
     assert page.count("Tuning: validation accuracy, %") == 1
     assert '<td class="best">80.00, 1 diverged</td>' in page
+
+
+def test_what_was_not_tuned_has_no_table_of_trials() -> None:
+    assert markdown_tuning(comparison()) == ""
+    assert b"Tuning" not in comparison_files(comparison(mixers=1))["table.md"]
 
 
 def test_notes_say_how_it_was_tuned_and_what_lies_at_an_end() -> None:

@@ -144,7 +144,8 @@ def _metric(row: Row) -> str:
 
 
 def _is_larger(row: Row, softmax: Row) -> bool:
-    return (softmax.peak_memory_bytes or 0) < (row.peak_memory_bytes or 0)
+    ours, theirs = row.peak_memory_bytes, softmax.peak_memory_bytes
+    return ours is not None and theirs is not None and ours > theirs
 
 
 def _task(results: Mapping[str, Any]) -> str:
