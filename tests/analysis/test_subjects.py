@@ -6,15 +6,37 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import rifflemix as rm
 from rifflemix.analysis import View, find_subjects, own_subject, trace
+from rifflemix.analysis.finding import Subject, progress
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
 from rifflemix.reproduction import plan_reproduction, run_reproduction
 from rifflemix.runs.fit import fit_model
 from rifflemix.train import TrainConfig, train
 from small_recipes import QUICK, small
+
+
+@pytest.mark.parametrize(
+    ("name", "lowest", "highest"),
+    [("samples", 1, None), ("batch_size", 1, None), ("tokens", 1, 65_536), ("seed", 0, 2**63 - 1)],
+)
+def test_bounds_of_a_view(name: str, lowest: int, highest: int | None) -> None:
+    for value in (lowest, lowest if highest is None else highest):
+        assert getattr(View(**{name: value}), name) == value
+    for value in (lowest - 1, 2**70 if highest is None else highest + 1):
+        with pytest.raises(InputError, match=f"{name}: expected an integer"):
+            View(**{name: value})
+
+
+def test_a_tick_before_the_first_batch_and_after_each() -> None:
+    seen: list[object] = []
+    subject = Subject("mine", nn.Identity(), batches=[1, 2])
+    items = progress(subject, "ab", lambda *told: seen.append(told))
+    seen.extend(items)
+    assert seen == [("mine", 0, 2), "a", ("mine", 1, 2), "b", ("mine", 2, 2)]
 
 
 def test_a_run_of_reproduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

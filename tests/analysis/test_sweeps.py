@@ -10,11 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 from rifflemix.analysis import View, analyze_into, find_subjects
-from rifflemix.analysis.finding import Trial
+from rifflemix.analysis.finding import Subject, Trial
 from rifflemix.analysis.sinkhorn import sinkhorn
-from rifflemix.analysis.sinkhorn_quality import SETTINGS, curves, means, swept_settings
+from rifflemix.analysis.sinkhorn_quality import (
+    SETTINGS,
+    curves,
+    means,
+    swept_settings,
+    trials_of,
+)
 from rifflemix.errors import InputError
 from rifflemix.reproduction.sweep import plan_sweep, run_sweep
 from rifflemix.runs.options import ReproduceOptions
@@ -108,6 +115,9 @@ def test_curves_and_means() -> None:
     ]
     assert swept_settings(trials) == [TEMPERATURE, ITERATIONS]
     assert swept_settings(trials[:2]) == []
+    subjects = [Subject("point", nn.Identity(), (), trial=trial) for trial in (None, *trials)]
+    assert trials_of(subjects) == trials
+    assert trials_of(subjects[:3]) == []
     found = means(trials, TEMPERATURE)
     assert list(found) == [0.25, 0.5, 1.0]
     assert list(found.values()) == pytest.approx(scores.mean((1, 2))[[1, 2, 0]])

@@ -16,6 +16,7 @@ import rifflemix as rm
 from rifflemix.bench import traffic
 from rifflemix.compat import fsdp_processes
 from rifflemix.nn.class_token import ClassToken
+from rifflemix.parallel.shards import Shards
 
 
 @pytest.mark.parametrize("mixer", ["tssa", "csp"])
@@ -28,6 +29,23 @@ def test_one_process_is_as_none(mesh: DeviceMesh, mixer: str) -> None:
     torch.testing.assert_close(sharded(ids, key_padding_mask=mask), expected)
     torch.testing.assert_close(copy.deepcopy(sharded)(ids, key_padding_mask=mask), expected)
     assert sharded.state_dict().keys() == model.state_dict().keys()
+
+
+def test_dropout_of_statistics_has_one_gate_for_all_tokens(mesh: DeviceMesh) -> None:
+    model, x = _mixer("tssa", num_heads=2, dropout=0.5), torch.randn(3, 7, 8)
+    nn.init.eye_(model[0].out_proj.weight)
+    nn.init.zeros_(model[0].out_proj.bias)
+    rm.parallel.shard_sequence(model, mesh)
+    gates = (model.train()(x) / model.eval()(x)).round(decimals=3)
+    assert gates.unique().tolist() == [0.0, 2.0]
+    assert torch.equal(gates, gates[:, :1].expand_as(gates))
+
+
+def test_channels_come_in_the_order_that_is_asked_for(mesh: DeviceMesh) -> None:
+    shards, x = Shards(mesh.get_group(), 0, (3,)), torch.randn(2, 3, 4)
+    assert torch.equal(shards.to_channels(x), x)
+    assert torch.equal(shards.to_channels(x, [[2, 0, 3, 1]]), x[..., [2, 0, 3, 1]])
+    assert torch.equal(shards.to_tokens(x, [4]), x)
 
 
 def _mixer(name: str, **options: Any) -> nn.Module:
