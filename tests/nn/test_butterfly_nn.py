@@ -362,6 +362,11 @@ class _Doubled(nn.Module):
         return 2 * weight
 
 
+def test_all_maps_of_a_butterfly_start_as_asked_for() -> None:
+    mlp = ButterflyLinearMLP(16, 4, init="randn")
+    assert [part.init for part in mlp.children() if isinstance(part, BlockLinear)] == ["randn"] * 4
+
+
 @pytest.mark.parametrize("init", ["uniform", "randn", "identity"])
 def test_block_linear_init(init: str) -> None:
     layer = BlockLinear(100, 16, 16, init=init)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import rifflemix as rm
 from rifflemix.mixers import MixerCard, TokenMixer
 from rifflemix.surgery import SwappedAttention
+from rifflemix.surgery.unknown import _is_called_attention
 
 C, H, N = 16, 4, 9
 
@@ -369,6 +370,15 @@ def test_report() -> None:
     for part in ("tssa replaced 3 attention modules", "3.attn: not among layers", "->", "decay"):
         assert part in shown
     assert set(report.no_weight_decay + report.copied) <= set(dict(model.named_parameters()))
+
+
+@pytest.mark.parametrize(("maps", "is_attention"), [(1, False), (2, True)])
+def test_several_maps_make_what_is_called_attention(maps: int, is_attention: bool) -> None:
+    module = nn.Module()
+    for index in range(maps):
+        module.add_module(str(index), nn.Linear(2, 2))
+    assert _is_called_attention("blocks.0.attn", module) == is_attention
+    assert not _is_called_attention("blocks.0.mlp", module)
 
 
 def test_what_a_report_says() -> None:

@@ -382,6 +382,15 @@ def test_groups_stay_together_and_shares_are_kept(seed: int) -> None:
     assert "whole groups" in task.split_note
 
 
+def test_outputs_of_another_shape_are_no_numbers() -> None:
+    task = rm.Task.from_arrays(X, np.linspace(0, 1, 12))
+    batch = task.collate([task.split("train")[index] for index in range(2)])
+    for shape in ((2,), (2, 3), (1, 1)):
+        for measure in (task.loss, task.metrics):
+            with pytest.raises(rm.InputError, match=r"outputs: expected shape .* = \(2, 1\), got"):
+                measure(torch.zeros(shape), batch)
+
+
 def test_no_split_is_left_without_a_group() -> None:
     """Of the two last, small groups each would go to validation: it lacks its class the most."""
     groups = np.array([0] * 10 + [1] * 10 + [2, 3])
