@@ -45,11 +45,13 @@ def store_tokens(
     x, value, exists, batch, head, token, length, x_batch, x_head, x_token, features, feature
 ):  # fmt: skip
     """The reverse of `load_tokens`; zeros at padded tokens, whatever a sum over the others is."""
-    value = tl.where(exists[:, None], value, 0.0)
     x += batch * x_batch + head * x_head
-    offset = token.to(tl.int64)[:, None] * x_token + feature[None, :]
-    there = (token < length)[:, None] & (feature < features)[None, :]
-    tl.store(x + offset, value.to(x.dtype.element_ty), mask=there)
+    x += token.to(tl.int64)[:, None] * x_token + feature[None, :]
+    there = (feature < features)[None, :]
+    tl.store(x, value.to(x.dtype.element_ty), mask=exists[:, None] & there)
+    # A second store needs fewer registers than to choose between value and zero before one.
+    padded = (token < length) & ~exists
+    tl.store(x, tl.zeros_like(value).to(x.dtype.element_ty), mask=padded[:, None] & there)
 
 
 @triton.jit
