@@ -12,6 +12,7 @@ import typer.testing
 from rifflemix.cli.app import app
 from rifflemix.cli.commands import Commands
 from rifflemix.errors import InputError
+from rifflemix.runs.device import check_device
 from rifflemix.runs.options import (
     Option,
     ReproduceOptions,
@@ -106,3 +107,15 @@ def test_every_option_of_a_run_is_declared_and_offered_by_both_commands() -> Non
         shown = " ".join(RUNNER.invoke(app, [command, "--help"]).output.split())
         for name, option in declared.items():
             assert (option.names or (f"--{name.replace('_', '-')}",))[0] in shown, name
+
+
+def test_devices_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    for device in ("cpu", "cuda", "cuda:1"):
+        check_device(device)
+    with pytest.raises(InputError, match="device: expected an index under 2, got 'cuda:2'"):
+        check_device("cuda:2")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match="no GPU was found"):
+        check_device("cuda")

@@ -26,6 +26,8 @@ def check_device(device: str) -> None:
     kind = found.type
     if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device: expected one that is there, got {device!r}; no GPU was found")
+    if kind == "cuda" and (found.index or 0) >= (count := torch.cuda.device_count()):
+        raise bad_argument("device", f"an index under {count}", repr(device))
     if kind not in ("cpu", "cuda") or (kind == "cpu" and found.index):
         raise bad_argument("device", "cpu, cuda or cuda:<number>", repr(device))
 
