@@ -55,7 +55,7 @@ class TrainConfig:
         cycle_beta1: (high, low) between which one_cycle moves beta1 against the rate, as
             torch's OneCycleLR does with (0.95, 0.85); None keeps betas[0].
         clip_norm, clip_value: gradient clipping, by total norm or by element.
-        accumulation: backward passes per update.
+        accumulation: backward passes per update; the gradient stays that of the whole batch.
         precision: "no" (float32) or "bf16" (autocast).
         compile: run the model through torch.compile.
         eval_every: steps between evaluations on the validation split, which also runs at the
