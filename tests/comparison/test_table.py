@@ -345,7 +345,7 @@ def test_softmax_note_warns_of_differences_within_noise() -> None:
         "sample standard deviation over 3 seeds",
         "validation split chose the weights",
         "a fixed fifth",
-        "a processor, 2 cores, 1 threads",
+        "a processor, 2 cores, 1 thread,",
         "Peak memory",
         "softmax attention wins",
     ],

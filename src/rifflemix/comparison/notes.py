@@ -17,6 +17,7 @@ from rifflemix.comparison.table import (
 )
 from rifflemix.comparison.tuning import tuning_notes
 from rifflemix.report.units import format_count, format_duration, format_percent
+from rifflemix.runs.environment import describe_cpu
 
 _BLIND_ANSWER = "always giving the commonest answer"
 _ERRORS_OF_NUMBERS = ("rmse", "mae")
@@ -194,9 +195,9 @@ def _protocol(results: Mapping[str, Any]) -> str:
 def _speed(results: Mapping[str, Any]) -> str:
     environment, config = results["environment"], results["config"]
     hardware = environment["hardware"]
-    cpu = f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} threads"
     precision = "bf16 autocast" if config["train"]["precision"] == "bf16" else "float32"
-    machine = hardware["gpu"] if config["device"].startswith("cuda") else cpu
+    is_gpu = config["device"].startswith("cuda")
+    machine = hardware["gpu"] if is_gpu else describe_cpu(hardware)
     processes = max((run.get("processes", 1) for run in results["runs"]), default=1)
     several = f"{processes} processes, each on " if processes > 1 else ""
     return (

@@ -9,6 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -84,11 +85,13 @@ def _command() -> str:
 def describe_hardware(environment: dict[str, Any]) -> str:
     """One line for table captions."""
     hardware = environment["hardware"]
-    if hardware["gpu"]:
-        return str(hardware["gpu"])
-    cores, threads = hardware["cores"], hardware["threads"]
-    plural = "" if threads == 1 else "s"
-    return f"{hardware['cpu']}, {cores} cores, {threads} thread{plural}"
+    return str(hardware["gpu"]) if hardware["gpu"] else describe_cpu(hardware)
+
+
+def describe_cpu(hardware: Mapping[str, Any]) -> str:
+    """The processor, its cores and how many threads there were."""
+    threads = f"{hardware['threads']} thread{'' if hardware['threads'] == 1 else 's'}"
+    return f"{hardware['cpu']}, {hardware['cores']} cores, {threads}"
 
 
 def _version(name: str) -> str | None:
