@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import rifflemix as rm
 from rifflemix.mixers import MixerCard, TokenMixer
 from rifflemix.surgery import SwappedAttention
-from rifflemix.surgery.unknown import _is_called_attention
 
 C, H, N = 16, 4, 9
 
@@ -127,80 +126,6 @@ MODELS = {
     "no module": (lambda: "vit", "torch.nn.Module"),
     "quantised": (lambda: nn.Sequential(Block(integers(Attention()))), "quantised"),
 }
-
-
-class FlashMHA(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.maps = nn.Linear(C, 4 * C)
-
-
-class Relative(nn.MultiheadAttention):
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return super().forward(*args, **kwargs)
-
-
-class OfLucidrains(nn.Module):
-    """Named alike in many repositories, x-transformers among them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads, self.attend = H, nn.Softmax(-1)
-        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(C, C) for _ in range(4))
-
-
-OfLucidrains.__name__ = "Attention"
-
-
-class GPSA(nn.Module):
-    """ConViT's, of which only the layer around it says that it is attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qk, self.v = nn.Linear(C, 2 * C), nn.Linear(C, C)
-
-
-class Convit(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attn, self.attn_norm = GPSA(), nn.LayerNorm(C)
-        self.attention = nn.Sequential(nn.Linear(C, C), nn.Tanh(), nn.Linear(C, 1))
-
-
-class AttentionLayer(nn.Module):
-    """Around attention, with weights of its own; the one without weights is no attention."""
-
-    def __init__(self, attention: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.inner, self.attn_drop = nn.LayerNorm(C), attention, nn.Dropout()
-
-
-UNKNOWN = {
-    "MHA": (lambda: nn.Sequential(FlashMHA()), "0", "FlashMHA"),
-    "derived": (lambda: nn.Sequential(Relative(C, H)), "0", "Relative"),
-    "like x-transformers": (lambda: nn.Sequential(OfLucidrains()), "0", "Attention"),
-    "by what it is called": (Convit, "attn", "GPSA"),
-    "inside": (lambda: nn.Sequential(AttentionLayer(FlashMHA())), "0.inner", "FlashMHA"),
-}
-
-
-@pytest.mark.parametrize("case", UNKNOWN)
-def test_unknown_attention_is_named(case: str) -> None:
-    build, name, kind = UNKNOWN[case]
-    with pytest.raises(rm.InputError, match=rf"got {name} \({kind}\), which is written in anoth"):
-        rm.replace_attention(build(), "tssa")
-    model = nn.ModuleDict({"known": AttentionLayer(Attention()), "unknown": build()})
-    report = rm.replace_attention(model, "tssa")
-    assert report.replaced == ["known.inner"]
-    reason = f"a {kind}, which is written in another way (register_adapter)"
-    assert report.skipped == [(f"unknown.{name}", reason)]
-
-
-def test_mixers_are_no_unknown_attention() -> None:
-    report = rm.replace_attention(stack(2), "softmax", layers=[0])
-    model = nn.ModuleList([stack(1), rm.create_mixer("softmax", C, num_heads=H)])
-    assert report.skipped == [("1.attn", "not among layers")]
-    assert rm.replace_attention(model, "tssa").skipped == []
 
 
 def integers(module: nn.Module) -> nn.Module:
@@ -370,15 +295,6 @@ def test_report() -> None:
     for part in ("tssa replaced 3 attention modules", "3.attn: not among layers", "->", "decay"):
         assert part in shown
     assert set(report.no_weight_decay + report.copied) <= set(dict(model.named_parameters()))
-
-
-@pytest.mark.parametrize(("maps", "is_attention"), [(1, False), (2, True)])
-def test_several_maps_make_what_is_called_attention(maps: int, is_attention: bool) -> None:
-    module = nn.Module()
-    for index in range(maps):
-        module.add_module(str(index), nn.Linear(2, 2))
-    assert _is_called_attention("blocks.0.attn", module) == is_attention
-    assert not _is_called_attention("blocks.0.mlp", module)
 
 
 def test_what_a_report_says() -> None:

@@ -150,7 +150,7 @@ def check_finite(batch: Batch, indices: list[int], split_name: str) -> None:
         # NaN and infinity show in the sum, which takes less time than to look at every number.
         if bool(values.sum().isfinite()) or bool((finite := torch.isfinite(values)).all()):
             continue
-        row = int((~finite.view(len(indices), -1).all(1)).nonzero()[0])
+        row = int((~finite.reshape(len(indices), -1).all(1)).nonzero()[0])
         value = values[row][~finite[row]][0].item()
         where = "" if name == "inputs" else f" of {name}"
         raise InputError(
