@@ -120,6 +120,13 @@ def test_check_finite(value: float) -> None:
         check_finite({"inputs": inputs}, [7, 8, 9], "test")
 
 
+def test_a_batch_that_is_a_view_is_checked() -> None:
+    inputs = torch.zeros(2, 3, 4).transpose(1, 2)
+    inputs[1, 2, 0] = torch.nan
+    with pytest.raises(InputError, match="got nan in sample 9"):
+        check_finite({"inputs": inputs}, [5, 9], "train")
+
+
 @pytest.mark.parametrize("inputs", [torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 5)])
 def test_count_tokens(inputs: torch.Tensor) -> None:
     assert count_tokens({"inputs": inputs}) == 6
