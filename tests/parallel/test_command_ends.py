@@ -5,7 +5,11 @@ Left to the interpreter's end, gloo's threads abort the process there now and th
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,3 +49,31 @@ def test_the_group_of_a_command_ends_with_it(
 def test_a_group_of_the_caller_stays(cli: Cli) -> None:
     assert cli("list", "mixers").code == 0
     assert torch.distributed.is_initialized()
+
+
+COMPARE = ["compare", "--task", "digits", "--task-option", "patch_size=4", "--mixers", "tssa"]
+COMPARE += ["--max-steps", "2", "--dim", "8", "--layers", "1", "--heads", "2", "--device", "cpu"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*COMPARE, "--out", "runs"],
+        [*COMPARE, "--context-parallel", "2", "--out", "runs"],
+        ["bench", "parallel", "--tokens", "64", "--mixers", "tssa", "--repeats", "1"],
+    ],
+    ids=["compare", "context parallel", "bench parallel"],
+)
+def test_no_thread_of_the_group_is_left(words: list[str], tmp_path: Path) -> None:
+    """Something that holds the group, a default argument even, holds its threads past its end."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command += ["2", str(Path(__file__).with_name("threads_left.py")), *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("left: ") == 2
+    assert "gloo" not in done.stdout

@@ -6,13 +6,19 @@ import sys
 from pathlib import Path
 
 import torch
+import torch.distributed.nn.functional  # DDP would import it later, and it would hold the group
 from matrix import HOSTS, Program, swapped, tokens
 
+
+def main(file: Path) -> None:
+    rank = torch.distributed.get_rank()
+    model = torch.nn.parallel.DistributedDataParallel(Program(HOSTS[1], swapped(HOSTS[1], "tssa")))
+    model(tokens()[rank : rank + 1]).square().mean().backward()
+    if rank == 0:
+        grads = {name: parameter.grad for name, parameter in model.module.named_parameters()}
+        torch.save(grads, file)
+
+
 torch.distributed.init_process_group("gloo")
-rank = torch.distributed.get_rank()
-model = torch.nn.parallel.DistributedDataParallel(Program(HOSTS[1], swapped(HOSTS[1], "tssa")))
-model(tokens()[rank : rank + 1]).square().mean().backward()
-if rank == 0:
-    grads = {name: parameter.grad for name, parameter in model.module.named_parameters()}
-    torch.save(grads, Path(sys.argv[1]))
+main(Path(sys.argv[1]))  # the model holds the group, too, whose threads have to end with it
 torch.distributed.destroy_process_group()

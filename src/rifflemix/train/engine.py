@@ -6,11 +6,14 @@ alone writes files and tells events; the others follow what it found.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -167,11 +170,22 @@ def _cp_mesh(replicas: int, size: int, device_type: str, _: Any) -> Any:
     return plan.build_device_mesh(device_type)["cp"]
 
 
+@atexit.register
+def _let_go_of_groups() -> None:
+    """A group that something holds has threads, which may abort the interpreter's end."""
+    _cp_mesh.cache_clear()
+    gc.collect()
+
+
 def _start_accelerator(config: TrainConfig, device: torch.device) -> Any:
     require_packages("training", "compare", "accelerate")
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from accelerate.utils import GradientAccumulationPlugin
+
+    if torch.distributed.is_available():
+        # Wrapping a model imports it; imported with a group at hand, it holds on to that one.
+        import_module("torch.distributed.nn.functional")
 
     # accelerate keeps device and precision for the life of the process; each run has its own.
     AcceleratorState._reset_state(reset_partial_state=True)
