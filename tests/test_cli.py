@@ -314,13 +314,13 @@ def kill_in_training(kill: signal.Signals, out: Path) -> Outcome:
     """A comparison in its own process, until its first run has come some way."""
     process = start(*KILLED, "--out", str(out))
     log = out / "softmax" / "seed0" / "log.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (log.exists() and log.stat().st_size > 1000):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(kill)
-    printed, said = process.communicate(timeout=60)
+    printed, said = process.communicate(timeout=240)
     return Outcome(process.returncode, printed, said)
 
 

@@ -29,7 +29,7 @@ needs_git = pytest.mark.skipif(
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
 def test_the_library_knows_no_python() -> None:
     command = ["nm", "--dynamic", str(LIBRARY)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
     assert not re.findall(r"\bPy\w+", said)
     ours = {name for name in re.findall(r" T (\w+)", said) if not name.startswith("_")}
     assert len(ours) > 20
@@ -160,7 +160,7 @@ def test_the_glibc_of_a_real_library(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("setuptools.setup", lambda **_: None)
     found = runpy.run_path(str(ROOT / "setup.py"))["needed_glibc"](library)
     command = ["objdump", "--dynamic-syms", str(library)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
     versions = re.findall(r"GLIBC_(\d+)\.(\d+)", said)
     assert found == max((int(major), int(minor)) for major, minor in versions)
     here = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()[-1]

@@ -25,7 +25,7 @@ def run(folder: Path, reason: str, *, ci: str) -> subprocess.CompletedProcess[st
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
 
 

@@ -75,7 +75,7 @@ def test_library_of_another_version(
         ["g++", "-shared", "-fPIC", f"-DINTERFACE={native._INTERFACE}", "library.cpp", "-o", FILE],
         cwd=tmp_path,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     monkeypatch.setattr(native, "_FOLDER", tmp_path)
     assert (load() is not None) == loads
@@ -104,5 +104,5 @@ def test_the_level_is_what_linux_says_of_the_processor() -> None:
 @pytest.mark.skipif(native.library() is None, reason="needs the compiled kernels")
 def test_threads_of_its_own() -> None:
     command = [sys.executable, str(WITHOUT_TORCH), str(native._FOLDER / FILE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
