@@ -87,7 +87,7 @@ def literal_bias(m: GraphBias, distances: Tensor, path: Tensor) -> Tensor:
     for i in range(nodes):
         for j in range(nodes):
             d = int(distances[i, j])
-            if d < 0 or d >= m.max_distance:
+            if m.max_distance is not None and (d < 0 or d >= m.max_distance):
                 bias[:, i + 1, j + 1] = -torch.inf
                 continue
             total = torch.zeros(heads, dtype=torch.float64)
@@ -95,13 +95,15 @@ def literal_bias(m: GraphBias, distances: Tensor, path: Tensor) -> Tensor:
                 feature = m.edge.weight[path[i, j, hop]].mean(0)
                 total = total + feature @ m.hop[hop]
             share = min(max(d, 1), m.path_length)
-            bias[:, i + 1, j + 1] = m.distance.weight[d + 1] + total / share
+            row = len(m.distance.weight) - 1 if d < 0 else d + 1
+            bias[:, i + 1, j + 1] = m.distance.weight[row] + total / share
     return bias
 
 
-def test_bias_is_the_literal_formula() -> None:
+@pytest.mark.parametrize("most", [3, None])
+def test_bias_is_the_literal_formula(most: int | None) -> None:
     bias = GraphBias(
-        3, num_edge_tokens=7, num_distances=9, num_hops=4, path_length=3, max_distance=3
+        3, num_edge_tokens=7, num_distances=9, num_hops=4, path_length=3, max_distance=most
     ).double()
     g = graph()
     found = bias(g["distances"], g["path_edges"], None)
@@ -204,6 +206,21 @@ def test_far_nodes_do_not_see_each_other() -> None:
     seen = torch.isfinite(bias)
     assert torch.equal(seen, (g["distances"][0] >= 0) & (g["distances"][0] < 4))
     assert torch.isfinite(model(**g)).all()
+
+
+def test_all_nodes_see_each_other_where_no_distance_is_the_most() -> None:
+    """As published: a pair without a path has a learned bias of its own."""
+    model = rm.create_model(NAMES[0], **{**SMALL, "max_distance": None}).eval()
+    assert rm.models.model_settings(NAMES[0])["max_distance"] is None
+    g = graph(nodes=6)
+    padding = torch.zeros(2, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    bias = model.bias(g["distances"], g["path_edges"], padding)
+    assert torch.equal(torch.isfinite(bias[:, 0, 1, 1:]), ~padding)
+    before = model(**g)
+    with torch.no_grad():
+        model.bias.distance.weight[-1] += 1.0
+    assert not torch.equal(model(**g), before)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

@@ -142,3 +142,22 @@ def test_what_was_decided_is_said() -> None:
     }.items():
         notes = get_recipe(f"csp/table4-{task}-mega_csp").notes
         assert any(note.startswith(words) for note in notes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"csp/table4-text-{row}" for row in ("mega", "mega_chunk", "mega_csp")),
+        *(f"tost/table3-text-{row}" for row in ("tssa", "tssa-as_printed", "softmax")),
+    ],
+)
+def test_reviews_of_megas_host_are_cut_at_4000_bytes(name: str) -> None:
+    """Its data are called imdb-4000, its models take 4,002 positions."""
+    assert get_recipe(name).task_options == {"max_length": 4000}
+
+
+@pytest.mark.parametrize(("task", "tokens"), [("listops", "1,024"), ("pathx", "4,096")])
+def test_the_released_reach_of_megas_average_is_said(task: str, tokens: str) -> None:
+    notes = get_recipe(f"csp/table4-{task}-mega").notes
+    assert any(f"ends {tokens} tokens away" in note for note in notes)
+    assert not any("tokens away" in note for note in get_recipe("csp/table4-image-mega").notes)

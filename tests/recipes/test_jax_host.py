@@ -185,9 +185,10 @@ def test_settings_of_every_row(task: str, mixer: str) -> None:
     unmasked = mixer in NO_MASK or (task, mixer) == ("text", "synthesizer")
     expected = ("unmasked", None) if unmasked else ("max_length", 0)
     assert (model.padding, model.padding_id) == expected
+    is_cut = task == "text" or (task, mixer) == ("retrieval", "sinkformer")
     assert (model.cls_mask, recipe.task_options) == (
         "first",
-        {"max_length": 1000} if task == "text" else {},
+        {"max_length": 1000} if is_cut else {},
     )
     learned = isinstance(getattr(model.positions, "table", None), torch.nn.Parameter)
     assert learned == (task == "image")
@@ -287,3 +288,10 @@ def test_csps_own_row_is_sliceformers_or_says_that_it_is_not(task: str) -> None:
 
 def build_small(recipe: Recipe) -> rm.models.Model:
     return build(recipe, max_length=24)
+
+
+def test_sinkformer_rows_are_cut_as_released_or_say_so() -> None:
+    """Its configurations have max_length 1,000 on two tasks, all others the task's own."""
+    assert of_row("retrieval", "sinkformer").task_options == {"max_length": 1000}
+    assert of_row("retrieval", "softmax").task_options == {}
+    assert any("1,000 tokens" in note for note in of_row("listops", "sinkformer").notes)

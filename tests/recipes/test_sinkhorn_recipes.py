@@ -139,3 +139,14 @@ def test_both_edit_distances_are_offered() -> None:
         assert not printed.task_options
         assert written.model_settings == printed.model_settings
         assert written.train == printed.train
+
+
+@pytest.mark.parametrize("name", ["table6-sst-word-b8", "table7-snli-transformer"])
+def test_classifiers_say_where_they_are_not_tensor2tensors(name: str) -> None:
+    recipe = get_recipe(f"sinkhorn/{name}")
+    model = tiny(recipe, vocab_size=20, max_length=64)
+    assert isinstance(model, Encoder)
+    assert (model.pool.kind, model.embedding_scale) == ("mean", None)
+    (note,) = [note for note in recipe.notes if "smooths the labels" in note]
+    assert "padding count in the mean" in note
+    assert "multiplies embeddings" in note

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from rifflemix.models import create_model
 from rifflemix.recipes import get_recipe, list_recipes
+from rifflemix.train.schedules import learning_rate
 
 
 @pytest.mark.parametrize(
@@ -51,3 +53,35 @@ def test_photographs_train_as_released() -> None:
         model = create_model(recipe.model, **recipe.model_settings)
     assert (model.settings["dropout"], model.settings["embedding_dropout"]) == (0.0, 0.0)
     assert round(model.num_parameters() / 1e6, 2) == 1.11
+
+
+@pytest.mark.parametrize(
+    ("data", "augment"),
+    [("mnist", "crop_flip"), ("tiny", "crop_flip"), ("dogs", "resized_crop_flip")],
+)
+def test_training_images_change_as_released(data: str, augment: str) -> None:
+    recipe = get_recipe(f"sliceformer/table4-{data}-vit")
+    assert recipe.task_options["augment"] == augment
+
+
+def test_reviews_train_as_released() -> None:
+    """Its trainer divides the rate by ten as epoch 12 begins, the first being 1."""
+    train = get_recipe("sliceformer/table5-imdb-ascending").train
+    epoch = train.max_steps // 30
+    rates = [learning_rate(train, step) for step in (0, 11 * epoch - 1, 11 * epoch)]
+    assert rates == pytest.approx([1e-4, 1e-4, 1e-5])
+
+
+def test_positions_of_reviews_are_those_of_the_release() -> None:
+    """Sines and cosines side by side, the first token at position 1."""
+    model = create_model("imdb_classifier")
+    table = model.positions.table
+    position, channel = np.arange(1, 513)[:, None], np.arange(256)
+    angles = position / 10_000 ** (2 * (channel // 2) / 256)
+    expected = np.where(channel % 2 == 0, np.sin(angles), np.cos(angles))
+    torch.testing.assert_close(table.double(), torch.from_numpy(expected), atol=1e-6, rtol=0)
+
+
+def test_molecules_decay_as_released() -> None:
+    train = get_recipe("sliceformer/table6-pcqm4m-graphormer").train
+    assert (train.weight_decay, train.decay_all, train.clip_norm) == (0.01, True, 5.0)

@@ -179,7 +179,7 @@ def table4_transformer(task: str, mixer: str) -> Recipe:
         column=title,
         printed=printed[_FIVE.index(task)],
         task=task_name,
-        task_options=lra.JAX_TASK_OPTIONS.get(task, {}),
+        task_options=lra.row_task_options(mixer, task),
         model=f"lra_{task}",
         model_settings=settings,
         train=replace(lra.BASE[task], **lra.row_training(mixer, task)),

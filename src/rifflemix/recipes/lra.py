@@ -22,6 +22,9 @@ TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
 JAX_TASK_OPTIONS: dict[str, dict[str, Any]] = {"text": {"max_length": 1000}}
 """Task options of the Long Range Arena's JAX code: its Text, quoted as 4K, is 1,000 bytes."""
 
+MEGA_TASK_OPTIONS: dict[str, dict[str, Any]] = {"text": {"max_length": 4000}}
+"""Task options of MEGA's code, whose reviews are cut at 4,000 bytes."""
+
 HIDDEN_PIXELS = (
     "token 0 is padding on every task of the released code, so that black pixels are hidden; "
     "model setting padding_id=None lets them be seen"
@@ -219,6 +222,10 @@ _TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
     ("performer", "listops"): {"kernel": "softmax", "num_features": 2, "scale_exponent": 0.25},
     ("synthesizer", "text"): {"mode": "factorized", "rank": 32, "dot_product": False},
 }
+# Sinkformer's configurations cut at 1,000 tokens; expressions of ListOps cannot be cut here.
+_ROW_TASK_OPTIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("sinkformer", "retrieval"): {"max_length": 1000},
+}
 # Mixers that get no mask in the JAX code: padding takes part as all other tokens do.
 _NO_MASK = ("linear", "linformer", "performer", "reformer")
 _NO_MASK_ROWS = (*((mixer, task) for mixer in _NO_MASK for task in TASKS), ("synthesizer", "text"))
@@ -238,11 +245,27 @@ _ROW_NOTES: dict[str, tuple[str, ...]] = {
     "cosformer": ("no code is released for this row: the paper's operator, padding kept out",),
     "bigbird": ("the random blocks are drawn by another rule than the code's",),
 }
+_ROW_TASK_NOTES: dict[tuple[str, str], tuple[str, ...]] = {
+    ("sinkformer", "listops"): ("the code cuts expressions at 1,000 tokens, which we do not",),
+    ("sinkformer", "retrieval"): ("documents are cut at 1,000 bytes, as released",),
+    ("performer", "pathfinder"): (
+        "sizes of Sliceformer's release; the benchmark's own code has 4 layers of 32 channels",
+    ),
+    ("sinkhorn", "text"): (
+        "the class token is read, as in the benchmark's own code; Sliceformer's release reads the "
+        "mean",
+    ),
+}
 
 
 def row_options(mixer: str, task: str) -> dict[str, Any]:
     """The mixer's options in the JAX code, for one task."""
     return {**_OPTIONS.get(mixer, {}), **_TASK_OPTIONS.get((mixer, task), {})}
+
+
+def row_task_options(mixer: str, task: str) -> dict[str, Any]:
+    """The task's options in the JAX code, for a row."""
+    return {**JAX_TASK_OPTIONS.get(task, {}), **_ROW_TASK_OPTIONS.get((mixer, task), {})}
 
 
 def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -253,7 +276,7 @@ def row_settings(mixer: str, task: str) -> tuple[dict[str, Any], tuple[str, ...]
     """
     options = row_options(mixer, task)
     settings: dict[str, Any] = {"mixer": mixer}
-    notes = _ROW_NOTES.get(mixer, ())
+    notes = (*_ROW_NOTES.get(mixer, ()), *_ROW_TASK_NOTES.get((mixer, task), ()))
     if (mixer, task) in _NO_MASK_ROWS:
         settings |= {"padding": "unmasked", "padding_id": None}
         notes = (_MASK_NOTE, *notes)

@@ -103,6 +103,10 @@ _TEACHER_FORCED = (
 )
 _FREE_RUNNING = "of what the model writes by itself; the paper does not print it"
 _PIECES_NOTE = "Tensor2Tensor parts rare words into pieces; to the recipe they are unknown"
+_CLASSIFIER_NOTE = (
+    "Tensor2Tensor smooths the labels by 0.1, has padding count in the mean over the tokens, and "
+    "multiplies embeddings by sqrt(128); here none of it"
+)
 _BATCH_NOTE = "Tensor2Tensor fills a batch with 4,096 tokens; the recipe takes {} sequences"
 
 
@@ -195,6 +199,7 @@ def table6(column: str, row: str) -> Recipe:
         model_settings={"mixer": mixer, "mixer_options": options},
         train=transformer_base(128, max_steps=15_000, batch_size=batch, eval_every=250),
         notes=(
+            _CLASSIFIER_NOTE,
             _BATCH_NOTE.format(batch),
             *((_PIECES_NOTE,) if column == "imdb-word" else ()),
             *tuning(mixing),
@@ -228,6 +233,7 @@ def table7(task: str, row: str) -> Recipe:
         ),
         notes=(
             *own_notes,
+            _CLASSIFIER_NOTE,
             _BATCH_NOTE.format(batch),
             *((_PIECES_NOTE,) if is_printed else ()),
             *tuning(mixing),

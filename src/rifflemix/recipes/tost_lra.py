@@ -138,6 +138,10 @@ def _mega_host(task: str, mixer: str, size: _Size) -> dict[str, Any]:
     }
 
 
+def _mega_options(task: str) -> dict[str, Any]:
+    return {**lra.TASKS[task][2], **lra.MEGA_TASK_OPTIONS.get(task, {})}
+
+
 def _row(task: str, mixer: str, words: str, **fields: Any) -> Recipe:
     title, task_name, options = lra.TASKS[task]
     return Recipe(
@@ -167,7 +171,15 @@ def own(task: str) -> Recipe:
         host_settings = _mega_host(task, "tssa", _SIZES[task])
         settings = {**host_settings, "dropout": dropout, "head_dropout": dropout}
         notes = (*_OWN_NOTES, *_host_notes(task))
-    return _row(task, "tssa", "ToST", model_settings=settings, train=_OWN_TRAIN[task], notes=notes)
+    return _row(
+        task,
+        "tssa",
+        "ToST",
+        task_options=_mega_options(task),
+        model_settings=settings,
+        train=_OWN_TRAIN[task],
+        notes=notes,
+    )
 
 
 def own_as_printed(task: str) -> Recipe:
@@ -198,6 +210,7 @@ def mega_transformer(task: str) -> Recipe:
         task,
         "softmax",
         "Transformer",
+        task_options=_mega_options(task),
         model_settings={
             **_mega_host(task, "softmax", _REGISTERED[task]),
             "dropout": dropout,

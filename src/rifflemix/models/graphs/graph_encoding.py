@@ -21,9 +21,9 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 class GraphBias(nn.Module):
     """A bias S + E for each head and pair of nodes, the graph token before them included.
 
-    S is learned for every distance. E averages, over the first `path_length` edges of a shortest
-    path, the features of the edge under a map of heads to heads for its position on the path. Pairs
-    `max_distance` or more apart, or in different components, do not see each other.
+    S is learned for every distance, and for pairs in different components. E averages, over the
+    first `path_length` edges of a shortest path, the features of the edge under a map of heads to
+    heads for its position on the path.
 
     Args:
         num_heads: heads H.
@@ -31,7 +31,8 @@ class GraphBias(nn.Module):
         num_distances: rows of the table of distances; the last is for no path.
         num_hops: positions on a path that have a map.
         path_length: edges of a path that count.
-        max_distance: from this distance on, nodes do not see each other.
+        max_distance: from this distance on, and in different components, nodes do not see each
+            other; None lets all see all, as paper and released training do.
 
     Raises:
         InputError: a size under 1, or more edges counted than there are maps.
@@ -48,14 +49,16 @@ class GraphBias(nn.Module):
         num_distances: int,
         num_hops: int,
         path_length: int,
-        max_distance: int,
+        max_distance: int | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = check_integer("num_heads", num_heads, 1)
         self.path_length = check_integer("path_length", path_length, 1)
         num_hops = check_integer("num_hops", num_hops, self.path_length)
         self.last = check_integer("num_distances", num_distances, 3) - 1
-        self.max_distance = check_integer("max_distance", max_distance, 1, self.last - 1)
+        if max_distance is not None:
+            max_distance = check_integer("max_distance", max_distance, 1, self.last - 1)
+        self.max_distance = max_distance
         self.edge = nn.Embedding(
             check_integer("num_edge_tokens", num_edge_tokens, 1), num_heads, padding_idx=0
         )
@@ -81,7 +84,9 @@ class GraphBias(nn.Module):
         Returns:
             (B, H, N + 1, N + 1), minus infinity where a pair does not see each other.
         """
-        near = (distances >= 0) & (distances < self.max_distance)
+        near = torch.ones_like(distances, dtype=torch.bool)
+        if self.max_distance is not None:
+            near = (distances >= 0) & (distances < self.max_distance)
         if key_padding_mask is not None:
             near = near & ~key_padding_mask.unsqueeze(1)
         positions = torch.where(distances < 0, self.last, distances.clamp(max=self.last - 2) + 1)

@@ -77,7 +77,8 @@ class Graphormer(Model):
         num_distances: rows of the table of distances.
         num_hops: positions on a path that have a map.
         path_length: edges of a path that count.
-        max_distance: from this distance on, nodes do not see each other.
+        max_distance: from this distance on, and in different components, nodes do not see each
+            other; None lets all see all.
         dropout: probability, on the embedding and both branches.
         attention_dropout: probability of dropping an attention weight; unset, `dropout`.
 
@@ -104,7 +105,7 @@ class Graphormer(Model):
         num_distances: int = 512,
         num_hops: int = 128,
         path_length: int = 5,
-        max_distance: int = 20,
+        max_distance: int | None = None,
         dropout: float = 0.1,
         attention_dropout: float | None = None,
     ) -> None:
