@@ -258,6 +258,10 @@ UNTRUE = {
     "tuple": (lambda self, x, mask: (x, x), "tokens' shape .*, got tuple"),
     "broadcast": (lambda self, x, mask: self.proj(x).mean(1, keepdim=True), r"got \(2, 1, 16\)"),
     "batch": (lambda self, x, mask: self.proj(x) + x.mean(0), "whatever the others of its batch"),
+    "scale": (
+        lambda self, x, mask: self.proj(x) / (1 + x.square().mean(0)),
+        "whatever the others of its batch",
+    ),
     "type": (
         lambda self, x, mask: self.proj(x).double(),
         r"tokens' type torch\.float32, got torch\.float64",
@@ -294,6 +298,19 @@ def test_a_causal_mixer_that_looks_ahead_is_not_compared(reach: int) -> None:
             return
         with pytest.raises(rm.InputError, match="expected causal outputs, got some that change"):
             model(tokens)
+
+
+def test_a_causal_mixer_scaled_by_all_tokens_is_not_compared() -> None:
+    def scaled(self: Any, x: Tensor, mask: Any) -> Tensor:
+        y: Tensor = self.proj(x) / (1 + x.square().mean(1, keepdim=True))
+        return y
+
+    _mixing("scaled", scaled, causal=True)
+    settings = {"dim": 16, "num_layers": 1, "num_heads": 2, "mixer": "scaled"}
+    model = rm.create_model("gpt", vocab_size=9, max_length=12, **settings).eval()
+    refused = pytest.raises(rm.InputError, match="expected causal outputs, got some that change")
+    with torch.no_grad(), checked_mixers(model), refused:
+        model(torch.randint(1, 9, (2, 12)))
 
 
 def test_a_class_that_is_defined_anew_does_not_go_on_with_the_runs_of_the_old_one(

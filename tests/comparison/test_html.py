@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import copy
 import re
+import statistics
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +14,7 @@ from fake_comparison import comparison, unfinished, with_perplexity
 
 from rifflemix.comparison.files import comparison_files
 from rifflemix.comparison.page import html_report
+from rifflemix.comparison.paired import paired_difference
 from rifflemix.report import page
 
 PLOT = b"\x89PNG not really"
@@ -203,3 +205,14 @@ def test_nothing_is_marked_as_safe() -> None:
         if path.suffix in (".py", ".html"):
             text = path.read_text(encoding="utf-8")
             assert not re.search(r"\|\s*safe|Markup|autoescape\s*(=|)\s*[Ff]alse", text), path
+
+
+def test_scores_whose_bars_overlap_may_differ() -> None:
+    """Seeds that are hard for both mixers make long bars, and a difference that is sure."""
+    ours = {seed: 0.5 + 0.04 * seed for seed in range(5)}
+    theirs = {seed: score - 0.02 - 0.001 * (seed % 2) for seed, score in ours.items()}
+    found = paired_difference(ours, theirs)
+    assert found is not None
+    assert found.probability < 0.001
+    assert statistics.stdev(ours.values()) > found.mean
+    assert "bars overlap may differ by more than noise" in page_of(comparison()).text

@@ -7,6 +7,7 @@ import pytest
 import scipy
 
 from rifflemix.comparison.paired import LEVEL, holm, paired_difference
+from rifflemix.comparison.scores import Score, told_apart
 from rifflemix.comparison.spread import SeedSpread, seed_spread
 
 Rows = list[dict[int, float]]
@@ -101,3 +102,24 @@ def test_rows_without_a_difference_seldom_differ(rows: int, unlike: float) -> No
         assert None not in found
         false += min(holm([of.probability for of in found if of is not None])) < LEVEL
     assert false <= 0.05 * tables + 2 * np.sqrt(0.05 * 0.95 * tables)
+
+
+@pytest.mark.parametrize(("rows", "seeds"), [(3, 3), (15, 10)])
+def test_the_truly_best_is_seldom_told_from_the_one_that_came_out_best(
+    rows: int, seeds: int
+) -> None:
+    """All are equally good, the first among them; some other may lose its bold more often."""
+    draws, tables, lost = np.random.default_rng(rows), 100, 0
+    for _ in range(tables):
+        values = rows_of(draws.normal(size=(rows, seeds)))
+        spread = seed_spread(values)
+        first, *others = (
+            Score(float(np.mean([*of.values()])), None, seeds, "rmse", values=of, of_all=spread)
+            for of in values
+        )
+        best = max(others, key=lambda score: score.mean)
+        if best.mean > first.mean:
+            rest = [score for score in others if score is not best]
+            found = told_apart(best, [first, *rest])
+            lost += found is not None and found[0] is True
+    assert lost <= 0.05 * tables

@@ -128,6 +128,16 @@ def test_means_over_tasks() -> None:
     assert unbeaten([]) == []
 
 
+def test_where_each_is_behind_some_other_no_mixer_is_named() -> None:
+    """Ahead in a ring: each of three is behind another on two of three tasks."""
+    ring = [("softmax", "csp", "tssa"), ("csp", "tssa", "softmax"), ("tssa", "softmax", "csp")]
+    steps = [[0.90, 0.91, 0.92], [0.80, 0.82, 0.81], [0.70, 0.71, 0.73]]
+    tasks = {order[0]: with_accuracies(dict(zip(order, steps, strict=True))) for order in ring}
+    assert answers(tasks)[0] == (
+        "For accuracy: none. Some other is ahead of each on more tasks than it of that one."
+    )
+
+
 def test_ratios_are_geometric_means_relative_to_softmax() -> None:
     tasks = [with_accuracies(CLEAR) for _ in range(2)]
     for results, speed in zip(tasks, (2.0, 8.0), strict=True):

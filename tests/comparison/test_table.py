@@ -150,6 +150,7 @@ def test_differences_from_softmax() -> None:
     alone = first.difference
     assert first.probability == pytest.approx(2 * alone.probability)
     assert alone.low < 0.1033 < alone.high
+    assert "with a variance estimated from all rows" in text
     assert (first.is_shown, first.is_loss, second.is_shown) == (True, False, False)
 
 

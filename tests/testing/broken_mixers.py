@@ -149,6 +149,21 @@ class HiddenState(Mean):
         return super().advance_stream(self.scale * x_t, state)
 
 
+@breaks("state_dict_holds_everything")
+class CannotBeCopied(Mean):
+    def __init__(self, dim: int, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        self.half = self.proj.weight / 2
+
+
+@breaks("state_dict_holds_everything", "exports")
+class MakesWeightsWhenCalled(Mean):
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        if not hasattr(self, "gain"):
+            self.gain = nn.Parameter(torch.ones_like(x[0, 0]))
+        return self.gain * super().mix(x, key_padding_mask)
+
+
 @breaks("samples_of_a_batch_do_not_meet", "longer_neighbours_change_nothing")
 class MeetsInTheBatch(BothWays):
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:

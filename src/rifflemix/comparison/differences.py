@@ -11,8 +11,8 @@ from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import SHARES, metric_title, metric_value
 
 _HOW_TO_READ = (
-    "Paired over seeds. The interval is Student's t for that row alone; p is corrected for the "
-    "number of rows (Holm). "
+    "Paired over seeds, with a variance estimated from all rows. The interval is not corrected for "
+    "the number of rows, p is (Holm). "
 )
 _SAMPLES = {
     True: "Both count the finite test set, as if each mixer had one of its own.",

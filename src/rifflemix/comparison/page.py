@@ -27,7 +27,8 @@ _PLOT = (
     "In the plot, further right is faster and further {up} is better; a smaller disk needs less "
     "memory. A mixer is better than another in every way only where it lies to the right, "
     "further {up}, and is smaller. Bars show one standard deviation over seeds, and the slowest "
-    "and fastest seed; where bars overlap, no difference has been shown."
+    "and fastest seed. Scores whose bars overlap may differ by more than noise all the same: the "
+    "table says which do."
 )
 
 

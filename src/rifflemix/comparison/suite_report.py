@@ -122,7 +122,9 @@ def _answers(comparisons: Comparisons, mixers: Sequence[Overall]) -> Iterator[st
     ranked = [mixer for mixer in mixers if mixer.standing is not None]
     unbeaten_ones = [mixer for mixer in ranked if mixer.is_unbeaten]
     best = _by(unbeaten_ones, lambda m: m.standing.rank if m.standing else 0.0)
-    if ranked and len(best) < len(ranked):
+    if ranked and not best:
+        yield "For accuracy: none. Some other is ahead of each on more tasks than it of that one."
+    elif ranked and len(best) < len(ranked):
         yield f"For accuracy: {_listed(best)}. No other is ahead of these on more tasks."
     elif ranked:
         yield "For accuracy: these tasks and seeds put no mixer ahead."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -10,13 +12,22 @@ from rifflemix.testing.forms import DIM, Form, require, require_close, tokens
 
 
 def state_dict_holds_everything(form: Form) -> None:
-    """Another mixer with the same state_dict gives the same outputs, bit for bit."""
+    """Another mixer with the same state_dict gives the same outputs, bit for bit; so does a copy.
+
+    What a forward pass makes, no optimiser would train and no new mixer could load.
+    """
     mixer = form.build()
     torch.manual_seed(99)
     other = form.new().double().eval()
+    copied = copy.deepcopy(mixer)
+    names = set(mixer.state_dict())
     other.load_state_dict(mixer.state_dict())
     x = tokens(2, 19)
-    require(torch.equal(other(x), mixer(x)), "outputs differ after load_state_dict")
+    y = mixer(x)
+    require(torch.equal(other(x), y), "outputs differ after load_state_dict")
+    require(torch.equal(copied(x), y), "outputs of copy.deepcopy differ")
+    made = sorted(names ^ set(mixer.state_dict()))
+    require(not made, f"a forward pass changes which names there are: make {made} in __init__")
 
 
 def outputs_and_gradients(mixer: TokenMixer, x: Tensor) -> list[Tensor]:
