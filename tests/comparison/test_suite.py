@@ -134,7 +134,7 @@ def test_where_each_is_behind_some_other_no_mixer_is_named() -> None:
     steps = [[0.90, 0.91, 0.92], [0.80, 0.82, 0.81], [0.70, 0.71, 0.73]]
     tasks = {order[0]: with_accuracies(dict(zip(order, steps, strict=True))) for order in ring}
     assert answers(tasks)[0] == (
-        "For accuracy: none. Each is behind some other on more tasks than it is ahead of that one."
+        "For accuracy: none. Each is behind another on more tasks than ahead of it."
     )
 
 

@@ -123,7 +123,7 @@ def _answers(comparisons: Comparisons, mixers: Sequence[Overall]) -> Iterator[st
     unbeaten_ones = [mixer for mixer in ranked if mixer.is_unbeaten]
     best = _by(unbeaten_ones, lambda m: m.standing.rank if m.standing else 0.0)
     if ranked and not best:
-        yield "For accuracy: none. Each is behind some other on more tasks than it is ahead of that one."
+        yield "For accuracy: none. Each is behind another on more tasks than ahead of it."
     elif ranked and len(best) < len(ranked):
         yield f"For accuracy: {_listed(best)}. No other is ahead of these on more tasks."
     elif ranked:
