@@ -150,6 +150,40 @@ def test_paths_that_are_too_long_are_refused_before_measuring(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["x" * 256, "new/" * 1100, "loop"], ids=["name", "path", "loop"])
+@pytest.mark.parametrize("command", ["analyze macs", "merge runs", "report"])
+def test_runs_whose_paths_cannot_be_read(
+    command: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    arguments = (str(tmp_path / name), "--out", str(tmp_path / "out"))
+    assert main(monkeypatch, *command.split(), *arguments) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("compare", *TINY, "--mixers", "identity"), ("train", *TINY, "--mixer", "identity")],
+    ids=lambda words: words[0],
+)
+def test_a_tilde_that_the_shell_left(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert main(monkeypatch, *command, "--out=~/run") == 0
+    assert (tmp_path / "home" / "run" / "results.json").is_file()
+    assert not Path("~").exists()
+    assert main(monkeypatch, "report", "runs", "--out=~nobody-of-this-name/run") == 2
+    assert "expected a path whose ~ stands for a user's folder" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("what", ["data list", "list tasks"])
 def test_lists_of_folders_that_are_not_there(
     what: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

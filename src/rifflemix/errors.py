@@ -69,7 +69,7 @@ def same_name(name: object, known: Iterable[str]) -> str | None:
     """The known name that differs in capitals or hyphens only, or is what others call the same."""
     plain = {_plain(other): other for other in known}
     word = _plain(name)
-    return plain.get(word) or plain.get(_OTHER_WORDS.get(word, ""))
+    return plain.get(word) or plain.get(_OTHER_WORDS.get(word, word))
 
 
 def nearest_names(name: object, known: Iterable[str]) -> list[str]:
@@ -100,15 +100,20 @@ def unknown_name(kind: str, name: object, known: Iterable[str], listed: str = ""
     `listed` is the command that lists them, for those that are too many for a sentence.
     """
     names = sorted(known)
-    near = [n if n == n.strip() else repr(n) for n in nearest_names(name, names)]
+    near = [_as_shown(n) for n in nearest_names(name, names)]
     if near:
         hint = f"did you mean {' or '.join(near)}?"
     elif len(names) > _MOST_NAMES:
         hint = f"{len(names):,} are known, such as {names[0]} and {names[-1]}"
         hint += f": `{listed}`" if listed else ""
     else:
-        hint = f"known: {', '.join(names)}"
+        hint = f"known: {', '.join(map(_as_shown, names))}"
     return InputError(f"unknown {kind} {_in_a_line(repr(name))}; {hint}")
+
+
+def _as_shown(name: str) -> str:
+    """A name as it is, in quotes where it could not be seen."""
+    return name if name and name == name.strip() else repr(name)
 
 
 def require_packages(what: str, extra: str, *names: str) -> None:

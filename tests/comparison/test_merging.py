@@ -207,6 +207,8 @@ def test_folders_that_cannot_be_merged(folders: Path, tmp_path: Path) -> None:
             merge_comparisons(paths, tmp_path / "out")
     with pytest.raises(rm.InputError, match=r"folder: expected one with results\.json"):
         merge_comparisons([one, tmp_path], tmp_path / "out")
+    with pytest.raises(rm.InputError, match="merge: expected a path that can be looked at"):
+        merge_comparisons([one, "x" * 256], tmp_path / "out")
     with pytest.raises(rm.InputError, match="out: expected a folder of the same command"):
         merge_comparisons([one, folders / "tssa0"], folders / "both")
 

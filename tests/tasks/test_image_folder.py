@@ -140,6 +140,12 @@ def test_what_does_not_count(data: Path, write: Write) -> None:
             lambda w, d: (d / "a.zip").write_bytes(b""), r"a\.zip there is packed", id="packed"
         ),
         pytest.param(
+            lambda w, d: [w(d / "bee" / "x.png"), w(d / "wasp" / "x.png"), (d / "ant").mkdir()],
+            r"ant: expected images of class ant .*, found none",
+            id="empty class without train",
+        ),
+        pytest.param(lambda w, d: w(d / "bee" / "x.png"), "two classes or more", id="one alone"),
+        pytest.param(
             lambda w, d: w(d / "train" / "bee" / "x.png"), "two classes or more", id="one class"
         ),
         pytest.param(

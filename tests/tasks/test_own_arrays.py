@@ -241,6 +241,8 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "NaN": (NAN, Y, {}, "x: expected finite numbers, got nan in sample 5"),
     "too large": (HUGE, Y, {}, r"x: expected finite numbers, got 1e\+300 in sample 7"),
     "negative": (np.arange(-1, 23).reshape(12, 2), Y, {}, "tokens from 0 to .* got -1 in sample 0"),
+    "64 bits and a sign": ([[2**63], [-1]] * 6, Y, {}, r"tokens from 0 .*, got 9.22e\+18 among"),
+    "64 bits beside few": ([[2**63 + 5, 1], [1]] * 6, Y, {}, "tokens from 0 .*, got 9.22e"),
     "one axis": (X[:, 0], Y, {}, r"shape \(M, N\), .*x\[:, None\]"),
     "nothing": ([], [], {}, "x: expected at least one sample, got none"),
     "a text": ("text", Y, {}, "x: expected an array, a tensor or a list of samples"),
@@ -266,6 +268,12 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "all different": (X, np.arange(12), {}, "several samples each, .*kind='regression'"),
     "fractions": (X, Y / 3, {"kind": "classification"}, "whole numbers or texts .* for sample 1"),
     "texts as numbers": (X, list("ab" * 6), {"kind": "regression"}, "expected numbers for regress"),
+    "infinite class": (
+        X, np.where(Y, np.inf, 0.0), {"kind": "classification"}, "whole numbers or .* got inf",
+    ),
+    "inexact class": (
+        X, np.where(Y, 2.0**60, 0.0), {"kind": "classification"}, "whole numbers or .* got 1.15",
+    ),
     "kind": (X, Y, {"kind": "regress"}, "kind: expected .* did you mean regression"),
     "lengths": (X, Y, {"lengths": [4] * 11 + [5]}, "lengths: expected 1 to 4, got 5 for sample 11"),
     "unequal lengths": (X, Y, {"lengths": [[1], [2, 3]]}, "lengths: expected 12 integers, one"),
@@ -314,6 +322,13 @@ def test_what_is_wrong_is_one_sentence(
     with pytest.raises(rm.InputError, match=message) as caught:
         rm.Task.from_arrays(x, y, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_sparse_matrix_is_told_to_be_made_dense() -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    message = r"x: expected an array, .* got csr_matrix; .*x\.toarray\(\)"
+    with pytest.raises(rm.InputError, match=message):
+        rm.Task.from_arrays(sparse.csr_matrix(np.eye(12)), Y)
 
 
 def test_a_data_frame_of_numbers_as_objects() -> None:

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rifflemix as rm
@@ -35,7 +36,7 @@ def answers(task: rm.Task) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["auto", "classification", "regression"])
-@pytest.mark.parametrize("mark", ["NA", "N/A", "NaN", "nan", "null", "None", "?", " "])
+@pytest.mark.parametrize("mark", ["NA", "N/A", "nan", "NULL", "None", "<NA>", "#N/A", "?", " "])
 @pytest.mark.parametrize("others", [["0", "1"], ["good", "bad"], ["0.5", "1.5"]])
 def test_missing_labels_are_no_classes(
     tmp_path: Path, others: list[str], mark: str, kind: str
@@ -199,3 +200,62 @@ def test_a_quote_inside_a_field_of_a_csv_is_refused_with_its_line(tmp_path: Path
     with pytest.raises(rm.InputError, match=r"line 12: the row cannot be read .*twice") as caught:
         read(path)
     assert "fresh copy" not in str(caught.value)
+
+
+# Rows
+
+
+UNREADABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "header again": (
+        "t.csv", "text,y\nx,a\nz,b\ntext,y\nv,a\n", {},
+        r"t\.csv, line 4: expected a row, got the header again",
+    ),
+    "header again, tabs": (
+        "t.tsv", "text\ty\nx\ta\ntext\ty\n", {}, r"t\.tsv, line 3: .* got the header again",
+    ),
+    "index": (
+        "t.csv", ",text,y\n0,x,1\n", {"input": "txt"},
+        r"column of t\.csv 'txt'; did you mean text\?$",
+    ),
+    "index, all columns": (
+        "t.csv", ",text,y\n0,x,1\n", {"input": "words"}, "'words'; known: '', text, y$",
+    ),
+    "list as split": (
+        "t.jsonl", '{"text": "x", "y": 1, "s": ["train"]}\n', {"split": "s"},
+        r"line 1: expected train, validation or test in column 's', got \['train'\]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"), UNREADABLE.values(), ids=UNREADABLE
+)
+def test_rows_and_columns_that_are_refused(
+    tmp_path: Path, name: str, content: str, options: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(rm.InputError, match=message):
+        read(path, **options)
+
+
+# Parts
+
+
+@pytest.mark.parametrize("name", ["y", "lengths", "who"])
+def test_values_of_one_part_are_not_those_of_the_next(tmp_path: Path, name: str) -> None:
+    """Too few in one part and too many in the next are together as many as the samples."""
+    tokens, numbers = np.arange(80).reshape(20, 4), np.arange(20)
+    for split, count in (("train", 15), ("test", 25)):
+        columns = {"x": tokens, "y": numbers % 2, "lengths": numbers % 4 + 1, "who": numbers}
+        columns[name] = np.resize(columns[name], count)
+        np.savez(tmp_path / f"{split}.npz", **columns)  # type: ignore[arg-type] # its stubs
+    with pytest.raises(rm.InputError, match=r": expected 20 in train\.npz, one .* got 15"):
+        rm.Task.from_folder(tmp_path, lengths="lengths", group="who")
+
+
+@pytest.mark.parametrize("place", ["", "ant"])
+def test_a_folder_of_images_is_another_task(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir(exist_ok=True)
+    with pytest.raises(rm.InputError, match=r"expected train as \.npz, .* task image_folder"):
+        load_task("folder", data=str(tmp_path))

@@ -13,6 +13,7 @@ from rifflemix.analysis.finding import Subject
 from rifflemix.analysis.runs import run_subjects
 from rifflemix.analysis.view import View
 from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.files import user_path
 from rifflemix.models import Model, create_model, list_models, model_card, model_settings
 from rifflemix.tasks import Task
 from rifflemix.train.seeds import seed_everything
@@ -31,7 +32,7 @@ def find_subjects(target: Any, view: View | None = None) -> list[Subject]:
         InputError: neither of these, no weights yet, or data that is not at hand or another.
     """
     view = view or View()
-    path = Path(target) if isinstance(target, str | Path) else None
+    path = user_path("target", target) if isinstance(target, str | Path) else None
     if path is not None and path.is_dir():
         for name, value in _of_presets_alone(view).items():
             raise bad_argument(name, "none with a run, which has its own", value)

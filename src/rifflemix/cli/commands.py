@@ -15,10 +15,17 @@ from rifflemix.runs.options import Option, Plugins, declared_options
 
 
 def parse_path(text: str) -> Path:
-    """A path as typed; an empty one would name the current folder."""
+    """A path as typed; an empty one would name the current folder.
+
+    Shells leave the ~ of --out=~/runs as it is, which would name a folder of that name.
+    """
     if not text:
         raise typer.BadParameter("expected a path, got an empty text")
-    return Path(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        expected = "expected a path whose ~ stands for a user's folder"
+        raise typer.BadParameter(f"{expected}, got {text}") from None
 
 
 class Commands(typer.Typer):

@@ -15,7 +15,14 @@ from rifflemix.comparison.plan import RESULTS_FILE
 from rifflemix.comparison.progress import Run
 from rifflemix.comparison.results import cost_of, scores_of, tried_of
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import claimed_folder, first_difference, sealed, write_bytes, write_json
+from rifflemix.files import (
+    claimed_folder,
+    first_difference,
+    sealed,
+    user_path,
+    write_bytes,
+    write_json,
+)
 from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.outside import code_by_name
@@ -43,7 +50,7 @@ def merge_comparisons(folders: Sequence[str | Path], out: str | Path) -> Compari
             budget, one label for two settings, two results of one run, or mixers with different
             seeds or, where they were tuned, different choices.
     """
-    paths, target = different_folders(folders), Path(out)
+    paths, target = different_folders(folders), user_path("out", out)
     check_folder(target)
     merged = Merged.of(paths, target)
     merged.write()
@@ -56,8 +63,8 @@ def different_folders(folders: Sequence[str | Path]) -> list[Path]:
     Raises:
         InputError: fewer than two, or one of them twice.
     """
-    paths = [Path(folder) for folder in folders]
-    if len({path.resolve() for path in paths}) < max(2, len(paths)):
+    paths = [user_path("merge", folder) for folder in folders]
+    if len({os.path.realpath(path) for path in paths}) < max(2, len(paths)):
         raise bad_argument("merge", "two or more different folders", ", ".join(map(str, paths)))
     return paths
 

@@ -12,7 +12,7 @@ from rifflemix.comparison.plan import RESULTS_FILE, RUNS_ARE_KEPT
 from rifflemix.comparison.suite import FORMAT, SuiteComparison, suite_summary, write_suite_files
 from rifflemix.comparison.suites import Suite, get_suite
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import claimed_folder, read_json
+from rifflemix.files import claimed_folder, read_json, user_path
 from rifflemix.runs.folder import check_folder
 
 # What all tasks of a suite have in common, beside the mixers; the rest is the task's own.
@@ -21,7 +21,7 @@ _ALIKE = ("seeds", "dim", "num_layers", "num_heads", "tuned", "mixer_options", "
 
 def is_suite(folder: str | Path) -> bool:
     """Whether a folder holds the results of a suite."""
-    path = Path(folder) / RESULTS_FILE
+    path = user_path("merge", folder) / RESULTS_FILE
     if not path.is_file():
         return False
     results = read_json(path, RUNS_ARE_KEPT)
@@ -41,7 +41,7 @@ def merge_suites(folders: Sequence[str | Path], out: str | Path) -> SuiteCompari
             tasks with different mixers, seeds or sizes of the model, or as `merge_comparisons`;
             before anything is written.
     """
-    paths, target = different_folders(folders), Path(out)
+    paths, target = different_folders(folders), user_path("out", out)
     check_folder(target)
     suite, tasks = _suite(paths)
     made: dict[str, Merged] = {}

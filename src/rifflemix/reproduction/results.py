@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.files import parse_json, read_text
+from rifflemix.files import parse_json, read_text, user_path
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.checks import check_results
 from rifflemix.reproduction.utilisation import Utilisation
@@ -92,7 +92,7 @@ def load_results(paths: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:
             reproduction's is not whole.
     """
     found: dict[Path, dict[str, Any]] = {}
-    for path in paths:
+    for path in (user_path("results", path) for path in paths):
         if path.is_dir():
             for inside in sorted(path.rglob("*.json")):
                 result = _read(inside)

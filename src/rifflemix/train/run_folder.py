@@ -21,6 +21,7 @@ from rifflemix.files import (
     flush,
     parse_json,
     read_json_lines,
+    user_path,
 )
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.protocols import TrainableTask
@@ -35,7 +36,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path = user_path("out_dir", path)
         self.config = path / CONFIG_FILE
         self.log = path / "log.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"

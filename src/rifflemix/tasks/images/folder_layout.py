@@ -48,7 +48,7 @@ def folder_listing(root: Path) -> Listing | None:
     parts = find_parts(root)
     _check_beside(root, parts)
     if "train" not in parts:
-        if not _looks_classified(root):
+        if not any(any(image_files(root / name)) for name in class_folders(root)):
             return None
         parts = {"train": root}
     elif not class_folders(parts["train"]):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.checks import check_integer
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.errors import bad_argument
 from rifflemix.files import user_path
 from rifflemix.tasks.core.base import Request, Task, TaskCard, TaskStatus
 from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
@@ -107,10 +107,7 @@ def _read_npz(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
 def _read_folder(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
     if options["input"] is not None:
         options["input"] = _columns(options["input"])
-    task = from_folder(path, origin=origin, **options)
-    if task.card is None:
-        raise InputError(f"{path}: no train.npz or train.jsonl here; images are task image_folder")
-    return task
+    return from_folder(path, origin=origin, **options)
 
 
 def _task(name: str, title: str, description: str, read: Any, **options: Any) -> OwnFile:

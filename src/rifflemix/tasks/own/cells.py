@@ -8,7 +8,10 @@ from typing import Any
 
 from rifflemix.errors import InputError
 
-_MISSING = frozenset(("", "NA", "N/A", "NaN", "nan", "null", "None", "?"))
+# As pandas, R, Excel, SQL and people write them.
+_MISSING = frozenset(
+    ("", "NA", "N/A", "n/a", "<NA>", "#N/A", "NaN", "nan", "null", "NULL", r"\N", "None", "?")
+)
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # as Python writes it back, of 64 bits
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WITH_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")

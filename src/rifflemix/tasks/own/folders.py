@@ -29,6 +29,11 @@ def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **op
         raise bad_argument("path", "an existing folder", repr(str(path)))
     files = _files(folder)
     if not files:
+        if origin is not None:
+            raise InputError(
+                f"{folder}: expected train as .npz, .csv, .tsv or .jsonl, found none; images in "
+                "folders of their classes are task image_folder"
+            )
         return _images(folder, options)
     origin = origin or Origin("folder", title=folder.name, data_source=f"{folder.name}/")
     input, label = options.pop("input", None), options.pop("label", None)

@@ -14,6 +14,7 @@ from rifflemix.tasks.own.samples import as_numpy
 
 KINDS = ("auto", "classification", "regression")
 _MOST_CLASSES = 1 << 16
+_MOST_EXACT = 1 << 53  # up to here a float64 holds every whole number
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,9 @@ def _is_number(value: Any) -> bool:
 
 def _classes(values: NDArray[Any], kind: str) -> Labels:
     if values.dtype.kind == "f":
-        wrong = np.flatnonzero(values != np.round(values))  # NaN differs from itself
+        # NaN differs from itself; a larger number stands for several whole ones.
+        is_whole = (values == np.round(values)) & (np.abs(values) <= _MOST_EXACT)
+        wrong = np.flatnonzero(~is_whole)
         if len(wrong):
             row = int(wrong[0])
             raise bad_argument(

@@ -68,6 +68,7 @@ def from_parts(parts: Mapping[str, Part], origin: Origin, options: Mapping[str, 
     }
     options = dict(options)
     if len(given) > 1:
+        _check_counts(by_source)
         split = options.get("split", DEFAULT_SPLIT)
         if plain_array(split).tolist() != list(DEFAULT_SPLIT):
             raise InputError(
@@ -95,6 +96,17 @@ def split_name(name: str) -> str:
     if name not in NAMES:
         raise unknown_name("split", name, NAMES)
     return NAMES[name]
+
+
+def _check_counts(parts: Mapping[str, Part]) -> None:
+    """Raise where a part has not as many labels as samples: joined, they would be another's."""
+    for where, part in parts.items():
+        for name in ("y", "lengths", "groups"):
+            values = getattr(part, name)
+            if values is not None and len(values) != len(part.x):
+                raise bad_argument(
+                    name, f"{len(part.x)} in {where}, one for each sample", len(values)
+                )
 
 
 def _check_alike(parts: Mapping[str, Part], options: Mapping[str, Any]) -> None:

@@ -44,6 +44,11 @@ def _text_rows(file: Path) -> Iterator[tuple[int, Mapping[str, str]]]:
     for line, fields in rows:
         if len(fields) != len(header):
             raise _ragged(file, line, len(header), len(fields))
+        if fields == header:
+            raise InputError(
+                f"{file}, line {line}: expected a row, got the header again; of tables that are "
+                "joined the first alone keeps it"
+            )
         yield line, dict(zip(header, fields, strict=True))
 
 

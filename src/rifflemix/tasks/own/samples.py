@@ -105,6 +105,9 @@ def _as_array(x: Any) -> NDArray[Any] | None:
     """`x` as one array of numbers; None where its samples are texts or of unequal length."""
     x = as_numpy(x)
     is_number = isinstance(x, np.ndarray) and x.ndim == 0
+    if hasattr(x, "toarray"):  # of SciPy
+        hint = "a sparse matrix becomes an array by x.toarray()"
+        raise bad_argument("x", "an array, a tensor or a list of samples", type(x).__name__, hint)
     if isinstance(x, str | bytes | dict) or is_number or not hasattr(x, "__len__"):
         raise bad_argument("x", "an array, a tensor or a list of samples", shown(x))
     if len(x) == 0:
@@ -112,9 +115,11 @@ def _as_array(x: Any) -> NDArray[Any] | None:
     if not isinstance(x, np.ndarray):
         x = [as_numpy(sample) for sample in x]
         try:
-            x = np.asarray(x)
+            found = np.asarray(x)
         except ValueError:  # of unequal lengths
             return None
+        _check_ids(x, found)
+        x = found
     if x.dtype.kind == "O" and x.ndim > 1:  # of pandas: columns of several types
         x = _numbers(x)
     if x.dtype.kind in "OUS":
@@ -125,6 +130,21 @@ def _as_array(x: Any) -> NDArray[Any] | None:
         hint = "one number a sample is a sequence of one: x[:, None]" if x.ndim == 1 else ""
         raise bad_argument("x", "shape (M, N), (M, N, F) or (M, H, W, C)", x.shape, hint)
     return np.ascontiguousarray(x)
+
+
+def _check_ids(rows: Sequence[Any], joined: NDArray[Any]) -> None:
+    """Raise where NumPy made floats of whole numbers, since no type of 64 bits holds them all."""
+    if joined.dtype.kind == "f" and all(map(_are_whole, rows)):
+        raise bad_argument(
+            "x", f"tokens from 0 to {_MOST_IDS - 1:,}", f"{joined.max():.3g} among the numbers",
+            "numbers that are no tokens are floats",
+        )  # fmt: skip
+
+
+def _are_whole(values: Any) -> bool:
+    if isinstance(values, list | tuple):
+        return all(map(_are_whole, values))
+    return np.asarray(values).dtype.kind in "biu"
 
 
 def _numbers(cells: NDArray[Any]) -> NDArray[Any]:
@@ -184,6 +204,7 @@ def _ragged(items: Sequence[Any], max_length: int | None) -> Samples:
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     kept = np.minimum(lengths, max_length) if max_length else lengths
     values = np.concatenate([row[:length] for row, length in zip(rows, kept, strict=True)])
+    _check_ids(items, values)
     cut = int((kept < lengths).sum())
     if isinstance(items[0], str):
         tokens = values.astype(np.int64) + 1

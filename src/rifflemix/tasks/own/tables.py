@@ -171,7 +171,7 @@ def _labels(tables: Sequence[Table], name: str, kind: str) -> list[list[Any]]:
 
 def _split_names(table: Table, name: str) -> list[str]:
     for row, value in enumerate(table.columns[name]):
-        if value not in NAMES:
+        if not isinstance(value, str) or value not in NAMES:
             raise InputError(
                 f"{table.where(row)}: expected train, validation or test in column {name!r}, got "
                 f"{value!r}"
