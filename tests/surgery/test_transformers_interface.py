@@ -176,3 +176,28 @@ def test_layers_that_differ_must_know_which_they_are() -> None:
     assert outputs_of(build("vit", "rifflemix_linear"), inputs_of("vit")).isfinite().all()
     with pytest.raises(rm.InputError, match="expected attention that knows its layer_idx"):
         outputs_of(build("vit", "rifflemix_butterfly"), inputs_of("vit"))
+
+
+@pytest.mark.parametrize("kind", ["Bloom", "CodeGen", "GPTNeoXJapanese", "MegatronBert"])
+def test_attention_of_its_own_is_not_given_these_masks(kind: str) -> None:
+    """It would add them to its scores, and without padding see later tokens: there is no mask."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "rotary_dim": 4}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=37, **sizes)
+    model_class = getattr(transformers, f"{kind}Model")
+    model = model_class._from_config(config, attn_implementation="rifflemix_linear").eval()
+    with pytest.raises(rm.InputError, match=f"one of {kind}Config, which has attention of its own"):
+        model(torch.randint(3, 37, (2, 5)))
+
+
+def test_attention_of_its_own_in_one_part_is_not_given_these_masks() -> None:
+    config = transformers.GitConfig(
+        vocab_size=37,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    )
+    model = transformers.GitModel(config)
+    model.set_attn_implementation("rifflemix_linear")
+    with pytest.raises(rm.InputError, match="one of GitConfig, which has attention of its own"):
+        model(torch.randint(3, 37, (2, 5)))

@@ -8,13 +8,14 @@ through transformers' mask interface: without an entry there it hands on none, s
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import (
     AttentionMaskInterface,
     bidirectional_mask_function,
@@ -34,6 +35,8 @@ SCHEDULED = (Butterfly, BigBird)
 """Mixers that compute something else in every layer."""
 _MAPS = ("qkv", "proj")
 _KEPT = "_rifflemix_operator"
+_HALF = ("git",)
+"""Hosts with attention implementations in one part, and attention of their own in the other."""
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k")
 
 
@@ -126,8 +129,17 @@ def padding_alone(
     K), which `attend` then refuses by name.
 
     Raises:
-        InputError: a cache of a fixed size, whose keys are not all tokens.
+        InputError: a cache of a fixed size, whose keys are not all tokens; a host whose attention
+            is its own, which would take this mask for one that is added to its scores.
     """
+    config = options.get("config")
+    if not torch.compiler.is_compiling() and not _reads_implementations(type(config)):
+        raise bad_argument(
+            "attn_implementation",
+            "a model whose attention asks for one",
+            f"one of {type(config).__name__}, which has attention of its own",
+            "use rifflemix.replace_attention",
+        )
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         whole: Tensor | None = sdpa_mask(
@@ -148,6 +160,24 @@ def padding_alone(
             f"{kv_length} keys for {q_length} tokens from {q_offset} on",
         )
     return None if attention_mask is None else attention_mask[:, kv_offset:][:, :kv_length]
+
+
+@cache
+def _reads_implementations(config: type) -> bool:
+    """Whether models of a config ask for an implementation; True of models of the user's own."""
+    models = [
+        cls
+        for cls in _derived(PreTrainedModel)
+        if cls.config_class is config and cls.__module__.startswith("transformers.")
+    ]
+    is_half = getattr(config, "model_type", "") in _HALF
+    return not is_half and (not models or any(m._can_set_attn_implementation() for m in models))
+
+
+def _derived(cls: type) -> Iterator[Any]:
+    for derived in cls.__subclasses__():
+        yield derived
+        yield from _derived(derived)
 
 
 def _is_causal(module: Any) -> bool:
