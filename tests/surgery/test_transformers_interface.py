@@ -201,3 +201,15 @@ def test_attention_of_its_own_in_one_part_is_not_given_these_masks() -> None:
     model.set_attn_implementation("rifflemix_linear")
     with pytest.raises(rm.InputError, match="one of GitConfig, which has attention of its own"):
         model(torch.randint(3, 37, (2, 5)))
+
+
+def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
+    """The mask would say what is padding, and nothing that later tokens are hidden."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Aimv2TextConfig(vocab_size=37, intermediate_size=32, **sizes)
+    model = transformers.Aimv2TextModel._from_config(
+        config, attn_implementation="rifflemix_linear"
+    ).eval()
+    tokens = torch.randint(3, 37, (2, 5))
+    with pytest.raises(rm.InputError, match="Aimv2TextConfig, which has attention that is causal"):
+        model(tokens, attention_mask=torch.ones_like(tokens))

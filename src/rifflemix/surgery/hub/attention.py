@@ -35,8 +35,11 @@ SCHEDULED = (Butterfly, BigBird)
 """Mixers that compute something else in every layer."""
 _MAPS = ("qkv", "proj")
 _KEPT = "_rifflemix_operator"
-_HALF = ("git",)
-"""Hosts with attention implementations in one part, and attention of their own in the other."""
+_OWN = "attention of its own"
+_REFUSED = {
+    "git": _OWN,  # in one part of two
+    "aimv2_text_model": "attention that is causal by its mask alone",
+}
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k")
 
 
@@ -130,16 +133,10 @@ def padding_alone(
 
     Raises:
         InputError: a cache of a fixed size, whose keys are not all tokens; a host whose attention
-            is its own, which would take this mask for one that is added to its scores.
+            is its own, which would take this mask for one that is added to its scores, or reads
+            from the mask that it is causal.
     """
-    config = options.get("config")
-    if not torch.compiler.is_compiling() and not _reads_implementations(type(config)):
-        raise bad_argument(
-            "attn_implementation",
-            "a model whose attention asks for one",
-            f"one of {type(config).__name__}, which has attention of its own",
-            "use rifflemix.replace_attention",
-        )
+    _check_host(options.get("config"))
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         whole: Tensor | None = sdpa_mask(
@@ -162,19 +159,33 @@ def padding_alone(
     return None if attention_mask is None else attention_mask[:, kv_offset:][:, :kv_length]
 
 
+def _check_host(config: Any) -> None:
+    kind: Any = type(config)
+    reason = None if torch.compiler.is_compiling() else _refusal(kind)
+    if reason:
+        raise bad_argument(
+            "attn_implementation",
+            "a model whose attention asks for one",
+            f"one of {kind.__name__}, which has {reason}",
+            "use rifflemix.replace_attention",
+        )
+
+
 @cache
-def _reads_implementations(config: type) -> bool:
-    """Whether models of a config ask for an implementation; True of models of the user's own."""
+def _refusal(config: type) -> str | None:
+    """What the models of a config have that no implementation fits; None of the user's own."""
     models = [
         cls
         for cls in _derived(PreTrainedModel)
         if cls.config_class is config and cls.__module__.startswith("transformers.")
     ]
-    is_half = getattr(config, "model_type", "") in _HALF
-    return not is_half and (not models or any(m._can_set_attn_implementation() for m in models))
+    reason = _REFUSED.get(getattr(config, "model_type", ""))
+    if reason or not models or any(cls._can_set_attn_implementation() for cls in models):
+        return reason
+    return _OWN
 
 
-def _derived(cls: type) -> Iterator[Any]:
+def _derived(cls: Any) -> Iterator[Any]:
     for derived in cls.__subclasses__():
         yield derived
         yield from _derived(derived)
