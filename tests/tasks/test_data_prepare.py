@@ -83,7 +83,7 @@ def test_max_samples_is_an_option_of_every_task() -> None:
     [
         (["pathfinder23"], "unknown task 'pathfinder23'; did you mean pathfinder32"),
         (["digits", "--max-samples", "0"], "max_samples: expected at least 1, got 0"),
-        (["digits", "--data-dir", "~nosuch/x"], "data_dir: expected a path whose ~"),
+        (["digits", "--data-dir", "~nosuch/x"], "'--data-dir': expected a path whose ~"),
         (["image"], "found no CIFAR-10 files without --data-dir"),
         (["pathx", "--task-option", "gap=wide"], "gap: expected a number, got 'wide'"),
     ],
