@@ -55,7 +55,8 @@ def _says(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"Of {numbers} printed numbers with a recipe, {len(rows)} were begun and {len(full)} run "
         f"in full. Of these, {near} lie within two standard errors of the test samples; the table "
-        "says what is known of the others. A reduced run reproduces nothing: it only shows that "
+        "says what is known of the others; a recipe's notes, which its run prints, say where it is "
+        "not the published one. A reduced run reproduces nothing: it only shows that "
         "the model learns. Disks are ours, rings are printed. "
         "[The whole table](reproduced/report.md)."
     )
