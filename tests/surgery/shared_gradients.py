@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed.nn.functional  # DDP would import it later, and it would hold the group
+import torch.distributed.nn.functional  # later, its defaults would keep the group alive
 from matrix import HOSTS, Program, swapped, tokens
 
 
@@ -20,5 +20,5 @@ def main(file: Path) -> None:
 
 
 torch.distributed.init_process_group("gloo")
-main(Path(sys.argv[1]))  # the model holds the group, too, whose threads have to end with it
+main(Path(sys.argv[1]))  # the model keeps the group alive, too: gone before the group ends
 torch.distributed.destroy_process_group()

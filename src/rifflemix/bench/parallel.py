@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed.nn.functional  # imported with a group at hand, it holds on to that one
+import torch.distributed.nn.functional  # later, its defaults would keep the group alive
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 

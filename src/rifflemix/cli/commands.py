@@ -18,6 +18,7 @@ def parse_path(text: str) -> Path:
     """A path as typed; an empty one would name the current folder.
 
     Shells leave the ~ of --out=~/runs as it is, which would name a folder of that name.
+    `files.user_path` would do it, too, but importing that room takes torch.
     """
     if not text:
         raise typer.BadParameter("expected a path, got an empty text")

@@ -172,7 +172,7 @@ def _cp_mesh(replicas: int, size: int, device_type: str, _: Any) -> Any:
 
 @atexit.register
 def _let_go_of_groups() -> None:
-    """A group that something holds has threads, which may abort the interpreter's end."""
+    """Drop what keeps groups alive: their threads may abort the process while Python exits."""
     _cp_mesh.cache_clear()
     gc.collect()
 
@@ -184,7 +184,7 @@ def _start_accelerator(config: TrainConfig, device: torch.device) -> Any:
     from accelerate.utils import GradientAccumulationPlugin
 
     if torch.distributed.is_available():
-        # Wrapping a model imports it; imported with a group at hand, it holds on to that one.
+        # DDP imports it; imported after a group was made, its default arguments keep that alive.
         import_module("torch.distributed.nn.functional")
 
     # accelerate keeps device and precision for the life of the process; each run has its own.
