@@ -1,7 +1,8 @@
 """Compile for an H100 or H200, without one, the kernels that an operator would launch there.
 
-Run as a program it compiles the cases named, and prints what each kernel takes, as JSON. The
-variable CAPABILITY in its environment names another kind of GPU.
+Run as a program it compiles the cases named, and prints what each kernel takes, as JSON. Variables
+of its environment: CAPABILITY names another kind of GPU; with DISASSEMBLES, instructions are
+counted, which takes as long again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ TYPES = {
 }  # fmt: skip
 
 CAPABILITY = int(os.environ.get("CAPABILITY", "90"))
+DISASSEMBLES = "DISASSEMBLES" in os.environ
 
 
 def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -61,21 +63,22 @@ def compiled(kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -
 
 
 def usage(program: Any) -> dict[str, int]:
-    """Registers and bytes of stack a thread, bytes of shared memory a program; its instructions.
-
-    Of these `shuffles` are counted apart.
-    `fused` counts the shuffles whose value goes into a product that is not rounded.
-    """
+    """Registers and bytes of stack a thread, and bytes of shared memory a program."""
     text = _dumped(program, "-res-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     if found is None:
         raise RuntimeError(text)
     registers, stack = map(int, found.groups())
+    return {"registers": registers, "stack": stack, "shared": program.metadata.shared}
+
+
+def instructions(program: Any) -> dict[str, int]:
+    """Instructions, and of these shuffles.
+
+    `fused` counts the shuffles whose value goes into a product that is not rounded.
+    """
     assembly = _dumped(program, "-sass")
     return {
-        "registers": registers,
-        "stack": stack,
-        "shared": program.metadata.shared,
         "shuffles": assembly.count("SHFL."),
         "instructions": len(re.findall(r"/\*[0-9a-f]{4,}\*/ +(?!NOP)", assembly)),
         "fused": _fused_shuffles(assembly),
@@ -123,7 +126,8 @@ def compile_all(call: Callable[[], object]) -> dict[str, dict[str, int]]:
     def compile_only(kernel: Any, programs: int, like: Tensor, *arguments: Any, **kw: Any) -> None:
         twice = kernel.__name__ in used
         name = f"{kernel.__name__} again" if twice else kernel.__name__
-        used[name] = usage(compiled(kernel, arguments, kw))
+        program = compiled(kernel, arguments, kw)
+        used[name] = usage(program) | (instructions(program) if DISASSEMBLES else {})
 
     statistics = (triton_global, triton_causal, triton_common)
     for module in (triton_support, permutation, windows, *statistics, balancing, attention):
@@ -245,15 +249,17 @@ CASES = {
 
 
 def compile_elsewhere(
-    *cases: str, folder: Path | None = None, capability: int = 90
+    *cases: str, folder: Path | None = None, capability: int = 90, disassemble: bool = False
 ) -> dict[str, dict[str, dict[str, int]]]:
     """What the kernels of each case take; in a process where Triton is not interpreted.
 
     A case is a kind and its arguments, as in "permutation:64:32:bfloat16:reference mask". The
-    folder has another Triton in it.
+    folder has another Triton in it. Disassembled, kernels tell their instructions, too.
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["CAPABILITY"] = str(capability)
+    if disassemble:
+        environment["DISASSEMBLES"] = "1"
     if folder is not None:
         path = environment.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), path)))

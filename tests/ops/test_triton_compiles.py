@@ -148,20 +148,22 @@ def test_lanes_hold_what_is_compared_and_summed(case: str) -> None:
     takes 5 shuffles of each of 16 tokens. Lanes along the tokens take six times as many, and read
     memory one channel at a time.
     """
-    (kernels,) = compile_elsewhere(case).values()
+    (kernels,) = compile_elsewhere(case, disassemble=True).values()
     assert all(takes["shuffles"] <= 100 for takes in kernels.values()), kernels
 
 
 @pytest.mark.parametrize("features", [10, 64])
 def test_lanes_that_share_a_sum_round_it_alike(features: int) -> None:
     """Fused with a shuffle, a product is not rounded, and lanes write sums that differ."""
-    (kernels,) = compile_elsewhere(f"statistics:8:{features}:float32").values()
+    case = f"statistics:8:{features}:float32"
+    (kernels,) = compile_elsewhere(case, disassemble=True).values()
     assert sum(takes["shuffles"] for takes in kernels.values()) > 50
     assert not any(takes["fused"] for takes in kernels.values()), kernels
 
 
 def test_two_channels_at_once_take_little_more_than_one() -> None:
     """Of values alone a lane holds twice the channels that it holds with positions."""
-    (kernels,) = compile_elsewhere("permutation:512:1:bfloat16:ascending values").values()
+    case = "permutation:512:1:bfloat16:ascending values"
+    (kernels,) = compile_elsewhere(case, disassemble=True).values()
     pairs, each = (kernels[name]["instructions"] for name in ("sort_values", "sort_windows"))
     assert pairs < 1.25 * each, kernels
