@@ -303,6 +303,7 @@ def test_train_end_to_end(cli: Cli, tmp_path: Path) -> None:
     table = cli(*arguments)
     assert table.code == 0
     assert "test accuracy" in table.out
+    assert json.loads((out / "results.json").read_text()) == results  # of the process that trained
     other = cli(*arguments, "--seed", "1")
     assert is_one_line_error(other), other
 

@@ -90,6 +90,17 @@ def test_threads_out_of_range(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("option", ["--data-dir", "--data"])
+def test_names_that_no_result_could_quote(
+    option: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    old = os.fsdecode(os.fsencode(tmp_path) + b"/d\xe4ta")
+    words = (*TINY, "--mixers", "average", option, old, "--out", str(tmp_path / "out"))
+    assert main(monkeypatch, "compare", *words) == 2
+    assert "error: command line: expected names in UTF-8, got '" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("command", ["train", "reproduce"])
 @pytest.mark.parametrize("seed", ["-1", "9223372036854775808", "9" * 30])
 def test_seeds_out_of_range(

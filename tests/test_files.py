@@ -261,7 +261,11 @@ def test_names_that_no_file_can_have(path: str, tmp_path: Path) -> None:
         check_new_path(tmp_path / path)
 
 
-@pytest.mark.parametrize("path", ["~nosuchuser", "~nosuchuser/x", 5, None, "", "a\0b", "x" * 300])
+@pytest.mark.parametrize(
+    "path",
+    ["~nosuchuser", "~nosuchuser/x", 5, None, "", "a\0b", "x" * 300, os.fsdecode(b"d\xe4ta")],
+    ids=ascii,
+)
 def test_paths_that_stand_for_nothing(path: Any) -> None:
     with pytest.raises(InputError, match="place: expected a path"):
         user_path("place", path)

@@ -25,7 +25,7 @@ from torch import Tensor
 from rifflemix.errors import InputError, bad_argument
 
 _HEADER = "rifflemix"  # the one header entry: safetensors writes several in random order
-_SEAL = "sha256"
+SEAL = "sha256"
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
 _DEEPEST = 64  # of JSON: what we write nests less than ten deep
@@ -99,16 +99,18 @@ def user_path(name: str, path: str | os.PathLike[str]) -> Path:
     """A path with ~ and ~user replaced by the folders they stand for.
 
     Raises:
-        InputError: `path` is no path, or there is no such user. The sentence says `name`.
+        InputError: `path` is no path, is not in UTF-8, or there is no such user; it says `name`.
     """
     if not isinstance(path, str | os.PathLike):
         raise bad_argument(name, "a path", repr(path))
-    text = os.fsdecode(path)
-    if not text or "\0" in text:
+    if not (text := os.fsdecode(path)) or "\0" in text:
         raise bad_argument(name, "a path", repr(text))
     try:
+        text.encode()  # JSON, safetensors and reports hold nothing else
         found = Path(path).expanduser()
         found.lstat()
+    except UnicodeEncodeError:
+        raise bad_argument(name, "a path in UTF-8", ascii(text)) from None
     except (FileNotFoundError, NotADirectoryError):
         pass  # perhaps it is to be made
     except RuntimeError:
@@ -209,23 +211,20 @@ def read_json_lines(path: Path) -> list[Any]:
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON object with a new checksum of its entries, which `check_seal` compares."""
-    return {**value, _SEAL: _json_digest(_unsealed(value))}
+    return {**value, SEAL: _json_digest(value)}
 
 
 def check_seal(value: Any) -> None:
     """Raise ValueError where a sealed object is not what was written; one without a seal passes."""
-    if not isinstance(value, dict) or _SEAL not in value:
+    if not isinstance(value, dict) or SEAL not in value:
         return
-    if value[_SEAL] != _json_digest(_unsealed(value)):
+    if value[SEAL] != _json_digest(value):
         raise ValueError("its checksum does not match")
 
 
-def _unsealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: entry for name, entry in value.items() if name != _SEAL}
-
-
-def _json_digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def _json_digest(value: Mapping[str, Any]) -> str:
+    unsealed = {name: entry for name, entry in value.items() if name != SEAL}
+    return hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()
 
 
 def check_json(value: Any, kind: Any, name: str) -> None:

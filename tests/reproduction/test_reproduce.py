@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.errors import InputError
-from rifflemix.files import read_tensors
+from rifflemix.files import read_tensors, write_json
 from rifflemix.recipes import Recipe, get_recipe, registry
 from rifflemix.reproduction import (
     FORMAT,
@@ -249,6 +250,20 @@ def test_lost_results_are_written_again(finished: Path) -> None:
     (finished / "results.json").unlink()
     assert run(finished)["ours"] == before["ours"]
     assert (finished / "results.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "a digit"])
+def test_damaged_results_are_written_again(damage: str, finished: Path, tmp_path: Path) -> None:
+    """They follow from the run, which nobody has to make anew for them."""
+    out = shutil.copytree(finished, tmp_path / "out")
+    path = out / "results.json"
+    before = json.loads(path.read_text())
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:1000])
+    else:
+        write_json(path, before | {"ours": 99.5})
+    assert run(out)["ours"] == before["ours"]
+    assert json.loads(path.read_text())["ours"] == before["ours"]
 
 
 def test_where_the_run_stands_is_told(tmp_path: Path) -> None:

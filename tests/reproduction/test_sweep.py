@@ -72,6 +72,23 @@ def test_a_stopped_sweep_goes_on_bit_for_bit(
     assert measured(start(tmp_path / "out")) == measured(swept[1])
 
 
+@pytest.mark.slow
+def test_a_finished_sweep_keeps_its_results(
+    swept: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call trains nothing: neither its command nor its machine made the numbers."""
+    path = swept[0] / "results.json"
+    before = path.read_bytes()
+    monkeypatch.setattr(sys, "argv", ["another", "command"])
+
+    def check(*_: object) -> None:  # a kill here would leave what is there
+        assert path.read_bytes() == before
+
+    plan = plan_sweep(small(train=QUICK), GRID, [0], swept[0], HERE)
+    assert run_sweep(plan, on_status=check) == json.loads(before)
+    check()
+
+
 def test_a_value_that_diverges_is_told(tmp_path: Path) -> None:
     train = QUICK.to_dict() | {"warmup_steps": 0, "max_steps": 4}
     recipe = small(train=type(QUICK).from_dict(train))

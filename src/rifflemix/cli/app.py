@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated, Any
 
@@ -28,7 +28,7 @@ from rifflemix.cli import (
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from rifflemix.cli.output import checked_output
-from rifflemix.errors import InputError, InputWarning, RunFailed
+from rifflemix.errors import InputError, InputWarning, RunFailed, bad_argument
 from rifflemix.plugins import first_line, plugin_place
 
 # typer carries click inside itself in newer versions and beside itself in older ones; the base
@@ -106,6 +106,7 @@ def _is_connected() -> bool:
 
 def _run() -> int:
     try:
+        _check_words(sys.argv[1:])
         with checked_output(), warnings.catch_warnings():
             warnings.simplefilter("always", InputWarning)
             warnings.showwarning = partial(_warn, warnings.showwarning)
@@ -125,6 +126,15 @@ def _run() -> int:
             raise
         return _fail(f"{place}: {type(error).__name__}: {first_line(error)}")
     return code if isinstance(code, int) else 0
+
+
+def _check_words(words: Iterable[str]) -> None:
+    """Raise InputError where a word, such as an old file's name, is no text: results quote all."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise bad_argument("command line", "names in UTF-8", ascii(word)) from None
 
 
 def _warn(

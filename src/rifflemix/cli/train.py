@@ -56,11 +56,13 @@ def _run(config: CompareConfig, out: Path, options: RunOptions) -> dict[str, Any
         single_run,
         train_mixer,
     )
+    from rifflemix.comparison.plan import RESULTS_FILE
     from rifflemix.files import write_json
     from rifflemix.mixers import mixer_card
     from rifflemix.report.live import live_progress
     from rifflemix.runs.device import using_threads
     from rifflemix.runs.folder import check_folder
+    from rifflemix.runs.results import stored_results
     from rifflemix.runs.trackers import Tracker, check_tracker
     from rifflemix.tasks import load_task
 
@@ -89,8 +91,11 @@ def _run(config: CompareConfig, out: Path, options: RunOptions) -> dict[str, Any
                 tracker=curves,
                 keep_weights=options.keep_weights,
             )
+        stored = stored_results(out / RESULTS_FILE)
+        if result.finished and stored.get("result") == result.to_dict():
+            return stored  # of the process that trained: this one has done nothing
         results = single_run(config, task, mixer, seed, result)
-    write_json(out / "results.json", results)
+    write_json(out / RESULTS_FILE, results)
     return results
 
 

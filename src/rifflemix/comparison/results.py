@@ -60,7 +60,7 @@ def single_run(
 ) -> dict[str, Any]:
     """results.json of a run that is part of no comparison; memory only once it is finished."""
     here = environment()
-    return {
+    results = {
         "format": RUN_FORMAT,
         "command": here["command"],
         "config": config.to_dict() | {"task_options": dict(task.options)},
@@ -71,6 +71,7 @@ def single_run(
         "peak_memory_bytes": training_memory(config, task, mixer) if result.finished else None,
         "result": result.to_dict(),
     }
+    return sealed(results)
 
 
 def failed_run(mixer: str, seed: int, folder: str, error: str) -> Run:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.files import parse_json, read_text, user_path
+from rifflemix.files import check_seal, parse_json, read_text, user_path
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.checks import check_results
 from rifflemix.reproduction.utilisation import Utilisation
@@ -120,6 +120,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         return None
     try:
+        check_seal(value)
         check_results(value)
     except ValueError as error:
         raise InputError(

@@ -13,7 +13,7 @@ import torch
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.files import check_json, read_json, write_json
+from rifflemix.files import check_json, check_seal, parse_json, read_text, sealed, write_json
 from rifflemix.models import Model
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.checks import check_results
@@ -178,8 +178,10 @@ def run_reproduction(
             return stored  # of the process that trained: this one has done nothing
         speed = _utilisation(plan, result)
     origin = None if plan.start is None else plan.start.origin
-    results = results_of(
-        recipe, plan.task, plan.seed, result, plan.out, speed, plan.batch_size_planned, origin
+    results = sealed(
+        results_of(
+            recipe, plan.task, plan.seed, result, plan.out, speed, plan.batch_size_planned, origin
+        )
     )
     if is_main_process():
         write_json(plan.out / RESULTS_FILE, results)
@@ -219,11 +221,12 @@ def _stored(path: Path) -> dict[str, Any]:
 
     They follow from the run's other files, and are written again if they were changed.
     """
-    stored = read_json(path) if path.exists() else {}
     try:
+        stored = parse_json(read_text(path))
+        check_seal(stored)
         check_json(stored, _Shown, "results")
         check_results(stored)
-    except ValueError:
+    except (OSError, ValueError):
         return {}
     return dict(stored)
 

@@ -10,11 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, require_packages, unknown_name
-from rifflemix.files import check_same_settings, claimed_folder, write_bytes, write_json
+from rifflemix.files import (
+    check_same_settings,
+    claimed_folder,
+    sealed,
+    write_bytes,
+    write_json,
+)
 from rifflemix.mixers.named import mixer_options
 from rifflemix.models import model_settings
 from rifflemix.recipes import Recipe
-from rifflemix.reproduction.run import ReproducePlan, plan_reproduction, train_plan
+from rifflemix.reproduction.run import (
+    RESULTS_FILE,
+    ReproducePlan,
+    plan_reproduction,
+    train_plan,
+)
 from rifflemix.reproduction.sweep_table import sweep_markdown
 from rifflemix.runs.device import using_threads
 from rifflemix.runs.environment import environment
@@ -22,7 +33,7 @@ from rifflemix.runs.folder import check_folder
 from rifflemix.runs.grid import Grid, Point, check_grid, grid_points, point_label
 from rifflemix.runs.options import ReproduceOptions
 from rifflemix.runs.processes import is_one_of_many
-from rifflemix.runs.results import protocol, summarise
+from rifflemix.runs.results import protocol, stored_results, summarise
 from rifflemix.runs.status import OnStatus, ShouldStop, silent
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainConfig, TrainingDiverged, TrainResult
@@ -199,6 +210,7 @@ def run_sweep(
     runs: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
     with claimed_folder(plan.out, plan.settings), using_threads(plan.runs[0][1].threads):
+        stored = stored_results(plan.out / RESULTS_FILE)
         for point, of in plan.runs:
             label = point_label(point)
             started = time.perf_counter()
@@ -220,8 +232,21 @@ def run_sweep(
                 if not result.finished:
                     break
                 runs.append(entry | _entry(result))
-            _write(plan, runs, failed)
-        return _write(plan, runs, failed)
+            if not _has_all(stored, runs, failed):
+                _write(plan, _results(plan, runs, failed))
+        if _has_all(stored, runs, failed) and stored["runs_done"] == len(runs) + len(failed):
+            return _write(plan, stored)  # of the process that trained: this one has done nothing
+        return _write(plan, _results(plan, runs, failed))
+
+
+def _has_all(
+    stored: Mapping[str, Any], runs: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]]
+) -> bool:
+    """Whether results of an earlier process hold these runs; one that failed may take longer."""
+    if not stored or not all(run in stored["runs"] for run in runs):
+        return False
+    known = [run["folder"] for run in stored["failed_runs"]]
+    return all(run["folder"] in known for run in failed)
 
 
 def _entry(result: TrainResult) -> dict[str, Any]:
@@ -238,13 +263,10 @@ def _entry(result: TrainResult) -> dict[str, Any]:
     }
 
 
-def _write(
-    plan: SweepPlan, runs: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
+def _write(plan: SweepPlan, results: dict[str, Any]) -> dict[str, Any]:
     from rifflemix.reproduction.sweep_plot import sweep_plot
 
-    results = _results(plan, runs, failed)
-    write_json(plan.out / "results.json", results)
+    write_json(plan.out / RESULTS_FILE, results)
     write_bytes(plan.out / "table.md", sweep_markdown(results).encode())
     write_bytes(plan.out / "plot.png", sweep_plot(results))
     return results
@@ -255,7 +277,7 @@ def _results(
 ) -> dict[str, Any]:
     here, task = environment(), plan.runs[0][1].task
     done = len(runs) + len(failed)
-    return {
+    results = {
         "format": SWEEP_FORMAT,
         "status": "complete" if done == len(plan.runs) else "partial",
         "runs_done": done,
@@ -274,6 +296,7 @@ def _results(
         "runs": list(runs),
         "failed_runs": list(failed),
     }
+    return sealed(results)
 
 
 def _point(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from rifflemix.files import SEAL, check_seal, parse_json, read_text
 from rifflemix.tasks import Task
 
 
@@ -17,6 +19,16 @@ def protocol(task: Task) -> dict[str, str]:
         "test_used_for": "reporting only, once, with the chosen weights",
         "split_note": task.split_note,
     }
+
+
+def stored_results(path: Path) -> dict[str, Any]:
+    """results.json as an earlier process wrote it; empty where none is there, or was changed."""
+    try:
+        results = parse_json(read_text(path))
+        check_seal(results)
+    except (OSError, ValueError):
+        return {}
+    return results if isinstance(results, dict) and SEAL in results else {}
 
 
 def summarise(values: Sequence[float]) -> dict[str, Any] | None:
