@@ -149,6 +149,19 @@ def test_the_gallery_of_a_comparison_goes_on(call: Any, runs: Path, tmp_path: Pa
     assert (code, "holds another run" in errors) == (2, True)
 
 
+def test_a_run_made_anew_is_looked_at_anew(call: Any, tmp_path: Path) -> None:
+    """Its folder, steps and settings of the look are the same; its weights are not."""
+    run, out = tmp_path / "run", tmp_path / "looks"
+    look = ("analyze", "pattern", run, "--out", out, "--samples", 4)
+    train = ("train", *DIGITS, "--mixer", "tssa", *SMALL, "--max-steps", 1, "--out", run)
+    for seed in (0, 1):
+        shutil.rmtree(run, ignore_errors=True)
+        assert call(*train, "--seed", seed)[0] == 0
+        code, _, errors = call(*look)
+        assert code == (0 if seed == 0 else 2), errors
+    assert "holds another run: it was started with weights = " in errors
+
+
 def test_a_preset_with_fresh_weights(call: Any, tmp_path: Path) -> None:
     words = [
         "--mixers",

@@ -158,6 +158,9 @@ def _named(tick: Callable[[str, str, int, int], None], kind: str) -> Tick:
 
 
 def _settings(name: str, view: View, subjects: Sequence[Subject]) -> dict[str, Any]:
+    """What may go on in a folder: the same look at the same weights."""
+    told = [{"label": s.label, **s.about} for s in subjects]
+    weights = [about.pop("weights") for about in told if "weights" in about]
     return {
         "format": FORMAT,
         "target": name,
@@ -167,7 +170,8 @@ def _settings(name: str, view: View, subjects: Sequence[Subject]) -> dict[str, A
         "tokens": view.tokens,
         "mixers": list(view.mixers),
         "settings": dict(view.settings or {}),
-        "subjects": [{"label": s.label, **s.about} for s in subjects],
+        "subjects": told,
+        **({"weights": weights} if weights else {}),
     }
 
 

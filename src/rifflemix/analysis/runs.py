@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,6 +200,7 @@ def _of_run(path: Path, stored: Any, view: View, task: Task | None) -> Subject:
             "model": settings["model"],
             "label": label,
             "step": about.get("step") if isinstance(about, dict) else None,
+            "weights": hashlib.blake2b(folder.best.read_bytes(), digest_size=16).hexdigest(),
             "task": task.name,
             "split": "validation",
         },
