@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -65,6 +66,32 @@ def test_output_that_cannot_be_written(form: str) -> None:
 def test_a_reader_who_goes_away_is_no_error() -> None:
     done = run("list recipes --json | head -c 1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[", "")
+
+
+def without_reader() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def test_nobody_has_to_read_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(without_reader(), "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert main(monkeypatch, "list", "mixers") == 0
+
+
+def test_nobody_has_to_read_the_progress(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open(without_reader(), "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, "stderr", gone)
+        words = ("--mixer", "average", "--max-steps", "2", "--out", str(tmp_path / "out"))
+        assert main(monkeypatch, "train", *TINY[:-2], *words) == 0
+        monkeypatch.undo()
+        with contextlib.suppress(BrokenPipeError):
+            gone.close()
+    assert "test accuracy" in capfd.readouterr().out
+    assert (tmp_path / "out" / "results.json").exists()
 
 
 COMMANDS = {

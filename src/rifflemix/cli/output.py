@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -66,12 +66,40 @@ def output_width() -> int:
 def show(renderable: RenderableType) -> None:
     """A table or text on stdout."""
     with _writing():
-        Console(highlight=False, width=output_width()).print(renderable)
+        _Output(highlight=False, width=output_width()).print(renderable)
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to `_writing`; rich would end the program as failed."""
+        raise BrokenPipeError
 
 
 def progress_console() -> Console:
     """The console for progress; of several processes the first one speaks."""
-    return Console(stderr=True, highlight=False, quiet=not is_main_process())
+    file = None if sys.stderr is None else cast(IO[str], _Unheard(sys.stderr))
+    return Console(file=file, stderr=True, highlight=False, quiet=not is_main_process())
+
+
+class _Unheard:
+    """A stream that may lose its reader, as with `2>&1 | tee log` at Ctrl-C: the work goes on."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Send what can be sent."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
 
 
 def plain_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
