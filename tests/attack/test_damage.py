@@ -102,7 +102,7 @@ DAMAGES: tuple[Callable[[random.Random, Path, list[Path]], None], ...] = (
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["finished", "killed"])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, "reproduce"])
 def test_a_damaged_file(name: str, is_whole: bool, server: Server, runs: Runs, attack: Any) -> None:
     expected = outcome(runs(name, True))
     source = runs(name, is_whole)
