@@ -64,6 +64,42 @@ def test_by_auto_classes_and_as_a_body(tmp_path: Path) -> None:
     assert torch.equal(outputs_of(again.transformer, inputs), outputs_of(body, inputs))
 
 
+BLOCKS = "encoder.layer.0.attention.self cannot be replaced.*attention_type='original_full'"
+
+
+def sparse_bigbird() -> Any:
+    torch.manual_seed(0)
+    return transformers.BigBirdModel(
+        transformers.BigBirdConfig(
+            vocab_size=37,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=24,
+            sep_token_id=2,
+            block_size=4,
+            num_random_blocks=1,
+        )
+    ).eval()
+
+
+def test_a_host_that_attends_to_blocks_again_says_so(tmp_path: Path) -> None:
+    model, inputs = sparse_bigbird(), inputs_of("bert")
+    with pytest.raises(rm.InputError, match="attention_type='original_full'"):
+        replace_attention(model, "softmax")
+    model.set_attention_type("original_full")
+    replace_attention(model, "softmax")
+    expected = outputs_of(model, inputs)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(rm.InputError, match=BLOCKS):
+        type(model).from_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path, attention_type="original_full")
+    assert torch.equal(outputs_of(again, inputs), expected)
+    rm.save_swapped(model, tmp_path)
+    with pytest.raises(rm.InputError, match=BLOCKS):
+        rm.load_swapped(tmp_path, sparse_bigbird())
+
+
 PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})

@@ -52,7 +52,9 @@ def _apply(model: nn.Module, description: Mapping[str, Any]) -> None:
                 f"model: {name} was replaced by means of the adapter {adapter!r}, which is not "
                 "known here; pass it to rifflemix.register_adapter first"
             )
-        if site is None or site.host.refusal or site.host.dim != layer["dim"]:
+        if site is not None and site.host.refusal:
+            raise InputError(f"model: {name} cannot be replaced; {site.host.refusal}")
+        if site is None or site.host.dim != layer["dim"]:
             raise _other_model(
                 model, description, f"attention of {layer['dim']} channels at {name}"
             )

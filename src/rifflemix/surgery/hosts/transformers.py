@@ -75,11 +75,17 @@ _KNOWN_ARGUMENTS = {
 # A dropout after the output map is the host's, not the mixer's.
 _DROPOUTS = ("resid_dropout", "out_drop", "projection_dropout")
 _BIASED = "it adds a bias of relative positions to its scores, and a token mixer has no scores"
+_IN_BLOCKS = (
+    "it attends to some blocks of tokens alone (block_sparse); set attention_type='original_full' "
+    "in the model's config, or in from_pretrained"
+)
 _WITH_BIAS = ("T5", "MT5", "UMT5", "LongT5", "SwitchTransformers", "Udop", "Pop2Piano")
 _REFUSED = {
     "DisentangledSelfAttention": "its attention is disentangled: relative positions are part of "
     "its scores, and a token mixer has no scores",
     "MPNetSelfAttention": _BIASED,
+    "BigBirdBlockSparseAttention": _IN_BLOCKS,
+    "BigBirdPegasusBlockSparseAttention": _IN_BLOCKS,
     **{f"{name}Attention": _BIASED for name in _WITH_BIAS},
 }
 
