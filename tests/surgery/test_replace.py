@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import rifflemix as rm
 from rifflemix.mixers import MixerCard, TokenMixer
@@ -254,6 +255,25 @@ def test_softmax_with_copied_weights_is_the_host(bias: bool) -> None:
     expected = model(x)
     rm.replace_attention(model, "softmax")
     torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
+
+
+MADE_BEFORE_EACH_CALL = {
+    "pruned": lambda part: prune.l1_unstructured(part, "weight", 0.5),
+    "weight_norm": nn.utils.weight_norm,
+    "spectral_norm": nn.utils.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("case", MADE_BEFORE_EACH_CALL)
+def test_weights_made_before_each_call_are_made_of_what_was_loaded(case: str) -> None:
+    trained, model = stack(1).eval(), nn.Sequential(Block(Attention())).eval()
+    for host in (trained, model):
+        MADE_BEFORE_EACH_CALL[case](host[0].attn.qkv)
+    model.load_state_dict(trained.state_dict())
+    rm.replace_attention(model, "softmax")
+    x = torch.randn(3, N, C)
+    torch.testing.assert_close(model(x), trained(x), atol=1e-5, rtol=1e-5)
 
 
 def test_fresh_is_the_mixers_own_initialisation() -> None:

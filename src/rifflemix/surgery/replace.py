@@ -18,7 +18,7 @@ from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, mixer_macs
 from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, name_of, takes_option
 from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select
 from rifflemix.surgery.unknown import unknown_attention
-from rifflemix.surgery.weights import HostWeights
+from rifflemix.surgery.weights import HostWeights, compute_weights
 
 INITS = ("copy", "fresh")
 _BEFORE = "_before_surgery"
@@ -158,7 +158,10 @@ def prepare(site: Site, settings: MixerSettings, init: str) -> Swap:
         # Not on torch's default device, which may be meta, and on meta without memory.
         with torch.device("meta" if place[0].type == "meta" else "cpu"):
             mixer = settings.build().to(device=place[0], dtype=place[1])
-    copied = site.adapter.copy_weights(original, mixer) if init == "copy" else []
+    copied: list[str] = []
+    if init == "copy":
+        compute_weights(original)
+        copied = site.adapter.copy_weights(original, mixer)
     wrapped = site.adapter.wrap(original, mixer)
     module = returned(site.adapter, "wrap", wrapped, SwappedAttention)
     return Swap(site, settings, module, copied)

@@ -6,6 +6,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from rifflemix.mixers import TokenMixer
 
@@ -43,6 +47,23 @@ _TAKES: dict[str, tuple[str, ...]] = {
     "proj": ("output",),
     "out_proj": ("output",),
 }
+
+
+def compute_weights(module: nn.Module) -> None:
+    """Compute the weights that torch makes of others before each call: pruned ones, normed ones.
+
+    Until the next call they are those of the last one, whatever was loaded or learnt since.
+    """
+    for part in module.modules():
+        if isinstance(part, NonDynamicallyQuantizableLinear):  # read and never called
+            continue
+        for hook in part._forward_pre_hooks.values():
+            with torch.no_grad():
+                if isinstance(hook, BasePruningMethod | WeightNorm):
+                    hook(part, ())
+                elif isinstance(hook, SpectralNorm):
+                    weight = hook.compute_weight(part, do_power_iteration=False)
+                    setattr(part, hook.name, weight)
 
 
 def copy_weights(mixer: TokenMixer, weights: HostWeights) -> list[str]:
