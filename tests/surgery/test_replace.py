@@ -404,6 +404,20 @@ def test_a_compiled_model_runs_what_replaced_its_attention() -> None:
     torch.testing.assert_close(compiled(x), model(x))
 
 
+def test_attention_that_is_compiled_by_itself() -> None:
+    model, x = stack(2).eval(), torch.randn(2, N, C)
+    expected = model(x)
+    compiled: Any = model[0]
+    plain, compiled.attn = compiled.attn, torch.compile(compiled.attn, backend="eager")
+    with pytest.raises(rm.InputError, match=r"0\.attn is attention that was compiled by itself"):
+        rm.replace_attention(model, "tssa")
+    compiled.attn = plain
+    rm.replace_attention(model, "tssa")
+    compiled.attn = torch.compile(compiled.attn, backend="eager")
+    rm.restore_attention(model)
+    assert torch.equal(model(x), expected)
+
+
 def test_what_is_not_taken_over_is_noted() -> None:
     model = stack(4)
     model[0].attn.register_forward_hook(lambda *_: None)

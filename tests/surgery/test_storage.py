@@ -12,6 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    checkpoint_wrapper,
+    offload_wrapper,
+)
 
 import rifflemix as rm
 from rifflemix.mixers.csp import CSP
@@ -85,7 +89,14 @@ def with_compiled_parts(model: Any) -> Any:
     return model
 
 
-WRAPPERS = [compiled, with_compiled_parts, nn.DataParallel]
+def with_checkpoints(model: Any) -> Any:
+    layers = model.encoder.layers
+    layers[0] = checkpoint_wrapper(layers[0])
+    layers[1].self_attn = checkpoint_wrapper(offload_wrapper(layers[1].self_attn))
+    return model
+
+
+WRAPPERS = [compiled, with_compiled_parts, with_checkpoints, nn.DataParallel]
 
 
 @pytest.mark.parametrize("wrap", [*WRAPPERS, DistributedDataParallel])
@@ -107,6 +118,7 @@ def test_names_do_not_know_of_wrappers_that_load(
     loaded = rm.load_swapped(tmp_path, wrap(Tagger().eval()))
     with torch.no_grad():
         assert torch.equal(loaded(IDS), swapped()(IDS))
+    assert len(rm.restore_attention(loaded)) == 2
 
 
 def test_what_is_wrapped_for_several_processes_loads_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, name_of
 from rifflemix.surgery.sites import Layers, Site, depths, find_sites, select
 from rifflemix.surgery.unknown import unknown_attention
 from rifflemix.surgery.weights import HostWeights, compute_weights
+from rifflemix.surgery.wrappers import inside, is_compiled
 
 INITS = ("copy", "fresh")
 _BEFORE = "_before_surgery"
@@ -75,7 +76,8 @@ def replace_attention(
 
     Raises:
         InputError: nothing can be replaced; a chosen layer cannot be; a mixer that sees both ways
-            in a causal host; arguments that do not suit the mixer; `torch.inference_mode`.
+            in a causal host; arguments that do not suit the mixer; `torch.inference_mode`;
+            attention that was compiled by itself.
             Nothing is changed then.
     """
     check_choice("init", init, INITS)
@@ -121,7 +123,7 @@ def restore_attention(model: nn.Module) -> list[str]:
     Raises:
         InputError: the model was loaded without the attention that it replaced.
     """
-    if isinstance(model, SwappedAttention):
+    if isinstance(model, nn.Module) and isinstance(inside(model), SwappedAttention):
         raise bad_argument("model", "a module around the replaced attention", "one of these alone")
     back = []
     named = dict(model.named_modules(remove_duplicate=False))
@@ -134,6 +136,8 @@ def restore_attention(model: nn.Module) -> list[str]:
     for name, module in named.items():
         if isinstance(module, SwappedAttention):
             parent, _, attribute = name.rpartition(".")
+            while is_compiled(named[parent]):
+                parent, _, attribute = parent.rpartition(".")
             module.original.train(module.training)
             setattr(named[parent], attribute, module.original)
             back.append(name)

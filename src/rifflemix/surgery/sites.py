@@ -14,6 +14,7 @@ from rifflemix.checks import check_integers
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.surgery.adapters import Adapter, HostAttention, SwappedAttention, returned
 from rifflemix.surgery.registry import adapter_for
+from rifflemix.surgery.wrappers import inside, is_compiled
 
 Layers = str | Sequence[int] | Callable[..., bool]
 
@@ -101,7 +102,10 @@ def depths(sites: Sequence[Site]) -> dict[str, tuple[int, int]]:
 
 
 def check_model(model: Any) -> None:
-    """Raise InputError unless it is a module, whole, and not wrapped for several devices."""
+    """Raise InputError unless it is a module, whole, and not wrapped for several devices.
+
+    Nor may attention in it be compiled by itself.
+    """
     if not isinstance(model, nn.Module):
         raise bad_argument("model", "a torch.nn.Module", type(model).__name__)
     for name, module in model.named_modules():
@@ -112,6 +116,11 @@ def check_model(model: Any) -> None:
             raise InputError(
                 f"model: {name or 'it'} is wrapped in {kind}, which has taken hold of the "
                 "parameters; replace the attention first, then wrap"
+            )
+        if is_compiled(module) and adapter_for(inside(module)) is not None:
+            raise InputError(
+                f"model: {name or 'it'} is attention that was compiled by itself, and "
+                "torch.compile goes on running it; replace the attention first, then compile"
             )
     check_whole("model", model)
 
