@@ -87,6 +87,17 @@ def test_restore_gives_back_the_very_modules() -> None:
     assert rm.restore_attention(model) == []
 
 
+def test_a_forward_of_ones_own_is_not_trusted() -> None:
+    model = encoder()
+    attention = model.layers[0].self_attn
+    attention.forward = lambda query, *_, **__: (2 * query, None)
+    report = rm.replace_attention(model, "softmax")
+    assert report.replaced == ["layers.1.self_attn", "layers.2.self_attn"]
+    assert report.skipped[0][0] == "layers.0.self_attn"
+    attention._hf_hook = "accelerate's, which moves tensors"
+    assert rm.replace_attention(model, "softmax", layers=[0]).replaced == ["layers.0.self_attn"]
+
+
 class Tokens(nn.Module):
     """Attention whose queries, keys and values are made of its input by three functions."""
 

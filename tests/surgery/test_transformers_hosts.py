@@ -174,6 +174,10 @@ def test_a_forward_of_ones_own_is_not_trusted() -> None:
     model.decoder.layers[0].self_attn.__class__ = MyAttention
     with pytest.raises(rm.InputError, match=r"got decoder.layers.0.self_attn \(MyAttention\)"):
         replace_attention(model, "softmax")
+    model = with_buffer(torch.ones(1))
+    model.decoder.layers[0].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    with pytest.raises(rm.InputError, match=r"got decoder.layers.0.self_attn \(OPTAttention\)"):
+        replace_attention(model, "softmax")
 
 
 @pytest.mark.parametrize(("make", "reason"), REFUSED.values(), ids=REFUSED)

@@ -169,6 +169,14 @@ def forward_is_of(cls: type[nn.Module], library: str) -> bool:
     return getattr(cls.forward, "__module__", "").partition(".")[0] == library
 
 
+def forward_is_its_own(module: nn.Module) -> bool:
+    """Whether this very module was given another forward than its class has.
+
+    Hooks of accelerate are none: they call it.
+    """
+    return "forward" in vars(module) and not hasattr(module, "_hf_hook")
+
+
 def is_linear(part: object) -> bool:
     """Whether it is a plain linear map: not one with adapters (LoRA) or quantised weights."""
     return isinstance(part, nn.Linear) and type(part).forward is nn.Linear.forward

@@ -20,6 +20,7 @@ from rifflemix.surgery.adapters import (
     Adapter,
     HostAttention,
     SwappedAttention,
+    forward_is_its_own,
     forward_is_of,
     has_class_token,
     is_linear,
@@ -135,7 +136,7 @@ class TimmAttention(Adapter):
         kind = type(module)
         if kind.__module__.partition(".")[0] != "timm" or not forward_is_of(kind, "timm"):
             return False
-        if "forward" in vars(module):
+        if forward_is_its_own(module):
             return False
         attends = any(word in kind.__name__ for word in ("Attention", "Attn"))
         in_heads = hasattr(module, "num_heads") or hasattr(module, "heads")

@@ -17,6 +17,7 @@ from rifflemix.surgery.adapters import (
     ParentChange,
     SwappedAttention,
     class_names,
+    forward_is_its_own,
     has_class_token,
 )
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
@@ -105,10 +106,11 @@ class TorchMultiheadAttention(Adapter):
     name = "torch.nn"
 
     def matches(self, module: nn.Module) -> bool:
-        """Subclasses with a forward of their own compute something else."""
+        """What has a forward of its own, by its class or by itself, computes something else."""
         return (
             isinstance(module, nn.MultiheadAttention)
             and type(module).forward is nn.MultiheadAttention.forward
+            and not forward_is_its_own(module)
         )
 
     def describe(self, module: nn.Module, parents: Sequence[nn.Module]) -> HostAttention:

@@ -24,6 +24,7 @@ from rifflemix.surgery.adapters import (
     ParentChange,
     SwappedAttention,
     class_names,
+    forward_is_its_own,
     forward_is_of,
     has_class_token,
     is_linear,
@@ -167,6 +168,8 @@ class TransformersAttention(Adapter):
 
     def matches(self, module: nn.Module) -> bool:
         """A class of transformers, or derived from one, with a forward written as it knows."""
+        if forward_is_its_own(module):
+            return False
         return _is_attention(_class(module)) and (
             _refusal(module) != "" or maps_of(module) is not None
         )

@@ -22,6 +22,7 @@ from rifflemix.surgery.adapters import (
     ParentChange,
     SwappedAttention,
     class_names,
+    forward_is_its_own,
     forward_is_of,
 )
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
@@ -131,7 +132,7 @@ class XTransformersAttention(Adapter):
 
     def matches(self, module: nn.Module) -> bool:
         """The library's Attention with `attend` and the four maps, and its own forward."""
-        if not forward_is_of(type(module), "x_transformers"):
+        if not forward_is_of(type(module), "x_transformers") or forward_is_its_own(module):
             return False  # others name the parts of their attention alike
         parts = (*_MAPS, "attend")
         return "Attention" in class_names(module) and all(hasattr(module, part) for part in parts)
