@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_transformers import VOCABULARY, build
+from tiny_transformers import VOCABULARY, build, transformers
 from torch import Tensor
 
 import rifflemix as rm
@@ -150,6 +150,29 @@ def test_caches_that_cannot_hold_a_state_are_refused() -> None:
     past = model(**inputs).past_key_values
     with pytest.raises(rm.InputError, match="got the state of a token mixer"):
         build("gpt2")(**token, past_key_values=past)
+
+
+def test_a_layer_of_the_cache_that_is_another_modules_too_is_refused() -> None:
+    """In FalconH1 a state-space model beside the attention keeps its state there."""
+    config = transformers.FalconH1Config(
+        vocab_size=37,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=24,
+        mamba_d_ssm=16,
+        mamba_n_heads=2,
+        mamba_d_head=8,
+        mamba_d_state=8,
+        mamba_chunk_size=8,
+    )
+    model = transformers.FalconH1ForCausalLM(config).eval()
+    with pytest.warns(UserWarning, match="rotary"):
+        replace_attention(model, "tssa")
+    with pytest.raises(rm.InputError, match="beside the attention; pass use_cache=False"):
+        write(model, prompts(), do_sample=False)
+    assert write(model, prompts(), do_sample=False, use_cache=False).sequences.shape == (3, 14)
 
 
 def test_padding_after_the_prompt_is_refused() -> None:
