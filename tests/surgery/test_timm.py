@@ -180,6 +180,18 @@ def test_class_token_under_a_sort_is_said() -> None:
     assert rm.replace_attention(create("vit_tiny_patch16_224"), "tssa").notes == []
 
 
+def test_class_tokens_elsewhere_are_seen() -> None:
+    """In CrossViT one for each branch, in NaFlexViT beside the patches' embeddings."""
+    with torch.device("meta"):
+        crossvit = timm.create_model("crossvit_9_240")
+        naflexvit = timm.create_model(
+            "naflexvit_base_patch16_gap", depth=1, class_token=True, global_pool="token"
+        )
+    for model in (crossvit, naflexvit):
+        report = rm.replace_attention(model, "csp", max_length=512, dry_run=True)
+        assert "global_pool='avg'" in str(report)
+
+
 def test_dropout_of_the_output_stays() -> None:
     model = create("vit_tiny_patch16_224", attn_drop_rate=0.1, proj_drop_rate=0.3)
     rm.replace_attention(model, "softmax")

@@ -193,8 +193,9 @@ def not_plain(name: str, part: object) -> str:
 
 def has_class_token(modules: Iterable[nn.Module]) -> bool:
     """Whether one of them holds a token that a classifier reads, under any of its names."""
-    names = ("cls_token", "class_token", "class_embedding")
-    return any(isinstance(getattr(m, name, None), Tensor) for m in modules for name in names)
+    names = ("cls_token", "cls_token_0", "class_token", "class_embedding")
+    owners = [owner for m in modules for owner in (m, getattr(m, "embeds", None))]  # NaFlexViT
+    return any(isinstance(getattr(owner, name, None), Tensor) for owner in owners for name in names)
 
 
 def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype] | None:
