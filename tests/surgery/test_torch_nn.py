@@ -98,6 +98,24 @@ def test_a_forward_of_ones_own_is_not_trusted() -> None:
     assert rm.replace_attention(model, "softmax", layers=[0]).replaced == ["layers.0.self_attn"]
 
 
+class Adapted(nn.Module):
+    """As PEFT's LoRA: every call reads and changes the weights of the attention."""
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+
+def test_adapters_around_attention_are_to_be_merged_first() -> None:
+    model = encoder()
+    model.layers[1].self_attn = Adapted(model.layers[1].self_attn)
+    report = rm.replace_attention(model, "softmax")
+    assert report.replaced == ["layers.0.self_attn", "layers.2.self_attn"]
+    name, reason = report.skipped[0]
+    assert name == "layers.1.self_attn.base_layer"
+    assert "merge them into it first" in reason
+
+
 class Tokens(nn.Module):
     """Attention whose queries, keys and values are made of its input by three functions."""
 

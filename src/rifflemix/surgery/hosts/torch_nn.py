@@ -122,6 +122,8 @@ class TorchMultiheadAttention(Adapter):
         refusal = ""
         if attention.bias_k is not None or attention.add_zero_attn:
             refusal = "it attends to keys that are no tokens (add_bias_kv or add_zero_attn)"
+        elif "base_layer" in names:  # as PEFT calls what its LoRA changes in every call
+            refusal = "adapters are around it, which change its weights; merge them into it first"
         return HostAttention(
             dim=attention.embed_dim,
             num_heads=attention.num_heads,
