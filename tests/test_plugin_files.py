@@ -22,7 +22,7 @@ import rifflemix.mixers.named as mixers
 import rifflemix.models.presets as presets
 import rifflemix.tasks.registry as tasks
 from rifflemix.errors import InputWarning
-from rifflemix.plugins import load_plugin, loading, outside, plugin_files
+from rifflemix.plugins import code_hash, load_plugin, loading, outside, plugin_files
 from rifflemix.runs.outside import code_by_name, outside_code
 from rifflemix.tasks import load_task
 
@@ -172,6 +172,36 @@ def test_the_code_of_what_a_run_uses_has_a_hash(plugin: Path, tmp_path: Path) ->
         return outside_code([], [name])[f"model {name}"]
 
     assert cell("one", 1) == cell("same", 1) != cell("other", 2)
+
+
+USES = {  # what a build() uses, and its definition, in which a number will be exchanged
+    "function": ("double(1)", "def double(x): return ONE * x"),
+    "class": ("Layer().size", "class Layer:\n    size = ONE"),
+    "method": ("Layer()(1)", "class Layer:\n    def __call__(self, x): return ONE * x"),
+    "base": ("Layer()(1)", "class B:\n    def __call__(self, x): return ONE\nclass Layer(B): ..."),
+    "number": ("SIZE", "SIZE = ONE"),
+    "table": ("SIZES['a']", "SIZES = {'a': (ONE, 2)}"),
+    "closure": ("times(1)", "def make(k): return lambda x: k * x\ntimes = make(ONE)"),
+    "wrapped": (
+        "double(1)",
+        "from functools import lru_cache\n@lru_cache\ndef double(x): return ONE * x",
+    ),
+    "default": ("double(1)", "def double(x, *, sizes=(ONE, 2)): return sizes"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_the_hash_of_code_knows_what_it_uses(use: str) -> None:
+    """Else a notebook's layer in one cell could change under a mixer in another."""
+    expression, definition = USES[use]
+
+    def hashed(number: int) -> str:
+        cells: dict[str, Any] = {"__name__": "a_cell"}
+        exec(definition.replace("ONE", str(number)), cells)
+        exec(f"class Mine:\n    def mix(self): return [{expression} for _ in range(2)]", cells)
+        return code_hash(cells["Mine"])
+
+    assert hashed(1) == hashed(1) != hashed(3)
 
 
 @pytest.mark.slow

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dis
 import hashlib
 from collections.abc import Iterator
-from types import CodeType
+from contextlib import suppress
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from rifflemix.plugins.names import defined_in
 
-_NO_CODE = ("__doc__", "__firstlineno__")
+_NO_CODE = ("__annotations__", "__doc__", "__firstlineno__", "__static_attributes__")
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+_WRAPPERS = ("__func__", "__wrapped__", "fget", "fset", "func")
 
 
 def is_outside(definition: Any) -> bool:
@@ -20,19 +23,14 @@ def is_outside(definition: Any) -> bool:
 
 
 def code_hash(definition: Any) -> str:
-    """sha256 of a function, or of a class's functions and simple values and those it inherits.
+    """sha256 of a function or class, of the classes it inherits from, and of what they use.
 
-    The same wherever and whenever the same lines are run, by one version of Python.
+    They use functions, classes and simple values by their names, as far as these are of the same
+    package or notebook. The same wherever and whenever the same lines are run, by one version of
+    Python.
     """
-    total = hashlib.sha256()
-    if not isinstance(definition, type):
-        total.update("\n".join(_parts(definition)).encode())
-        return total.hexdigest()
-    for of in outside_classes(definition):
-        held = {name: value for name, value in vars(of).items() if name not in _NO_CODE}
-        for name, value in sorted(held.items()):
-            total.update("\n".join((of.__qualname__, name, *_parts(value))).encode())
-    return total.hexdigest()
+    text = "\n".join(_Reader(_package(defined_in(definition))).read(definition))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def outside_classes(cls: type) -> list[type]:
@@ -40,19 +38,94 @@ def outside_classes(cls: type) -> list[type]:
     return [
         of
         for of in cls.__mro__
-        if is_outside(of) and defined_in(of).partition(".")[0] not in ("abc", "builtins", "torch")
+        if is_outside(of) and _package(defined_in(of)) not in ("abc", "builtins", "torch")
     ]
 
 
-def _parts(value: Any) -> Iterator[str]:
-    """What a function, a property or a simple value consists of, as text."""
-    for held in (value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset"))):
-        code = getattr(held, "__code__", None)
-        if isinstance(code, CodeType):
-            yield from _code_parts(code)
-            yield repr((held.__defaults__, held.__kwdefaults__)) if _is_plain(held) else ""
-    if isinstance(value, _SIMPLE):
-        yield repr(value)
+class _Reader:
+    """Reads what definitions consist of, as text; each once.
+
+    Args:
+        package: whose functions and classes are read where another one uses them.
+    """
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self._seen: list[Any] = []
+
+    def read(self, value: Any) -> Iterator[str]:
+        """The parts of a class, function, property or simple value; of others none."""
+        if isinstance(value, type):
+            for cls in outside_classes(value):
+                yield from self._class(cls)
+            return
+        for held in (value, *(getattr(value, name, None) for name in _WRAPPERS)):
+            if isinstance(held, FunctionType):
+                yield from self._function(held)
+        if _is_plain(value):
+            yield _plain_text(value)
+
+    def _class(self, cls: type) -> Iterator[str]:
+        if not self._is_new(cls):
+            return
+        for name, value in sorted(vars(cls).items()):
+            if name not in _NO_CODE:
+                yield from (cls.__qualname__, name)
+                yield from self._used(value) if isinstance(value, type) else self.read(value)
+
+    def _function(self, function: FunctionType) -> Iterator[str]:
+        if not self._is_new(function):
+            return
+        yield from _code_parts(function.__code__)
+        if _package(function.__globals__.get("__name__", "")) == self.package:
+            for value in _values_in(function):
+                yield from self._used(value)
+
+    def _used(self, value: Any) -> Iterator[str]:
+        """The parts of what another definition uses, if it is simple or of the package."""
+        is_ours = callable(value) and _package(defined_in(value)) == self.package
+        if is_ours or _is_plain(value):
+            yield from self.read(value)
+
+    def _is_new(self, value: Any) -> bool:
+        is_new = not any(value is other for other in self._seen)
+        if is_new:
+            self._seen.append(value)
+        return is_new
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def _values_in(function: FunctionType) -> Iterator[Any]:
+    """Defaults, what a function holds of the functions around it, and the globals it uses."""
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not yet filled
+            yield cell.cell_contents
+    known = function.__globals__
+    for code in _codes(function.__code__):
+        used = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+        for name in sorted(name for name in used & known.keys() if not name.startswith("__")):
+            yield known[name]
+            if isinstance(known[name], ModuleType):
+                yield from _values_of(known[name], code, _package(known["__name__"]))
+
+
+def _values_of(module: ModuleType, code: CodeType, package: str) -> Iterator[Any]:
+    """What code may use of a module of the same package."""
+    if _package(module.__name__) == package:
+        yield from (vars(module)[name] for name in code.co_names if name in vars(module))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Code, and that of functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
 
 
 def _code_parts(code: CodeType) -> Iterator[str]:
@@ -60,12 +133,26 @@ def _code_parts(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _code_parts(constant)
-        elif isinstance(constant, frozenset):
-            yield repr(sorted(map(repr, constant)))  # sets have no order of their own
         else:
-            yield repr(constant)
+            yield _plain_text(constant)
 
 
-def _is_plain(function: Any) -> bool:
-    values = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return all(isinstance(value, _SIMPLE) for value in values)
+def _is_plain(value: Any) -> bool:
+    """Whether a value is simple, or made of such: an empty list may be one that fills with time."""
+    if isinstance(value, dict):
+        return bool(value) and all(_is_plain(part) for part in (*value, *value.values()))
+    if isinstance(value, list | set):
+        return bool(value) and all(map(_is_plain, value))
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_plain, value))
+    return isinstance(value, _SIMPLE)
+
+
+def _plain_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return repr(sorted(map(_plain_text, value.items())))
+    if isinstance(value, set | frozenset):
+        return repr(sorted(map(_plain_text, value)))  # sets have no order of their own
+    if isinstance(value, list | tuple):
+        return repr([*map(_plain_text, value)])
+    return repr(value)
