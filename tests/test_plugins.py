@@ -186,11 +186,23 @@ def test_tasks_are_registered_as_class_instance_or_function() -> None:
         return load_task("digits", patch_size=4, max_samples=count + seed)
 
     assert task_card("bands").description == "Which half is brighter?"
-    assert dict(task_card("bands").options) == {"count": 40, "max_samples": None}
+    assert dict(task_card("bands").options) == {"count": 40, "seed": 0, "max_samples": None}
     task = load_task("bands", count=20, seed=3)
-    assert (task.name, task.options["count"]) == ("bands", 20)
+    assert (task.name, task.options) == ("bands", {"count": 20, "seed": 3})
     assert len(task.split("test")) == 23
     assert task.fingerprint() != load_task("bands", count=20, seed=4).fingerprint()
+
+
+def test_a_function_gets_its_own_defaults_where_nothing_is_given(tmp_path: Path) -> None:
+    @rm.register_task
+    def few(seed: int = 7, data_dir: str | Path = "digits") -> rm.Task:
+        return load_task(Path(data_dir).name, max_samples=seed)
+
+    assert load_task("few").options == {"seed": 7}
+    assert len(load_task("few").split("test")) == 7
+    (tmp_path / "given").mkdir()
+    with pytest.raises(rm.InputError, match="unknown task 'given'"):
+        load_task("few", data_dir=tmp_path / "given")
 
 
 def needs_one(x: int) -> None: ...

@@ -153,6 +153,7 @@ def test_pairs_follow_from_the_seed_and_the_options(load: Load) -> None:
     assert load().fingerprint() == first
     others = ({"seed": 1}, {"max_length": 5}, {"vocab_size": 50}, {"num_test": 49})
     assert len({first, *(load(**other).fingerprint() for other in others)}) == 5
+    assert load(seed=1).options["seed"] == 1
     few = load(max_samples=10)
     assert few.split("train")[9][0][0].tolist() == load().split("train")[9][0][0].tolist()
 

@@ -42,6 +42,12 @@ def test_cards_say_which_tasks_are_square_images() -> None:
     assert cut >= {"digits", "mnist", "image", "cifar100", "imagenet", "image_folder"}
 
 
+def test_tasks_that_draw_their_data_have_a_seed_among_their_options() -> None:
+    """So that commands take what results and configurations hold."""
+    seeded = {name for name in list_tasks() if "seed" in task_card(name).options}
+    assert seeded == NEED_NOTHING - {"digits"} | {"passages"}
+
+
 @pytest.mark.parametrize("name", list_tasks())
 def test_card_is_filled_in(name: str) -> None:
     card = task_card(name)

@@ -132,15 +132,17 @@ def usable_tasks() -> list[str]:
 
 def task_card(name: str) -> TaskCard:
     """The card of a registered task; an unknown name suggests the nearest."""
-    card = _builder(name).card
-    return replace(card, options={**card.options, **_SHARED_OPTIONS})
+    builder = _builder(name)
+    seed = {"seed": 0} if getattr(builder, "takes_seed", False) else {}
+    card = builder.card
+    return replace(card, options={**seed, **card.options, **_SHARED_OPTIONS})
 
 
 def load_task(
     name: str,
     *,
     data_dir: Path | str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Task:
@@ -149,8 +151,8 @@ def load_task(
     Args:
         name: one of `list_tasks()`.
         data_dir: folder that holds the data files; it is only read, never written to.
-        seed: seed of generated data (ListOps, Pathfinder ...). Splits of existing data do not
-            depend on it: it is not the training seed.
+        seed: seed of generated data (ListOps, Pathfinder ...), 0 if None. Splits of existing data
+            do not depend on it: it is not the training seed.
         progress: called with what is being done, how much is done, and of how much.
         options: the task's own options (see its card), and `max_samples`, which every task has:
             most samples of each split, the first ones; None for all.
@@ -166,7 +168,7 @@ def prepare_task(
     name: str,
     *,
     data_dir: Path | str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> Path | None:
@@ -274,7 +276,7 @@ def _check_card(card: TaskCard) -> None:
 def _request(
     card: TaskCard,
     data_dir: Path | str | None,
-    seed: int,
+    seed: int | None,
     progress: Progress | None,
     options: dict[str, Any],
 ) -> Request:
@@ -282,15 +284,18 @@ def _request(
     for option in options:
         if option not in known:
             raise unknown_name(f"option of task {card.name}", option, known)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
+    drawn_with = 0 if seed is None else seed
+    is_integer = isinstance(drawn_with, int) and not isinstance(drawn_with, bool)
+    if not is_integer or not 0 <= drawn_with < 2**64:
         raise bad_argument("seed", "an integer from 0 to 2**64 - 1", repr(seed))
-    own = {name: value for name, value in options.items() if name in card.options}
+    named = options if seed is None else {**options, "seed": seed}
+    own = {name: value for name, value in named.items() if name in card.options}
     shared = {**_SHARED_OPTIONS, **options}
     return Request(
         data_dir=_folder(data_dir),
-        seed=seed,
+        seed=drawn_with,
         options={**card.options, **own},
-        given=frozenset(own),
+        given=frozenset(own) | (set() if seed is None else {"seed"}),
         progress=progress or _silent,
         max_samples=None
         if shared["max_samples"] is None

@@ -297,7 +297,7 @@ class Request:
         data_dir: folder that holds the data files, never written to; None where none was given.
         seed: seed of data that is generated.
         options: every option of the card.
-        given: names of the options that the caller set.
+        given: names of the options that the caller set, and "seed" where it was.
         progress: called with the progress of the work.
         max_samples: most samples of each split; None for all.
         must_keep: the prepared data has to be stored, not only to be used.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError, bad_argument
@@ -18,11 +17,12 @@ class FunctionTask(GeneratedTask):
 
     Args:
         function: its name names the task, its docstring describes it, its arguments, all with
-            defaults, are the options. An argument `data_dir` is the folder of data files, an
-            argument `seed` the seed of generated data; these are no options.
+            defaults, are the options. An argument `data_dir` is no option but the folder of data
+            files, where one is given; `seed` is that of generated data.
     """
 
     at_hand = "made by a function"
+    takes_seed = False  # but where it is an option
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -33,7 +33,7 @@ class FunctionTask(GeneratedTask):
             is_named = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
             if not is_named or parameter.default is parameter.empty:
                 raise bad_argument(f"function {name}", "arguments with defaults", parameter.name)
-        self._given = {p.name for p in parameters} & {"data_dir", "seed"}
+        self._takes_folder = any(p.name == "data_dir" for p in parameters)
         text = inspect.getdoc(function) or f"What {name} returns."
         self.card = TaskCard(
             name=name,
@@ -42,7 +42,7 @@ class FunctionTask(GeneratedTask):
             licence="none stated",
             description=" ".join(text.split()),
             needs_data=False,
-            options={p.name: p.default for p in parameters if p.name not in self._given},
+            options={p.name: p.default for p in parameters if p.name != "data_dir"},
         )
 
     def load(self, request: Request) -> Task:
@@ -51,10 +51,9 @@ class FunctionTask(GeneratedTask):
         Raises:
             InputError: it returns no task.
         """
-        given: dict[str, Path | int | None] = {"data_dir": request.data_dir, "seed": request.seed}
-        task = self.function(
-            **request.options, **{name: given[name] for name in sorted(self._given)}
-        )
+        has_folder = self._takes_folder and request.data_dir is not None
+        folder = {"data_dir": request.data_dir} if has_folder else {}
+        task = self.function(**request.options, **folder)
         if not isinstance(task, Task):
             raise InputError(
                 f"function {self.card.name}: expected it to return a Task, got {task!r}"

@@ -15,10 +15,12 @@ class GeneratedTask:
     Attributes:
         card: what the task is.
         at_hand: where its data comes from, as its status says.
+        takes_seed: whether the data depends on the seed of a request, an option of every such task.
     """
 
     card: TaskCard
     at_hand = "generated on demand"
+    takes_seed = True
 
     def status(self, data_dir: Path | None) -> TaskStatus:
         """Always available."""
@@ -36,12 +38,12 @@ class GeneratedTask:
 
 
 def refuse_generator_options(request: Request, names: Iterable[str]) -> None:
-    """Raise where options of the generator are set although files are read."""
-    for name in names:
+    """Raise where options of the generator, or its seed, are set although files are read."""
+    for name in ("seed", *names):
         if name in request.given:
             raise bad_argument(
                 name,
                 f"to be left out with the files in {request.data_dir}",
-                request.options[name],
+                request.options.get(name, request.seed),
                 "it is an option of the generator",
             )

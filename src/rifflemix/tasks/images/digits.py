@@ -29,6 +29,7 @@ _SCALE = PixelScale(top=16, mean=(0.3054,), std=(0.3759,))
 class Digits(GeneratedTask):
     """UCI Optical Recognition of Handwritten Digits, 8x8 pixels with 17 levels."""
 
+    takes_seed = False
     card = TaskCard(
         name="digits",
         title="Handwritten digits",

@@ -54,7 +54,7 @@ class OwnFile:
         for name in ("input", "label", "group", "lengths"):
             if not isinstance(options.get(name), str | None):
                 raise bad_argument(name, "a name", repr(options[name]))
-        told = {name: options[name] for name in sorted(request.given - {"data"})}
+        told = {name: options[name] for name in sorted(request.given - {"data", "seed"})}
         origin = Origin(
             self.card.name,
             title=path.name,

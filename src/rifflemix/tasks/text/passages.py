@@ -43,6 +43,7 @@ Words = Sequence[str]
 class Passages(Retrieval):
     """Pairs of passages, one token a word."""
 
+    takes_seed = True
     card = TaskCard(
         name="passages",
         title="Passages",
@@ -97,7 +98,7 @@ class Passages(Retrieval):
             splits[name] = _draw(papers, name, request.options[f"num_{name}"], max_length, random)
         return Task(
             name=self.card.name,
-            options=dict(request.options),
+            options={**request.options, **({"seed": request.seed} if request.seed else {})},
             input_kind="tokens",
             vocab_size=num_ids,
             num_features=None,
