@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -323,6 +324,31 @@ def test_a_causal_mixer_scaled_by_all_tokens_is_not_compared() -> None:
     refused = pytest.raises(rm.InputError, match="expected causal outputs, got some that change")
     with torch.no_grad(), checked_mixers(model), refused:
         model(torch.randint(1, 9, (2, 12)))
+
+
+class Pairs(rm.TokenMixer):
+    """Takes an option that is a tuple."""
+
+    card = replace(CARD, name="pairs", causal=False)
+
+    def __init__(self, dim: int, *, sizes: tuple[int, ...] = (1,), **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        assert type(sizes) is tuple
+        self.proj = nn.Linear(dim, dim)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        y: Tensor = self.proj(x)
+        return y
+
+
+def test_an_option_that_is_a_tuple_is_one_after_it_was_in_a_file(tmp_path: Path) -> None:
+    rm.register_mixer(Pairs)
+    settings: dict[str, Any] = {"dim": 16, "num_layers": 1, "max_steps": 1, "out": tmp_path / "out"}
+    mixers = {"two": ("pairs", {"sizes": (1, np.int64(2))})}
+    first = rm.compare("digits", mixers, **settings)
+    assert rm.compare("digits", mixers, **settings).results["runs"] == first.results["runs"]
+    with pytest.raises(rm.InputError, match="option sizes of two: expected a text, a finite num"):
+        rm.compare("digits", {"two": ("pairs", {"sizes": len})}, **settings)
 
 
 def test_a_class_that_is_defined_anew_does_not_go_on_with_the_runs_of_the_old_one(

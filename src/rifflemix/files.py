@@ -398,7 +398,8 @@ def check_same_settings(
     earlier = read_json(path)
     if not isinstance(earlier, dict) or earlier.get("format") != settings.get("format"):
         raise bad_argument(name, "a folder of the same command", f"another run's, {folder}")
-    if difference := first_difference(earlier, settings, free):
+    as_kept = json.loads(json.dumps(settings))  # tuples come back as lists
+    if difference := first_difference(earlier, as_kept, free):
         setting, before, now = difference
         same = "model, torch and rifflemix" if setting == "model.signature" else "settings"
         raise InputError(

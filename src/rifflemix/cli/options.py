@@ -151,7 +151,7 @@ def parse_value(text: str, default: Any, name: str) -> Any:
     """A text as a value of the default's type.
 
     A default of None, or a text that is a JSON list, may stand for several types: there JSON
-    decides, and what is not JSON stays text.
+    decides, and what is not JSON stays text. Only a list can stand where the default is a tuple.
     """
     if isinstance(default, bool):
         return _parse(text, name, "true or false", {"true": True, "false": False}.__getitem__)
@@ -163,6 +163,11 @@ def parse_value(text: str, default: Any, name: str) -> Any:
         return text
     from rifflemix.files import parse_json  # files knows torch
 
+    if isinstance(default, tuple):
+        value = _parse(text, name, "a list such as [1, 2]", parse_json)
+        if not isinstance(value, list):
+            raise bad_argument(name, "a list such as [1, 2]", repr(text))
+        return value
     try:
         return parse_json(text)
     except ValueError:

@@ -14,6 +14,7 @@ from rifflemix.comparison.budgets import default_budget, train_config
 from rifflemix.comparison.config import MOST_SEEDS, CompareConfig, default_model
 from rifflemix.errors import bad_argument, check_choice, unknown_name
 from rifflemix.mixers import TokenMixer, mixer_card, register_mixer
+from rifflemix.models.pretrained import as_json
 from rifflemix.runs.device import resolve_device
 from rifflemix.runs.options import PRECISIONS
 from rifflemix.tasks import TaskCard
@@ -87,13 +88,25 @@ def resolve(
             precision=PRECISIONS[precision],
         ),
         task_options=task_options,
-        mixer_options=mixer_options,
+        mixer_options={label: _kept(label, options) for label, options in mixer_options.items()},
         tuned={"lr": rates} if len(rates) > 1 else {},
         model=model or default_model(card, task_options),
         device=resolve_device(device),
         threads=torch.get_num_threads() if threads is None else threads,
         context_parallel=context_parallel,
     )
+
+
+def _kept(label: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as results hold them, so that a comparison that goes on has the same."""
+    kept: dict[str, Any] = {}
+    for name, value in options.items():
+        try:
+            kept[name] = as_json(value)
+        except ValueError:
+            expected = "a text, a finite number, a bool, None or a list of them"
+            raise bad_argument(f"option {name} of {label}", expected, repr(value)) from None
+    return kept
 
 
 def _or(given: int | None, default: int) -> int:

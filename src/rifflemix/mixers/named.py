@@ -103,7 +103,7 @@ def create_mixer(
         InputError: unknown name or option, or a value out of range.
     """
     cls = mixer_class(name)
-    _check_options(cls, options)
+    options = _checked_options(cls, options)
     return cls(
         dim,
         num_heads=num_heads,
@@ -138,7 +138,8 @@ def _shared_arguments() -> list[str]:
     return list(inspect.signature(TokenMixer.__init__).parameters)
 
 
-def _check_options(cls: type[TokenMixer], options: dict[str, Any]) -> None:
+def _checked_options(cls: type[TokenMixer], options: dict[str, Any]) -> dict[str, Any]:
+    """The options, as a class knows them: files hold tuples as lists."""
     known = _own_options(cls)
     for name, value in options.items():
         if name not in known:
@@ -151,6 +152,10 @@ def _check_options(cls: type[TokenMixer], options: dict[str, Any]) -> None:
             )
         if isinstance(known[name], bool):
             check_bool(name, value)
+    return {
+        name: tuple(value) if type(known[name]) is tuple and isinstance(value, list) else value
+        for name, value in options.items()
+    }
 
 
 def _check_class(cls: Any) -> None:
