@@ -214,7 +214,9 @@ def test_texts_take_the_type_of_the_default(text: str, default: Any, value: Any)
     assert type(parsed) is type(value)
 
 
-@pytest.mark.parametrize(("text", "default"), [("yes", True), ("1.5", 1), ("x", 1.0), ("1,2", (1,)), ("1", (1,))])
+@pytest.mark.parametrize(
+    ("text", "default"), [("yes", True), ("1.5", 1), ("x", 1.0), ("1,2", (1,)), ("1", (1,))]
+)
 def test_texts_of_another_type_are_refused(text: str, default: Any) -> None:
     with pytest.raises(InputError, match="x: expected"):
         parse_value(text, default, "x")

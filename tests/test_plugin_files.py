@@ -143,6 +143,13 @@ def test_every_command_has_the_option(cli: Any, plugin: Path) -> None:
     assert "which is not there" in err
 
 
+def test_what_a_file_prints_is_not_among_the_results(cli: Any, plugin: Path) -> None:
+    plugin.write_text(plugin.read_text() + "\nprint('loaded')\n")
+    code, out, err = cli("list", "--json", "--plugin", plugin)
+    assert (code, "loaded" in err) == (0, True)
+    assert "turn" in json.loads(out)["mixers"]
+
+
 MODEL = """
 import rifflemix as rm
 from rifflemix.models import ModelCard

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
@@ -64,8 +66,9 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     parameters.append(_plugins())
 
     def command(**values: Any) -> None:
-        for path in values.pop(_PLUGINS) or ():
-            load_plugin(path)
+        with redirect_stdout(sys.stderr):  # stdout is for results, perhaps JSON
+            for path in values.pop(_PLUGINS) or ():
+                load_plugin(path)
         for name, kind in groups.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         function(**values)
