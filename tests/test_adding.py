@@ -124,7 +124,8 @@ def test_a_mixer_on_a_task_and_a_section_of_its_page(
 ) -> None:
     task = load("Add a task").Majority()
     monkeypatch.setitem(rifflemix.tasks.registry._TASKS, task.card.name, task)
-    assert listed(cli, "tasks")["majority"]["options"] == {"length": 15, "max_samples": None}
+    options = listed(cli, "tasks")["majority"]["options"]
+    assert options == {"seed": 0, "length": 15, "max_samples": None}
     loaded = rifflemix.tasks.load_task("majority", length=7)
     bits, label = loaded.split("train")[3]
     assert (len(bits), label) == (7, int(bits.sum() > 3))
