@@ -153,6 +153,12 @@ def test_a_classifier_is_refused(texts: Path, tmp_path: Path) -> None:
         plan_comparison(settings("ptb", model="encoder"), tmp_path / "out", data_dir=texts)
 
 
+@pytest.mark.parametrize("model", ["encoder", "gpt"])
+def test_a_model_that_writes_no_sequences_is_refused(model: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"takes no decoder_inputs.* such as seq2seq$"):
+        plan_comparison(settings("sort", model=model), tmp_path / "out")
+
+
 def test_train_command_shows_the_tasks_metric(texts: Path, tmp_path: Path) -> None:
     options = ["--task", "ptb", "--data-dir", str(texts), "--mixer", "tssa", "--max-steps", "2"]
     options += ["--dim", "16", "--layers", "1", "--heads", "2", "--batch-size", "4"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.models import Model, create_model, model_settings
 from rifflemix.runs.outside import checked_mixers
-from rifflemix.tasks import Task
+from rifflemix.tasks import Task, card_of
 from rifflemix.tasks.images.pixels import WholeImages
-from rifflemix.train.evaluate import run_model
+from rifflemix.train.evaluate import model_options, run_model
+from rifflemix.train.protocols import Batch
 from rifflemix.train.seeds import seed_everything
 
 _TOO_LARGE = re.compile("alloc|memory|overflow|too large|size", re.IGNORECASE)
@@ -86,6 +88,7 @@ def try_out(build: Callable[[], Model], task: Task) -> Model:
     try:
         model = build().eval()
         batch = task.collate([task.split("train")[index] for index in range(2)])
+        _check_takes(model, task, batch)
         with torch.no_grad(), checked_mixers(model):
             outputs = run_model(model, batch)
             loss = task.loss(outputs, batch)  # refuses outputs of another kind
@@ -103,3 +106,17 @@ def try_out(build: Callable[[], Model], task: Task) -> Model:
                 "infinity; check the data"
             )
     return model
+
+
+def _check_takes(model: Model, task: Task, batch: Batch) -> None:
+    """Raise unless a model can be called with all that a batch has for it."""
+    parameters = inspect.signature(model.forward).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
+    for name in model_options(batch):
+        if name not in parameters:
+            fitting = card_of(task).backbone_for(task.options)
+            raise InputError(
+                f"the model takes no {name}, which batches of task {task.name} have; choose a "
+                f"model that takes it, such as {fitting}"
+            )

@@ -29,9 +29,13 @@ _OPTIONS = ("key_padding_mask", "decoder_inputs", "distances", "path_edges")
 
 def run_model(model: nn.Module, batch: Batch) -> Tensor:
     """Outputs of `model` for a batch: inputs, and what of `_OPTIONS` the batch has."""
-    options = {name: batch[name] for name in _OPTIONS if name in batch}
-    outputs: Tensor = model(batch["inputs"], **options)
+    outputs: Tensor = model(batch["inputs"], **model_options(batch))
     return outputs
+
+
+def model_options(batch: Batch) -> Batch:
+    """What of a batch a model is called with beside the inputs."""
+    return {name: batch[name] for name in _OPTIONS if name in batch}
 
 
 def evaluate(
