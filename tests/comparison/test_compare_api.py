@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 import rifflemix as rm
@@ -298,3 +299,39 @@ def test_the_command_reads_a_table_and_two_settings(tmp_path: Path, cli: Any) ->
         assert (code, err.count("\n")) == (2, 1), err
         assert message in err
     assert not (tmp_path / "no").exists()
+
+
+@dataclass(frozen=True, eq=False)
+class Labels(rm.Task):
+    """A task with several labels a sample."""
+
+    def collate(self, samples: Any) -> dict[str, Tensor]:
+        batch = super().collate([(x, 0) for x, _ in samples])
+        return {**batch, "labels": torch.stack([labels for _, labels in samples])}
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(outputs, batch["labels"])
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, tuple[float, int]]:
+        count = batch["labels"].numel()
+        right = ((outputs > 0) == batch["labels"].bool()).sum().item()
+        loss = self.loss(outputs, batch).item()
+        return {"loss": (loss * count, count), "accuracy": (float(right), count)}
+
+
+class LabelledRows(list[tuple[Tensor, Tensor]]):
+    """Samples with three labels each."""
+
+    def digest(self) -> bytes:
+        return str(len(self)).encode()
+
+
+def test_samples_with_several_labels() -> None:
+    x = torch.randn(20, 6, 3)
+    rows = LabelledRows(zip(x, (x.sum(1) > 0).float(), strict=True))
+    known = rm.Task.from_arrays(RANDOM.normal(size=(60, 6, 3)), np.arange(60) % 3, name="three")
+    fields = {name: value for name, value in vars(known).items() if not name.startswith("_")}
+    task = Labels(**fields | {"splits": dict.fromkeys(("train", "validation", "test"), rows)})
+    result = rm.compare(task, ["tssa", "average"], seeds=2, **TINY)
+    assert result.results["task"]["majority_share"] == {}
+    assert "Nothing learned" not in str(result)

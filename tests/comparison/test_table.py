@@ -208,6 +208,11 @@ def test_without_the_commonest_answer_guessing_is_the_least_it_can_be(is_old: bo
     assert bold_note(results).startswith("Bold")
 
 
+def test_without_one_class_a_sample_there_is_no_chance() -> None:
+    assert bold_note(at_chance(num_classes=4, majority_share={})).startswith("Bold")
+    assert comparison_rows(at_chance(majority_share={}))[0].chance is None
+
+
 def test_what_is_above_chance_is_ranked() -> None:
     sizes = {"train": 1000, "validation": 300, "test": 30_000}
     assert bold(at_chance(sizes=sizes), 2) == [False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -102,16 +103,20 @@ def plan_comparison(
 def blind_accuracy(task: Task) -> dict[str, float] | None:
     """Split -> the accuracy there of an answer that looks at no input; None if none is known.
 
-    Of classes it is that of always giving the commonest one of the split.
+    Of classes it is that of always giving the commonest one of the split. Empty where samples have
+    something else than one class each, such as several labels.
     """
     if isinstance(task, AnswersBlindly):
         return {name: task.blind_accuracy(name) for name in _JUDGED}
     if card_of(task).output != "classes":
         return None
-    return {name: _majority_share(task, name) for name in _JUDGED}
+    try:
+        return {name: _majority_share(task, name) for name in _JUDGED}
+    except TypeError:  # a label is no whole number
+        return {}
 
 
 def _majority_share(task: Task, split: str) -> float:
     samples = task.split(split)
-    counts = Counter(int(samples[i][1]) for i in range(len(samples)))
+    counts = Counter(operator.index(samples[i][1]) for i in range(len(samples)))
     return counts.most_common(1)[0][1] / len(samples)

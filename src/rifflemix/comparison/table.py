@@ -38,7 +38,7 @@ class Row:
         slowest, fastest: steps per second of the seeds; None for fewer than two.
         chance: test accuracy without a look at inputs: that of the commonest answer, say, or,
             where that was not written down, the least it can be with so many classes. None where
-            accuracy does not choose the weights.
+            accuracy does not choose the weights, or is not of one class a sample.
         tuned: the settings that validation chose; None where nothing is tuned, "" before it has.
         tuning_seconds: of all trials.
     """
@@ -238,9 +238,9 @@ def _tuning(mixer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _chance(task: Mapping[str, Any]) -> float:
+def _chance(task: Mapping[str, Any]) -> float | None:
     shares: Mapping[str, float] | None = task.get("majority_share")
-    return 1 / task["num_classes"] if shares is None else shares["test"]
+    return 1 / task["num_classes"] if shares is None else shares.get("test")
 
 
 def _columns(rows: list[Row]) -> tuple[_Column, ...]:
