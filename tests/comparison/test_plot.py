@@ -11,7 +11,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from rifflemix.comparison.labels import Box, Disk, place_labels
-from rifflemix.comparison.plot import _area_per_byte, _points, _round_sizes, comparison_plot
+from rifflemix.comparison.plot import (
+    _area_per_byte,
+    _points,
+    _round_sizes,
+    comparison_figure,
+    comparison_plot,
+)
 
 
 def size_of(png: bytes) -> tuple[int, int]:
@@ -58,6 +64,16 @@ def test_up_goes_what_chose_the_weights() -> None:
     results = with_perplexity(comparison(mixers=2))
     means = [entry["metric"]["test"]["mean"] for entry in results["mixers"]]
     assert [point.score for point in _points(results)] == means
+
+
+def test_scores_below_zero_have_numbers_beside_them() -> None:
+    results = with_perplexity(comparison(mixers=2))
+    for entry in results["mixers"]:
+        entry["metric"]["test"]["mean"] *= -1.0
+    axes = comparison_figure(results).axes[0]
+    shown = [axes.yaxis.get_major_formatter()(value) for value in axes.get_yticks()]
+    assert "-10" in shown
+    assert all(shown)
 
 
 @pytest.mark.parametrize("change", [one_speed, perfect, unknown_speed, with_perplexity])

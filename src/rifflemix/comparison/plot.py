@@ -139,13 +139,14 @@ def _set_limits(axes: Axes, points: Sequence[_Point], metric: str) -> None:
         axes.set_xlim(max(slowest - pad, 0.0), fastest + pad)
     low = min(point.score - (point.score_std or 0.0) for point in points)
     high = max(point.score + (point.score_std or 0.0) for point in points)
-    # A scale that passes 100 %, or 0, would promise what cannot be.
+    # A scale that passes 100 %, or 0, would promise what cannot be; some metrics can be negative.
     most = metric_value(metric, 1.0) if metric in SHARES else math.inf
+    least = 0.0 if min(point.score for point in points) >= 0 else -math.inf
     pad = max(0.2 * (high - low), 1.0 if metric in SHARES else 0.01 * high) or 1.0
     axes.set_ylim(low - pad, high + pad)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:g}" if 0 <= value <= most else "")
+        FuncFormatter(lambda value, _: f"{value:g}" if least <= value <= most else "")
     )
 
 
