@@ -19,7 +19,7 @@ import rifflemix.cli
 import rifflemix.mixers.named as mixers
 from rifflemix.models import ModelCard
 from rifflemix.runs.outside import checked_mixers
-from rifflemix.tasks import TaskCard, load_task, task_card
+from rifflemix.tasks import TaskCard, card_of, load_task, task_card
 from rifflemix.testing import check_mixer
 
 pytestmark = pytest.mark.usefixtures("registries")
@@ -192,6 +192,15 @@ def test_tasks_are_registered_as_class_instance_or_function() -> None:
     assert (task.name, task.options) == ("bands", {"count": 20, "seed": 3})
     assert len(task.split("test")) == 23
     assert task.fingerprint() != load_task("bands", count=20, seed=4).fingerprint()
+
+
+def test_a_function_that_returns_a_known_task_has_its_kind_of_output() -> None:
+    @rm.register_task
+    def sums(count: int = 4) -> rm.Task:
+        return load_task("sort", num_train=count, num_validation=count, num_test=count)
+
+    card = card_of(load_task("sums"))
+    assert (card.name, card.output, card.backbone) == ("sums", "sequence", "seq2seq")
 
 
 def test_a_function_gets_its_own_defaults_where_nothing_is_given(tmp_path: Path) -> None:

@@ -199,6 +199,11 @@ def card_of(task: Task) -> TaskCard:
     return task.card or task_card(task.name)
 
 
+def _known_card(task: Task) -> TaskCard | None:
+    """As `card_of`; None of a task that the registry does not have."""
+    return task.card or (_TASKS[task.name].card if task.name in _TASKS else None)
+
+
 def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:
     """What of a task's data is at hand: in `data_dir`, built in, or to be fetched.
 
@@ -234,7 +239,7 @@ def _builder(name: str) -> TaskBuilder:
 
 def _builder_of(task: Any) -> TaskBuilder:
     if inspect.isfunction(task):
-        return FunctionTask(task)
+        return FunctionTask(task, _known_card)
     if isinstance(task, type):
         try:
             task = task()

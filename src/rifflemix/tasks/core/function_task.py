@@ -19,13 +19,16 @@ class FunctionTask(GeneratedTask):
         function: its name names the task, its docstring describes it, its arguments, all with
             defaults, are the options. An argument `data_dir` is no option but the folder of data
             files, where one is given; `seed` is that of generated data.
+        card_of: the card of a task that it returns, None where there is none.
     """
 
     at_hand = "made by a function"
     takes_seed = False  # but where it is an option
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    def __init__(
+        self, function: Callable[..., Any], card_of: Callable[[Task], TaskCard | None]
+    ) -> None:
+        self.function, self._card_of = function, card_of
         self.__module__, self.__qualname__ = function.__module__, function.__qualname__
         name = function.__name__
         parameters = inspect.signature(function).parameters.values()
@@ -58,5 +61,13 @@ class FunctionTask(GeneratedTask):
             raise InputError(
                 f"function {self.card.name}: expected it to return a Task, got {task!r}"
             )
-        card = replace(task.card or self.card, name=self.card.name)
+        card = replace(task.card or self._card_of_kind(task), name=self.card.name)
         return replace(task, name=self.card.name, options=dict(request.options), card=card)
+
+    def _card_of_kind(self, task: Task) -> TaskCard:
+        """Our card, with what that of a known task says of the models that fit its samples."""
+        known = self._card_of(task)
+        if known is None:
+            return self.card
+        backbone = known.backbone_for(task.options)
+        return replace(self.card, output=known.output, backbone=backbone, is_image=known.is_image)
