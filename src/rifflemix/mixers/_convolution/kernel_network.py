@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.mixers._convolution.fft_convolution import wide
+from rifflemix.mixers.read_linear import ReadLinear
 from rifflemix.ops.precision import without_autocast
 
 _GAMMA_SHAPE = 6.0
@@ -71,12 +72,12 @@ class KernelNetwork(nn.Module):
             GaborFilter(features, frequency, _GAMMA_SHAPE / (layer + 1))
             for layer in range(num_layers + 1)
         )
-        linears = [nn.Linear(features, features) for _ in range(num_layers)]
+        linears = [ReadLinear(features, features) for _ in range(num_layers)]
         for linear in linears:
             nn.init.kaiming_uniform_(linear.weight, nonlinearity="linear")
             nn.init.ones_(linear.bias)
         self.linears = nn.ModuleList(linears)
-        self.output_linear = nn.Linear(features, channels)
+        self.output_linear = ReadLinear(features, channels)
         nn.init.kaiming_uniform_(self.output_linear.weight, nonlinearity="linear")
         nn.init.zeros_(self.output_linear.bias)
         with torch.no_grad():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rifflemix.mixers._attention.cache import attend_to_cache, new_cache, with_token
 from rifflemix.mixers._attention.masked import masked_attention
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.read_linear import ReadLinear
 
 
 class Crate(TokenMixer):
@@ -44,7 +45,7 @@ class Crate(TokenMixer):
 
     def __init__(self, dim: int, *, tied_output: bool = True, **shared: Any) -> None:
         super().__init__(dim, **shared)
-        self.in_proj = nn.Linear(self.dim, self.dim, bias=False)
+        self.in_proj = (ReadLinear if tied_output else nn.Linear)(self.dim, self.dim, bias=False)
         self.out_proj = None if tied_output else nn.Linear(self.dim, self.dim)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rifflemix.checks import check_integer
 from rifflemix.compat import take_first
 from rifflemix.mixers.base import MixerCard, TokenMixer
+from rifflemix.mixers.read_linear import ReadLinear
 from rifflemix.ops.dropout.unchecked import dropout as drop
 
 
@@ -50,8 +51,8 @@ class TokenMLP(TokenMixer):
         hidden = max(1, self.dim // 2) if hidden_dim is None else hidden_dim
         self.hidden_dim = check_integer("hidden_dim", hidden, 1)
         positions = check_integer("max_length", self.max_length, 1)
-        self.fc1 = nn.Linear(positions, self.hidden_dim, bias=bias)
-        self.fc2 = nn.Linear(self.hidden_dim, positions, bias=bias)
+        self.fc1 = ReadLinear(positions, self.hidden_dim, bias=bias)
+        self.fc2 = ReadLinear(self.hidden_dim, positions, bias=bias)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The MLP over the positions at hand; padded ones hold zeros."""

@@ -309,8 +309,11 @@ class GPT(Model):
         return cast(Iterable[Block], self.blocks)
 
     def _logits(self, x: Tensor) -> Tensor:
-        weight = self.embed.weight if self.head is None else self.head.weight
-        return F.linear(self.norm(x), weight)
+        x = self.norm(x)
+        if self.head is None:
+            return F.linear(x, self.embed.weight)
+        logits: Tensor = self.head(x)
+        return logits
 
 
 _OFFICIAL_PARTS = (

@@ -1,0 +1,47 @@
+"""Models under torch's dynamic quantisation, which takes the weights of plain linear maps away."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import rifflemix as rm
+from rifflemix.mixers import mixer_class
+from rifflemix.testing import Form, forms_of
+from rifflemix.testing.forms import DIM
+
+FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
+
+
+def _quantised(module: nn.Module) -> nn.Module:
+    quantisation = pytest.importorskip("torch.ao.quantization")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer versions of torch name torchao instead
+        quantised = quantisation.quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8)
+    assert isinstance(quantised, nn.Module)
+    return quantised
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@torch.no_grad()
+def test_quantised_mixers_run(form: Form) -> None:
+    quantised = _quantised(form.build(dtype=torch.float32))
+    assert quantised(torch.randn(2, 11, DIM)).isfinite().all()
+
+
+@torch.no_grad()
+def test_quantised_head_of_a_language_model() -> None:
+    model = rm.create_model(
+        "gpt", vocab_size=11, dim=16, num_layers=1, num_heads=2, max_length=8, tie_embeddings=False
+    ).eval()
+    tokens = torch.randint(11, (2, 8))
+    torch.testing.assert_close(_quantised(model)(tokens), model(tokens), atol=0.1, rtol=0.1)
+
+
+def test_maps_whose_weights_are_read_print_as_plain_ones() -> None:
+    """Runs from before are known by what their model prints."""
+    mixer = rm.create_mixer("mlp_mixer", dim=8, max_length=4)
+    assert "(fc1): Linear(in_features=4, out_features=4, bias=True)" in repr(mixer)
