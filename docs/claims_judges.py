@@ -179,7 +179,7 @@ def tokens_cluster(data: Data) -> tuple[str, str]:
     heads = len(layers[0]["head_share"])
     share = min(layer["entropy"] for layer in layers) / np.log(heads)
     ours = (
-        f"a token's distribution over {heads} heads keeps at least {100 * share:.0f} % of the "
+        f"a token's distribution over {heads} heads keeps at least {100 * share:.1f} % of the "
         "largest entropy: it hardly chooses"
     )
     if share < 0.7:

@@ -9,9 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from results_common import RESULTS, Answer, listed, read
+from results_common import RESULTS, Answer, by_time, listed, read
 from results_pictures import Mark, Row, dots
-from results_printed import learned_from, over_seeds, row_name, standard_error
+from results_printed import over_seeds, row_name, standard_error
 
 from rifflemix.mixers.named import mixer_card
 from rifflemix.report.markdown import table_lines
@@ -27,17 +27,18 @@ def one_host() -> Answer:
     rows.sort(key=lambda result: -result["ours"])
     best = rows[0]
     behind = [_name(r) for r in rows if best["ours"] - r["ours"] > 2 * _error_of_both(best, r)]
-    starts_of = {_name(r): [learned_from(seed) for seed in r["of_seeds"]] for r in rows}
+    starts_of = {_name(r): list(map(left_at, r["of_seeds"])) for r in rows}
     starts = [start for of in starts_of.values() for start in of if start is not None]
     train = best["recipe"]["train"]
     says = (
         f"ListOps of up to 2,000 tokens in the host of Dimension Mixer's Table 5, with "
         f"{train['max_steps']:,} steps of {train['batch_size']} for all. {_name(best)} reaches "
         f"{best['ours']:.2f} %; {listed(behind) or 'none'} are behind it by more than two standard "
-        f"errors of the difference. {_who_learned(starts_of)}; the others left the commonest "
-        f"answer at steps {min(starts):,} to {max(starts):,}, with a learning rate that falls from "
-        f"step {train['warmup_steps']:,} on. Rings are the paper's numbers where it prints one. "
-        "Bars are two standard errors, of the test samples or of the seeds, whichever is larger."
+        f"errors of the difference. {_who_learned(starts_of)}; those that learned left the "
+        f"commonest answer at steps {min(starts):,} to {max(starts):,}, with a learning rate that "
+        f"falls from step {train['warmup_steps']:,} on. Rings are the paper's numbers where it "
+        "prints one. Bars are two standard errors, of the test samples or of the seeds, whichever "
+        "is larger."
     )
     headers = ("Mixer", "Ours, %", "Printed, %", "Seeds", "Parameters", "Made on")
     cells = [
@@ -57,7 +58,7 @@ def one_host() -> Answer:
 
 
 def _who_learned(starts_of: Mapping[str, Sequence[int | None]]) -> str:
-    """Which mixers never beat their first validation accuracy, or not in every seed."""
+    """Which mixers never left the commonest answer, or not in every seed."""
     idle = [mixer for mixer, starts in starts_of.items() if not any(starts)]
     words = f"By validation accuracy {listed(idle) or 'none'} learned nothing"
     partly = [
@@ -72,6 +73,17 @@ def host_files() -> list[Path]:
     """The results of these rows that were run in full."""
     files = sorted((RESULTS / "reproduce").glob(f"{_ROWS.replace('/', '-')}*.json"))
     return [path for path in files if not read(path)["is_reduced"]]
+
+
+def left_above() -> float:
+    """The validation accuracy above which a model has left the commonest answer."""
+    return float(read(by_time("plateau-*.json")[-1])["left_above"])
+
+
+def left_at(result: Mapping[str, Any]) -> int | None:
+    """The step of the first evaluation above `left_above`; None where there is none."""
+    curve = result["result"]["validation"]
+    return next((p["step"] for p in curve if p["accuracy"] > left_above()), None)
 
 
 def mixer_of(result: Mapping[str, Any]) -> str:
@@ -135,8 +147,6 @@ def _line(result: Mapping[str, Any]) -> dict[str, Any]:
         "printed": "" if result["printed"] is None else result["printed"],
         "seeds": result["seeds"],
         "parameters": result["parameters"],
-        "learned_from_step": " ".join(
-            str(learned_from(seed) or "never") for seed in result["of_seeds"]
-        ),
+        "learned_from_step": " ".join(str(left_at(seed) or "never") for seed in result["of_seeds"]),
         "made_on": _made_on(result),
     }

@@ -137,6 +137,7 @@ def scatter(title: str, drawn: Mapping[str, Sequence[Point]]) -> str:
             parts.append(_text(left - 8, up(level) + 4, f"{level:g}", "small end"))
         parts += [_text(across(tick), bottom + 16, f"{tick:g}", "small middle") for tick in ticks]
         names = _apart({point.name: up(point.up) for point in panel})
+        labels = []  # over all bars, each on a ground of its own
         for point in panel:
             x, y = across(point.across), up(point.up)
             parts.append(
@@ -144,7 +145,9 @@ def scatter(title: str, drawn: Mapping[str, Sequence[Point]]) -> str:
             )
             parts.append(_line(x, y, x + 8, names[point.name], "leader"))
             parts.append(f'<circle class="main" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>')
-            parts.append(_text(x + 9, names[point.name] + 4, point.name, "small"))
+            at = (x + 9, names[point.name] + 4, point.name)
+            labels += [_text(*at, "small halo"), _text(*at, "small")]
+        parts += labels
     said = "; ".join(
         f"{heading}, {p.name}: {p.up:.3g} at {p.across:.3g}"
         for heading, of in drawn.items()
@@ -262,6 +265,7 @@ _SHEET = (
  text {{ font: 12px sans-serif; fill: #222; }}
  .title, .heading {{ font-weight: bold; }}
  .small {{ font-size: 11px; }}
+ .halo {{ stroke: #ffffff; stroke-width: 4; stroke-linejoin: round; }}
  .middle {{ text-anchor: middle; }}
  .end {{ text-anchor: end; }}
  .grid {{ stroke: #e4e4e4; }}
@@ -283,6 +287,7 @@ _SHEET = (
  @media (prefers-color-scheme: dark) {{
  .ground {{ fill: #1e2129; }}
  text {{ fill: #e6e6e6; }}
+ .halo {{ stroke: #1e2129; }}
  .grid {{ stroke: #3a3f4b; }}
  .rule {{ stroke: #aaa; }}
  line.main {{ stroke: #56b4e9; }}

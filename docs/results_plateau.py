@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from results_common import Answer, by_time, listed, read
-from results_host import host_files, mixer_of
+from results_host import host_files, left_above, left_at, mixer_of
 from results_pictures import Mark, Row, dots
 
 
@@ -14,8 +14,8 @@ def plateau() -> Answer:
     """Shorter ListOps beside the rows that were run in full, in one host."""
     shorter, full = by_time("plateau-*.json"), host_files()
     lines = [_line(read(path), row) for path in shorter for row in read(path)["rows"]]
-    above = read(shorter[-1])["left_above"]
-    lines += [_line_in_full(read(path), above) for path in full]
+    above = left_above()
+    lines += [_line_in_full(read(path)) for path in full]
     lines.sort(key=lambda line: (line["positions"], line["left"] or line["steps"], line["mixer"]))
     lengths = sorted({line["positions"] for line in lines})
     drawn: list[Row] = []
@@ -47,8 +47,8 @@ def _line(result: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _line_in_full(result: Mapping[str, Any], above: float) -> dict[str, Any]:
-    settings, curve = result["recipe"]["model_settings"], result["result"]["validation"]
+def _line_in_full(result: Mapping[str, Any]) -> dict[str, Any]:
+    settings = result["recipe"]["model_settings"]
     precision = result["result"]["precision"]
     form = _form(mixer_of(result), settings.get("mixer_options", {}))
     return {
@@ -56,7 +56,7 @@ def _line_in_full(result: Mapping[str, Any], above: float) -> dict[str, Any]:
         "mixer": mixer_of(result),
         "positions": settings["max_length"],
         "seed": result["seed"],
-        "left": next((p["step"] for p in curve if p["accuracy"] > above), None),
+        "left": left_at(result),
         "steps": result["steps"],
     }
 

@@ -251,7 +251,7 @@ PANELS: Mapping[str, Panel] = {
         "Sinkhorn: sort blocks, softly",
         "attend to the own and one sorted block",
         _sinkhorn,
-        "Eight tokens in four blocks. A balanced matrix, nearly a permutation, sorts the blocks; "
+        "Eight tokens in four blocks. A balanced matrix sorts the blocks; "
         "each block attends to itself and to the block that was sorted beside it.",
     ),
     "softmax": Panel(
