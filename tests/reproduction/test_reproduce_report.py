@@ -139,7 +139,7 @@ class Page(HTMLParser):
 
 def test_report_tables(tmp_path: Path, found: list[tuple[Path, dict[str, Any]]]) -> None:
     page = Page(report_files(found, tmp_path / "report")["report.html"].decode())
-    overview = page.rows.index(["Table", "Numbers", "Run", "In full"])
+    overview = page.rows.index(["Table", "Recipes", "Run", "In full"])
     assert page.rows[overview + 1] == ["Nobody: Table 0", "3", "2", "1"]
     matrix = page.rows.index(["Row", "Digits, %"])
     assert page.rows[matrix + 1 : matrix + 4] == [

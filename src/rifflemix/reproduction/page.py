@@ -34,7 +34,7 @@ _RUN_HEADERS = (
     "Run", "Column", "Printed", "Ours", "Steps", "Batch", "Width", "Seeds", "Parameters", "Steps/s",
     "MFU, %", "Memory", "Files",
 )  # fmt: skip
-_OVERVIEW_HEADERS = ("Table", "Numbers", "Run", "In full")
+_OVERVIEW_HEADERS = ("Table", "Recipes", "Run", "In full")
 
 
 def report_files(found: Found, out: Path) -> dict[str, bytes]:
