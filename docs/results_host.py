@@ -82,8 +82,8 @@ def left_above() -> float:
 
 def left_at(result: Mapping[str, Any]) -> int | None:
     """The step of the first evaluation above `left_above`; None where there is none."""
-    curve = result["result"]["validation"]
-    return next((p["step"] for p in curve if p["accuracy"] > left_above()), None)
+    above, curve = left_above(), result["result"]["validation"]
+    return next((p["step"] for p in curve if p["accuracy"] > above), None)
 
 
 def mixer_of(result: Mapping[str, Any]) -> str:

@@ -121,9 +121,8 @@ def continue_stream(
 
     Raises:
         InputError: a cache of fixed size, one that attention has filled, or one whose layer is
-            another module's too (FalconH1); more tokens for a mixer
-            that does not stream; padding among tokens after the prompt, or other padding than
-            earlier calls had.
+            another module's too (FalconH1); more tokens for a mixer that does not stream; padding
+            among tokens after the prompt, or other padding than earlier calls had.
     """
     if not mixer.causal:
         mixed: Tensor = mixer(x, key_padding_mask=padding_of(mask, x, causal=False))
@@ -193,10 +192,11 @@ def _stream_layer(past: Any, layer_index: int | None) -> StreamLayer:
     if isinstance(layer, StreamLayer):
         return layer
     if isinstance(layer, DynamicLayer) and hasattr(layer, "update_conv_state"):
-        raise InputError(
-            "past_key_values: expected a layer of keys and values alone, got "
-            f"{type(layer).__name__}, which also holds the state of a module beside the attention; "
-            "pass use_cache=False"
+        raise bad_argument(
+            "past_key_values",
+            "a layer of keys and values alone",
+            f"{type(layer).__name__}, which also holds the state of a module beside the attention",
+            "pass use_cache=False",
         )
     if not isinstance(layer, DynamicLayer):
         raise bad_argument(
