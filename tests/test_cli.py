@@ -161,6 +161,10 @@ def test_data_list_and_prepare(cli: Cli) -> None:
         ("compare --task digits --task-option patch_siz=2 --out OUT", "did you mean patch_size"),
         ("compare --task digits --task-option patch_size=two --out OUT", "a whole number"),
         ("compare --task digits --task-option patch_size=3 --out OUT", "one of 1, 2, 4, got 3"),
+        ("compare --task digits --train-option betas=3 --out OUT", "betas: expected two numbers"),
+        ("compare --task digits --train-option weight_deca=1 --out OUT", "mean weight_decay"),
+        ("compare --task digits --train-option lr=1 --out OUT", "lr; set it by its own name"),
+        ("compare --task digits --train-option mixup=-1 --out OUT", "mixup: expected a number of"),
         ("compare --task digits --mixer-option csp=4 --out OUT", "expected MIXER.KEY=VALUE"),
         ("compare --task digits --mixer-option cps.a=4 --out OUT", "did you mean csp"),
         (

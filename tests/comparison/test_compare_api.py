@@ -66,6 +66,40 @@ def variants(numbers: rm.Task, tmp_path_factory: pytest.TempPathFactory) -> rm.C
     )
 
 
+def test_training_is_as_chosen(tmp_path: Path) -> None:
+    options = {"betas": (0.8, 0.95), "warmup_steps": 1, "label_smoothing": 0.1}
+    settings = {**TINY, "task_options": {"patch_size": 4}, "train_options": options}
+    found = rm.compare("digits", ["identity"], out=tmp_path / "run", **settings)
+    config = found.results["config"]
+    expected = {"betas": [0.8, 0.95], "warmup_steps": 1, "label_smoothing": 0.1}
+    assert config["train_options"] == expected
+    assert {name: config["train"][name] for name in expected} == expected
+    assert config["train"]["weight_decay"] == 0.01
+    table = (tmp_path / "run" / "table.md").read_text()
+    assert "betas [0.8, 0.95], warmup_steps 1, label_smoothing 0.1, the same data" in table
+    again = rm.compare("digits", ["identity"], out=tmp_path / "run", **settings)
+    assert again.results["runs"] == found.results["runs"]
+    with pytest.raises(rm.InputError, match=r"train\.betas = \[0\.8, 0\.95\]"):
+        rm.compare(
+            "digits", ["identity"], out=tmp_path / "run", **{**settings, "train_options": {}}
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lr": 1.0}, "train_options: expected none of max_steps, .* got lr"),
+        ({"weight_deca": 1.0}, "did you mean weight_decay"),
+        ({"weight_decay": {}}, "option weight_decay of training|weight_decay: expected a number"),
+        ([("lr", 1)], "train_options: expected a mapping"),
+    ],
+    ids=["own name", "unknown", "kind", "list"],
+)
+def test_training_settings_that_are_refused(options: Any, words: str) -> None:
+    with pytest.raises(rm.InputError, match=words):
+        rm.compare("digits", ["identity"], **TINY, train_options=options)
+
+
 def test_two_settings_of_one_mixer_stand_in_one_table(variants: rm.Comparison) -> None:
     results = variants.results
     assert [mixer["name"] for mixer in results["mixers"]] == ["csp-2", "csp", "softmax"]

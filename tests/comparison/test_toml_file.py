@@ -55,14 +55,20 @@ def resolved(text: str) -> dict[str, Any]:
         },
         {"task_options": {"patch_size": 2, "data": 'a "b"\\\n\x7f\U0001f600', "split": [0.5, 0.5]}},
         {"mixers": ("tssa",), "mixer_options": {"tssa": {"bias": True}}},
+        {"train_options": {"weight_decay": 0.05, "betas": [0.9, 0.98], "schedule": "constant"}},
     ],
-    ids=["plain", "tuned", "variants", "texts", "flags"],
+    ids=["plain", "tuned", "variants", "texts", "flags", "training"],
 )
 def test_a_configuration_comes_back(changes: dict[str, Any]) -> None:
     from rifflemix.comparison import default_budget, train_config
 
     train = train_config(
-        default_budget("digits"), max_steps=6, batch_size=64, lr=1e-3, precision="bf16"
+        default_budget("digits"),
+        max_steps=6,
+        batch_size=64,
+        lr=1e-3,
+        precision="bf16",
+        options=changes.get("train_options", {}),
     )
     config = settings(train=train, **changes)
     text = config_text(config)

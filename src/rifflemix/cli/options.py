@@ -76,6 +76,16 @@ def parse_task_options(pairs: Iterable[str] | None, task: str) -> dict[str, Any]
     return _typed(pairs or (), task_card(task).options, "--task-option", f"option of task {task}")
 
 
+def parse_train_options(pairs: Iterable[str] | None) -> dict[str, Any]:
+    """KEY=VALUE texts as training settings type them."""
+    if not pairs:
+        return {}
+    from rifflemix.train.config import TrainConfig
+
+    defaults = TrainConfig().to_dict()
+    return _typed(pairs, defaults, "--train-option", "training setting")
+
+
 def parse_model_settings(pairs: Iterable[str] | None, model: str) -> dict[str, Any]:
     """KEY=VALUE texts as the settings of a registered model type them; of nothing else, none."""
     if not pairs:

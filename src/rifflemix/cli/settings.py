@@ -11,6 +11,7 @@ from rifflemix.cli.options import (
     parse_precision,
     parse_task_options,
     parse_threads,
+    parse_train_options,
 )
 from rifflemix.errors import bad_argument, unknown_name
 
@@ -55,6 +56,8 @@ def compare_config(
         parse_precision(options.precision)
     settings = dict(of_file or {})
     settings["task_options"] = {**settings.get("task_options", {}), **task_options}
+    train_options = parse_train_options(options.train_option)
+    settings["train_options"] = {**settings.get("train_options", {}), **train_options}
     typed = parse_mixer_options(options.mixer_option, mixers)
     of_mixers = settings.get("mixer_options", {})
     settings["mixer_options"] = {

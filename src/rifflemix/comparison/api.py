@@ -182,9 +182,10 @@ def compare(
         keep_weights: keep the weights of every evaluation too, for what `rifflemix.analysis` shows
             over training; needs `out`.
         settings: max_steps, batch_size, lr, dim, num_layers, num_heads, model, device, precision,
-            threads, task_options and mixer_options; by task where they are left out. Of several
-            learning rates, `lr=[1e-3, 3e-3]`, every mixer tries each with every seed, and the
-            validation split chooses.
+            threads, task_options, mixer_options and train_options (further settings of
+            `rifflemix.train.TrainConfig`); by task where they are left out. Of several learning
+            rates, `lr=[1e-3, 3e-3]`, every mixer tries each with every seed, and the validation
+            split chooses.
 
     Raises:
         InputError: an unknown name or setting, a value out of range, missing or damaged data, or

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
-from rifflemix.comparison.budgets import default_budget, train_config
+from rifflemix.comparison.budgets import NO_OPTIONS, default_budget, train_config
 from rifflemix.comparison.config import MOST_SEEDS, CompareConfig, default_model
 from rifflemix.errors import bad_argument, check_choice, unknown_name
 from rifflemix.mixers import TokenMixer, mixer_card, register_mixer
@@ -18,8 +18,6 @@ from rifflemix.models.pretrained import as_json
 from rifflemix.runs.device import resolve_device
 from rifflemix.runs.options import PRECISIONS
 from rifflemix.tasks import TaskCard
-
-NO_OPTIONS: Mapping[str, Any] = {}
 
 
 def resolve(
@@ -30,6 +28,7 @@ def resolve(
     is_own: bool = False,
     task_options: Mapping[str, Any] = NO_OPTIONS,
     mixer_options: Mapping[str, Mapping[str, Any]] = NO_OPTIONS,
+    train_options: Mapping[str, Any] = NO_OPTIONS,
     max_steps: int | None = None,
     batch_size: int | None = None,
     lr: float | Sequence[float] | None = None,
@@ -51,6 +50,7 @@ def resolve(
         is_own: the task is in no registry.
         task_options: that differ from the card.
         mixer_options: label -> options.
+        train_options: further settings of `rifflemix.train.TrainConfig`.
         max_steps: updates of each run.
         batch_size: sequences of an update.
         lr: peak learning rate; of several every mixer tries each, and validation chooses.
@@ -70,6 +70,7 @@ def resolve(
         mixer_card(name)
     check_choice("precision", precision, PRECISIONS)
     budget = default_budget(card)
+    kept = _kept("training", train_options)
     rates = _rates(budget.lr if lr is None else lr)
     return CompareConfig(
         task=card.name,
@@ -86,7 +87,9 @@ def resolve(
             batch_size=_or(batch_size, budget.batch_size),
             lr=rates[0],
             precision=PRECISIONS[precision],
+            options=kept,
         ),
+        train_options=kept,
         task_options=task_options,
         mixer_options={label: _kept(label, options) for label, options in mixer_options.items()},
         tuned={"lr": rates} if len(rates) > 1 else {},

@@ -46,6 +46,8 @@ class CompareConfig:
         train: training settings; its own seed is replaced by those of `seeds`.
         task_options: options of the task that differ from its card.
         mixer_options: mixer name or label -> its options.
+        train_options: those of the settings of `train` that have no name of their own in
+            `rifflemix.compare` and were chosen, for the table's notes.
         variants: label -> registry name of the mixer that it stands for, so that one mixer can be
             compared in several settings.
         own_card: of a task that is in no registry; None where the registry has it.
@@ -71,6 +73,7 @@ class CompareConfig:
     train: TrainConfig
     task_options: Mapping[str, Any] = field(default_factory=dict)
     mixer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    train_options: Mapping[str, Any] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     own_card: TaskCard | None = None
     tuned: Grid = field(default_factory=dict)
@@ -139,6 +142,7 @@ class CompareConfig:
             "num_heads": self.num_heads,
             "mixers": list(self.mixers),
             "mixer_options": {name: dict(options) for name, options in self.mixer_options.items()},
+            **({"train_options": dict(self.train_options)} if self.train_options else {}),
             **({"variants": dict(self.variants)} if self.variants else {}),
             "seeds": list(self.seeds),
             **({"tuned": {k: list(v) for k, v in self.tuned.items()}} if self.tuned else {}),

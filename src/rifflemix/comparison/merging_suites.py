@@ -16,7 +16,16 @@ from rifflemix.files import claimed_folder, read_json, user_path
 from rifflemix.runs.folder import check_folder
 
 # What all tasks of a suite have in common, beside the mixers; the rest is the task's own.
-_ALIKE = ("seeds", "dim", "num_layers", "num_heads", "tuned", "mixer_options", "variants")
+_ALIKE = (
+    "seeds",
+    "dim",
+    "num_layers",
+    "num_heads",
+    "tuned",
+    "mixer_options",
+    "train_options",
+    "variants",
+)
 
 
 def is_suite(folder: str | Path) -> bool:

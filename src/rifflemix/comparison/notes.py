@@ -168,11 +168,12 @@ def _budget(results: Mapping[str, Any]) -> str:
     train = config["train"]
     rate = "" if "tuning" in results else f"learning rate {train['lr']:g}, "
     tuned = "" if "tuning" in results else " No mixer was tuned."
+    chosen = "".join(f"{name} {value}, " for name, value in config.get("train_options", {}).items())
     return (
         f"Every mixer: model {config['model']}, dim {config['dim']}, {config['num_layers']} "
         f"layers, {config['num_heads']} heads, {format_count(train['max_steps'])} steps of "
-        f"{train['batch_size']} sequences, {rate}the same data order and, outside the mixers, "
-        f"the same initial weights for each seed.{tuned}"
+        f"{train['batch_size']} sequences, {rate}{chosen}the same data order and, outside the "
+        f"mixers, the same initial weights for each seed.{tuned}"
     )
 
 

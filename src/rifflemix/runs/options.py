@@ -101,6 +101,13 @@ class RunOptions:
     mixer_option: Annotated[
         list[str] | None, Option("Option of a mixer; repeatable.", metavar="MIXER.KEY=VALUE")
     ] = None
+    train_option: Annotated[
+        list[str] | None,
+        Option(
+            "Another setting of the training, such as weight_decay=0.05; repeatable.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None
     data_dir: DataDir | None = None
     data: Annotated[
         Path | None,

@@ -55,6 +55,11 @@ class TrainConfig:
         cycle_beta1: (high, low) between which one_cycle moves beta1 against the rate, as
             torch's OneCycleLR does with (0.95, 0.85); None keeps betas[0].
         clip_norm, clip_value: gradient clipping, by total norm or by element.
+        label_smoothing: share of each training label that is spread evenly over all classes.
+        mixup, cutmix: parameter of the Beta distribution that mixtures of training images, with
+            their labels, are drawn from: weighted means, and rectangles of one in the other; 0
+            mixes none, and with both over 0 a batch is mixed in either way at even odds. Images
+            are mixed with others of the same backward pass and process.
         accumulation: backward passes per update; the gradient stays that of the whole batch.
         precision: "no" (float32) or "bf16" (autocast).
         compile: run the model through torch.compile.
@@ -89,6 +94,9 @@ class TrainConfig:
     cycle_beta1: tuple[float, float] | None = None
     clip_norm: float | None = None
     clip_value: float | None = None
+    label_smoothing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
     accumulation: int = 1
     precision: str = "no"
     compile: bool = False
@@ -167,7 +175,7 @@ _POSITIVE_NUMBERS = {
     "clip_value": True,
     "checkpoint_seconds": True,
 }
-_OTHER_NUMBERS = ("weight_decay", "warmup_init", "min_lr")
+_OTHER_NUMBERS = ("weight_decay", "warmup_init", "min_lr", "mixup", "cutmix")
 
 
 def _check_numbers(config: TrainConfig) -> None:
@@ -185,6 +193,8 @@ def _check_numbers(config: TrainConfig) -> None:
         value = getattr(config, name)
         if not (_is_number(value) and value >= 0):
             raise bad_argument(name, "a number of at least 0", repr(value))
+    if not (_is_number(config.label_smoothing) and 0 <= config.label_smoothing < 1):
+        raise bad_argument("label_smoothing", "a number in [0, 1)", repr(config.label_smoothing))
 
 
 def _check_pairs(config: TrainConfig) -> None:

@@ -35,19 +35,20 @@ from rifflemix.train.data import (
 from rifflemix.train.engine import Engine
 from rifflemix.train.evaluate import evaluate, run_model
 from rifflemix.train.optim import allocate_state, build_optimizer, decay_groups, set_rates
-from rifflemix.train.protocols import Augments, Batch, CountsLabels, TrainableTask
+from rifflemix.train.protocols import Batch, CountsLabels, TrainableTask
 from rifflemix.train.results import TrainEvent, TrainingDiverged, TrainResult
 from rifflemix.train.run_folder import RunFolder, describe_run
 from rifflemix.train.schedules import learning_rate, momentum
 from rifflemix.train.seeds import derive_seed
 from rifflemix.train.state import RunState
+from rifflemix.train.targets import change_batch, check_targets, training_loss
 
 OnEvent = Callable[[TrainEvent], None]
 ShouldStop = Callable[[], bool]
 
 _TEST_AGAIN = "remove it to have the trained model tested again"
 _WRITE_AGAIN = "remove {} to have the checkpoint's best weights written and tested again"
-_NOISE, _AUGMENT = 4, 5  # purposes of derived seeds
+_NOISE = 4  # purpose of derived seeds
 
 
 def train(
@@ -100,11 +101,13 @@ def train(
 
     Raises:
         InputError: a folder of another run, in use, damaged or not writable; a batch that does
-            not divide; an empty split; NaN in the data; accelerate missing.
+            not divide; an empty split; NaN in the data; labels that cannot be smoothed or mixed;
+            accelerate missing.
         TrainingDiverged: loss, metric or weights are not finite; the last checkpoint stays.
     """
     for split_name in ("train", "validation", "test"):
         check_split(task, split_name)
+    check_targets(task, config)
     engine = Engine(config, device, context_parallel)
     # On a CPU torch's Adafactor is as fast tensor by tensor.
     fused = engine.device.type == "cuda" or config.optimizer != "adafactor"
@@ -321,10 +324,7 @@ class _Run:
 
     def _next_batch(self, indices: list[int], positions: range) -> Batch:
         with self.progress.clock("data"):
-            batch = next(self.batches)
-            if isinstance(self.task, Augments):
-                seeds = [derive_seed(self.config.seed, _AUGMENT, at) for at in positions]
-                batch = self.task.augment(batch, seeds)
+            batch = change_batch(self.task, self.config, next(self.batches), positions)
             check_finite(batch, indices, "train")
             self.unread_tokens += count_tokens(batch)
             return batch
@@ -332,7 +332,8 @@ class _Run:
     def _forward_backward(self, batch: Batch, weight: float) -> Tensor:
         accelerator = self.engine.accelerator
         with accelerator.accumulate(self.model):
-            loss = weight * self.task.loss(run_model(self.model, batch), batch)
+            outputs, smoothing = run_model(self.model, batch), self.config.label_smoothing
+            loss = weight * training_loss(self.task, outputs, batch, smoothing)
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 self._clip()

@@ -91,6 +91,22 @@ class Augments(Protocol):
 
 
 @runtime_checkable
+class MixesSamples(Protocol):
+    """A task whose training samples, and their labels, can be mixed with each other."""
+
+    def mix(self, batch: Batch, seed: int, /, *, mixup: float, cutmix: float) -> Batch:
+        """The batch with each sample mixed with another; see `TrainConfig`."""
+
+
+@runtime_checkable
+class SmoothsLabels(Protocol):
+    """A task of classes, whose labels can be smoothed."""
+
+    def uniform_loss(self, outputs: Tensor, batch: Batch, /) -> Tensor:
+        """What `loss` would be if all classes were equally right."""
+
+
+@runtime_checkable
 class Summarises(Protocol):
     """A task some of whose metrics are no means, but follow from them."""
 

@@ -244,6 +244,11 @@ class Task(OwnData):
         self._check_outputs(outputs, batch)
         return functional.cross_entropy(outputs.float(), batch["labels"])
 
+    def uniform_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """What `loss` would be if all classes were equally right; smoothed labels add it."""
+        self._check_outputs(outputs, batch)
+        return -functional.log_softmax(outputs.float(), dim=1).mean()
+
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
         """Sum and count of "accuracy" and "loss" over a batch of logits (B, num_classes)."""
         self._check_outputs(outputs, batch)

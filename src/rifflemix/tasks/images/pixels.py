@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.tasks.core.base import Batch, Progress, Sample, Task, TaskCard
 from rifflemix.tasks.data_io.bounded import read_npz
 from rifflemix.tasks.data_io.files import Array, Arrays, check_ids
+from rifflemix.tasks.images.crops import crop_flip, resized_crop_flip
+from rifflemix.tasks.images.mixing import mix_images
 from rifflemix.tasks.images.rand_augment import rand_augment
 
 LAYOUTS = ("sequence", "image")
-AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip", "rand_augment")
+AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip", "rand_augment", "deit")
 STATISTICS = ("data", "per_image")
 _TOP = 5
 PARTS = ("train", "test")
@@ -164,7 +166,8 @@ class WholeImages(Task):
             time; or "resized_crop_flip", a rectangle of 8 to 100 % of the area at a random
             position, with sides in a ratio of 3/4 to 4/3, resized to the whole, and mirrored
             likewise; or "rand_augment", two changes of strength 14, see
-            `rifflemix.tasks.images.rand_augment`, and then "crop_flip".
+            `rifflemix.tasks.images.rand_augment`, and then "crop_flip"; or "deit", see
+            `rifflemix.tasks.images.deit_augment`.
         black, white: value of a black and of a white pixel by channel.
     """
 
@@ -188,57 +191,39 @@ class WholeImages(Task):
             return batch
         images, draws = batch["inputs"], [np.random.default_rng(seed) for seed in seeds]
         if self.augmentation == "resized_crop_flip":
-            changed = map(_resized_crop_flip, images, draws)
-            return {**batch, "inputs": torch.stack(list(changed))}
+            return {**batch, "inputs": _each(resized_crop_flip, images, draws)}
+        if self.augmentation == "crop_flip":
+            return {**batch, "inputs": crop_flip(images, self.black, draws)}
+        black, white = (images.new_tensor(v).view(-1, 1, 1) for v in (self.black, self.white))
+        levels = ((images - black) * (255.0 / (white - black))).round().clamp(0, 255)
         if self.augmentation == "rand_augment":
-            images = torch.stack(list(map(self._changed, images, draws)))
-        return {**batch, "inputs": _crop_flip(images, self.black, draws)}
+            images = _each(rand_augment, levels, draws) * ((white - black) / 255.0) + black
+            return {**batch, "inputs": crop_flip(images, self.black, draws)}
+        deit = _with_pillow()
+        mean = (-black / (white - black) * 255.0).round().flatten().int().tolist()
+        changed = _each(partial(deit.crop_and_change, mean=mean), levels, draws)
+        images = changed * ((white - black) / 255.0) + black
+        return {**batch, "inputs": _each(deit.erase, images, draws)}
 
-    def _changed(self, image: Tensor, generator: np.random.Generator) -> Tensor:
-        """An image through RandAugment, which works on levels from 0 to 255."""
-        black, white = (image.new_tensor(v).view(-1, 1, 1) for v in (self.black, self.white))
-        levels = ((image - black) * (255.0 / (white - black))).round().clamp(0, 255)
-        return rand_augment(levels, generator) * ((white - black) / 255.0) + black
+    def mix(self, batch: Batch, seed: int, *, mixup: float, cutmix: float) -> Batch:
+        """Images mixed with each other; labels become (B, num_classes) float32 probabilities."""
+        images, labels = mix_images(
+            batch["inputs"],
+            batch["labels"],
+            np.random.default_rng(seed),
+            num_classes=self.num_classes,
+            mixup=mixup,
+            cutmix=cutmix,
+        )
+        return {**batch, "inputs": images, "labels": labels}
 
 
-def _crop_flip(
-    images: Tensor, black: Sequence[float], draws: Sequence[np.random.Generator]
+def _each(
+    change: Callable[[Tensor, np.random.Generator], Tensor],
+    images: Tensor,
+    draws: Sequence[np.random.Generator],
 ) -> Tensor:
-    """Images (B, channels, height, width); `black` is the darkest value by channel."""
-    height, width = images.shape[2:]
-    padded = np.empty((*images.shape[:2], height + 8, width + 8), np.float32)
-    padded[:] = np.asarray(black, np.float32)[:, None, None]
-    padded[:, :, 4:-4, 4:-4] = images.numpy()
-    changed = np.empty(images.shape, np.float32)
-    for out, image, draw in zip(changed, padded, draws, strict=True):
-        top, left, mirrored = (int(draw.integers(high)) for high in (9, 9, 2))
-        crop = image[:, top : top + height, left : left + width]
-        out[:] = crop[:, :, ::-1] if mirrored else crop
-    return torch.from_numpy(changed)
-
-
-def _resized_crop_flip(image: Tensor, generator: np.random.Generator) -> Tensor:
-    """One image (channels, height, width)."""
-    top, left, height, width = _rectangle(image.shape[1], image.shape[2], generator)
-    crop = image[:, top : top + height, left : left + width]
-    resized = functional.interpolate(
-        crop[None], size=image.shape[1:], mode="bilinear", align_corners=False, antialias=True
-    )[0]
-    return resized.flip(-1) if generator.integers(2) else resized
-
-
-def _rectangle(
-    height: int, width: int, generator: np.random.Generator
-) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random part of an image; the whole where none fits."""
-    for _ in range(10):
-        area = height * width * generator.uniform(0.08, 1.0)
-        ratio = math.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3)))
-        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < wide <= width and 0 < high <= height:
-            top = int(generator.integers(height - high + 1))
-            return top, int(generator.integers(width - wide + 1)), high, wide
-    return 0, 0, height, width
+    return torch.stack(list(map(change, images, draws)))
 
 
 def pixel_task(
@@ -290,10 +275,27 @@ def pixel_task(
     )
 
 
+def _with_pillow() -> ModuleType:
+    """The module of augmentation "deit".
+
+    Raises:
+        InputError: Pillow is not there.
+    """
+    try:
+        from rifflemix.tasks.images import deit_augment
+    except ImportError:
+        raise InputError(
+            "augment 'deit' changes images with Pillow: pip install 'rifflemix[images]'"
+        ) from None
+    return deit_augment
+
+
 def check_layout(options: Mapping[str, Any]) -> None:
     """Raise unless "layout" and "augment" are ones that `pixel_task` knows."""
     check_choice("layout", options["layout"], LAYOUTS)
     check_choice("augment", options["augment"], AUGMENTATIONS)
+    if options["augment"] == "deit":
+        _with_pillow()
 
 
 def _whole_images(

@@ -105,6 +105,12 @@ class NextTokenTask(Task):
             outputs.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=UNCOUNTED
         )
 
+    def uniform_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """What `loss` would be if all tokens were equally right; smoothed labels add it."""
+        self._check_outputs(outputs, batch)
+        counted = outputs[batch["labels"] != UNCOUNTED].float()
+        return -functional.log_softmax(counted, dim=1).mean()
+
     def count_labels(self, batch: Batch) -> int:
         """Tokens that count."""
         return int((batch["labels"] != UNCOUNTED).sum().item())

@@ -1,0 +1,51 @@
+"""Random crops of training images, and mirror images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def crop_flip(
+    images: Tensor, black: Sequence[float], draws: Sequence[np.random.Generator]
+) -> Tensor:
+    """Images (B, channels, height, width); `black` is the darkest value by channel."""
+    height, width = images.shape[2:]
+    padded = np.empty((*images.shape[:2], height + 8, width + 8), np.float32)
+    padded[:] = np.asarray(black, np.float32)[:, None, None]
+    padded[:, :, 4:-4, 4:-4] = images.numpy()
+    changed = np.empty(images.shape, np.float32)
+    for out, image, draw in zip(changed, padded, draws, strict=True):
+        top, left, mirrored = (int(draw.integers(high)) for high in (9, 9, 2))
+        crop = image[:, top : top + height, left : left + width]
+        out[:] = crop[:, :, ::-1] if mirrored else crop
+    return torch.from_numpy(changed)
+
+
+def resized_crop_flip(image: Tensor, generator: np.random.Generator) -> Tensor:
+    """One image (channels, height, width)."""
+    top, left, height, width = random_rectangle(image.shape[1], image.shape[2], generator)
+    crop = image[:, top : top + height, left : left + width]
+    resized = functional.interpolate(
+        crop[None], size=image.shape[1:], mode="bilinear", align_corners=False, antialias=True
+    )[0]
+    return resized.flip(-1) if generator.integers(2) else resized
+
+
+def random_rectangle(
+    height: int, width: int, generator: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random part of an image; the whole where none fits."""
+    for _ in range(10):
+        area = height * width * generator.uniform(0.08, 1.0)
+        ratio = math.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3)))
+        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < high <= height:
+            top = int(generator.integers(height - high + 1))
+            return top, int(generator.integers(width - wide + 1)), high, wide
+    return 0, 0, height, width
