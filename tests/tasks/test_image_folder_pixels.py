@@ -339,10 +339,10 @@ def test_resized_crops(pets: Path) -> None:
 
 
 def test_rectangles_of_resized_crops() -> None:
-    from rifflemix.tasks.images.pixels import _rectangle
+    from rifflemix.tasks.images.crops import random_rectangle
 
     rng = np.random.default_rng(0)
-    found = np.array([_rectangle(200, 200, rng) for _ in range(2000)])
+    found = np.array([random_rectangle(200, 200, rng) for _ in range(2000)])
     top, left, height, width = found.T
     assert (top >= 0).all()
     assert (left >= 0).all()
@@ -354,4 +354,4 @@ def test_rectangles_of_resized_crops() -> None:
     ratio = width / height
     assert 0.73 < ratio.min() < 0.8
     assert 1.25 < ratio.max() < 1.36
-    assert _rectangle(4, 400, np.random.default_rng(0))[2:] <= (4, 400)
+    assert random_rectangle(4, 400, np.random.default_rng(0))[2:] <= (4, 400)
