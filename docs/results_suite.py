@@ -59,7 +59,7 @@ def _scores(comparisons: Mapping[str, Any]) -> str:
     ranked = sorted(
         overall(comparisons), key=lambda mixer: mixer.standing.rank if mixer.standing else math.inf
     )
-    accuracy = next(part for part in parts(comparisons) if part.heading == "Accuracy")
+    accuracy = next(part for part in parts(comparisons) if part.heading == "Accuracy, %")
     by_title = {title.text: cells for title, *cells in accuracy.rows}
     headers = ["Mixer", *(f"{name}, %" for name in comparisons), "Speed", "Memory"]
     rows = [

@@ -107,6 +107,27 @@ def test_where_less_is_better_the_lower_score_is_ahead() -> None:
     assert found.ahead == {("softmax", "csp"), ("tssa", "csp")}
 
 
+def test_the_table_of_scores_says_what_they_are_scores_of() -> None:
+    errors = with_accuracies(CLEAR)
+    for run in errors["runs"]:
+        for at in (run["test"], run["validation"]):
+            at["rmse"] = at["accuracy"]
+    for mixer in errors["mixers"]:
+        summaries = {"validation": mixer["validation"], "test": mixer["test"]}
+        mixer["metric"] = {"name": "rmse", "higher_is_better": False, **summaries}
+    classes = with_accuracies(CLEAR)
+    for tasks, heading, columns in (
+        ({"a": classes}, "Accuracy, %", ["a"]),
+        ({"b": errors}, "Rmse", ["b"]),
+        ({"a": classes, "b": errors}, "Test scores", ["a: accuracy, %", "b: rmse"]),
+    ):
+        part = parts(tasks)[1]
+        assert (part.heading, list(part.headers)) == (heading, ["Mixer", *columns])
+        assert answers(tasks)[0].startswith(
+            "For accuracy" if "b" not in tasks else "For test scores"
+        )
+
+
 def test_what_did_not_end_or_did_not_learn_ranks_nobody() -> None:
     assert ranking(unfinished()) is None
     guessing = {name: [0.1, 0.1, 0.1] for name in CLEAR}

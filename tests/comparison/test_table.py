@@ -154,6 +154,24 @@ def test_differences_from_softmax() -> None:
     assert (first.is_shown, first.is_loss, second.is_shown) == (True, False, False)
 
 
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [
+        (1.0, "1.000"), (0.0505, "0.051"), (0.0501, "0.050"), (0.05, "0.050"),
+        (0.0499, "< 0.050"), (0.0494, "0.049"), (0.001, "0.001"), (0.0009, "< 0.001"),
+    ],
+)  # fmt: skip
+def test_a_probability_is_not_rounded_across_the_level(
+    probability: float, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rifflemix.comparison.differences.holm", lambda found: [probability])
+    scores = {"softmax": [(0.80, 1.0), (0.82, 1.0)], "csp": [(0.9, 1.0), (0.93, 1.0)]}
+    rows = comparison_rows(results_of(**scores))
+    ((*_, shown, _),) = difference_cells(rows)
+    assert shown == text
+    assert differences_from_softmax(rows)[0].is_shown == (text.startswith("<") or text < "0.050")
+
+
 def test_a_lower_perplexity_is_no_loss() -> None:
     results = results_of(softmax=[(0.80, 1.0), (0.80, 1.0)], csp=[(0.99, 1.0), (0.99, 1.0)])
     (of,) = differences_from_softmax(comparison_rows(with_perplexity(results)))

@@ -98,9 +98,17 @@ def _cells(of: RowDifference) -> list[str]:
         of.row.title,
         _signed(metric, difference.mean),
         f"{_signed(metric, difference.low)} to {_signed(metric, difference.high)}",
-        "< 0.001" if of.probability < 0.001 else f"{of.probability:.3f}",
+        _probability(of.probability),
         str(difference.seeds),
     ]
+
+
+def _probability(value: float) -> str:
+    """Three digits, which do not round across the level."""
+    if value < 0.001:
+        return "< 0.001"
+    text = f"{value:.3f}"
+    return f"< {LEVEL:.3f}" if value < LEVEL <= float(text) else text
 
 
 def _signed(metric: str, value: float) -> str:

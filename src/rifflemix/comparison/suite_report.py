@@ -26,7 +26,7 @@ from rifflemix.comparison.table import (
 )
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.page import render
-from rifflemix.report.units import MISSING, format_duration, format_percent
+from rifflemix.report.units import MISSING, format_duration, format_percent, metric_title
 
 Comparisons = Mapping[str, Mapping[str, Any]]
 """Task of the suite -> the results of its comparison."""
@@ -122,12 +122,13 @@ def _answers(comparisons: Comparisons, mixers: Sequence[Overall]) -> Iterator[st
     ranked = [mixer for mixer in mixers if mixer.standing is not None]
     unbeaten_ones = [mixer for mixer in ranked if mixer.is_unbeaten]
     best = _by(unbeaten_ones, lambda m: m.standing.rank if m.standing else 0.0)
+    judged = "accuracy" if set(_metrics(comparisons)) == {"accuracy"} else "test scores"
     if ranked and not best:
-        yield "For accuracy: none. Each is behind another on more tasks than ahead of it."
+        yield f"For {judged}: none. Each is behind another on more tasks than ahead of it."
     elif ranked and len(best) < len(ranked):
-        yield f"For accuracy: {_listed(best)}. No other is ahead of these on more tasks."
+        yield f"For {judged}: {_listed(best)}. No other is ahead of these on more tasks."
     elif ranked:
-        yield "For accuracy: these tasks and seeds put no mixer ahead."
+        yield f"For {judged}: these tasks and seeds put no mixer ahead."
     others = [mixer for mixer in mixers if mixer.name != BASELINE]
     cheap = [m for m in others if (m.speed or 0.0) > 1 and not m.behind]
     if any(mixer.speed for mixer in others):
@@ -169,7 +170,7 @@ def parts(comparisons: Comparisons) -> list[Part]:
     titles = [mixer["title"] for mixer in next(iter(comparisons.values()))["mixers"]]
     return [
         _overview(comparisons),
-        _by_task("Accuracy", tasks, titles, _column(comparisons, "Test "), _SCORES),
+        _scores(comparisons, titles),
         _by_task(
             "Differences from softmax attention", tasks, titles,
             [_differences(of) for of in comparisons.values()], _DIFFERENCES,
@@ -217,6 +218,22 @@ def _by_task(
 ) -> Part:
     rows = [[Cell(title), *cells] for title, *cells in zip(titles, *columns, strict=True)]
     return Part(heading, ("Mixer", *tasks), rows, caption)
+
+
+def _scores(comparisons: Comparisons, titles: Sequence[str]) -> Part:
+    """Scores of the metric that chose the weights, which is said once where all tasks share it."""
+    metrics = [metric_title(name) for name in _metrics(comparisons)]
+    heading, tasks = "Test scores", list(comparisons)
+    if len(set(metrics)) == 1:
+        heading = metrics[0][:1].upper() + metrics[0][1:]
+    else:
+        tasks = [f"{task}: {metric}" for task, metric in zip(tasks, metrics, strict=True)]
+    return _by_task(heading, tasks, titles, _column(comparisons, "Test "), _SCORES)
+
+
+def _metrics(comparisons: Comparisons) -> list[str]:
+    """Of each task the metric that chose the weights."""
+    return [comparison_rows(of)[0].metric for of in comparisons.values()]
 
 
 def _column(comparisons: Comparisons, start: str) -> list[list[Cell]]:
