@@ -83,6 +83,22 @@ def test_attention_with_dropout_is_counted_as_attention() -> None:
     assert flops[0] == flops[1]
 
 
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.ConvTranspose1d])
+def test_the_backward_pass_of_a_grouped_convolution_takes_twice_the_forward_pass(
+    kind: type[nn.Module], groups: int
+) -> None:
+    convolution = kind(8, 16, 3, stride=2, groups=groups)
+    x = torch.ones(2, 8, 9, requires_grad=True)
+    with FlopCounterMode(display=False, custom_mapping=flops_on_cpu()) as counter:
+        y = convolution(x)
+        forward = counter.get_total_flops()
+        y.sum().backward()
+    places = 4 if kind is nn.Conv1d else 9
+    assert forward == 2 * 2 * places * 16 * 3 * 8 // groups
+    assert counter.get_total_flops() == 3 * forward
+
+
 def test_twice_the_samples_move_twice_as_much_in_as_many_operators() -> None:
     recipe = small(task_options={"patch_size": 1})
     twice = replace(recipe, train=replace(recipe.train, batch_size=2 * recipe.train.batch_size))

@@ -167,7 +167,8 @@ def macs(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
         caption=(
             "Multiply-accumulates (MACs) of each part for one sample: products of matrices, "
             "convolutions and attention, and one for every number that a norm or activation puts "
-            "out, as the counter behind the paper's tables counts. Sorts and shifts have none. "
+            "out, as the counter behind the paper's tables counts. Sorts, shifts and Fourier "
+            "transforms have none. "
             "Blue: parts with over 1 % of the whole; grey: the others."
         ),
         data={

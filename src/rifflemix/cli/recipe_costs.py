@@ -48,7 +48,9 @@ def show_costs(
     show(plain_table(headers, map(_row, entries)))
     show(
         "Estimates of training alone, on this machine as busy as it is now: evaluations and "
-        "loading data come on top. FLOPs are those of products, convolutions and attention."
+        "loading data come on top. FLOPs are those of products of matrices, convolutions and "
+        "attention; Fourier transforms (s4, s5, mega ...) and sorts have none. Tokens of whole "
+        "images are their pixels."
     )
 
 

@@ -22,7 +22,8 @@ def multiply_accumulates(model: nn.Module, *inputs: Tensor) -> int:
     Matrix products, convolutions and attention by torch's FLOP counter, two FLOPs to a MAC; one
     for every number that a norm or an activation layer puts out, or to which a block-diagonal map
     adds a bias. The counter behind the Dimension Mixer's tables does so, and there these are up
-    to 14 % of the whole.
+    to 14 % of the whole. Everything else has none: Fourier transforms, sorts, shifts, products
+    number by number. Mixers of long convolutions (S4, Mega, FNet ...) take more than is counted.
 
     Args:
         model: any module; its parameters and mode are left as they are.
@@ -57,9 +58,14 @@ def flops_on_cpu() -> dict[Any, Any]:
     """A `custom_mapping` for torch's counter, which knows the attention kernels of GPUs only.
 
     Attention with dropout, Sinkhorn attention and block-diagonal maps, which run in kernels of this
-    library, are in it too. What a backward pass finds again counts.
+    library, are in it too. What a backward pass finds again counts. Torch's own formula takes the
+    weights of grouped convolutions for dense ones in backward passes.
     """
-    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+    from torch.utils.flop_counter import (
+        conv_flop_count,
+        sdpa_backward_flop_count,
+        sdpa_flop_count,
+    )
 
     def forward(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
         return int(sdpa_flop_count(q, k, v))
@@ -102,9 +108,17 @@ def flops_on_cpu() -> dict[Any, Any]:
         to_weights = sum(weights) if needs_parameters else 0
         return int(2 * math.prod(x[:-1]) * (again + to_x + to_weights))
 
+    def convolution_backward(
+        grad: Any, x: Any, weight: Any, *args: Any, out_shape: Any, **kwargs: Any
+    ) -> int:
+        _, _, _, _, transposed, _, _, needed = args
+        # The gradients of x and of the weight take as much as the forward pass.
+        return int(conv_flop_count(x, weight, grad, transposed) * sum(needed[:2]))
+
     ours = torch.ops.rifflemix
     return {
         **dict(zip(compat.attention_on_cpu(), (forward, backward), strict=True)),
+        torch.ops.aten.convolution_backward: convolution_backward,
         ours.dropout_attention: forward,
         ours.dropout_attention_backward: dropout_backward,
         ours.sinkhorn_attention: blocks,

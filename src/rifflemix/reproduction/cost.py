@@ -121,6 +121,19 @@ def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
     )
 
 
+def flops_of(call: Callable[[], object], valid: float) -> int:
+    """FLOPs of the operators that run in a call.
+
+    Args:
+        call: runs them.
+        valid: tokens of a sample that attention meets where it leaves out padding.
+    """
+    with _Count(iter(()), valid) as count:
+        call()
+    flops: int = count.flops
+    return flops
+
+
 def _times(accumulation: int) -> list[int]:
     return [1] if accumulation == 1 else [1, accumulation - 1]
 
@@ -143,7 +156,7 @@ class _Count(OperatorWatch):
         valid: tokens of a sample that attention meets where it leaves out padding.
     """
 
-    def __init__(self, alive: Iterator[Tensor], valid: int) -> None:
+    def __init__(self, alive: Iterator[Tensor], valid: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch's own is not annotated
         from torch.utils.flop_counter import flop_registry  # it imports triton, if there is one
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from rifflemix.models import Model
-from rifflemix.models.macs import flops_on_cpu
+from rifflemix.reproduction.cost import flops_of
 from rifflemix.runs.measure import seconds_of
+from rifflemix.runs.processes import count_processes
 from rifflemix.tasks import Task
+from rifflemix.tasks.core.base import Batch
 from rifflemix.train import TrainConfig
 from rifflemix.train.evaluate import run_model
 
-_SAMPLES = 2  # samples on which FLOPs are counted, then multiplied up
+_SAMPLES = 2  # samples of a batch on which FLOPs are counted, then multiplied up
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,11 @@ class Utilisation:
     """Model FLOP utilisation (MFU) of a training step.
 
     Attributes:
-        flops_per_step: of matrix products, convolutions and attention, forward and backward.
-        flops_per_second: at the measured speed.
+        flops_per_step: of matrix products, convolutions and attention, forward and backward, with
+            samples padded as they are in training.
+        flops_per_second: at the measured speed, of all processes.
         matmul_flops_per_second: what a large matrix product reaches here, in the same type.
-        share: the first rate over the second.
+        share: the first rate over the second, which each process has.
     """
 
     flops_per_step: int
@@ -42,14 +46,14 @@ def utilisation(
 ) -> Utilisation:
     """Measure it for a model that trains at `steps_per_second`.
 
-    Sorting, shifting and other work without multiplications counts as nothing: a low share does
-    not mean a slow layer.
+    Sorting, shifting and other work without matrix products counts as nothing, Fourier transforms
+    included: a low share does not mean a slow layer.
     """
-    flops = _step_flops(model, task, config.batch_size)
+    flops = _step_flops(model, task, config)
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     peak = matmul_flops_per_second(device, dtype)
     rate = flops * steps_per_second
-    return Utilisation(flops, rate, peak, rate / peak)
+    return Utilisation(flops, rate, peak, rate / (peak * count_processes()))
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
@@ -59,13 +63,21 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     return 2.0 * size**3 / min(seconds_of(lambda: torch.mm(a, a), device) for _ in range(5))
 
 
-def _step_flops(model: Model, task: Task, batch_size: int) -> int:
-    from torch.utils.flop_counter import FlopCounterMode  # it imports triton, where there is one
-
+def _step_flops(model: Model, task: Task, config: TrainConfig) -> int:
     split = task.split("train")
-    batch = task.collate([split[index] for index in range(min(_SAMPLES, len(split)))])
+    together = max(1, config.batch_size // (config.accumulation * count_processes()))
+    whole = task.collate([split[index * len(split) // together] for index in range(together)])
+    batch = {name: value[:_SAMPLES] for name, value in whole.items()}
     model.cpu().train()
-    counter = FlopCounterMode(display=False, custom_mapping=flops_on_cpu())
-    with counter:
-        task.loss(run_model(model, batch), batch).backward()
-    return round(counter.get_total_flops() * batch_size / len(batch["labels"]))
+    flops = flops_of(
+        lambda: task.loss(run_model(model, batch), batch).backward(), _valid_tokens(whole)
+    )
+    return round(flops * config.batch_size / len(batch["labels"]))
+
+
+def _valid_tokens(batch: Batch) -> float:
+    """Root mean square of the tokens of a sample, without padding."""
+    is_padding = batch.get("key_padding_mask")
+    if is_padding is None:
+        return math.inf
+    return float((~is_padding).sum(-1).double().square().mean().sqrt())

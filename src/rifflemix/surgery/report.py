@@ -30,7 +30,7 @@ class SurgeryReport:
         parameters_after: of the whole model.
         length: tokens N for which the MACs are counted.
         macs_before: multiply-accumulates of the replaced attention for one sequence of `length`
-            tokens; None where the host's cannot be known.
+            tokens; None where the host's cannot be known. Fourier transforms and sorts have none.
         macs_after: of the mixers in its place; None where the mixer cannot be counted.
         dry_run: nothing was changed.
     """
