@@ -27,6 +27,7 @@ from rifflemix.reproduction import (
 )
 from rifflemix.reproduction import run as reproduce_run
 from rifflemix.reproduction.page import report_files
+from rifflemix.reproduction.results import process_memory
 from rifflemix.reproduction.tables import summary_rows
 from rifflemix.tasks import Task
 from rifflemix.train import TrainingDiverged
@@ -102,6 +103,24 @@ def test_results_of_a_whole_run(tmp_path: Path) -> None:
     place = results["environment"]
     assert results["command"] == place["command"]
     assert {"command", "git_commit", "time"} <= set(place), sorted(place)
+
+
+def test_the_matrix_product_that_is_timed_is_no_memory_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = iter([11, 22])
+
+    def measured(*args: Any) -> None:
+        next(memory)
+
+    monkeypatch.setattr(reproduce_run, "process_memory", lambda device: next(memory))
+    monkeypatch.setattr(reproduce_run, "_utilisation", measured)
+    assert run(tmp_path / "run")["peak_memory_bytes"] == 11
+
+
+def test_memory_is_that_of_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", {"cuda:1": 7}.get)
+    assert process_memory("cuda:1") == 7
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ def results_of(
     result: TrainResult,
     folder: Path,
     speed: Utilisation | None,
+    peak_memory_bytes: int | None,
     batch_size_planned: int,
     started_from: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def results_of(
         "steps_per_second": result.steps_per_second,
         "tokens_per_second": result.tokens_per_second,
         "utilisation": None if speed is None else asdict(speed),
-        "peak_memory_bytes": _peak_memory(result),
+        "peak_memory_bytes": peak_memory_bytes,
         "wall_seconds": result.seconds["total"],
         "seconds": result.seconds,
         "environment": made_in,
@@ -148,10 +149,18 @@ def _is_reduced(recipe: Recipe, result: TrainResult, batch_size_planned: int) ->
     )
 
 
-def _peak_memory(result: TrainResult) -> int | None:
+def forget_memory(device: str) -> None:
+    """On a GPU, measure `process_memory` from now on: earlier runs of the process do not count."""
+    if device.startswith("cuda"):
+        torch.cuda.init()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def process_memory(device: str) -> int:
+    """The most memory so far, in bytes: of this process, on a GPU of its tensors there."""
     import resource  # which Windows does not have
 
-    if result.device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated()
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

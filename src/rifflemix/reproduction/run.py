@@ -17,7 +17,7 @@ from rifflemix.files import check_json, check_seal, parse_json, read_text, seale
 from rifflemix.models import Model
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.checks import check_results
-from rifflemix.reproduction.results import results_of
+from rifflemix.reproduction.results import forget_memory, process_memory, results_of
 from rifflemix.reproduction.start import Start, read_start, start_model
 from rifflemix.reproduction.utilisation import Utilisation, utilisation
 from rifflemix.runs.device import check_device, resolve_device, using_threads
@@ -167,6 +167,7 @@ def run_reproduction(
     recipe = plan.recipe
     end = None if budget_minutes is None else time.monotonic() + 60.0 * budget_minutes
     with using_threads(plan.threads):
+        forget_memory(plan.device)
         result = train_plan(
             plan,
             on_status=on_status,
@@ -176,11 +177,20 @@ def run_reproduction(
         stored = _stored(plan.out / RESULTS_FILE)
         if stored.get("status") == "complete" and stored.get("result") == result.to_dict():
             return stored  # of the process that trained: this one has done nothing
+        memory = process_memory(plan.device)  # before a matrix product that is timed takes more
         speed = _utilisation(plan, result)
     origin = None if plan.start is None else plan.start.origin
     results = sealed(
         results_of(
-            recipe, plan.task, plan.seed, result, plan.out, speed, plan.batch_size_planned, origin
+            recipe,
+            plan.task,
+            plan.seed,
+            result,
+            plan.out,
+            speed,
+            memory,
+            plan.batch_size_planned,
+            origin,
         )
     )
     if is_main_process():
