@@ -223,6 +223,15 @@ def test_one_model_is_built_for_a_row_that_is_new(monkeypatch: pytest.MonkeyPatc
     assert built == [small().model]
 
 
+def test_the_seconds_of_a_long_step_have_no_exponent() -> None:
+    from rifflemix.cli.recipe_costs import _row
+
+    numbers = dict.fromkeys(("steps", "tokens", "tokens_in_all", "flops_in_all", "peak_bytes"), 1)
+    for seconds, text in ((113.4, "113 s"), (2.334, "2.33 s"), (0.01234, "0.0123 s")):
+        entry = {"name": "a", "seconds_per_step": seconds, "seconds": seconds, **numbers}
+        assert _row(entry)[-2] == text
+
+
 def test_no_cost_is_kept_that_no_row_has() -> None:
     assert read_costs(FILE).keys() == {work(get_recipe(name)) for name in list_recipes()}
 

@@ -55,7 +55,7 @@ def show_costs(
 
 
 def _row(entry: dict[str, float]) -> tuple[str, ...]:
-    from rifflemix.report.units import format_bytes, format_count, format_duration
+    from rifflemix.report.units import format_bytes, format_count, format_duration, format_rate
 
     return (
         str(entry["name"]),
@@ -64,6 +64,6 @@ def _row(entry: dict[str, float]) -> tuple[str, ...]:
         f"{entry['tokens_in_all']:.2g}",
         f"{entry['flops_in_all']:.2g}",
         format_bytes(entry["peak_bytes"]),
-        f"{entry['seconds_per_step']:.2g} s",
+        f"{format_rate(entry['seconds_per_step'])} s",
         format_duration(entry["seconds"]),
     )
