@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import rifflemix.cli
 from rifflemix.cli.options import parse_seeds
@@ -92,6 +93,44 @@ def test_nobody_has_to_read_the_progress(
             gone.close()
     assert "test accuracy" in capfd.readouterr().out
     assert (tmp_path / "out" / "results.json").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_sentence_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    full = open("/dev/full", "w", buffering=1)  # noqa: SIM115 (closing it fails, too)
+    for stderr in (full, None):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert main(monkeypatch, "train", *TINY, "--mixer", "nothing", "--out", "x") == 2
+    monkeypatch.undo()
+    with contextlib.suppress(OSError):
+        full.close()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "no message"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to\nallocate"), "CUDA out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you"), "DefaultCPUAllocator"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_too_little_memory_is_one_sentence(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("rifflemix.comparison.train_mixer", fail)
+    words = ("--mixer", "average", "--out", str(tmp_path / "out"))
+    assert main(monkeypatch, "train", *TINY, *words) == 1
+    err = capfd.readouterr().err
+    assert err.startswith(f"error: not enough memory ({reason}")
+    assert err.count("\n") == 1
 
 
 COMMANDS = {

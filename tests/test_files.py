@@ -201,6 +201,32 @@ with locked(Path(sys.argv[1])):
 
 
 @pytest.mark.slow
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(InputError, match=r"cannot lock .*: Function not impl"), locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("no room"), RuntimeError("unable to mmap 9 bytes: Cannot allocate memory (12)")],
+    ids=lambda error: type(error).__name__,
+)
+def test_little_memory_is_no_damage(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    write_tensors(tmp_path / "x", TENSORS, {})
+    monkeypatch.setattr(files, "safe_open", fail)
+    with pytest.raises(InputError, match=r"cannot read .*x: (no room|.*allocate memory)"):
+        read_tensors(tmp_path / "x")
+
+
 def test_lock_is_not_kept_by_a_forked_child(tmp_path: Path) -> None:
     """As data loading processes are, which outlive a killed parent by seconds."""
     command = [sys.executable, "-c", HOLD_AND_FORK, str(tmp_path)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from collections.abc import Iterable
 
 _LONGEST = 500  # characters of what came, in a sentence
@@ -30,6 +31,15 @@ class InputWarning(UserWarning):
 
     The command line prints it as one sentence.
     """
+
+
+_NO_MEMORY = re.compile("out ?of ?memory|can(?:no|')t allocate memory", re.IGNORECASE)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the machine or a device had no memory left, which torch tells in words alone."""
+    told = f"{type(error).__name__}: {error}" if isinstance(error, RuntimeError | OSError) else ""
+    return isinstance(error, MemoryError) or _NO_MEMORY.search(told) is not None
 
 
 def bad_argument(name: str, expected: str, got: object, hint: str = "") -> InputError:

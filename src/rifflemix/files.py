@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.errors import InputError, bad_argument, is_out_of_memory
 
 _HEADER = "rifflemix"  # the one header entry: safetensors writes several in random order
 SEAL = "sha256"
@@ -107,8 +107,7 @@ def user_path(name: str, path: str | os.PathLike[str]) -> Path:
         raise bad_argument(name, "a path", repr(text))
     try:
         text.encode()  # JSON, safetensors and reports hold nothing else
-        found = Path(path).expanduser()
-        found.lstat()
+        (found := Path(path).expanduser()).lstat()
     except UnicodeEncodeError:
         raise bad_argument(name, "a path in UTF-8", ascii(text)) from None
     except (FileNotFoundError, NotADirectoryError):
@@ -158,8 +157,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` atomically as indented JSON; NaN and infinity are refused."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_bytes(path, text.encode())
+    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def check_regular(path: Path) -> None:
@@ -269,8 +267,7 @@ def _has_entries(kind: Any) -> bool:
 def _is_plain(value: Any, kind: Any) -> bool:
     """Whether `value` is a plain one of type `kind`; a bool is no number."""
     if kind is float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and abs(value) <= sys.float_info.max
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
     return type(value) is kind
 
 
@@ -301,10 +298,12 @@ def read_tensors(path: Path, advice: str = START_OVER) -> tuple[dict[str, Tensor
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise _cannot("read", path, error) from error
     # A header may name types that this torch does not have, or shapes that it cannot make.
     except (SafetensorError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+        if is_out_of_memory(error):
+            raise _cannot("read", path, error) from error
         raise damaged_run(path, str(error).split("\n")[0], advice) from error
     if _HEADER not in header:
         raise InputError(f"{path} was not written by rifflemix: no {_HEADER!r} entry in its header")
@@ -332,7 +331,11 @@ def locked(folder: Path) -> Iterator[None]:
         raise _cannot("write", folder / _LOCK, error) from error
     _held.add(descriptor)
     try:
-        if not _try_lock(descriptor):
+        try:
+            is_free = _try_lock(descriptor)
+        except OSError as error:  # some network file systems have no locks
+            raise _cannot("lock", folder, error) from error
+        if not is_free:
             raise FolderInUse(
                 f"{folder} is in use by another process; wait for it or choose another folder"
             )
@@ -366,8 +369,7 @@ def claimed_folder(
     make_folder(folder)
     with locked(folder):
         remove_leftovers(folder)
-        # Again: another process may have been here.
-        check_same_settings(folder, settings, name=name, free=free)
+        check_same_settings(folder, settings, name=name, free=free)  # it may be another's by now
         try:
             write_json(folder / CONFIG_FILE, settings)
         except InputError:
@@ -424,8 +426,7 @@ def first_difference(
             continue
         if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
             return name, before, after
-        inner = first_difference(before, after, free, f"{name}.")
-        if inner is not None:
+        if (inner := first_difference(before, after, free, f"{name}.")) is not None:
             return inner
     return None
 

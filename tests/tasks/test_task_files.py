@@ -141,3 +141,21 @@ def test_read_npz_refuses_truncation(tmp_path: Path, write_npz_xz, cut: int) -> 
 def test_missing_file_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="gone: the file is missing"):
         bounded.read_idx(tmp_path / "gone")
+
+
+@pytest.mark.timeout(20)
+def test_a_cache_that_cannot_be_locked_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not tried again, as where another process took the folder away."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    folder = tmp_path / "cache" / "x"
+    monkeypatch.setattr("fcntl.flock", refuse)
+    arrays = files.cached_arrays(folder, lambda: {"a": np.arange(3)})
+    assert arrays["a"].values.tolist() == [0, 1, 2]
+    with pytest.raises(InputError, match=r"cannot write to .*: cannot lock .*: Function not"):
+        files.cached_arrays(folder, lambda: {"a": np.arange(3)}, must_keep=True)
+    assert not list(folder.parent.iterdir())

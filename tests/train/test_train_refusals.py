@@ -230,3 +230,12 @@ def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
 def test_a_lock_that_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     assert ".lock" in refused(tmp_path)
+
+
+def test_a_log_that_is_gone_at_a_checkpoint(tmp_path: Path) -> None:
+    def remove(event: TrainEvent) -> None:
+        if event.step == 3:
+            (tmp_path / "log.jsonl").unlink(missing_ok=True)
+
+    with pytest.raises(InputError, match=r"cannot write .*log.jsonl: No such file"):
+        train(make_model(), ToyTask(), make_config(), tmp_path, device="cpu", on_event=remove)

@@ -26,7 +26,7 @@ from rifflemix.bench.rows import (
     assemble,
     timing,
 )
-from rifflemix.errors import InputError, bad_argument, check_choice
+from rifflemix.errors import InputError, bad_argument, check_choice, is_out_of_memory
 from rifflemix.runs.device import check_device
 from rifflemix.runs.measure import Call, Probe, median_seconds, probe
 
@@ -246,7 +246,7 @@ class _Bench:
         except InputError as error:
             row.status, row.note = LEFT_OUT, str(error)
         except Exception as error:  # what crashes has failed; the others are still worth knowing
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 row.status, row.note = LEFT_OUT, "out of memory"
             else:
                 row.status, row.note = FAILED, f"{type(error).__name__}: {error}"
@@ -328,8 +328,3 @@ def _key(candidate: Candidate, shape: Shape) -> tuple[object, ...]:
     """The key under which times at two numbers of tokens are comparable."""
     size = (shape.batch, shape.channels, shape.heads)
     return (candidate.kind, candidate.name, candidate.backend, *size)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    kinds = (torch.OutOfMemoryError, MemoryError)
-    return isinstance(error, kinds) or "can't allocate memory" in str(error)

@@ -27,8 +27,14 @@ from rifflemix.cli import (
 )
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
-from rifflemix.cli.output import checked_output
-from rifflemix.errors import InputError, InputWarning, RunFailed, bad_argument
+from rifflemix.cli.output import checked_output, complain
+from rifflemix.errors import (
+    InputError,
+    InputWarning,
+    RunFailed,
+    bad_argument,
+    is_out_of_memory,
+)
 from rifflemix.plugins import first_line, plugin_place
 
 # typer carries click inside itself in newer versions and beside itself in older ones; the base
@@ -122,9 +128,13 @@ def _run() -> int:
         return EXIT_INTERRUPTED
     except Exception as error:
         place = plugin_place(error)
-        if place is None:
+        if place is not None:
+            return _fail(f"{place}: {type(error).__name__}: {first_line(error)}")
+        if not is_out_of_memory(error):
             raise
-        return _fail(f"{place}: {type(error).__name__}: {first_line(error)}")
+        reason = first_line(error) or type(error).__name__
+        _fail(f"not enough memory ({reason}); a smaller batch or model needs less")
+        return EXIT_FAILED
     return code if isinstance(code, int) else 0
 
 
@@ -146,11 +156,11 @@ def _warn(
 ) -> None:
     """Show what is meant for a user without the line of code that found it."""
     if issubclass(category, InputWarning):
-        print(f"warning: {message}", file=sys.stderr)
+        complain(f"warning: {message}")
     else:
         otherwise(message, category, *where, **more)
 
 
 def _fail(message: str) -> int:
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    complain("error: " + " ".join(message.split()))
     return EXIT_BAD_INPUT

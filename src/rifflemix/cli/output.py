@@ -49,6 +49,13 @@ def _writing() -> Iterator[None]:
             raise InputError(f"cannot write the output: {error.strerror}") from error
 
 
+def complain(line: str) -> None:
+    """A line on stderr, where there is one that takes it."""
+    if sys.stderr is not None:  # else print would take stdout
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr)
+
+
 def print_json(value: Any) -> None:
     """JSON on stdout, and nothing else there."""
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")

@@ -95,8 +95,11 @@ class RunFolder:
 
     def settle_log(self) -> tuple[int, str]:
         """Flush the log to disk; its size in bytes and its checksum."""
-        flush(self.log)
-        return self.log.stat().st_size, self._log_digest()
+        try:
+            flush(self.log)
+            return self.log.stat().st_size, self._log_digest()
+        except OSError as error:
+            raise InputError(f"cannot write {self.log}: {error.strerror}") from error
 
     def _log_digest(self) -> str:
         return hashlib.sha256(self.log.read_bytes()).hexdigest()

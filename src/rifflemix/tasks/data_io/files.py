@@ -224,6 +224,8 @@ def _reason(error: Exception) -> str:
 
 # What is wrong with the system, and not with the file's content.
 _ADVICE = {
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n), and read the file again",
+    errno.ENOMEM: "there is not enough memory to read the file",
     errno.ENOENT: "the file is missing",
     errno.EACCES: "there is no permission to read the file; change it, or ask the owner",
     errno.EPERM: "there is no permission to read the file; change it, or ask the owner",

@@ -20,6 +20,9 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
     While it is in use it is locked: a folder of this kind without a lock was left by a process
     that was killed, and is deleted.
+
+    Raises:
+        OSError: it cannot be made or locked.
     """
     parent.mkdir(parents=True, exist_ok=True)
     _clear(parent)
@@ -29,8 +32,10 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
             stack.callback(shutil.rmtree, name, ignore_errors=True)
             try:
                 stack.enter_context(locked(Path(name)))
-            except InputError:  # another process took it for a leftover before it was locked
-                continue
+            except InputError as error:
+                if Path(name).is_dir() and not isinstance(error, FolderInUse):
+                    raise OSError(str(error)) from error  # no lock can be had here
+                continue  # another process took it for a leftover before it was locked
             if Path(name).is_dir():
                 break
         part = Path(name) / "part"
