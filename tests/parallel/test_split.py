@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +129,24 @@ def test_a_reproduction_on_four_processes(four: Processes, tmp_path: Path) -> No
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
     with pytest.raises(rm.InputError, match="four holds another run"):
         reproduced(tmp_path / "four", 1)
+
+
+def _diverged(out: Path) -> str:
+    recipe = small(train=replace(QUICK, lr=1e60, checkpoint_every=1))
+    options = ReproduceOptions(device="cpu", threads=1)
+    with cases.torchrun():
+        try:
+            run_reproduction(plan_reproduction(recipe, out, options))
+        except rm.InputError as error:
+            return f"{type(error).__name__}: {error}"
+    return "finished"
+
+
+@pytest.mark.slow
+def test_all_processes_see_that_weights_diverged(four: Processes, tmp_path: Path) -> None:
+    """A comparison goes on with the next run, in all of them."""
+    (found,) = set(four.run(_diverged, tmp_path / "four"))
+    assert found.startswith("TrainingDiverged: training diverged: parameter ")
 
 
 def _reproduced_under_fsdp(out: Path, plan: dict[str, int], settings: dict[str, Any]) -> None:

@@ -95,15 +95,15 @@ class RunState:
         rng = {
             name: self.engine.stack(state) for name, state in rng_state(self.engine.device).items()
         }
+        name = self.engine.on_main(lambda: _not_finite(weights, moments))
+        if name is not None:  # in all processes: they go on with other runs together
+            raise TrainingDiverged(
+                f"training diverged: parameter {name} is not finite after step "
+                f"{self.progress.step}; lower lr, lengthen warmup_steps or set clip_norm"
+            )
         self.engine.on_main(lambda: self._write(weights, moments, rng))
 
     def _write(self, weights: Tensors, moments: Tensors, rng: Tensors) -> None:
-        for name in sorted({key.rpartition("/")[0] for key in moments}):
-            if not bool(torch.isfinite(weights[name]).all()):
-                raise TrainingDiverged(
-                    f"training diverged: parameter {name} is not finite after step "
-                    f"{self.progress.step}; lower lr, lengthen warmup_steps or set clip_norm"
-                )
         self.progress.log_bytes, self.progress.log_sha256 = self.folder.settle_log()
         progress = self.progress.to_dict()
         save_checkpoint(
@@ -146,6 +146,12 @@ class RunState:
             reason = "it holds no state of the random generators"
             raise damaged_run(self.folder.checkpoint, reason) from error
         return True
+
+
+def _not_finite(weights: Tensors, moments: Tensors) -> str | None:
+    """The first parameter with moments that is not finite."""
+    trained = sorted({key.rpartition("/")[0] for key in moments})
+    return next((name for name in trained if not bool(torch.isfinite(weights[name]).all())), None)
 
 
 def _bytes(values: list[int]) -> Tensor:
