@@ -155,3 +155,14 @@ def test_unfinished_and_tampered_parts_are_refused(folders: Path, tmp_path: Path
     tampered = change(tmp_path / "tampered", "wall_seconds", 1.0, seal=False)
     with pytest.raises(InputError, match=r"results\.json is damaged"):
         merge_suites([tampered, folders / "csp"], tmp_path / "out")
+
+
+def test_a_suite_that_was_stopped_between_tasks_is_refused(folders: Path, tmp_path: Path) -> None:
+    """Its page does not have the task that was not begun."""
+
+    def stop(results: dict[str, Any]) -> None:
+        results |= {"status": "partial", "tasks_planned": ["coarse", "fine"]}
+
+    stopped = changed(folders / "coarse", tmp_path / "stopped", stop)
+    with pytest.raises(InputError, match=r"all tasks that they were to have, got .* without fine"):
+        merge_suites([stopped, folders / "coarse"], tmp_path / "out")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from rifflemix.comparison.ranking import (
 from rifflemix.comparison.suite_report import answers, html, markdown, parts
 from rifflemix.comparison.suites import HEADLINE, PEERS, Suite, SuiteTask
 from rifflemix.errors import InputError, RunFailed
+from rifflemix.files import FolderInUse, locked
 from rifflemix.runs.results import summarise
 from rifflemix.runs.status import RunStatus
 from rifflemix.tasks import task_card
@@ -426,3 +429,32 @@ def test_every_mixer_of_the_small_suite_fits_a_padded_task(tmp_path: Path) -> No
     config = resolve(task_card("listops"), mixers, (0,), **settings)
     planned = plan_suite(suite, {"listops": config}, tmp_path / "out")
     assert planned.plans["listops"].parameters.keys() == set(mixers)
+
+
+def test_another_process_that_writes_the_page_is_waited_for(tiny: Suite, tmp_path: Path) -> None:
+    """Tasks of one suite may be made at once, each by a process; all write the page."""
+    out, done = tmp_path / "out", threading.Event()
+
+    def other() -> None:
+        with locked(out):
+            done.wait(10)
+
+    def run(one: Any) -> dict[str, Any]:
+        results = run_comparison(one)
+        threading.Thread(target=other).start()
+        while not is_held(out):
+            time.sleep(0.001)
+        threading.Timer(0.2, done.set).start()
+        return results
+
+    whole = plan(tiny, out)
+    run_suite(replace(whole, plans={"coarse": whole.plans["coarse"]}), run)
+    assert (out / "results.json").is_file()
+
+
+def is_held(folder: Path) -> bool:
+    try:
+        with locked(folder):
+            return False
+    except FolderInUse:
+        return True

@@ -82,10 +82,14 @@ def _suite(paths: Sequence[Path]) -> tuple[Suite, dict[Path, Sequence[str]]]:
         results = read_json(path / RESULTS_FILE, RUNS_ARE_KEPT)
         try:
             names[path], tasks[path] = str(results["suite"]), list(results["tasks"])
+            missing = set(results["tasks_planned"]) - set(tasks[path])
         except (LookupError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
             file = path / RESULTS_FILE
             raise InputError(f"{file} is damaged: {reason}; {RUNS_ARE_KEPT}") from error
+        if missing:  # of a task that was begun, its own results tell
+            got = f"{path} without {', '.join(sorted(missing))}"
+            raise bad_argument("merge", "suites with all tasks that they were to have", got)
     (first, name), *others = names.items()
     suite = get_suite(name)
     for path, other in others:

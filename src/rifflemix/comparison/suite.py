@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,14 @@ from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan, plan_comparison
 from rifflemix.comparison.suite_report import answers, html, markdown, overall
 from rifflemix.comparison.suites import Suite, get_suite
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import check_same_settings, claimed_folder, user_path, write_bytes, write_json
+from rifflemix.files import (
+    FolderInUse,
+    check_same_settings,
+    claimed_folder,
+    user_path,
+    write_bytes,
+    write_json,
+)
 from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.processes import is_main_process
@@ -27,6 +36,8 @@ OF_THE_SUITE = ("model", "task_options")
 """Settings of `rifflemix.compare` that a suite sets for each of its tasks."""
 
 Results = Mapping[str, Any]
+
+_PATIENCE = 60.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -196,18 +207,34 @@ def run_suite(
     done: dict[str, Results] = {}
     summary: dict[str, Any] = {}
     if is_main_process():
-        with claimed_folder(plan.out, _settings(plan.suite)):
+        with _held(plan):
             pass  # its name is on the folder before the first hour is spent
     for name, one in plan.plans.items():
         done[name] = run(one)
         summary = suite_summary(plan.suite, list(plan.plans), done)
         if is_main_process():
             write_comparison_files(one.out, done[name])
-            with claimed_folder(plan.out, _settings(plan.suite)):
+            with _held(plan):
                 write_suite_files(plan.out, summary, done)
         if done[name]["status"] != "complete" or should_stop():
             break
     return summary
+
+
+@contextmanager
+def _held(plan: SuitePlan) -> Iterator[None]:
+    """The suite's folder, which others that make other tasks in it hold for a moment, too."""
+    end = time.monotonic() + _PATIENCE
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(claimed_folder(plan.out, _settings(plan.suite)))
+                break
+            except FolderInUse:
+                if time.monotonic() >= end:
+                    raise
+                time.sleep(0.05)
+        yield
 
 
 def _settings(suite: Suite) -> dict[str, Any]:
