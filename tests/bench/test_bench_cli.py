@@ -116,6 +116,33 @@ def test_a_result_is_never_overwritten(cli: Cli, tmp_path: Path) -> None:
     assert file.read_text() == "precious"
 
 
+def test_a_plot_takes_the_place_of_no_file(cli: Cli, tmp_path: Path) -> None:
+    plot = tmp_path / "x.png"
+    says = "error: --out: expected a file for the JSON whose plot, of the same name, is new"
+    assert cli(*SCALING, "--out", str(plot)).err.startswith(says)
+    plot.write_text("precious")
+    assert cli(*SCALING, "--out", str(plot.with_suffix(".json"))).err.startswith(says)
+    assert plot.read_text() == "precious"
+
+
+def test_another_process_was_faster(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rifflemix.bench import ops
+
+    file = tmp_path / "x.json"
+
+    def run(*_: Any) -> Any:
+        file.write_text("theirs")
+        return measure(*_)
+
+    measure = ops.run
+    monkeypatch.setattr(ops, "run", run)
+    monkeypatch.setattr(ops, "OPERATORS", [op for op in ops.OPERATORS if op.name == ops.COPY])
+    outcome = cli("bench", "ops", "--shape", "1,8,4,2", "--repeats", "1", "--out", str(file))
+    assert (outcome.code, file.read_text()) == (2, "theirs")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

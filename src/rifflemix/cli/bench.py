@@ -61,7 +61,7 @@ class Measurement:
 
         threads = parse_threads(self.threads)
         settings = Settings(self.dtype, resolve_device(self.device), self.repeats, self.max_seconds)
-        file = _File(self.out)
+        file = _File(self.out, has_plot=write_more is not None)
         bar = _Bar(progress_console())
         with (
             using_threads(threads),
@@ -333,9 +333,13 @@ def _write_plot(result: dict[str, Any], file: Path) -> Path:
     from rifflemix.bench.scaling_plot import scaling_plot
     from rifflemix.files import write_bytes
 
-    plot = file.with_suffix(".png")
+    plot = _plot_of(file)
     write_bytes(plot, scaling_plot(result))
     return plot
+
+
+def _plot_of(file: Path) -> Path:
+    return file.with_suffix(".png")
 
 
 class _File:
@@ -345,7 +349,7 @@ class _File:
         InputError: a file that is there already, or a path that cannot be written.
     """
 
-    def __init__(self, out: Path | None) -> None:
+    def __init__(self, out: Path | None, *, has_plot: bool = False) -> None:
         from rifflemix.runs.folder import check_folder, check_new_path
 
         self._out = out
@@ -360,8 +364,10 @@ class _File:
         if not _is_file(out):
             check_folder(out)
             return
-        if out.exists():
-            raise bad_argument("--out", "a new file or a folder", f"{out}, which exists")
+        self._check_new()
+        if has_plot and ((plot := _plot_of(out)) == out or plot.exists()):
+            wanted = "a file for the JSON whose plot, of the same name, is new"
+            raise bad_argument("--out", wanted, f"{out}, whose plot is {plot}")
         if not out.absolute().parent.is_dir():
             raise bad_argument("--out", "a file in a folder that exists", str(out))
         check_folder(out.absolute().parent)
@@ -374,11 +380,16 @@ class _File:
         if self._out is None or not is_main_process():
             return
         if self._path is None and _is_file(self._out):
+            self._check_new()  # others may have been faster
             self._path = self._out
         elif self._path is None:
             make_folder(self._out)
             self._path = new_file(self._out, result_name(result))
         write_json(self._path, result)
+
+    def _check_new(self) -> None:
+        if self._out is not None and self._out.exists():
+            raise bad_argument("--out", "a new file or a folder", f"{self._out}, which exists")
 
     def paths(self) -> list[Path]:
         """The file, once something was written."""
