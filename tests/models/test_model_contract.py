@@ -308,3 +308,19 @@ def test_every_entry_of_the_table_is_used() -> None:
     from tiny_models import TINY
 
     assert {id(tiny(name)) for name in NAMES} == {id(entry) for entry in TINY.values()}
+
+
+def test_a_folder_written_over_never_has_the_old_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights fit many settings: a model with other heads has the same."""
+
+    def fail(*_: object) -> None:
+        raise rm.InputError("cannot write: no space left")
+
+    rm.create_model("encoder", vocab_size=9, num_heads=2).save_pretrained(tmp_path)
+    monkeypatch.setattr("rifflemix.models.weights_file.write_json", fail)
+    with pytest.raises(rm.InputError, match="no space left"):
+        rm.create_model("encoder", vocab_size=9, num_heads=4).save_pretrained(tmp_path)
+    with pytest.raises(rm.InputError, match=r"config.json"):
+        rm.models.from_pretrained(tmp_path)

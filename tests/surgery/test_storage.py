@@ -287,3 +287,23 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(rm.InputError, match="meta device"):
         rm.save_swapped(model, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_written_over_never_has_the_old_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights fit many settings: those of other heads, say."""
+    rm.save_swapped(swapped(), tmp_path)
+    before = (tmp_path / "swap.json").read_bytes()
+
+    def fail(*_: object) -> None:
+        raise rm.InputError("cannot write: no space left")
+
+    monkeypatch.setattr("rifflemix.models.weights_file.write_json", fail)
+    with pytest.raises(rm.InputError, match="no space left"):
+        rm.save_swapped(swapped(), tmp_path)
+    assert (tmp_path / "swap.json").read_bytes() == before  # which describes the new weights, too
+    with pytest.raises(rm.InputError, match="no space left"):
+        rm.save_swapped(swapped(mixer="average"), tmp_path)
+    with pytest.raises(rm.InputError, match=r"swap\.json is missing"):
+        rm.load_swapped(tmp_path, Tagger())

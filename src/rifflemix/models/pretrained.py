@@ -13,16 +13,16 @@ from safetensors.torch import load_model, save_model
 
 from rifflemix import __version__
 from rifflemix.errors import InputError, bad_argument, check_choice
-from rifflemix.files import (
-    make_folder,
-    parse_json,
-    read_json,
-    user_path,
-    write_atomically,
-    write_json,
-)
+from rifflemix.files import make_folder, parse_json, read_json, user_path
 from rifflemix.models.presets import build_model
-from rifflemix.models.weights_file import FLOATS, Outline, misfit, outline_of, read_outline
+from rifflemix.models.weights_file import (
+    FLOATS,
+    Outline,
+    misfit,
+    outline_of,
+    read_outline,
+    write_described,
+)
 
 if TYPE_CHECKING:
     from rifflemix.models.base import Model
@@ -63,9 +63,9 @@ def save_pretrained(model: Model, folder: str | Path) -> None:
             "model", f"one {changed[1]}, as its settings make it", changed[0], "keep its state_dict"
         )
     make_folder(folder)
-    # The configuration goes last: a folder that has one is complete.
-    write_atomically(folder / WEIGHTS, lambda path: save_model(model, str(path)))
-    write_json(folder / CONFIG, config)
+    write_described(
+        folder / WEIGHTS, lambda path: save_model(model, str(path)), folder / CONFIG, config
+    )
 
 
 def from_pretrained(folder: str | Path) -> Model:

@@ -6,16 +6,18 @@ configuration beside it may be anything, and would be asked of the memory first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rifflemix.errors import InputError
-from rifflemix.files import check_regular
+from rifflemix.files import check_regular, parse_json, read_text, write_atomically, write_json
 
 FLOATS = {
     torch.float64: "F64",
@@ -41,6 +43,37 @@ class Outline:
     aliases: frozenset[str]
 
 
+def write_described(
+    weights: Path, write: Callable[[Path], object], about: Path, description: Mapping[str, Any]
+) -> None:
+    """Write weights and what describes them: no moment has another description beside them.
+
+    Args:
+        weights: their file, new or to be written over.
+        write: writes them to a path.
+        about: the file of their description, which goes last.
+        description: JSON values.
+
+    Raises:
+        InputError: a file cannot be written.
+    """
+
+    def write_alone(temporary: Path) -> None:
+        write(temporary)
+        if not _holds(about, description):
+            about.unlink(missing_ok=True)
+
+    write_atomically(weights, write_alone)
+    write_json(about, description)
+
+
+def _holds(path: Path, value: Mapping[str, Any]) -> bool:
+    try:
+        return bool(parse_json(read_text(path)) == json.loads(json.dumps(value)))
+    except (OSError, ValueError):
+        return False
+
+
 def read_outline(path: Path) -> Outline:
     """The header of a safetensors file.
 
@@ -54,7 +87,9 @@ def read_outline(path: Path) -> Outline:
             shapes = {name: tuple(part.get_shape()) for name, part in parts.items()}
             dtypes = {name: str(part.get_dtype()) for name, part in parts.items()}
             aliases = frozenset(file.metadata() or {}) - {"format"}
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
         raise InputError(f"{path} is damaged: {error}") from error
     return Outline(shapes, dtypes, aliases)
 

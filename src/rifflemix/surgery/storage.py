@@ -13,8 +13,8 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import make_folder, read_json, user_path, write_atomically, write_json
-from rifflemix.models.weights_file import Outline, misfit, read_outline
+from rifflemix.files import make_folder, read_json, user_path
+from rifflemix.models.weights_file import Outline, misfit, read_outline, write_described
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import check_description, describe_swap, settings_of
 from rifflemix.surgery.registry import is_registered
@@ -84,10 +84,10 @@ def save_swapped(model: nn.Module, folder: str | Path) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
         raise bad_argument("model", "allocated weights", "a model on the meta device")
     make_folder(folder)
-    # The description goes last: a folder that has one is complete.
     with without_wrappers(model) as alone:
-        write_atomically(folder / WEIGHTS, lambda path: save_model(alone, str(path)))
-    write_json(folder / SWAP, description)
+        write_described(
+            folder / WEIGHTS, lambda path: save_model(alone, str(path)), folder / SWAP, description
+        )
 
 
 def load_swapped(folder: str | Path, model: _M) -> _M:
