@@ -99,6 +99,17 @@ def test_what_accelerate_may_not_share(
     Engine(QUICK, "cpu", 2)
 
 
+@pytest.mark.slow
+def test_one_of_four_processes_tells_of_a_run(four: Processes, tmp_path: Path) -> None:
+    words = [word.replace("tssa,csp", "tssa").replace("mixers", "mixer") for word in WORDS[1:]]
+    words = ["train", *words, "--out", str(tmp_path / "four"), "--json"]
+    answers = four.run(cases.command, words)
+    assert [code for code, _ in answers] == [0] * 4
+    assert [bool(text) for _, text in answers] == [True, False, False, False]
+    found = json.loads(answers[0][1])
+    assert found == json.loads((tmp_path / "four" / "results.json").read_text())
+
+
 def test_a_launch_that_accelerate_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "0")

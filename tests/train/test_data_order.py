@@ -103,6 +103,22 @@ def test_errors_of_loading_processes_stay_one_sentence(workers: int) -> None:
     assert str(caught.value) == "sample 0: expected a label, got none"
 
 
+class Ending(Failing):
+    def __getitem__(self, index: int) -> Any:
+        return [torch.zeros(6, 4).numpy(), 0] if index < 5 else next(iter(()))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+def test_a_sample_that_stops_an_iteration_does_not_end_the_samples(kind: str, workers: int) -> None:
+    config = make_config(num_workers=workers, batch_size=4, max_steps=30)
+    order = (
+        EvaluationOrder(50, 4, 0, 1) if kind == "evaluation" else TrainOrder(50, config, 0, 0, 1)
+    )
+    with pytest.raises(InputError, match="task toy: a sample raised StopIteration"):
+        list(load_batches(ToyTask(), Ending(), order, config, CPU))
+
+
 def test_loading_does_not_draw_from_the_training_noise() -> None:
     before = torch.get_rng_state()
     order = EvaluationOrder(8, 4, 0, 1)

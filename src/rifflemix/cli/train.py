@@ -13,6 +13,7 @@ from rifflemix.cli.output import plain_table, print_json, progress_console, show
 from rifflemix.cli.settings import compare_config
 from rifflemix.errors import bad_argument
 from rifflemix.runs.options import Json, Option, Out, RunOptions, Seed, Task
+from rifflemix.runs.processes import is_main_process
 
 if TYPE_CHECKING:
     from rifflemix.comparison import CompareConfig
@@ -41,10 +42,11 @@ def train(
     if config.tuned:
         raise bad_argument("--lr", "one number", run.lr, "compare tries several")
     results = _run(config, out, run)
-    if json:
-        print_json(results)
-    else:
-        _show(out, results)
+    if is_main_process():
+        if json:
+            print_json(results)
+        else:
+            _show(out, results)
     if not results["result"]["finished"]:
         progress_console().print("stopped; run the same command to continue", soft_wrap=True)
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -95,7 +97,8 @@ def _run(config: CompareConfig, out: Path, options: RunOptions) -> dict[str, Any
         if result.finished and stored.get("result") == result.to_dict():
             return stored  # of the process that trained: this one has done nothing
         results = single_run(config, task, mixer, seed, result)
-    write_json(out / RESULTS_FILE, results)
+    if is_main_process():
+        write_json(out / RESULTS_FILE, results)
     return results
 
 

@@ -54,6 +54,9 @@ class TrainOrder(Sampler[list[int]]):
         self.rank = rank
         self.processes = processes
 
+    def __len__(self) -> int:
+        return (self.config.max_steps - self.first_step) * self.config.accumulation
+
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self.first_step, self.config.max_steps):
             yield from self.micro_batches(step)
@@ -104,7 +107,7 @@ def micro_batch_size(config: TrainConfig, processes: int) -> int:
 def load_batches(
     task: TrainableTask,
     split: Split,
-    order: Sampler[list[int]],
+    order: TrainOrder | EvaluationOrder,
     config: TrainConfig,
     device: torch.device,
 ) -> Iterator[Batch]:
@@ -124,13 +127,19 @@ def load_batches(
         pin_memory=device.type == "cuda",
         generator=generator,
     )
-    return _one_sentence_errors(iter(loader))
+    return _one_sentence_errors(iter(loader), len(order), task.name)
 
 
-def _one_sentence_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """A loading process reports an error as the whole traceback; keep its last line."""
+def _one_sentence_errors(batches: Iterator[Batch], count: int, name: str) -> Iterator[Batch]:
+    """A loading process reports an error as the whole traceback; keep its last line.
+
+    Somebody's `next()` at the end of something must not pass for the end of the samples.
+    """
     try:
-        yield from batches
+        for _ in range(count):
+            yield next(batches)
+    except StopIteration as error:
+        raise InputError(f"task {name}: a sample raised StopIteration, as next() does") from error
     except InputError as error:
         last_line = str(error).rstrip().rpartition("\n")[2]
         raise InputError(last_line.rpartition("InputError: ")[2]) from error
