@@ -30,7 +30,7 @@ from rifflemix.files import (
     write_json,
     write_tensors,
 )
-from rifflemix.runs.folder import check_new_path
+from rifflemix.runs.folder import check_folder, check_new_path
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),
@@ -295,6 +295,18 @@ def test_names_that_no_file_can_have(path: str, tmp_path: Path) -> None:
 def test_paths_that_stand_for_nothing(path: Any) -> None:
     with pytest.raises(InputError, match="place: expected a path"):
         user_path("place", path)
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be one that can be written, to which others only add files."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    check_folder(tmp_path)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(InputError, match=r"out: expected a folder .*\(Permission denied\)"):
+        check_folder(tmp_path)
 
 
 def test_a_pipe_is_no_file(tmp_path: Path) -> None:

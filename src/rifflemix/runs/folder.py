@@ -17,6 +17,8 @@ def check_folder(out: Path) -> None:
         check_new_path(out)
         if out.exists() and not out.is_dir():
             raise bad_argument("out", "a folder", f"the file {out}")
+        if out.is_dir():
+            next(out.iterdir(), None)  # what it holds will be asked for
         nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
         with tempfile.TemporaryFile(dir=nearest):
             pass
