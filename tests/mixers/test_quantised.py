@@ -32,6 +32,23 @@ def test_quantised_mixers_run(form: Form) -> None:
     assert quantised(torch.randn(2, 11, DIM)).isfinite().all()
 
 
+STREAMS = [form for form in FORMS if form.card.streaming and form.causal]
+
+
+@pytest.mark.parametrize("form", STREAMS, ids=str)
+@torch.no_grad()
+def test_quantised_mixers_stream(form: Form) -> None:
+    """Steps from a state without device and type, as from what a prompt left."""
+    quantised = _quantised(form.build(dtype=torch.float32).eval())
+    x = torch.randn(2, 5, DIM)
+    state = quantised.init_state(2)
+    for x_t in x[:, :4].unbind(1):
+        _, state = quantised.step(x_t, state)
+    stepped, _ = quantised.step(x[:, 4], state)
+    after, _ = quantised.step(x[:, 4], quantised.prefill(x[:, :4])[1])
+    torch.testing.assert_close(stepped, after, atol=0.2, rtol=0.2)
+
+
 @torch.no_grad()
 def test_quantised_head_of_a_language_model() -> None:
     model = rm.create_model(

@@ -209,9 +209,10 @@ class TokenMixer(nn.Module):
         """
         self._check_streams()
         rows = check_integer("batch_size", batch_size, 1)
-        parameter = next(self.parameters(), None)
-        where = parameter.device if device is None and parameter is not None else device
-        position = torch.zeros(rows, device=where, dtype=torch.int64)
+        like = next(self.parameters(), torch.empty(0))  # quantised layers may have none
+        device = like.device if device is None else device
+        dtype = like.dtype if dtype is None else dtype
+        position = torch.zeros(rows, device=device, dtype=torch.int64)
         return {**self.start_stream(rows, device, dtype), "position": position}
 
     def step(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -274,6 +275,7 @@ class TokenMixer(nn.Module):
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The result of `init_state` without `position`, for mixers that stream.
 
+        Device and dtype are never None: `init_state` puts the parameters' own where they are.
         `step` refuses states with other names, kinds or sizes past the batch. A size of 0 is one
         that grows with the tokens.
         """

@@ -188,13 +188,12 @@ class TSSA(TokenMixer):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The sums before the first token, of constant size: the fields of `StatisticsState`."""
-        weight = self.in_proj.weight
         state = StatisticsState.zeros(
             batch_size,
             self.num_heads,
             self.dim // self.num_heads,
-            device=device or weight.device,
-            dtype=dtype or weight.dtype,
+            device=device,
+            dtype=dtype,
         )
         return state._asdict()
 

@@ -60,9 +60,8 @@ class PermutedValues(KeepsConstants, TokenMixer):
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The values that a window may still reach, before the first token zeros."""
         windows = self._streaming_windows()
-        like = next(self.parameters(), torch.empty(0))
         shape = (batch_size, windows.depth, windows.steps.numel())
-        return {"past": torch.zeros(shape, device=device or like.device, dtype=dtype or like.dtype)}
+        return {"past": torch.zeros(shape, device=device, dtype=dtype)}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]

@@ -61,9 +61,7 @@ class LinearAttentionMixer(MultiHeadMixer):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The sums before the first token, in float32 or float64; their size stays constant."""
-        weight = self.qkv.weight
-        device = device or weight.device
-        wide = torch.promote_types(dtype or weight.dtype, torch.float32)
+        wide = torch.promote_types(dtype, torch.float32)
         shape = (batch_size, self.num_heads, self.num_features_per_head())
         return {
             "sums": torch.zeros(*shape, self.head_dim, device=device, dtype=wide),

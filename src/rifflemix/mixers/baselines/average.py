@@ -56,7 +56,7 @@ class AveragePooling(TokenMixer):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The sum of the tokens so far."""
-        kind = _sum_dtype(dtype or torch.get_default_dtype())
+        kind = _sum_dtype(dtype)
         return {"sum": torch.zeros(batch_size, self.dim, device=device, dtype=kind)}
 
     def advance_stream(

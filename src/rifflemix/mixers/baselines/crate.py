@@ -65,9 +65,8 @@ class Crate(TokenMixer):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """An empty cache of coordinates; it grows by one token a step (not constant memory)."""
-        weight = self.in_proj.weight
         shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
-        empty = torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype)
+        empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"coordinates": empty}
 
     def advance_stream(

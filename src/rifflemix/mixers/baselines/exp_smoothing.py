@@ -159,8 +159,7 @@ class ExpSmoothing(TokenMixer):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The smoothed numbers, (B, hidden, 1, 2), float32 or wider."""
-        where = device or self.cets.omega.device
-        return {"state": self.cets.kernel().init_state(batch_size).to(where)}
+        return {"state": self.cets.kernel().init_state(batch_size).to(device)}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]

@@ -76,8 +76,7 @@ class LocalAttention(OrderedAttention):
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """Room for the keys and values of one block: of constant size."""
         shape = (batch_size, self.num_heads, self.block_size, self.head_dim)
-        weight = self.qkv.weight
-        empty = torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype)
+        empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"keys": empty, "values": empty}
 
     def advance_stream(

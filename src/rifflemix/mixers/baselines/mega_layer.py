@@ -280,13 +280,12 @@ class MegaLayer(TokenMixer):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The moving averages, and a cache: of all tokens, or of constant size for a chunk."""
-        weight = self.v_proj.weight
         empty = torch.zeros(
             batch_size,
             self.chunk_size or 0,
             1,
-            device=device or weight.device,
-            dtype=dtype or weight.dtype,
+            device=device,
+            dtype=dtype,
         )
         return {
             "averages": self.move.init_state(batch_size).to(empty.device),

@@ -111,7 +111,7 @@ class S4(TokenMixer):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The states of all channels, (B, C, state_size / 2, 2), float32 or wider."""
-        return {"state": self._kernel().init_state(batch_size).to(device or self.D.device)}
+        return {"state": self._kernel().init_state(batch_size).to(device)}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]

@@ -127,11 +127,7 @@ class S5(TokenMixer):
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The state, (B, P / 2, 2), float32 or wider."""
         like = wide(self.Lambda_re)
-        return {
-            "state": torch.zeros(
-                batch_size, len(like), 2, device=device or like.device, dtype=like.dtype
-            )
-        }
+        return {"state": torch.zeros(batch_size, len(like), 2, device=device, dtype=like.dtype)}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]

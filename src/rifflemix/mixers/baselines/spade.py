@@ -107,11 +107,10 @@ class Spade(OrderedAttention):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The state of S4, and a cache of keys and values that grows up to `radius` tokens."""
-        weight = self.qkv.weight
         empty = torch.zeros(
             (batch_size, self.num_heads, 0, self.head_dim),
-            device=device or weight.device,
-            dtype=dtype or weight.dtype,
+            device=device,
+            dtype=dtype,
         )
         far = {} if self.ssm is None else self.ssm.start_stream(batch_size, device, dtype)
         return {"keys": empty, "values": empty, **far}

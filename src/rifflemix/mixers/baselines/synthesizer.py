@@ -170,9 +170,8 @@ class Synthesizer(TokenMixer):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """An empty key-value cache; it grows by one token a step (not constant memory)."""
-        weight = self.qkv.weight
         shape = (batch_size, self.num_heads, 0, self.dim // self.num_heads)
-        empty = torch.zeros(shape, device=device or weight.device, dtype=dtype or weight.dtype)
+        empty = torch.zeros(shape, device=device, dtype=dtype)
         return {"keys": empty, "values": empty} if self.dot_product else {"values": empty}
 
     def advance_stream(
