@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import rifflemix.cli
+from command_line import Cli
 from rifflemix.cli.options import parse_seeds
 from rifflemix.errors import InputError
 
@@ -38,6 +39,20 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     for name in ("OMP_WAIT_POLICY", "KINETO_LOG_LEVEL"):
         monkeypatch.setenv(name, os.environ.get(name, "99"))
     return rifflemix.cli.main()
+
+
+@pytest.mark.parametrize("command", ["merge a b --out c", "list mixers --plugin x.py"])
+def test_a_current_directory_that_is_gone(command: str, cli: Cli, tmp_path: Path) -> None:
+    gone, before = tmp_path / "gone", Path.cwd()
+    gone.mkdir()
+    os.chdir(gone)
+    try:
+        gone.rmdir()
+        outcome = cli(*command.split())
+    finally:
+        os.chdir(before)
+    assert outcome.code == 2
+    assert outcome.err == "error: the current directory is gone; change to one that exists\n"
 
 
 # Each command is a process of its own, which takes seconds to start.

@@ -203,6 +203,19 @@ def test_a_function_that_returns_a_known_task_has_its_kind_of_output() -> None:
     assert (card.name, card.output, card.backbone) == ("sums", "sequence", "seq2seq")
 
 
+def test_a_function_names_its_arrays() -> None:
+    """Its name is their title, too: tables said "arrays"."""
+
+    @rm.register_task
+    def my_arrays(called: str = "arrays") -> rm.Task:
+        x = np.arange(40.0, dtype=np.float32).reshape(20, 2)
+        return rm.Task.from_arrays(x, np.arange(20) % 2, name=called)
+
+    for options in ({}, {"called": "other"}):
+        card = card_of(load_task("my_arrays", **options))
+        assert (card.name, card.title) == ("my_arrays", "My arrays")
+
+
 def test_a_function_gets_its_own_defaults_where_nothing_is_given(tmp_path: Path) -> None:
     @rm.register_task
     def few(seed: int = 7, data_dir: str | Path = "digits") -> rm.Task:

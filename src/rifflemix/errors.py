@@ -104,10 +104,13 @@ def _in_a_line(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str], listed: str = "") -> InputError:
+def unknown_name(
+    kind: str, name: object, known: Iterable[str], listed: str = "", more: str = ""
+) -> InputError:
     """The error for a name that is in no list, with the nearest names, or all of a few.
 
-    `listed` is the command that lists them, for those that are too many for a sentence.
+    `listed` is the command that lists them, for those that are too many for a sentence; `more` is
+    another sentence.
     """
     names = sorted(known)
     near = [_as_shown(n) for n in nearest_names(name, names)]
@@ -118,7 +121,14 @@ def unknown_name(kind: str, name: object, known: Iterable[str], listed: str = ""
         hint += f": `{listed}`" if listed else ""
     else:
         hint = f"known: {', '.join(map(_as_shown, names))}"
-    return InputError(f"unknown {kind} {_in_a_line(repr(name))}; {hint}")
+    end = " " if hint.endswith("?") else ". "
+    return InputError(f"unknown {kind} {_in_a_line(repr(name))}; {hint}{more and end + more}")
+
+
+def unregistered_name(kind: str, name: object, known: Iterable[str]) -> InputError:
+    """`unknown_name` of what people register themselves, also before they load what was saved."""
+    more = "One of your own is registered first: import its module, or pass --plugin FILE.py"
+    return unknown_name(kind, name, known, more=more)
 
 
 def _as_shown(name: str) -> str:

@@ -153,6 +153,7 @@ def test_another_process_was_faster(
         ("scaling --dims 8,16", "tokens: expected one number where dims are given"),
         ("scaling --causal --mixers fnet", "mixers: expected mixers that can be causal, got fnet"),
         ("scaling --tokens 8 --dim 9 --heads 2", "heads: expected a divisor"),
+        ("layers --mixers csp,tssa,csp", "--mixers: expected each only once, got 'csp' twice"),
         ("scaling --mixers nothing", "unknown mixer 'nothing'"),
         ("scaling --max-seconds 0", "max_seconds: expected a number above 0"),
         ("models --layers 0", "layers: expected at least 1"),

@@ -196,12 +196,31 @@ def _header(path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
 
 
+def test_a_mixer_that_was_parametrised_since_is_refused_at_once(tmp_path: Path) -> None:
+    """It was saved, and could not be loaded."""
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1)
+    rm.replace_attention(model, "tssa")
+    out = model.get_submodule("layers.0.self_attn").mixer.out_proj
+    nn.utils.parametrizations.weight_norm(out)
+    with pytest.raises(
+        rm.InputError, match=r"mixer at layers.0.self_attn: expected one with .* undo"
+    ):
+        rm.save_swapped(model, tmp_path / "swap")
+    assert not (tmp_path / "swap").exists()
+    nn.utils.parametrize.remove_parametrizations(out, "weight")
+    rm.save_swapped(model, tmp_path / "swap")
+
+
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "no description": ("swap.json", _drop, "swap.json is missing"),
     "no weights": ("model.safetensors", _drop, "model.safetensors is missing"),
     "cut description": ("swap.json", _cut, "damaged"),
     "changed type": ("swap.json", _rewrite, "num_heads as a whole number"),
-    "unknown mixer": ("swap.json", _add, "did you mean tssa"),
+    "unknown mixer": (
+        "swap.json",
+        _add,
+        "One of your own is registered first",
+    ),
     "other format": ("swap.json", _format, "swap/9"),
     "cut weights": ("model.safetensors", _cut, "damaged"),
     "endless header": ("model.safetensors", _header, "damaged"),

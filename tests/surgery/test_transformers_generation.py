@@ -127,6 +127,16 @@ def test_a_conversation_goes_on() -> None:
     )
 
 
+def test_chunks_of_a_prompt_that_is_padded_on_the_left() -> None:
+    """They do as long as the first holds a token of every sequence; else the hint says so."""
+    model, inputs = swap("gpt2", "tssa"), prompts()
+    with pytest.raises(rm.InputError, match=r"padding alone in sequence 2.*prefill_chunk_size out"):
+        write(model, inputs, do_sample=False, prefill_chunk_size=3)
+    two = {name: value[:2] for name, value in inputs.items()}
+    chunked = write(model, two, do_sample=False, prefill_chunk_size=3).sequences
+    assert torch.equal(chunked, write(model, two, do_sample=False, use_cache=False).sequences)
+
+
 def test_a_mixer_that_cannot_stream_says_use_cache_false() -> None:
     model, inputs = swap("gpt2", "sinkhorn"), prompts()
     with torch.no_grad():

@@ -130,12 +130,23 @@ def _run() -> int:
         place = plugin_place(error)
         if place is not None:
             return _fail(f"{place}: {type(error).__name__}: {first_line(error)}")
+        if _is_nowhere():
+            return _fail("the current directory is gone; change to one that exists")
         if not is_out_of_memory(error):
             raise
         reason = first_line(error) or type(error).__name__
         _fail(f"not enough memory ({reason}); a smaller batch or model needs less")
         return EXIT_FAILED
     return code if isinstance(code, int) else 0
+
+
+def _is_nowhere() -> bool:
+    """Whether the current directory has been removed: no path can be read from there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _check_words(words: Iterable[str]) -> None:

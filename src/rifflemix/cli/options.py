@@ -53,6 +53,9 @@ def parse_names(text: str, option: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(","))
     if not all(names):
         raise bad_argument(option, "names with commas between them", repr(text))
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise bad_argument(option, "each only once", f"{twice!r} twice")
     return names
 
 
@@ -64,7 +67,7 @@ def parse_mixers(text: str) -> dict[str, str]:
         if equals and not (label and name):
             raise bad_argument("--mixers", "NAME or LABEL=NAME with commas between", repr(part))
         if label in mixers:
-            raise bad_argument("mixers", "each only once", f"{label!r} twice")
+            raise bad_argument("--mixers", "each only once", f"{label!r} twice")
         mixers[label] = name or label
     return mixers
 

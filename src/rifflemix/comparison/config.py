@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rifflemix.errors import bad_argument, unknown_name
+from rifflemix.errors import bad_argument, unregistered_name
 from rifflemix.mixers import list_mixers, mixer_card, usable_mixers
 from rifflemix.models import list_models, model_card
 from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
@@ -101,7 +101,7 @@ class CompareConfig:
             if name not in self.mixers:
                 raise bad_argument("mixer_options", f"one of {', '.join(self.mixers)}", name)
         if self.model not in list_models():
-            raise unknown_name("model", self.model, list_models())
+            raise unregistered_name("model", self.model, list_models())
         check_options(self)
         check_device(self.device)
         check_grid(self.tuned)

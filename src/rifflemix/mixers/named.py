@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from rifflemix.checks import check_bool
-from rifflemix.errors import bad_argument, nearest_names, unknown_name
+from rifflemix.errors import bad_argument, nearest_names, unregistered_name
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.plugins import Outside, check_new_name
 
@@ -65,7 +65,7 @@ def mixer_class(name: str) -> type[TokenMixer]:
     """The class behind a registry name; an unknown name suggests the nearest."""
     _OUTSIDE.look_up(name)
     if not isinstance(name, str) or name not in _MIXERS:
-        raise unknown_name("mixer", name, list_mixers())
+        raise unregistered_name("mixer", name, list_mixers())
     return _MIXERS[name]
 
 

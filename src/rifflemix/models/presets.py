@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.errors import InputError, bad_argument, unregistered_name
 from rifflemix.plugins import Outside, check_new_name
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def find_preset(name: str) -> Preset:
     """The preset of a name; an unknown name suggests the nearest."""
     _OUTSIDE.look_up(name)
     if not isinstance(name, str) or name not in _PRESETS:
-        raise unknown_name("model", name, preset_names())
+        raise unregistered_name("model", name, preset_names())
     return _PRESETS[name]
 
 

@@ -22,6 +22,7 @@ TRUE_MEANS = ("attend", "padding")
 _HIDDEN = -1e3
 """Scores to which this much or less is added are hidden; hosts add -1e4, finfo.min or -inf."""
 _MIXED_UP = "were keep and padding mixed up?"
+_IN_CHUNKS = f"{_MIXED_UP} Or leave prefill_chunk_size out: a first chunk may not be padding alone"
 
 
 class _Answer(NamedTuple):
@@ -86,7 +87,7 @@ def key_padding_mask(
     if known is not None and known.settings == settings and _is_as_then(mask, known):
         return known.padding
     padding = ~_keep(mask, *settings, check=True)
-    _check_some_are_valid(padding)
+    _check_some_are_valid(padding, _IN_CHUNKS if causal and not seen else _MIXED_UP)
     result = padding if bool(padding.any()) else None
     _remember(mask, by_query, settings, result)
     return result
@@ -280,7 +281,7 @@ def _name_of_pattern(attend: Tensor) -> str:
     return "differs from query to query"
 
 
-def _check_some_are_valid(padding: Tensor) -> None:
+def _check_some_are_valid(padding: Tensor, hint: str) -> None:
     empty = padding.all(dim=1)
     if bool(empty.any()):
         first = int(empty.to(torch.uint8).argmax())
@@ -288,7 +289,7 @@ def _check_some_are_valid(padding: Tensor) -> None:
             "attention mask",
             "at least one valid token in every sequence",
             f"padding alone in sequence {first} of {len(padding)}",
-            _MIXED_UP,
+            hint,
         )
 
 

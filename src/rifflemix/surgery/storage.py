@@ -14,7 +14,13 @@ from torch import nn
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import make_folder, read_json, user_path
-from rifflemix.models.weights_file import Outline, misfit, read_outline, write_described
+from rifflemix.models.weights_file import (
+    Outline,
+    misfit,
+    outline_of,
+    read_outline,
+    write_described,
+)
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import check_description, describe_swap, settings_of
 from rifflemix.surgery.registry import is_registered
@@ -81,6 +87,8 @@ def save_swapped(model: nn.Module, folder: str | Path) -> None:
     folder = user_path("folder", folder)
     description = describe_swap(model)
     check_whole("model", model)
+    with without_wrappers(model) as alone:
+        _check_unchanged(alone, description)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise bad_argument("model", "allocated weights", "a model on the meta device")
     make_folder(folder)
@@ -135,13 +143,34 @@ def _check_mixers(outline: Outline, model: nn.Module, description: Mapping[str, 
     """Raise unless the file has weights for mixers of these settings, before they have memory."""
     for name, layer in description["layers"].items():
         place = f"{name}.mixer."
-        with torch.device("meta"):
-            mixer = settings_of(layer).build()
-        own = {place + key: tensor for key, tensor in mixer.state_dict().items()}
+        own = _state_of_new(place, layer)
         saved = {key: shape for key, shape in outline.shapes.items() if key.startswith(place)}
         found = misfit(replace(outline, shapes=saved), own)
         if found is not None:
             raise _other_model(model, description, *found)
+
+
+def _check_unchanged(model: nn.Module, description: Mapping[str, Any]) -> None:
+    """Raise where a mixer has other tensors than `load_swapped` would expect of it."""
+    state = model.state_dict()
+    for name, layer in description["layers"].items():
+        place = f"{name}.mixer."
+        mixer = {key: tensor for key, tensor in state.items() if key.startswith(place)}
+        found = misfit(outline_of(mixer), _state_of_new(place, layer))
+        if found is not None:
+            raise bad_argument(
+                f"mixer at {name}",
+                f"one {found[1]}, as its settings make it",
+                found[0],
+                "undo what changed it, such as a parametrization, or keep its state_dict",
+            )
+
+
+def _state_of_new(place: str, layer: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors, without memory, of a mixer as a description has it."""
+    with torch.device("meta"):
+        mixer = settings_of(layer).build()
+    return {place + key: tensor for key, tensor in mixer.state_dict().items()}
 
 
 def _check_weights(outline: Outline, model: nn.Module, description: Mapping[str, Any]) -> None:

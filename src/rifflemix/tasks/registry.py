@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
-from rifflemix.errors import InputError, bad_argument, check_choice, unknown_name
+from rifflemix.errors import InputError, bad_argument, check_choice, unknown_name, unregistered_name
 from rifflemix.files import make_folder, user_path
 from rifflemix.plugins import Outside, check_new_name
 from rifflemix.tasks.core.base import (
@@ -233,7 +233,7 @@ def _load(builder: TaskBuilder, request: Request) -> Task:
 def _builder(name: str) -> TaskBuilder:
     _OUTSIDE.look_up(name)
     if not isinstance(name, str) or name not in _TASKS:
-        raise unknown_name("task", name, list_tasks())
+        raise unregistered_name("task", name, list_tasks())
     return _TASKS[name]
 
 

@@ -61,7 +61,9 @@ class FunctionTask(GeneratedTask):
             raise InputError(
                 f"function {self.card.name}: expected it to return a Task, got {task!r}"
             )
-        card = replace(task.card or self._card_of_kind(task), name=self.card.name)
+        card = task.card or self._card_of_kind(task)
+        title = self.card.title if card.title == card.name else card.title
+        card = replace(card, name=self.card.name, title=title)
         return replace(task, name=self.card.name, options=dict(request.options), card=card)
 
     def _card_of_kind(self, task: Task) -> TaskCard:
