@@ -166,6 +166,39 @@ def test_added_positions_are_not_rotary() -> None:
     assert not torch.allclose(before, with_positions)
 
 
+@pytest.mark.filterwarnings(WEIGHTS_ALONE)
+@pytest.mark.parametrize("kind", ["Starcoder2", "SeedOss"])
+def test_a_dropout_after_the_output_map_may_be_a_number(kind: str) -> None:
+    folder = {"Starcoder2": "starcoder2", "SeedOss": "seed_oss"}[kind]
+    host = host_of(kind, folder, **SIZES, attention_dropout=0.0, residual_dropout=0.5)
+    replace_attention(host, "identity")
+    x = torch.ones(1, 20, 16)
+    assert torch.equal(host[0](x)[0], x)
+    assert set(host.train()[0](x)[0].unique().tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("kind", ["DPT", "VideoMAE", "Yolos"])
+def test_a_dropout_of_weights_under_another_name(kind: str) -> None:
+    config = getattr(transformers, f"{kind}Config")(**SMALL, attention_probs_dropout_prob=0.5)
+    attention = class_of(f"{kind}SelfAttention", kind.lower())(config)
+    host = nn.ModuleList([attention])
+    replace_attention(host, "softmax")
+    assert host[0].settings.dropout == 0.5  # type: ignore[union-attr]
+
+
+@pytest.mark.filterwarnings(WEIGHTS_ALONE)
+@pytest.mark.parametrize("use_rope", [True, False])
+def test_a_temperature_by_position_is_lost(use_rope: bool) -> None:
+    """Llama 4 has it where it has no rotary positions, Ministral 3 beside them."""
+    settings = {**SIZES, "no_rope_layers": [int(use_rope)], "use_qk_norm": False}
+    llama = host_of("Llama4Text", "llama4", **settings)
+    notes = replace_attention(llama, "softmax", dry_run=True).notes
+    assert [("rotary" in note, "grows" in note) for note in notes] == [(use_rope, not use_rope)]
+    ministral = host_of("Ministral3", "ministral3", **SIZES)
+    notes = replace_attention(ministral, "softmax", dry_run=True).notes
+    assert [("rotary" in note, "grows" in note) for note in notes] == [(True, False), (False, True)]
+
+
 SMALL = {
     "hidden_size": 16,
     "num_hidden_layers": 1,

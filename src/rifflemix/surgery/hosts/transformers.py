@@ -74,7 +74,7 @@ _KNOWN_ARGUMENTS = {
     *_OF_ANOTHER_SEQUENCE,
 }
 # A dropout after the output map is the host's, not the mixer's.
-_DROPOUTS = ("resid_dropout", "out_drop", "projection_dropout")
+_DROPOUTS = ("resid_dropout", "residual_dropout", "out_drop", "projection_dropout")
 _BIASED = "it adds a bias of relative positions to its scores, and a token mixer has no scores"
 _IN_BLOCKS = (
     "it attends to some blocks of tokens alone (block_sparse); set attention_type='original_full' "
@@ -109,7 +109,10 @@ class SwappedTransformersAttention(SwappedAttention):
         self.is_causal = mixer.causal
         self.hidden_anyway = bool(triangles(original))
         found = (getattr(original, name, None) for name in _DROPOUTS)
-        self.output_dropout = next((part for part in found if part is not None), None)
+        part = next((part for part in found if part is not None), None)
+        if isinstance(part, int | float):
+            part = nn.Dropout(part).train(original.training)
+        self.output_dropout = part
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         """(B, N, C) tokens of the host -> the mixed tokens, and None in place of weights.
@@ -334,7 +337,7 @@ def _is_causal(module: nn.Module) -> bool:
 
 def _dropout(module: nn.Module) -> float:
     """The probability with which it drops attention weights, under any of its names."""
-    for name in ("attention_dropout", "attn_dropout", "dropout"):
+    for name in ("attention_dropout", "attn_dropout", "dropout", "dropout_prob"):
         value = getattr(module, name, None)
         if value is not None:
             return float(value.p if isinstance(value, nn.Dropout) else value)

@@ -6,17 +6,23 @@ import re
 
 from torch import nn
 
-from rifflemix.surgery.hosts.transformers_source import adds_positions, has_gate, is_rotary
+from rifflemix.surgery.hosts.transformers_source import (
+    adds_positions,
+    grows_with_position,
+    has_gate,
+    is_rotary,
+)
 
 NORM = re.compile(r"(q|k|v|qk|query|key|value)_?(layer)?_?norm")
 _ROTARY = (
-    "{name}: the rotary positions of its queries and keys are lost, and nothing else in the model "
-    "tells positions; a mixer that knows no order by itself only has causality to tell it"
+    "{name}: the rotary positions of its queries and keys are lost; unless something else in the "
+    "model tells positions, a mixer that knows no order by itself has at most causality to tell it"
 )
 _ADDED = "{name}: the positions that it adds to its queries and keys are lost"
 _NORMS = "{name}: the norms of its queries and keys are lost"
 _VALUE_NORM = "{name}: the norm of its values is lost"
 _CAP = "{name}: the cap on its scores (attn_logit_softcapping) is lost"
+_TEMPERATURE = "{name}: the factor of its queries that grows with their position is lost"
 _GATE = "{name}: the gate of what it attended to, a part of its query map, is lost"
 _WIDTHS = "{name}: its queries and keys are wider or narrower than its values, and not copied"
 _CLIP = "{name}: the bounds of its queries, keys and values (clip_qkv) are lost"
@@ -50,6 +56,7 @@ def lost(module: nn.Module) -> tuple[str, ...]:
         _NORMS: len(norms) > len(of_values),
         _VALUE_NORM: len(of_values) > 0,
         _CAP: getattr(module, "attn_logit_softcapping", None) is not None,
+        _TEMPERATURE: _has_temperature(module),
         _CLIP: clip is not None,
         _WIDTHS: _has_two_widths(module),
         _GATE: has_gate(type(module)),
@@ -62,6 +69,14 @@ def _has_two_widths(module: nn.Module) -> bool:
     """Whether heads of values have another width than those of queries and keys."""
     width = getattr(module, "head_dim", None)
     return getattr(module, "v_head_dim", width) != width
+
+
+def _has_temperature(module: nn.Module) -> bool:
+    """Whether it multiplies queries by a number that grows with their position."""
+    is_on = getattr(module, "attn_temperature_tuning", True) and not getattr(
+        module, "use_rope", False
+    )
+    return bool(is_on) and grows_with_position(type(module))
 
 
 def _is_turned(module: nn.Module) -> bool:

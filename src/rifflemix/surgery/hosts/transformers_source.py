@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 _TURNS = re.compile(r"rotary|(?<![a-z])rope", re.IGNORECASE)
+_TEMPERATURE = re.compile(r"query_states \* (attn_scales|get_llama_4_attn_scale\()")
 _GATE = re.compile(r"query_states, gate = torch\.chunk\(\s*self\.q_proj\(")
 
 
@@ -35,6 +36,11 @@ def is_rotary(cls: Any) -> bool:
 def adds_positions(cls: Any) -> bool:
     """Whether it adds positions to what queries and keys are made of (DETR)."""
     return "hidden_states + position_embeddings" in source_of(cls)
+
+
+def grows_with_position(cls: Any) -> bool:
+    """Whether it multiplies queries by a number that grows with their position (Llama 4)."""
+    return _TEMPERATURE.search(source_of(cls)) is not None
 
 
 def keeps_groups_apart(cls: Any) -> bool:
