@@ -91,6 +91,12 @@ def test_padding_per_query(pattern: str, form: str, causal: bool, rows: str) -> 
     assert torch.equal(found, padding)
 
 
+@pytest.mark.parametrize("shape", [(0, N, N), (0, 1, N, N), (0, N)], ids=str)
+@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
+def test_a_mask_of_an_empty_batch_is_none(shape: tuple[int, ...], causal: bool) -> None:
+    assert key_padding_mask(torch.ones(shape) == 1, batch=0, length=N, causal=causal) is None
+
+
 @pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
 def test_a_mask_that_hides_nothing_is_none(causal: bool) -> None:
     everything = torch.ones(N, N, dtype=torch.bool)

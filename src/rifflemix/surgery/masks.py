@@ -209,7 +209,8 @@ def _four_dimensional(mask: Tensor, batch: int, length: int, keys: int) -> Tenso
     if mask.dim() == 2:
         mask = mask[None, None]
     elif mask.dim() == 3:
-        mask = mask.unflatten(0, (batch, -1)) if shape[0] % batch == 0 else mask.unsqueeze(1)
+        by_head = batch > 0 and shape[0] % batch == 0
+        mask = mask.unflatten(0, (batch, -1)) if by_head else mask.unsqueeze(1)
     fits = mask.dim() == 4 and mask.shape[0] in (1, batch)
     if not fits or mask.shape[2] not in (1, length) or mask.shape[3] != keys:
         raise bad_argument(
@@ -224,7 +225,7 @@ def _four_dimensional(mask: Tensor, batch: int, length: int, keys: int) -> Tenso
 def _check_nothing_is_lost(attend: Tensor, keep: Tensor, causal: bool, hidden_anyway: bool) -> None:
     """Raise unless (B, N, K) `attend` is `keep` (B, K) at all keys, earlier ones where causal."""
     length, total = attend.shape[1:]
-    earlier = torch.ones_like(attend[0]).tril(total - length)
+    earlier = attend.new_ones(length, total).tril(total - length)
     queries, keys = keep[:, total - length :].unsqueeze(2), keep.unsqueeze(1)
 
     def is_lost(said: Tensor) -> bool:
