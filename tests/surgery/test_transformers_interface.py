@@ -11,6 +11,7 @@ from tiny_transformers import build, inputs_of, outputs_of, transformers
 from torch import Tensor
 
 import rifflemix as rm
+from rifflemix.surgery.hub import attention as hub_attention
 
 rm.register_hf()
 OPERATORS = [
@@ -213,3 +214,22 @@ def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
     tokens = torch.randint(3, 37, (2, 5))
     with pytest.raises(rm.InputError, match="Aimv2TextConfig, which has attention that is causal"):
         model(tokens, attention_mask=torch.ones_like(tokens))
+
+
+@pytest.mark.parametrize("kind", sorted(hub_attention._REFUSED))
+def test_attention_that_reads_its_mask_is_refused(kind: str) -> None:
+    """It would find padding (B, K) where it looks for scores, or not choose its keys at all."""
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {kind}")
+    config = transformers.CONFIG_MAPPING[kind]()
+    with pytest.raises(rm.InputError, match=r"Config, which has attention .*replace_attention"):
+        hub_attention.padding_alone(2, 5, 5, config=config)
+
+
+def test_doge_is_refused_before_it_reads_the_mask() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.DogeConfig(vocab_size=37, intermediate_size=32, **sizes)
+    model = transformers.DogeModel._from_config(config, attn_implementation="rifflemix_linear")
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    with pytest.raises(rm.InputError, match="DogeConfig, which has attention that adds to its"):
+        model.eval()(torch.randint(3, 37, (2, 5)), attention_mask=mask)

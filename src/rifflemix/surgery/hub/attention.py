@@ -36,9 +36,15 @@ SCHEDULED = (Butterfly, BigBird)
 _MAPS = ("qkv", "proj")
 _KEPT = "_rifflemix_operator"
 _OWN = "attention of its own"
+_SPARSE = (
+    "axk2", "deepseek_v32", "deepseek_v4", "dots3_note_text", "glm5_next_text", "glm_moe_dsa",
+    "hy_v4", "minimax_m3_vl_text", "mistral_large4_text", "qwen4_exp_text",
+)  # fmt: skip
 _REFUSED = {
     "git": _OWN,  # in one part of two
     "aimv2_text_model": "attention that is causal by its mask alone",
+    "doge": "attention that adds to its mask",
+    **dict.fromkeys(_SPARSE, "attention that chooses its keys by a mask"),
 }
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k")
 
