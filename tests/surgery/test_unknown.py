@@ -58,7 +58,12 @@ class AttentionLayer(nn.Module):
         self.norm, self.inner, self.attn_drop = nn.LayerNorm(C), attention, nn.Dropout()
 
 
+class LongcatMLA(GPSA):
+    """Multi-head latent attention, as transformers calls it in one place."""
+
+
 UNKNOWN = {
+    "MLA": (lambda: nn.Sequential(LongcatMLA()), "0", "LongcatMLA"),
     "MHA": (lambda: nn.Sequential(FlashMHA()), "0", "FlashMHA"),
     "derived": (lambda: nn.Sequential(Relative(C, H)), "0", "Relative"),
     "like x-transformers": (lambda: nn.Sequential(OfLucidrains()), "0", "Attention"),

@@ -10,7 +10,7 @@ from torch import nn
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import class_names
 
-_ATTENTION = re.compile("attention|attn|(?-i:MHS?A)", re.IGNORECASE)
+_ATTENTION = re.compile("attention|attn|(?-i:MHS?A|MLA)", re.IGNORECASE)
 _CALLED = re.compile(r"(.*_)?(attn|attention|mhs?a)\d*", re.IGNORECASE)
 
 
