@@ -164,6 +164,7 @@ def test_data_list_and_prepare(cli: Cli) -> None:
         ("compare --task digits --train-option betas=3 --out OUT", "betas: expected two numbers"),
         ("compare --task digits --train-option weight_deca=1 --out OUT", "mean weight_decay"),
         ("compare --task digits --train-option lr=1 --out OUT", "lr; set it by its own name"),
+        ("compare --task digits --train-option mixup=1 --out OUT", "mixup: expected 0 for task"),
         ("compare --task digits --train-option mixup=-1 --out OUT", "mixup: expected a number of"),
         ("compare --task digits --mixer-option csp=4 --out OUT", "expected MIXER.KEY=VALUE"),
         ("compare --task digits --mixer-option cps.a=4 --out OUT", "did you mean csp"),

@@ -62,13 +62,14 @@ def resolved(text: str) -> dict[str, Any]:
 def test_a_configuration_comes_back(changes: dict[str, Any]) -> None:
     from rifflemix.comparison import default_budget, train_config
 
+    changes = dict(changes)
     train = train_config(
         default_budget("digits"),
         max_steps=6,
         batch_size=64,
         lr=1e-3,
         precision="bf16",
-        options=changes.get("train_options", {}),
+        options=changes.pop("train_options", {}),
     )
     config = settings(train=train, **changes)
     text = config_text(config)

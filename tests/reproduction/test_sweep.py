@@ -111,6 +111,7 @@ def test_a_value_that_diverges_is_told(tmp_path: Path) -> None:
         ({"max_steps": [1, 2]}, "unknown setting of test/digits 'max_steps'"),
         ({"lr": [0.1, -1.0]}, "at lr=-1.0: lr: expected a number over 0, got -1.0"),
         ({"num_heads": [2, 3]}, "at num_heads=3: .*num_heads: expected a divisor of dim"),
+        ({"mixup": [0.0, 0.5]}, "at mixup=0.5: mixup: expected 0 for task"),
         ({"lr": [0.1, 0.1]}, "lr: expected each value only once"),
     ],
     ids=str,

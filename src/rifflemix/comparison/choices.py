@@ -70,7 +70,6 @@ def resolve(
         mixer_card(name)
     check_choice("precision", precision, PRECISIONS)
     budget = default_budget(card)
-    kept = _kept("training", train_options)
     rates = _rates(budget.lr if lr is None else lr)
     return CompareConfig(
         task=card.name,
@@ -87,9 +86,8 @@ def resolve(
             batch_size=_or(batch_size, budget.batch_size),
             lr=rates[0],
             precision=PRECISIONS[precision],
-            options=kept,
+            options=_kept("training", train_options),
         ),
-        train_options=kept,
         task_options=task_options,
         mixer_options={label: _kept(label, options) for label, options in mixer_options.items()},
         tuned={"lr": rates} if len(rates) > 1 else {},

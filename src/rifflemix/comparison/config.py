@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rifflemix.comparison.budgets import train_config
 from rifflemix.errors import bad_argument, unregistered_name
 from rifflemix.mixers import list_mixers, mixer_card, usable_mixers
 from rifflemix.models import list_models, model_card
@@ -46,8 +47,6 @@ class CompareConfig:
         train: training settings; its own seed is replaced by those of `seeds`.
         task_options: options of the task that differ from its card.
         mixer_options: mixer name or label -> its options.
-        train_options: those of the settings of `train` that have no name of their own in
-            `rifflemix.compare` and were chosen, for the table's notes.
         variants: label -> registry name of the mixer that it stands for, so that one mixer can be
             compared in several settings.
         own_card: of a task that is in no registry; None where the registry has it.
@@ -73,7 +72,6 @@ class CompareConfig:
     train: TrainConfig
     task_options: Mapping[str, Any] = field(default_factory=dict)
     mixer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    train_options: Mapping[str, Any] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     own_card: TaskCard | None = None
     tuned: Grid = field(default_factory=dict)
@@ -126,6 +124,19 @@ class CompareConfig:
         """The task's card."""
         return self.own_card or task_card(self.task)
 
+    @property
+    def train_options(self) -> dict[str, Any]:
+        """The settings of `train` that are not those of every comparison, as JSON values."""
+        own, train = self.train.to_dict(), self.train
+        usual = train_config(
+            self.card.budget,
+            max_steps=train.max_steps,
+            batch_size=train.batch_size,
+            lr=train.lr,
+            precision=train.precision,
+        ).to_dict()
+        return {name: own[name] for name in own if own[name] != usual[name] and name != "seed"}
+
     def mixer_name(self, label: str) -> str:
         """The registry name of the mixer behind one of `mixers`."""
         return self.variants.get(label, label)
@@ -142,7 +153,7 @@ class CompareConfig:
             "num_heads": self.num_heads,
             "mixers": list(self.mixers),
             "mixer_options": {name: dict(options) for name, options in self.mixer_options.items()},
-            **({"train_options": dict(self.train_options)} if self.train_options else {}),
+            **({"train_options": self.train_options} if self.train_options else {}),
             **({"variants": dict(self.variants)} if self.variants else {}),
             "seeds": list(self.seeds),
             **({"tuned": {k: list(v) for k, v in self.tuned.items()}} if self.tuned else {}),

@@ -18,6 +18,7 @@ from rifflemix.runs.grid import Point
 from rifflemix.runs.split import check_processes
 from rifflemix.tasks import Task, card_of, load_task
 from rifflemix.tasks.core.base import AnswersBlindly
+from rifflemix.train.targets import check_targets
 
 RESULTS_FILE = "results.json"
 RUNS_ARE_KEPT = "remove it and make the same comparison again, its runs are kept"
@@ -91,6 +92,7 @@ def plan_comparison(
     check_folder(out)
     if task is None:
         task = load_task(config.task, data_dir=data_dir, progress=progress, **config.task_options)
+    check_targets(task, config.train)
     parameters = {mixer: check_model(config, task, mixer) for mixer in config.mixers}
     settings = config.to_dict() | {
         "task_options": dict(task.options),

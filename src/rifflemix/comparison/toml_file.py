@@ -87,7 +87,7 @@ def config_text(config: CompareConfig) -> str | None:
         **({} if config.context_parallel == 1 else {"context_parallel": config.context_parallel}),
         "task_options": dict(config.task_options),
         "mixer_options": {name: dict(of) for name, of in config.mixer_options.items()},
-        "train_options": dict(config.train_options),
+        "train_options": config.train_options,
     }
     if config.own_card is not None or not _can_be_toml(values):
         return None

@@ -30,6 +30,7 @@ from rifflemix.runs.status import OnStatus, ShouldStop, StatusFeed
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train
 from rifflemix.train.engine import Engine, check_batch
+from rifflemix.train.targets import check_targets
 
 RESULTS_FILE = "results.json"
 
@@ -106,6 +107,7 @@ def plan_reproduction(
     if vary is not None:
         recipe = vary(recipe)
     check_batch_size(recipe.train.batch_size, task)
+    check_targets(task, recipe.train)
     check_batch(recipe.train, count_processes() // options.context_parallel)
     seed = options.seed
     model = try_out(lambda: build_model(recipe, task, seed, start), task)
