@@ -1,69 +1,19 @@
-"""The augmentation of DeiT: operations as in timm, crops, erasing, and its place in a task."""
+"""The augmentation of DeiT: crops, changes, erasing, and its place in a task."""
 
 from __future__ import annotations
 
 import builtins
-import random
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from document_scripts import load_script
 from rifflemix.errors import InputError
 from rifflemix.tasks.images import deit_augment as deit
 from rifflemix.tasks.images.pixels import WholeImages, check_layout
 
-TIMMS = (
-    "AutoContrast", "Equalize", "Invert", "Rotate", "PosterizeIncreasing", "SolarizeIncreasing",
-    "SolarizeAdd", "ColorIncreasing", "ContrastIncreasing", "BrightnessIncreasing",
-    "SharpnessIncreasing", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
-)  # fmt: skip
 MEAN = (124, 116, 104)
-
-
-def picture(channels: int = 3, height: int = 37, width: int = 45) -> Image.Image:
-    smooth = torch.nn.functional.interpolate(
-        torch.rand(1, channels, 7, 8), size=(height, width), mode="bicubic"
-    )[0]
-    levels = (20 + 220 * smooth).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
-    return Image.fromarray(levels if channels == 3 else levels[:, :, 0])
-
-
-@pytest.mark.parametrize("magnitude", [0.0, 3.3, 8.4, 9.0, 10.0])
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_operations_are_timms(
-    sign: float, magnitude: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load_script("tests/surgery/torchvision_shim.py").declare_operators()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        timm = pytest.importorskip("timm.data.auto_augment")
-    assert list(TIMMS) == timm._RAND_INCREASING_TRANSFORMS
-    monkeypatch.setattr(random, "random", lambda: 0.4 if sign > 0 else 0.6)  # does it negate?
-    strength = deit._Strength(magnitude / 10, sign, MEAN)
-    for name, ours in zip(TIMMS, deit.OPERATIONS, strict=True):
-        image, level = picture(), timm.LEVEL_TO_ARG[name]
-        arguments = level(magnitude, {}) if level else ()
-        if name == "PosterizeIncreasing" and magnitude == 10.0:  # refused by Pillow
-            assert not np.array(ours(image, strength)).any()
-            continue
-        theirs = timm.NAME_TO_OP[name](
-            image, *arguments, fillcolor=MEAN, resample=Image.Resampling.BICUBIC
-        )
-        assert np.array_equal(np.array(ours(image, strength)), np.array(theirs)), name
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_every_operation_takes_gray_and_color(channels: int) -> None:
-    image, fill = picture(channels), 100 if channels == 1 else MEAN
-    for operation in deit.OPERATIONS:
-        found = operation(image, deit._Strength(0.9, -1.0, fill))
-        assert found.mode == image.mode, operation.__name__
-        assert found.size == image.size, operation.__name__
 
 
 def test_half_of_the_operations_are_left_out() -> None:
@@ -78,7 +28,7 @@ def test_half_of_the_operations_are_left_out() -> None:
 
 def test_crops_cover_the_areas_of_resized_crops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without operations: a rectangle of the image, resized, mirrored half of the time."""
-    monkeypatch.setattr(deit, "_CHANGES", 0)
+    monkeypatch.setattr(deit, "rand_augment_increasing", lambda image, *_: image)
     ramp = torch.arange(64.0).expand(3, 64, 64).contiguous()  # the level tells the column
     widths, mirrored = [], 0
     for seed in range(300):
@@ -126,14 +76,16 @@ def test_a_task_changes_its_training_images(channels: int) -> None:
     assert 0.55 < sum(whole) / 40 < 0.95  # of the others a part was erased
 
 
-def test_pillow_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("augment", ["deit", "rand_augment"])
+def test_pillow_is_asked_for(monkeypatch: pytest.MonkeyPatch, augment: str) -> None:
     imported = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "rifflemix.tasks.images" and args[2] == ("deit_augment",):
+        if name == "rifflemix.tasks.images" and "deit_augment" in args[2]:
             raise ImportError(name)
         return imported(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(InputError, match=r"'deit' .* pip install 'rifflemix\[images\]'"):
-        check_layout({"layout": "image", "augment": "deit"})
+    with pytest.raises(InputError, match=rf"'{augment}' .* pip install 'rifflemix\[images\]'"):
+        check_layout({"layout": "image", "augment": augment})
+    check_layout({"layout": "image", "augment": "crop_flip"})

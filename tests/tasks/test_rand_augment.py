@@ -1,80 +1,98 @@
-"""RandAugment: its operations against Pillow's, and as a change of training images."""
+"""RandAugment: its operations as torchvision's and timm's, and as a change of training images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import random
+import warnings
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageOps
 from torch import Tensor
 
+from document_scripts import load_script
 from rifflemix.tasks.images import rand_augment as ra
 from rifflemix.tasks.images.pixels import WholeImages
 
-SHARE = 14 / 30
+MEAN = (124, 116, 104)
+# In the order of `rifflemix.tasks.images.rand_augment.INCREASING`.
+TIMMS = (
+    "AutoContrast", "Equalize", "Invert", "Rotate", "PosterizeIncreasing", "SolarizeIncreasing",
+    "SolarizeAdd", "ColorIncreasing", "ContrastIncreasing", "BrightnessIncreasing",
+    "SharpnessIncreasing", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
+)  # fmt: skip
+STILL = ra.Moving(Image.Resampling.NEAREST, None)
 
 
-def picture(channels: int = 3, height: int = 21, width: int = 32) -> Tensor:
+def levels_of(channels: int = 3, height: int = 37, width: int = 45) -> Tensor:
     smooth = torch.nn.functional.interpolate(
-        torch.rand(1, channels, 5, 6), size=(height, width), mode="bilinear"
+        torch.rand(1, channels, 7, 8), size=(height, width), mode="bicubic"
     )[0]
-    return (40 + 180 * smooth).round()
+    return (20 + 220 * smooth).round().clamp(0, 255)
 
 
-def pillow(levels: Tensor, change: Callable[[Image.Image], Image.Image]) -> Tensor:
-    pixels = levels.permute(1, 2, 0).numpy().astype(np.uint8)
-    return torch.from_numpy(np.array(change(Image.fromarray(pixels)))).permute(2, 0, 1).float()
+def test_pictures_and_levels() -> None:
+    for channels in (1, 3):
+        levels = levels_of(channels)
+        assert ra.to_picture(levels).mode == ("L" if channels == 1 else "RGB")
+        assert torch.equal(ra.to_levels(ra.to_picture(levels)), levels)
+        assert torch.equal(ra.to_levels(ra.to_picture(levels[:, 3:9, 2:40])), levels[:, 3:9, 2:40])
 
 
-def affine(*numbers: float) -> Callable[[Image.Image], Image.Image]:
-    return lambda im: im.transform(
-        im.size, Image.Transform.AFFINE, numbers, Image.Resampling.NEAREST
-    )
-
-
-def enhanced(kind: Any, sign: float) -> Callable[[Image.Image], Image.Image]:
-    return lambda im: kind(im).enhance(1 + sign * 0.9 * SHARE)
+@pytest.mark.parametrize("magnitude", [0.0, 3.3, 8.4, 9.0, 10.0])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_increasing_operations_are_timms(
+    sign: float, magnitude: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_script("tests/surgery/torchvision_shim.py").declare_operators()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        timm = pytest.importorskip("timm.data.auto_augment")
+    assert list(TIMMS) == timm._RAND_INCREASING_TRANSFORMS
+    monkeypatch.setattr(random, "random", lambda: 0.4 if sign > 0 else 0.6)  # does it negate?
+    moving = ra.Moving(Image.Resampling.BICUBIC, MEAN)
+    for name, (ours, amount) in zip(TIMMS, ra.INCREASING.items(), strict=True):
+        image, level = ra.to_picture(levels_of()), timm.LEVEL_TO_ARG[name]
+        found = np.array(ra.OPERATIONS[ours](image, amount(magnitude / 10, sign), moving))
+        arguments = level(magnitude, {}) if level else ()
+        if name == "PosterizeIncreasing" and magnitude == 10.0:  # refused by Pillow
+            assert not found.any()
+            continue
+        theirs = timm.NAME_TO_OP[name](
+            image, *arguments, fillcolor=MEAN, resample=Image.Resampling.BICUBIC
+        )
+        assert np.array_equal(found, np.array(theirs)), name
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("name", [operation.__name__ for operation in ra.OPERATIONS])
-def test_operations_are_pillows(name: str, sign: float) -> None:
-    levels = picture()
-    height, width = levels.shape[1:]
-    right, down = (sign * SHARE * 150 / 331 * size for size in (width, height))
-    theirs: dict[str, Callable[[Image.Image], Image.Image]] = {
-        "identity": lambda im: im,
-        "auto_contrast": ImageOps.autocontrast,
-        "equalize": ImageOps.equalize,
-        "rotate": lambda im: im.rotate(sign * 30 * SHARE, Image.Resampling.NEAREST),
-        "solarize": lambda im: ImageOps.solarize(im, int(np.ceil(255 * (1 - SHARE)))),
-        "color": enhanced(ImageEnhance.Color, sign),
-        "posterize": lambda im: ImageOps.posterize(im, 8 - round(4 * SHARE)),
-        "contrast": enhanced(ImageEnhance.Contrast, sign),
-        "brightness": enhanced(ImageEnhance.Brightness, sign),
-        "sharpness": enhanced(ImageEnhance.Sharpness, sign),
-        "shear_x": affine(1, sign * 0.3 * SHARE, 0, 0, 1, 0),
-        "shear_y": affine(1, 0, 0, sign * 0.3 * SHARE, 1, 0),
-        "translate_x": affine(1, 0, round(right), 0, 1, 0),
-        "translate_y": affine(1, 0, 0, 0, 1, round(down)),
-    }
-    ours = getattr(ra, name)(levels, SHARE, sign).clamp(0, 255).round()
-    difference = (ours - pillow(levels, theirs[name])).abs()
-    if name in ("rotate", "shear_x", "shear_y"):  # where a pixel lies halfway between two
-        assert (difference > 0).float().mean() < 0.02
-    else:  # Pillow cuts fractions off where this rounds
-        assert difference.max() <= 1
-    assert name == "identity" or not torch.equal(ours, levels)
+def test_strength_14_of_the_papers_scale(sign: float) -> None:
+    share = 14 / 30
+    amounts = {name: amount(share, sign) for name, amount in ra.RAND_AUGMENT.items()}
+    # Cubuk et al. 2020 take the ranges of AutoAugment: 30 degrees, 4 bits, 0.3, 150 of 331 pixels.
+    expected = {
+        "rotate": sign * 14.0, "posterize": 6, "solarize": 137, "shear_x": sign * 0.14,
+        "shear_y": sign * 0.14, "translate_x": sign * 70 / 331, "translate_y": sign * 70 / 331,
+        "identity": 0, "auto_contrast": 0, "equalize": 0,
+        **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), 1 + sign * 0.42),
+    }  # fmt: skip
+    assert amounts == pytest.approx(expected)
+
+
+def test_images_move_by_whole_pixels() -> None:
+    """In the paper's scale; what comes in is black."""
+    levels = levels_of(height=20, width=40).clamp(min=1)
+    for part, pixels in ((0.1, 4), (-0.1, -4), (0.11, 4), (0.14, 6)):
+        moved = ra.to_levels(ra.OPERATIONS["translate_x"](ra.to_picture(levels), part, STILL))
+        expected = torch.roll(levels, -pixels, 2)
+        expected[:, :, slice(-pixels, None) if pixels > 0 else slice(-pixels)] = 0
+        assert torch.equal(moved, expected)
 
 
 def test_changes_are_drawn_with_their_signs() -> None:
-    levels = picture()
+    levels = levels_of()
     found = [ra.rand_augment(levels, np.random.default_rng(seed)) for seed in range(300)]
     assert all(image.shape == levels.shape for image in found)
-    assert all(torch.equal(image, image.clamp(0, 255).round()) for image in found)
     once = {
         ra.rand_augment(levels, np.random.default_rng(seed), changes=1).numpy().tobytes()
         for seed in range(600)
@@ -83,20 +101,24 @@ def test_changes_are_drawn_with_their_signs() -> None:
     assert len(once) == 5 + 2 * 9
 
 
-def test_no_strength_changes_little() -> None:
-    levels = picture()
-    for operation in ra.OPERATIONS:
-        if operation not in (ra.auto_contrast, ra.equalize, ra.solarize):
-            assert torch.equal(operation(levels, 0.0, 1.0), levels), operation.__name__
+def test_no_strength_changes_nothing() -> None:
+    image = ra.to_picture(levels_of())
+    for name, amount in ra.RAND_AUGMENT.items():
+        if name not in ("auto_contrast", "equalize"):
+            assert ra.OPERATIONS[name](image, amount(0.0, 1.0), STILL) == image, name
 
 
-def test_gray_and_flat_images() -> None:
-    flat = torch.full((1, 8, 8), 77.0)
-    for operation in ra.OPERATIONS:
-        for levels in (flat, picture(1)):
-            assert operation(levels, SHARE, 1.0).isfinite().all()
-    assert torch.equal(ra.equalize(flat, SHARE, 1.0), flat)
-    assert torch.equal(ra.auto_contrast(flat, SHARE, 1.0), flat)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_operation_takes_gray_and_color(channels: int) -> None:
+    flat = torch.full((channels, 8, 8), 77.0)
+    fill = 100 if channels == 1 else MEAN
+    for scale in (ra.RAND_AUGMENT, ra.INCREASING):
+        for name, amount in scale.items():
+            for image in (ra.to_picture(flat), ra.to_picture(levels_of(channels))):
+                moving = ra.Moving(Image.Resampling.BICUBIC, fill)
+                found = ra.OPERATIONS[name](image, amount(0.9, -1.0), moving)
+                assert (found.mode, found.size) == (image.mode, image.size), name
+    assert ImageOps.equalize(ra.to_picture(flat)) == ra.to_picture(flat)
 
 
 def test_training_images_keep_their_scale() -> None:
@@ -108,7 +130,7 @@ def test_training_images_keep_their_scale() -> None:
         image_shape=(3, 21, 32), augmentation="rand_augment",
         black=tuple((-mean / std).tolist()), white=tuple(((1 - mean) / std).tolist()),
     )  # fmt: skip
-    levels = torch.stack([picture() for _ in range(40)])
+    levels = torch.stack([levels_of(height=21, width=32) for _ in range(40)])
     images = (levels / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
     changed = task.augment({"inputs": images}, list(range(40)))["inputs"]
     assert torch.equal(changed, task.augment({"inputs": images}, list(range(40)))["inputs"])

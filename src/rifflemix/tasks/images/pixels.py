@@ -21,10 +21,10 @@ from rifflemix.tasks.data_io.bounded import read_npz
 from rifflemix.tasks.data_io.files import Array, Arrays, check_ids
 from rifflemix.tasks.images.crops import crop_flip, resized_crop_flip
 from rifflemix.tasks.images.mixing import mix_images
-from rifflemix.tasks.images.rand_augment import rand_augment
 
 LAYOUTS = ("sequence", "image")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip", "rand_augment", "deit")
+_BY_PILLOW = ("rand_augment", "deit")
 STATISTICS = ("data", "per_image")
 _TOP = 5
 PARTS = ("train", "test")
@@ -155,6 +155,10 @@ def cut_patches(images: NDArray[np.float32], size: int) -> NDArray[np.float32]:
     return grid.swapaxes(-3, -4).reshape(*several, -1, size * size * channels)
 
 
+Draws = Sequence[np.random.Generator]
+Change = Callable[[Tensor, np.random.Generator], Tensor]
+
+
 @dataclass(frozen=True, eq=False)
 class WholeImages(Task):
     """A task over whole images (B, channels, height, width).
@@ -194,16 +198,19 @@ class WholeImages(Task):
             return {**batch, "inputs": _each(resized_crop_flip, images, draws)}
         if self.augmentation == "crop_flip":
             return {**batch, "inputs": crop_flip(images, self.black, draws)}
+        augment = _with_pillow(self.augmentation)
+        if self.augmentation == "rand_augment":
+            changed = self._as_levels(augment.rand_augment, images, draws)
+            return {**batch, "inputs": crop_flip(changed, self.black, draws)}
+        mean = [round(-b / (w - b) * 255) for b, w in zip(self.black, self.white, strict=True)]
+        changed = self._as_levels(partial(augment.crop_and_change, mean=mean), images, draws)
+        return {**batch, "inputs": _each(augment.erase, changed, draws)}
+
+    def _as_levels(self, change: Change, images: Tensor, draws: Draws) -> Tensor:
+        """Images changed as whole levels from 0 to 255."""
         black, white = (images.new_tensor(v).view(-1, 1, 1) for v in (self.black, self.white))
         levels = ((images - black) * (255.0 / (white - black))).round().clamp(0, 255)
-        if self.augmentation == "rand_augment":
-            images = _each(rand_augment, levels, draws) * ((white - black) / 255.0) + black
-            return {**batch, "inputs": crop_flip(images, self.black, draws)}
-        deit = _with_pillow()
-        mean = (-black / (white - black) * 255.0).round().flatten().int().tolist()
-        changed = _each(partial(deit.crop_and_change, mean=mean), levels, draws)
-        images = changed * ((white - black) / 255.0) + black
-        return {**batch, "inputs": _each(deit.erase, images, draws)}
+        return _each(change, levels, draws) * ((white - black) / 255.0) + black
 
     def mix(self, batch: Batch, seed: int, *, mixup: float, cutmix: float) -> Batch:
         """Images mixed with each other; labels become (B, num_classes) float32 probabilities."""
@@ -218,11 +225,7 @@ class WholeImages(Task):
         return {**batch, "inputs": images, "labels": labels}
 
 
-def _each(
-    change: Callable[[Tensor, np.random.Generator], Tensor],
-    images: Tensor,
-    draws: Sequence[np.random.Generator],
-) -> Tensor:
+def _each(change: Change, images: Tensor, draws: Draws) -> Tensor:
     return torch.stack(list(map(change, images, draws)))
 
 
@@ -275,27 +278,27 @@ def pixel_task(
     )
 
 
-def _with_pillow() -> ModuleType:
-    """The module of augmentation "deit".
+def _with_pillow(augmentation: str) -> ModuleType:
+    """The module of an augmentation that changes images with Pillow.
 
     Raises:
         InputError: Pillow is not there.
     """
     try:
-        from rifflemix.tasks.images import deit_augment
+        from rifflemix.tasks.images import deit_augment, rand_augment
     except ImportError:
         raise InputError(
-            "augment 'deit' changes images with Pillow: pip install 'rifflemix[images]'"
+            f"augment {augmentation!r} changes images with Pillow: pip install 'rifflemix[images]'"
         ) from None
-    return deit_augment
+    return deit_augment if augmentation == "deit" else rand_augment
 
 
 def check_layout(options: Mapping[str, Any]) -> None:
     """Raise unless "layout" and "augment" are ones that `pixel_task` knows."""
     check_choice("layout", options["layout"], LAYOUTS)
     check_choice("augment", options["augment"], AUGMENTATIONS)
-    if options["augment"] == "deit":
-        _with_pillow()
+    if options["augment"] in _BY_PILLOW:
+        _with_pillow(options["augment"])
 
 
 def _whole_images(

@@ -1,17 +1,21 @@
-"""RandAugment: some changes of an image, drawn from fourteen, all of one strength."""
+"""RandAugment: some operations on an image, drawn from a list, all of one strength.
+
+`rand_augment` is the paper's, with fourteen operations; `rand_augment_increasing` is DeiT's, with
+fifteen, all of which change an image more with more strength. Both draw from the same operations,
+which are Pillow's; they differ in how far a strength goes and in how a moved image is sampled.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-_TOP_STRENGTH = 30
-_LUMA = (0.299, 0.587, 0.114)
+Picture = Image.Image
 
 
 def rand_augment(
@@ -20,7 +24,8 @@ def rand_augment(
     """Apply `changes` operations to an image, each drawn anew.
 
     Args:
-        levels: (channels, height, width) whole numbers from 0 to 255, floating-point.
+        levels: (channels, height, width) whole numbers from 0 to 255, floating-point; 1 or 3
+            channels.
         generator: draws the operations and their signs.
         changes: how many.
         strength: of all, from 0 to 30.
@@ -30,149 +35,164 @@ def rand_augment(
 
     Source: Cubuk et al. 2020, "RandAugment", section 3 and its list of transformations.
     """
-    share = strength / _TOP_STRENGTH
+    moving = Moving(Image.Resampling.NEAREST, None)
+    image = to_picture(levels)
     for _ in range(changes):
-        change = OPERATIONS[int(generator.integers(len(OPERATIONS)))]
+        name = _drawn(RAND_AUGMENT, generator)
         sign = 1.0 if generator.integers(2) else -1.0
-        levels = change(levels, share, sign).clamp(0, 255).round()
-    return levels
+        image = OPERATIONS[name](image, RAND_AUGMENT[name](strength / 30, sign), moving)
+    return to_levels(image)
 
 
-Operation = Callable[[Tensor, float, float], Tensor]
-"""Levels, strength from 0 to 1, sign -> levels, which may lie outside or between."""
+def rand_augment_increasing(
+    image: Picture, generator: np.random.Generator, mean: Sequence[int]
+) -> Picture:
+    """Draw two operations, leave each out half of the time, and apply what remains.
+
+    Args:
+        image: gray or color.
+        generator: draws the operations, their signs and strengths: 9 of 10, deviating by 0.5.
+        mean: level of each channel that fills what comes in from outside.
+
+    Returns:
+        An image of the same size.
+
+    Source: Touvron et al. 2021, "Training data-efficient image transformers", table 9, as its
+    release has it: "rand-m9-mstd0.5-inc1" of timm.
+    """
+    moving = Moving(Image.Resampling.BICUBIC, mean[0] if len(mean) == 1 else tuple(mean))
+    for _ in range(2):
+        name = _drawn(INCREASING, generator)
+        if generator.integers(2):
+            share = min(max(generator.normal(9.0, 0.5), 0.0), 10.0) / 10.0
+            sign = generator.choice((-1.0, 1.0))
+            image = OPERATIONS[name](image, INCREASING[name](share, sign), moving)
+    return image
 
 
-def identity(levels: Tensor, share: float, sign: float) -> Tensor:
-    """The image unchanged."""
-    return levels
+class Moving(NamedTuple):
+    """How pixels between pixels are found, and the level of what comes in from outside."""
+
+    resampling: Image.Resampling
+    fill: Any
 
 
-def auto_contrast(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Each channel stretched to 0 to 255; one of a single level stays."""
-    low, high = levels.amin((1, 2), keepdim=True), levels.amax((1, 2), keepdim=True)
-    stretched = ((levels - low) * (255.0 / (high - low).clamp(min=1.0))).floor()
-    return torch.where(high > low, stretched, levels)
+def to_picture(levels: Tensor) -> Picture:
+    """(channels, height, width) whole numbers from 0 to 255, gray or color, for Pillow."""
+    pixels = levels.byte().permute(1, 2, 0).numpy()
+    return Image.fromarray(np.ascontiguousarray(pixels.squeeze(2) if len(levels) == 1 else pixels))
 
 
-def equalize(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Each channel's levels made equally frequent, as far as whole levels can be."""
-    return torch.stack([_equalized(channel) for channel in levels])
+def to_levels(image: Picture) -> Tensor:
+    """The inverse of `to_picture`, float32."""
+    pixels = np.array(image, dtype=np.float32).reshape(image.height, image.width, -1)
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-def _equalized(channel: Tensor) -> Tensor:
-    counts = torch.bincount(channel.flatten().long(), minlength=256)
-    step = int(counts.sum() - counts[counts > 0][-1]) // 255
-    if step == 0:
-        return channel
-    table = ((counts.cumsum(0) - counts + step // 2) // step).clamp(max=255)
-    return table.to(channel.dtype)[channel.long()]
+def _drawn(scale: Mapping[str, Amount], generator: np.random.Generator) -> str:
+    return list(scale)[int(generator.integers(len(scale)))]
 
 
-def rotate(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Against the clock about the centre, by up to 30 degrees."""
-    angle = math.radians(sign * 30.0 * share)
-    cos, sin = math.cos(angle), math.sin(angle)
-    y, x = (0.5 * size for size in levels.shape[1:])
-    return _moved(levels, (cos, -sin, x - cos * x + sin * y), (sin, cos, y - sin * x - cos * y))
+def _posterized(image: Picture, bits: float) -> Picture:
+    """The highest bits kept; of none, which Pillow refuses, all is black."""
+    return ImageOps.posterize(image, int(bits)) if bits else image.point(lambda level: 0)
 
 
-def shear_x(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Rows shifted by up to 0.3 of their position."""
-    return _moved(levels, (1.0, sign * 0.3 * share, 0.0), (0.0, 1.0, 0.0))
+def _dark_raised(image: Picture, more: float) -> Picture:
+    table = [level + int(more) if level < 128 else level for level in range(256)]
+    return image.point(table * len(image.getbands()))
 
 
-def shear_y(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Columns shifted by up to 0.3 of their position."""
-    return _moved(levels, (1.0, 0.0, 0.0), (sign * 0.3 * share, 1.0, 0.0))
+def _moved(image: Picture, to: tuple[float, ...], moving: Moving) -> Picture:
+    affine = Image.Transform.AFFINE
+    return image.transform(image.size, affine, to, moving.resampling, fillcolor=moving.fill)
 
 
-def translate_x(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Shifted sideways by up to 150/331 of the width."""
-    return _moved(levels, (1.0, 0.0, round(sign * share * 150 / 331 * levels.shape[2])), _ROWS)
+Operation = Callable[[Picture, float, Moving], Picture]
+
+OPERATIONS: dict[str, Operation] = {
+    "identity": lambda image, _, __: image,
+    "auto_contrast": lambda image, _, __: ImageOps.autocontrast(image),
+    "equalize": lambda image, _, __: ImageOps.equalize(image),
+    "invert": lambda image, _, __: ImageOps.invert(image),
+    # Degrees about the centre, against the clock.
+    "rotate": lambda image, degrees, m: image.rotate(degrees, m.resampling, fillcolor=m.fill),
+    # Bits that are kept.
+    "posterize": lambda image, bits, _: _posterized(image, bits),
+    # Level from which on an image becomes its negative.
+    "solarize": lambda image, level, _: ImageOps.solarize(image, int(level)),
+    # Added to levels below 128.
+    "solarize_add": lambda image, more, _: _dark_raised(image, more),
+    # Factors: 0 is gray, flat, black or smooth; 1 leaves the image.
+    "color": lambda image, factor, _: ImageEnhance.Color(image).enhance(factor),
+    "contrast": lambda image, factor, _: ImageEnhance.Contrast(image).enhance(factor),
+    "brightness": lambda image, factor, _: ImageEnhance.Brightness(image).enhance(factor),
+    "sharpness": lambda image, factor, _: ImageEnhance.Sharpness(image).enhance(factor),
+    # Shift of a row or column for each pixel of its position.
+    "shear_x": lambda image, slope, m: _moved(image, (1.0, slope, 0.0, 0.0, 1.0, 0.0), m),
+    "shear_y": lambda image, slope, m: _moved(image, (1.0, 0.0, 0.0, slope, 1.0, 0.0), m),
+    # Shares of the width and of the height.
+    "translate_x": lambda im, part, m: _moved(im, (1.0, 0.0, part * im.width, 0.0, 1.0, 0.0), m),
+    "translate_y": lambda im, part, m: _moved(im, (1.0, 0.0, 0.0, 0.0, 1.0, part * im.height), m),
+}
+"""By name: what changes an image by an amount."""
+
+Amount = Callable[[float, float], float]
 
 
-def translate_y(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Shifted up or down by up to 150/331 of the height."""
-    return _moved(levels, _COLUMNS, (0.0, 1.0, round(sign * share * 150 / 331 * levels.shape[1])))
+def _nothing(share: float, sign: float) -> float:
+    return 0.0
 
 
-_COLUMNS, _ROWS = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)
+def _angle(share: float, sign: float) -> float:
+    return sign * 30.0 * share
 
 
-def _moved(
-    levels: Tensor, to_x: tuple[float, float, float], to_y: tuple[float, float, float]
-) -> Tensor:
-    """Every pixel from the nearest to (a x + b y + c, d x + e y + f), at pixel centres."""
-    height, width = levels.shape[1:]
-    y = torch.arange(height, dtype=torch.float64).unsqueeze(1) + 0.5
-    x = torch.arange(width, dtype=torch.float64) + 0.5
-    column = (to_x[0] * x + to_x[1] * y + to_x[2]).floor().long()
-    row = (to_y[0] * x + to_y[1] * y + to_y[2]).floor().long()
-    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-    found = levels[:, row.clamp(0, height - 1), column.clamp(0, width - 1)]
-    return found * inside
+def _slope(share: float, sign: float) -> float:
+    return sign * 0.3 * share
 
 
-def posterize(levels: Tensor, share: float, sign: float) -> Tensor:
-    """The lowest bits set to 0: up to 4 of the 8."""
-    step = float(2 ** round(4 * share))
-    return (levels / step).floor() * step
+def _factor(share: float, sign: float) -> float:
+    return max(0.1, 1.0 + sign * 0.9 * share)
 
 
-def solarize(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Levels from a threshold on, which falls from 255 to 0, turned into their negatives."""
-    return torch.where(levels >= 255.0 * (1.0 - share), 255.0 - levels, levels)
+def _part(share: float, sign: float) -> float:
+    return sign * share * 150 / 331
 
 
-def brightness(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Away from black or towards it."""
-    return _blended(torch.zeros_like(levels), levels, share, sign)
+RAND_AUGMENT: dict[str, Amount] = {
+    "identity": _nothing,
+    "auto_contrast": _nothing,
+    "equalize": _nothing,
+    "rotate": _angle,
+    "solarize": lambda share, sign: 256.0 - int(256 * share),
+    "color": _factor,
+    "posterize": lambda share, sign: 8 - round(4 * share),
+    "contrast": _factor,
+    "brightness": _factor,
+    "sharpness": _factor,
+    "shear_x": _slope,
+    "shear_y": _slope,
+    "translate_x": _part,
+    "translate_y": _part,
+}
+"""By operation: its amount for a strength from 0 to 1 and a sign."""
 
-
-def color(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Away from gray or towards it."""
-    return _blended(_gray(levels).expand_as(levels), levels, share, sign)
-
-
-def contrast(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Away from the mean of the gray image or towards it."""
-    mean = (_gray(levels).mean() + 0.5).floor()
-    return _blended(mean.expand_as(levels), levels, share, sign)
-
-
-def sharpness(levels: Tensor, share: float, sign: float) -> Tensor:
-    """Away from a smoothed image or towards it; the outermost pixels stay."""
-    kernel = levels.new_tensor([[1.0, 1.0, 1.0], [1.0, 5.0, 1.0], [1.0, 1.0, 1.0]]) / 13.0
-    smooth = levels.clone()
-    inner = F.conv2d(levels.unsqueeze(1), kernel.view(1, 1, 3, 3))[:, 0]
-    smooth[:, 1:-1, 1:-1] = inner.round()
-    return _blended(smooth, levels, share, sign)
-
-
-def _gray(levels: Tensor) -> Tensor:
-    if len(levels) == 1:
-        return levels
-    weights = levels.new_tensor(_LUMA).view(3, 1, 1)
-    return (levels * weights).sum(0, keepdim=True).round()
-
-
-def _blended(other: Tensor, levels: Tensor, share: float, sign: float) -> Tensor:
-    return other + (1.0 + sign * 0.9 * share) * (levels - other)
-
-
-OPERATIONS: tuple[Operation, ...] = (
-    identity,
-    auto_contrast,
-    equalize,
-    rotate,
-    solarize,
-    color,
-    posterize,
-    contrast,
-    brightness,
-    sharpness,
-    shear_x,
-    shear_y,
-    translate_x,
-    translate_y,
-)
+INCREASING: dict[str, Amount] = {
+    "auto_contrast": _nothing,
+    "equalize": _nothing,
+    "invert": _nothing,
+    "rotate": _angle,
+    "posterize": lambda share, sign: 4 - int(4 * share),
+    "solarize": lambda share, sign: 256 - int(256 * share),
+    "solarize_add": lambda share, sign: int(110 * share),
+    "color": _factor,
+    "contrast": _factor,
+    "brightness": _factor,
+    "sharpness": _factor,
+    "shear_x": _slope,
+    "shear_y": _slope,
+    "translate_x": lambda share, sign: sign * 0.45 * share,
+    "translate_y": lambda share, sign: sign * 0.45 * share,
+}
+"""As `RAND_AUGMENT`, with DeiT's operations."""
