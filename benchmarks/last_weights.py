@@ -5,12 +5,16 @@ prints the value after the last step has another number from the same run; this 
 
     python benchmarks/last_weights.py RUN ... --data-dir data --out benchmarks/results
 
-RUN is a folder of `rifflemix reproduce`, with its checkpoint. See benchmarks/README.md.
+RUN is a folder of `rifflemix reproduce`, or of a full `rifflemix sweep`, with its checkpoints.
+See benchmarks/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +24,10 @@ from rifflemix.bench.rows import write_dated
 from rifflemix.files import make_folder, read_json, read_tensors
 from rifflemix.recipes import get_recipe
 from rifflemix.reproduction import ReproduceOptions, plan_reproduction
-from rifflemix.reproduction.run import build_model
+from rifflemix.reproduction.run import ReproducePlan, build_model
+from rifflemix.reproduction.sweep import SWEEP_FORMAT, plan_sweep
 from rifflemix.runs.environment import environment
+from rifflemix.runs.grid import Point
 from rifflemix.train.engine import Engine
 from rifflemix.train.evaluate import evaluate
 
@@ -29,13 +35,32 @@ CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "rifflemix.last-weights/1"
 
 
-def row(run: Path, data_dir: Path) -> dict[str, Any]:
-    """The values of one run, as fractions."""
+def rows_of(run: Path, data_dir: Path) -> Iterator[dict[str, Any]]:
+    """The values of a run, or of each run of a sweep, as fractions."""
     results = read_json(run / "results.json")
     recipe = get_recipe(results["recipe"]["name"])
-    options = ReproduceOptions(seed=results["seed"], data_dir=data_dir, threads=1)
-    plan = plan_reproduction(recipe, run, options)
-    tensors, progress = read_tensors(run / CHECKPOINT)
+    if results["format"] == SWEEP_FORMAT:
+        sweep = results["config"]
+        options = ReproduceOptions(data_dir=data_dir, threads=sweep["threads"])
+        runs = plan_sweep(recipe, sweep["grid"], sweep["seeds"], run, options).runs
+        metrics = {results_key(r["settings"], r["seed"]): r["test"] for r in results["runs"]}
+        for settings, plan in runs:
+            test = metrics[results_key(settings, plan.seed)][plan.task.metric]
+            yield row(plan, test, settings)
+    else:
+        options = ReproduceOptions(seed=results["seed"], data_dir=data_dir, threads=1)
+        plan = plan_reproduction(recipe, run, options)
+        yield row(plan, results["ours"] / 100, None)
+
+
+def results_key(settings: Point, seed: int) -> str:
+    """Tells one run of a sweep from the others."""
+    return json.dumps([dict(settings), seed], sort_keys=True)
+
+
+def row(plan: ReproducePlan, chosen: float, settings: Point | None) -> dict[str, Any]:
+    """The values of one run; `settings` is where it differs from its recipe."""
+    tensors, progress = read_tensors(plan.out / CHECKPOINT)
     model = build_model(plan.recipe, plan.task, plan.seed)
     prefix = "model/"
     weights = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
@@ -47,15 +72,16 @@ def row(run: Path, data_dir: Path) -> dict[str, Any]:
         assert found is not None
         values[split] = found[plan.task.metric]
     return {
-        "recipe": recipe.name,
+        "recipe": plan.recipe.name,
+        **({} if settings is None else {"settings": dict(settings)}),
         "seed": plan.seed,
-        "printed": results["printed"],
+        "printed": plan.recipe.printed,
         "metric": plan.task.metric,
         "test_samples": len(plan.task.split("test")),
         "chosen": {
             "step": progress["best_step"],
             "validation": progress["best_value"],
-            "test": results["ours"] / 100,
+            "test": chosen,
         },
         "last": {"step": progress["step"], **values},
     }
@@ -71,10 +97,10 @@ def main() -> None:
     make_folder(arguments.out)
     torch.set_num_threads(1)
     rows = []
-    for run in arguments.runs:
-        rows.append(row(run, arguments.data_dir))
-        chosen, last = rows[-1]["chosen"], rows[-1]["last"]
-        print(f"{rows[-1]['recipe']}: chosen {chosen['test']:.4f}, last {last['test']:.4f}")
+    for found in chain.from_iterable(rows_of(run, arguments.data_dir) for run in arguments.runs):
+        rows.append(found)
+        chosen, last = found["chosen"]["test"], found["last"]["test"]
+        print(f"{found['recipe']}: chosen {chosen:.4f}, last {last:.4f}")
     path = write_dated(
         arguments.out,
         "last-weights",

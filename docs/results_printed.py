@@ -19,6 +19,11 @@ from rifflemix.reproduction.tables import one_per_seed
 
 _PLATEAU = "#when-do-mixers-leave-the-commonest-answer-on-listops"
 
+# What the settings are that a sweep of a row has and its recipe does not.
+_VARIED = {
+    "sinkhorn/table6-imdb-word-b16": "Tensor2Tensor's labels, mean over tokens and embeddings"
+}
+
 
 def printed() -> Answer:
     """Rows of the papers' tables that were run."""
@@ -26,15 +31,16 @@ def printed() -> Answer:
     sources = [path for path in kept if read(path)["printed"] is not None]
     found = sorted((read(path) for path in sources), key=row_name)
     rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_name)]
-    last_weights = by_time("last-weights-*.json")
+    last_weights, sweeps = by_time("last-weights-*.json"), by_time("sweep-*.json")
+    measured = [row for path in last_weights for row in read(path)["rows"]]
     by_last_weights = {
-        row["recipe"]: 100 * row["last"]["test"]
-        for path in last_weights
-        for row in read(path)["rows"]
+        row["recipe"]: 100 * row["last"]["test"] for row in measured if "settings" not in row
     }
+    varied = {row["recipe"]: row for row in measured if "settings" in row}
     commands = [
         *(result["command"] for result in found),
         *(f"python benchmarks/{_command(path)}" for path in last_weights),
+        *(read(path)["command"] for path in sweeps),
     ]
     return Answer(
         "Do the papers' numbers come out?",
@@ -42,9 +48,9 @@ def printed() -> Answer:
         "printed",
         dots("Printed and ours, %", [_drawn(result) for result in rows]),
         [_line(result, by_last_weights) for result in rows],
-        [*sources, *last_weights],
+        [*sources, *last_weights, *sweeps],
         commands,
-        shown=_in_full(rows, by_last_weights),
+        shown=_in_full(rows, by_last_weights, varied),
     )
 
 
@@ -81,7 +87,11 @@ def _line(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> di
     }
 
 
-def _in_full(rows: Sequence[Mapping[str, Any]], by_last_weights: Mapping[str, float]) -> str:
+def _in_full(
+    rows: Sequence[Mapping[str, Any]],
+    by_last_weights: Mapping[str, float],
+    varied: Mapping[str, Mapping[str, Any]],
+) -> str:
     """The rows that were run in full, as a table."""
     headers = ("Row in full", "Printed", "Ours", "Difference", "Standard error", "Seeds", "Why")
     cells = [
@@ -92,7 +102,7 @@ def _in_full(rows: Sequence[Mapping[str, Any]], by_last_weights: Mapping[str, fl
             f"{result['difference']:+.2f}",
             f"{standard_error(result):.2f}",
             str(result["runs"]),
-            _why(result, by_last_weights) if _is_beyond(result) else "",
+            _why(result, by_last_weights, varied) if _is_beyond(result) else "",
         ]
         for result in rows
         if not result["is_reduced"]
@@ -162,7 +172,11 @@ def _leaves_when_shorter(result: Mapping[str, Any]) -> bool:
     return any(row["left"] and row["form"].partition("/")[0] == mixer for row in rows)
 
 
-def _why(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str:
+def _why(
+    result: Mapping[str, Any],
+    by_last_weights: Mapping[str, float],
+    varied: Mapping[str, Mapping[str, Any]],
+) -> str:
     """What is known of a difference from the printed number."""
     others = [
         f"{r['ours']:.2f} in {r['result']['precision']} of seed {r['seed']}"
@@ -188,4 +202,16 @@ def _why(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> str
     held_back = [
         note for note in result["recipe"]["notes"] if note.startswith("a tenth of the training")
     ]
-    return "; ".join([words, *held_back, *others])
+    settings = [_varied(varied[name])] if (name := row_name(result)) in varied else []
+    return "; ".join([words, *held_back, *settings, *others])
+
+
+def _varied(row: Mapping[str, Any]) -> str:
+    """What a recipe with other settings gave."""
+    settings = [
+        f"`{name}={value:.3g}`" if isinstance(value, float) else f"`{name}={value}`"
+        for name, value in row["settings"].items()
+    ]
+    chosen, last = 100 * row["chosen"]["test"], 100 * row["last"]["test"]
+    words = f"with {_VARIED[row['recipe']]} ({listed(settings)}) {chosen:.2f}"
+    return f"{words}, those of the last step {last:.2f}"
