@@ -203,7 +203,7 @@ def test_stopped_and_continued_equals_straight(
     assert partial["difference"] is None
     assert 0 < partial["steps"] < 8
     assert partial["is_reduced"]
-    whole = run(tmp_path / "broken")
+    whole = run(tmp_path / "broken", num_workers=updates % 2)  # which changes no number
     assert whole["status"] == "complete"
     assert outcome(tmp_path / "broken") == outcome(straight)
 
@@ -348,6 +348,7 @@ def test_other_versions_are_named_where_a_model_is_built_otherwise(finished: Pat
         ({"batch_size": 0}, "batch_size: expected a whole number of at least 1"),
         ({"batch_size": 100_000}, "batch_size: expected at most the .* samples"),
         ({"seed": -1}, "seed"),
+        ({"num_workers": -1}, "num_workers: expected a whole number of at least 0"),
         ({"precision": "fp8"}, "precision: expected one of float32, bf16"),
         ({"device": "tpu"}, "device"),
         ({"recipe": small(task_options={"patch_size": 3})}, "patch_size"),

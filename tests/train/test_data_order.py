@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ from rifflemix.train.data import (
     check_finite,
     count_tokens,
     epoch_order,
-    load_batches,
+    evaluation_batches,
     micro_batch_size,
+    training_batches,
 )
+from rifflemix.train.protocols import Batch
 
 CPU = torch.device("cpu")
 
@@ -99,7 +103,7 @@ def test_errors_of_loading_processes_stay_one_sentence(workers: int) -> None:
     config = make_config(num_workers=workers)
     order = EvaluationOrder(50, 4, 0, 1)
     with pytest.raises(InputError) as caught:
-        next(load_batches(ToyTask(), Failing(), order, config, CPU))
+        next(evaluation_batches(ToyTask(), Failing(), order, config, CPU))
     assert str(caught.value) == "sample 0: expected a label, got none"
 
 
@@ -112,17 +116,74 @@ class Ending(Failing):
 @pytest.mark.parametrize("kind", ["training", "evaluation"])
 def test_a_sample_that_stops_an_iteration_does_not_end_the_samples(kind: str, workers: int) -> None:
     config = make_config(num_workers=workers, batch_size=4, max_steps=30)
-    order = (
-        EvaluationOrder(50, 4, 0, 1) if kind == "evaluation" else TrainOrder(50, config, 0, 0, 1)
-    )
+    if kind == "evaluation":
+        evaluated = EvaluationOrder(50, 4, 0, 1)
+        batches = evaluation_batches(ToyTask(), Ending(), evaluated, config, CPU)
+    else:
+        trained = TrainOrder(50, config, 0, 0, 1)
+        batches = training_batches(ToyTask(), Ending(), trained, config, CPU)
     with pytest.raises(InputError, match="task toy: a sample raised StopIteration"):
-        list(load_batches(ToyTask(), Ending(), order, config, CPU))
+        list(batches)
+
+
+class Jittered(ToyTask):
+    """Adds to each sample what its seed says, and takes note of the process that does it."""
+
+    def augment(self, batch: Batch, seeds: Sequence[int]) -> Batch:
+        noise = torch.stack([torch.full((6, 4), seed % 1009 / 1009) for seed in seeds])
+        here = torch.full((len(seeds),), os.getpid())
+        return {**batch, "inputs": batch["inputs"] + noise, "process": here}
+
+
+class AtOnce:
+    """A split that gives the samples of a batch at once, as those of images do."""
+
+    def __init__(self) -> None:
+        self.samples = ToyTask().split("train")
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self.samples[index] for index in indices]
+
+
+def test_loading_processes_change_samples_as_training_would() -> None:
+    def batches(workers: int) -> list[Batch]:
+        config = make_config(num_workers=workers, batch_size=8, accumulation=2, max_steps=5)
+        order = TrainOrder(50, config, 2, 0, 1)
+        return list(training_batches(Jittered(), AtOnce(), order, config, CPU))
+
+    here, there = batches(0), batches(2)
+    assert len(here) == len(there) == 6
+    for own, others in zip(here, there, strict=True):
+        assert torch.equal(own["inputs"], others["inputs"])
+        assert torch.equal(own["labels"], others["labels"])
+    assert {int(batch["process"][0]) for batch in here} == {os.getpid()}
+    assert len({int(batch["process"][0]) for batch in there} - {os.getpid()}) == 2
+
+
+class Refusing(ToyTask):
+    def augment(self, batch: Batch, seeds: Sequence[int]) -> Batch:
+        raise InputError("task toy: expected images, got words")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_changes_stay_one_sentence(workers: int) -> None:
+    config = make_config(num_workers=workers)
+    order = TrainOrder(50, config, 0, 0, 1)
+    with pytest.raises(InputError) as caught:
+        next(training_batches(Refusing(), ToyTask().split("train"), order, config, CPU))
+    assert str(caught.value) == "task toy: expected images, got words"
 
 
 def test_loading_does_not_draw_from_the_training_noise() -> None:
     before = torch.get_rng_state()
     order = EvaluationOrder(8, 4, 0, 1)
-    list(load_batches(ToyTask(), ToyTask().split("train"), order, make_config(), CPU))
+    list(evaluation_batches(ToyTask(), ToyTask().split("train"), order, make_config(), CPU))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -26,6 +26,7 @@ from rifflemix.train import TrainConfig
         ({"warmup_steps": -1}, ["warmup_steps"]),
         ({"seed": -1}, ["seed"]),
         ({"num_workers": -1}, ["num_workers"]),
+        ({"num_workers": 5_000}, ["num_workers", "at most 1,024", "5,000"]),
         ({"schedule_steps": 0}, ["schedule_steps"]),
         ({"schedule_interval": 0}, ["schedule_interval"]),
         ({"lr": 0}, ["lr", "over 0"]),

@@ -18,11 +18,14 @@ from rifflemix.runs.grid import Point
 from rifflemix.runs.split import check_processes
 from rifflemix.tasks import Task, card_of, load_task
 from rifflemix.tasks.core.base import AnswersBlindly
+from rifflemix.train.config import free_settings
 from rifflemix.train.targets import check_targets
 
 RESULTS_FILE = "results.json"
 RUNS_ARE_KEPT = "remove it and make the same comparison again, its runs are kept"
 """What to do where that file is damaged."""
+FREE = ("train_options", *free_settings("train"))
+"""Settings that a comparison may change when it goes on; `train` says all of `train_options`."""
 _PACKAGES = ("accelerate", "jinja2", "matplotlib", "rich")
 _JUDGED = ("validation", "test")
 
@@ -98,7 +101,7 @@ def plan_comparison(
         "task_options": dict(task.options),
         "data": task.fingerprint(),
     }
-    check_same_settings(out, settings)
+    check_same_settings(out, settings, free=FREE)
     return ComparePlan(config, task, parameters, out, settings, blind_accuracy(task))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rifflemix.comparison.config import CompareConfig
 from rifflemix.comparison.models import build_model, training_memory
-from rifflemix.comparison.plan import RESULTS_FILE, RUNS_ARE_KEPT, ComparePlan
+from rifflemix.comparison.plan import FREE, RESULTS_FILE, RUNS_ARE_KEPT, ComparePlan
 from rifflemix.comparison.progress import Progress, stored_progress
 from rifflemix.comparison.results import assemble, failed_run, finished_run
 from rifflemix.comparison.stored import check_chosen, check_stored
@@ -250,7 +250,7 @@ def _engine(config: CompareConfig) -> Engine:
 
 def _open(plan: ComparePlan, stack: ExitStack) -> dict[str, Any] | None:
     """Hold the results folder; the results of earlier processes, None where there are none."""
-    stack.enter_context(claimed_folder(plan.out, plan.settings))
+    stack.enter_context(claimed_folder(plan.out, plan.settings, free=FREE))
     text = config_text(plan.config)
     if text is not None:
         write_bytes(plan.out / TOML_FILE, text.encode())

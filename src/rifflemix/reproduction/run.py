@@ -132,7 +132,11 @@ def _changed(recipe: Recipe, options: ReproduceOptions) -> tuple[Recipe, int]:
     recipe = recipe.scaled(options.scale)
     if options.max_steps is not None:
         recipe = recipe.shortened(options.max_steps)
-    changes: dict[str, Any] = {"seed": options.seed, "compile": options.compile}
+    changes: dict[str, Any] = {
+        "seed": options.seed,
+        "compile": options.compile,
+        "num_workers": options.num_workers,
+    }
     if options.batch_size is not None:
         changes["batch_size"] = options.batch_size
     if options.precision is not None:

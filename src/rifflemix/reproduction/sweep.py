@@ -37,13 +37,15 @@ from rifflemix.runs.results import protocol, stored_results, summarise
 from rifflemix.runs.status import OnStatus, ShouldStop, silent
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainConfig, TrainingDiverged, TrainResult
+from rifflemix.train.config import free_settings
 
 SWEEP_FORMAT = "rifflemix.sweep/1"
 
 _MOST_RUNS = 10_000
 _INSIDE = "mixer_options."
 # A run's length and seed have options of their own.
-_NOT_SWEPT = ("seed", "max_steps")
+_NOT_SWEPT = ("seed", "max_steps", "num_workers")
+_FREE = free_settings("train")
 # What an option of all runs says too, and then no point.
 _EITHER = ("batch_size", "precision")
 
@@ -136,7 +138,7 @@ def plan_sweep(
         for point in points
     ]
     settings = _settings(recipe, grid, seeds, runs[0][1])
-    check_same_settings(out, settings)
+    check_same_settings(out, settings, free=_FREE)
     return SweepPlan(recipe, grid, seeds, runs, out, settings)
 
 
@@ -209,7 +211,10 @@ def run_sweep(
     say = on_status or silent
     runs: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
-    with claimed_folder(plan.out, plan.settings), using_threads(plan.runs[0][1].threads):
+    with (
+        claimed_folder(plan.out, plan.settings, free=_FREE),
+        using_threads(plan.runs[0][1].threads),
+    ):
         stored = stored_results(plan.out / RESULTS_FILE)
         for point, of in plan.runs:
             label = point_label(point)

@@ -148,6 +148,9 @@ class ReproduceOptions:
     precision: Annotated[str | None, Option("float32 or bf16; the recipe's if unset.")] = None
     compile: Annotated[bool, Option("Use torch.compile.")] = False
     threads: Threads | None = None
+    num_workers: Annotated[
+        int, Option("Processes that load and change samples; 0 leaves both to the training.")
+    ] = 0
     context_parallel: ContextParallel = 1
     keep_weights: KeepWeights = False
 

@@ -13,6 +13,10 @@ from rifflemix.train.schedules import LEAST_WARMUP, SCHEDULES
 OPTIMIZERS = ("adamw", "adam", "sgd", "adafactor")
 PRECISIONS = ("no", "bf16")
 
+_MOST_WORKERS = 1_024  # beyond it a typing error is likelier than a wish
+# They change neither a number nor a line of the log.
+_WITHOUT_EFFECT = ("num_workers", "checkpoint_every", "checkpoint_seconds")
+
 # Settings that only some schedules read; elsewhere a value would be silently ignored.
 _SCHEDULE_FIELDS = {
     "warmup_init": ("constant", "linear", "cosine", "inverse_sqrt", "multistep"),
@@ -68,7 +72,7 @@ class TrainConfig:
         checkpoint_every, checkpoint_seconds: steps and seconds between checkpoints.
         log_every: steps between lines of log.jsonl; a line holds the mean loss since the last.
         seed: of the data order, dropout and other noise.
-        num_workers: data loading processes; 0 loads in the training process.
+        num_workers: processes that load and change samples; 0 leaves both to the training process.
 
     Raises:
         InputError: a value out of range, naming the field.
@@ -200,6 +204,9 @@ def _check_numbers(config: TrainConfig) -> None:
 def _check_pairs(config: TrainConfig) -> None:
     if not _are_betas(config.betas):
         raise bad_argument("betas", "two numbers in [0, 1)", repr(config.betas))
+    if config.num_workers > _MOST_WORKERS:
+        expected = f"at most {_MOST_WORKERS:,} processes"
+        raise bad_argument("num_workers", expected, f"{config.num_workers:,}")
     if config.cycle_beta1 is not None and not _are_betas(config.cycle_beta1):
         raise bad_argument("cycle_beta1", "two numbers in [0, 1)", repr(config.cycle_beta1))
     marks = config.milestones
@@ -274,3 +281,8 @@ def _are_betas(value: object) -> bool:
         and len(value) == 2
         and all(_is_number(beta) and 0.0 <= beta < 1.0 for beta in value)
     )
+
+
+def free_settings(prefix: str) -> list[str]:
+    """Settings that a run may change when it goes on, as `prefix`.NAME."""
+    return [f"{prefix}.{name}" for name in _WITHOUT_EFFECT]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.protocols import Batch, Split, TrainableTask
 from rifflemix.train.seeds import derive_seed, seed_sequence
+from rifflemix.train.targets import change_batch
 
 _ORDER, _WORKERS = 1, 2  # purposes of derived seeds
 
@@ -39,10 +41,11 @@ def batch_indices(length: int, config: TrainConfig, step: int) -> list[int]:
     ]
 
 
-class TrainOrder(Sampler[list[int]]):
+class TrainOrder(Sampler[list[tuple[int, int]]]):
     """One process's micro-batches from `first_step` to the end of the run.
 
-    A global batch is cut into accumulation x processes equal parts, in order.
+    A global batch is cut into accumulation x processes equal parts, in order. Of each sample it
+    gives its index in the split and its position in the whole run's order of samples.
     """
 
     def __init__(
@@ -57,9 +60,10 @@ class TrainOrder(Sampler[list[int]]):
     def __len__(self) -> int:
         return (self.config.max_steps - self.first_step) * self.config.accumulation
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for step in range(self.first_step, self.config.max_steps):
-            yield from self.micro_batches(step)
+            batches = zip(self.micro_batches(step), self.positions(step), strict=True)
+            yield from (list(zip(indices, at, strict=True)) for indices, at in batches)
 
     def micro_batches(self, step: int) -> list[list[int]]:
         """The micro-batches of one update, one per accumulation step."""
@@ -104,24 +108,72 @@ def micro_batch_size(config: TrainConfig, processes: int) -> int:
     return config.batch_size // (config.accumulation * processes)
 
 
-def load_batches(
+def training_batches(
+    task: TrainableTask, split: Split, order: TrainOrder, config: TrainConfig, device: torch.device
+) -> Iterator[Batch]:
+    """CPU batches of `split` in `order`, as a model in training sees them.
+
+    Raises:
+        InputError: as the split or the task raises it, also in a loading process.
+    """
+    collate = _Changed(task, config)
+    return _load(task, _Placed(split), order, collate, config, device)
+
+
+def evaluation_batches(
     task: TrainableTask,
     split: Split,
-    order: TrainOrder | EvaluationOrder,
+    order: EvaluationOrder,
     config: TrainConfig,
     device: torch.device,
 ) -> Iterator[Batch]:
     """CPU batches of `split` in `order`.
 
     Raises:
-        InputError: as the split raises it, also in a loading process.
+        InputError: as the split or the task raises it, also in a loading process.
     """
+    return _load(task, split, order, task.collate, config, device)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A split whose samples are asked for, and given, with their positions in the order."""
+
+    split: Split
+
+    def __getitems__(self, where: list[tuple[int, int]]) -> tuple[list[Any], list[int]]:
+        indices, positions = [index for index, _ in where], [place for _, place in where]
+        at_once = getattr(self.split, "__getitems__", None)
+        samples = at_once(indices) if at_once else [self.split[index] for index in indices]
+        return samples, positions
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """Makes batches of such samples; what is slow about it runs in the loading processes."""
+
+    task: TrainableTask
+    config: TrainConfig
+
+    def __call__(self, placed: tuple[list[Any], list[int]]) -> Batch:
+        samples, positions = placed
+        return change_batch(self.task, self.config, self.task.collate(samples), positions)
+
+
+def _load(
+    task: TrainableTask,
+    split: Any,
+    order: TrainOrder | EvaluationOrder,
+    collate: Callable[[Any], Batch],
+    config: TrainConfig,
+    device: torch.device,
+) -> Iterator[Batch]:
     # Its own generator: the loader must not draw from the training noise.
     generator = torch.Generator().manual_seed(derive_seed(config.seed, _WORKERS))
     loader: DataLoader[Any] = DataLoader(
-        cast(Any, split),
+        split,
         batch_sampler=order,
-        collate_fn=cast(Any, task.collate),
+        collate_fn=collate,
         num_workers=config.num_workers,
         worker_init_fn=_leave_interrupts_to_parent if config.num_workers else None,
         pin_memory=device.type == "cuda",

@@ -14,7 +14,7 @@ from rifflemix.train.config import TrainConfig
 from rifflemix.train.data import (
     EvaluationOrder,
     check_finite,
-    load_batches,
+    evaluation_batches,
     micro_batch_size,
     to_device,
 )
@@ -78,7 +78,7 @@ def _sum_metrics(
     size = micro_batch_size(config, engine.replicas)
     order = EvaluationOrder(len(split), size, engine.replica, engine.replicas)
     sums: dict[str, tuple[float, float]] = {}
-    batches = load_batches(task, split, order, config, engine.device)
+    batches = evaluation_batches(task, split, order, config, engine.device)
     stop = _Stop(should_stop)
     measure = _measurement(engine, model, task, split_name, stop)
     for indices, counts, cpu_batch in zip(order.batches, order.counts, batches, strict=True):

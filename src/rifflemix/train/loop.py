@@ -29,8 +29,8 @@ from rifflemix.train.data import (
     check_finite,
     check_split,
     count_tokens,
-    load_batches,
     to_device,
+    training_batches,
 )
 from rifflemix.train.engine import Engine
 from rifflemix.train.evaluate import evaluate, run_model
@@ -41,7 +41,7 @@ from rifflemix.train.run_folder import RunFolder, describe_run
 from rifflemix.train.schedules import learning_rate, momentum
 from rifflemix.train.seeds import derive_seed
 from rifflemix.train.state import RunState
-from rifflemix.train.targets import change_batch, check_targets, training_loss
+from rifflemix.train.targets import check_targets, training_loss
 
 OnEvent = Callable[[TrainEvent], None]
 ShouldStop = Callable[[], bool]
@@ -211,7 +211,7 @@ class _Run:
         self.order = TrainOrder(
             len(split), config, self.first_step, engine.replica, engine.replicas
         )
-        self.batches = load_batches(task, split, self.order, config, engine.device)
+        self.batches = training_batches(task, split, self.order, config, engine.device)
 
     # The course of a run.
 
@@ -312,8 +312,7 @@ class _Run:
     def _parts(self) -> Iterator[tuple[Batch, float]]:
         """The micro-batches of an update, each with what its mean loss counts for."""
         step, count = self.progress.step, self.config.accumulation
-        where = zip(self.order.micro_batches(step), self.order.positions(step), strict=True)
-        batches = (self._next_batch(indices, at) for indices, at in where)
+        batches = map(self._next_batch, self.order.micro_batches(step))
         if isinstance(self.task, CountsLabels) and count * self.engine.processes > 1:
             loaded = list(batches)
             labels = [float(self.task.count_labels(batch)) for batch in loaded]
@@ -322,9 +321,9 @@ class _Run:
         else:
             yield from ((batch, 1.0) for batch in batches)
 
-    def _next_batch(self, indices: list[int], positions: range) -> Batch:
+    def _next_batch(self, indices: list[int]) -> Batch:
         with self.progress.clock("data"):
-            batch = change_batch(self.task, self.config, next(self.batches), positions)
+            batch = next(self.batches)
             check_finite(batch, indices, "train")
             self.unread_tokens += count_tokens(batch)
             return batch

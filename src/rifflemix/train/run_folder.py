@@ -23,11 +23,8 @@ from rifflemix.files import (
     read_json_lines,
     user_path,
 )
-from rifflemix.train.config import TrainConfig
+from rifflemix.train.config import TrainConfig, free_settings
 from rifflemix.train.protocols import TrainableTask
-
-# Settings that change neither a number nor a line of the log: a resumed run may change them.
-_FREE_SETTINGS = ("config.num_workers", "config.checkpoint_every", "config.checkpoint_seconds")
 
 
 class RunFolder:
@@ -61,7 +58,8 @@ class RunFolder:
         Raises:
             InputError: the folder cannot be written, is in use, or holds something else.
         """
-        return claimed_folder(self.path, identity, name="out_dir", free=_FREE_SETTINGS)
+        free = free_settings("config")
+        return claimed_folder(self.path, identity, name="out_dir", free=free)
 
     def cut_log(self, size: int, sha256: str = "") -> None:
         """Drop what was logged after the moment when the log had `size` bytes and this checksum.

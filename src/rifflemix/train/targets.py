@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from rifflemix.errors import bad_argument
@@ -44,7 +46,9 @@ def _smooths(task: TrainableTask) -> bool:
     return isinstance(task, SmoothsLabels) and "uniform_loss" in vars(definition)
 
 
-def change_batch(task: TrainableTask, config: TrainConfig, batch: Batch, at: range) -> Batch:
+def change_batch(
+    task: TrainableTask, config: TrainConfig, batch: Batch, at: Sequence[int]
+) -> Batch:
     """A training batch as the model sees it.
 
     Args:
