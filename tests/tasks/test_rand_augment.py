@@ -1,4 +1,4 @@
-"""RandAugment: its operations as torchvision's and timm's, and as a change of training images."""
+"""RandAugment: its operations and their amounts are torchvision's and timm's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from document_scripts import load_script
 from rifflemix.tasks.images import rand_augment as ra
-from rifflemix.tasks.images.pixels import WholeImages
 
 MEAN = (124, 116, 104)
 # In the order of `rifflemix.tasks.images.rand_augment.INCREASING`.
@@ -71,7 +70,7 @@ def test_strength_14_of_the_papers_scale(sign: float) -> None:
     amounts = {name: amount(share, sign) for name, amount in ra.RAND_AUGMENT.items()}
     # Cubuk et al. 2020 take the ranges of AutoAugment: 30 degrees, 4 bits, 0.3, 150 of 331 pixels.
     expected = {
-        "rotate": sign * 14.0, "posterize": 6, "solarize": 137, "shear_x": sign * 0.14,
+        "rotate": sign * 14.0, "posterize": 6, "solarize": 136, "shear_x": sign * 0.14,
         "shear_y": sign * 0.14, "translate_x": sign * 70 / 331, "translate_y": sign * 70 / 331,
         "identity": 0, "auto_contrast": 0, "equalize": 0,
         **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), 1 + sign * 0.42),
@@ -82,7 +81,7 @@ def test_strength_14_of_the_papers_scale(sign: float) -> None:
 def test_images_move_by_whole_pixels() -> None:
     """In the paper's scale; what comes in is black."""
     levels = levels_of(height=20, width=40).clamp(min=1)
-    for part, pixels in ((0.1, 4), (-0.1, -4), (0.11, 4), (0.14, 6)):
+    for part, pixels in ((0.1, 4), (-0.1, -4), (0.11, 4), (0.14, 5), (-0.14, -5)):
         moved = ra.to_levels(ra.OPERATIONS["translate_x"](ra.to_picture(levels), part, STILL))
         expected = torch.roll(levels, -pixels, 2)
         expected[:, :, slice(-pixels, None) if pixels > 0 else slice(-pixels)] = 0
@@ -90,11 +89,11 @@ def test_images_move_by_whole_pixels() -> None:
 
 
 def test_changes_are_drawn_with_their_signs() -> None:
-    levels = levels_of()
-    found = [ra.rand_augment(levels, np.random.default_rng(seed)) for seed in range(300)]
-    assert all(image.shape == levels.shape for image in found)
+    image = ra.to_picture(levels_of())
+    found = [ra.rand_augment(image, np.random.default_rng(seed)) for seed in range(300)]
+    assert all(changed.size == image.size for changed in found)
     once = {
-        ra.rand_augment(levels, np.random.default_rng(seed), changes=1).numpy().tobytes()
+        ra.rand_augment(image, np.random.default_rng(seed), changes=1).tobytes()
         for seed in range(600)
     }
     # Five operations know no sign; the others differ with it.
@@ -104,7 +103,7 @@ def test_changes_are_drawn_with_their_signs() -> None:
 def test_no_strength_changes_nothing() -> None:
     image = ra.to_picture(levels_of())
     for name, amount in ra.RAND_AUGMENT.items():
-        if name not in ("auto_contrast", "equalize"):
+        if name not in ("auto_contrast", "equalize", "solarize"):  # which takes 255 to 0
             assert ra.OPERATIONS[name](image, amount(0.0, 1.0), STILL) == image, name
 
 
@@ -119,21 +118,3 @@ def test_every_operation_takes_gray_and_color(channels: int) -> None:
                 found = ra.OPERATIONS[name](image, amount(0.9, -1.0), moving)
                 assert (found.mode, found.size) == (image.mode, image.size), name
     assert ImageOps.equalize(ra.to_picture(flat)) == ra.to_picture(flat)
-
-
-def test_training_images_keep_their_scale() -> None:
-    """Normalised, changed as levels, and normalised again: black stays black."""
-    mean, std = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.25, 0.3])
-    task = WholeImages(
-        name="x", options={}, input_kind="images", vocab_size=None, num_features=None,
-        num_classes=2, max_length=4, padding=False, split_note="", data_source="", splits={},
-        image_shape=(3, 21, 32), augmentation="rand_augment",
-        black=tuple((-mean / std).tolist()), white=tuple(((1 - mean) / std).tolist()),
-    )  # fmt: skip
-    levels = torch.stack([levels_of(height=21, width=32) for _ in range(40)])
-    images = (levels / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
-    changed = task.augment({"inputs": images}, list(range(40)))["inputs"]
-    assert torch.equal(changed, task.augment({"inputs": images}, list(range(40)))["inputs"])
-    back = (changed * std.view(3, 1, 1) + mean.view(3, 1, 1)) * 255
-    torch.testing.assert_close(back, back.round().clamp(0, 255), atol=1e-3, rtol=0)
-    assert not torch.equal(changed, images)

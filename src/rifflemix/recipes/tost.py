@@ -82,8 +82,10 @@ _EPOCH = 50_000 // 256
 _FINE_TUNING_NOTES = (
     "the paper starts from its ImageNet weights: load_official, save_pretrained, --start-from; "
     "the head is new",
-    "200 epochs, RandAugment (2 changes of strength 14) and decay 0.01 are the code's",
-    "a tenth of the training images choose the model",
+    "200 epochs, crops, RandAugment (2 changes of strength 14) and decay 0.01 are the code's",
+    "the code keeps the weights that are best on the test split; here a tenth of the training "
+    "images choose",
+    "the code crops and changes training images at 224 pixels; here that comes before the resizing",
 )
 
 

@@ -169,9 +169,8 @@ class WholeImages(Task):
             position of the image with 4 black pixels around it, and a mirror image half of the
             time; or "resized_crop_flip", a rectangle of 8 to 100 % of the area at a random
             position, with sides in a ratio of 3/4 to 4/3, resized to the whole, and mirrored
-            likewise; or "rand_augment", two changes of strength 14, see
-            `rifflemix.tasks.images.rand_augment`, and then "crop_flip"; or "deit", see
-            `rifflemix.tasks.images.deit_augment`.
+            likewise; or "rand_augment", the latter and two changes of RandAugment; or "deit",
+            DeiT's; see `rifflemix.tasks.images.augmentations` for both.
         black, white: value of a black and of a white pixel by channel.
     """
 
@@ -198,13 +197,12 @@ class WholeImages(Task):
             return {**batch, "inputs": _each(resized_crop_flip, images, draws)}
         if self.augmentation == "crop_flip":
             return {**batch, "inputs": crop_flip(images, self.black, draws)}
-        augment = _with_pillow(self.augmentation)
+        by_pillow = _with_pillow(self.augmentation)
         if self.augmentation == "rand_augment":
-            changed = self._as_levels(augment.rand_augment, images, draws)
-            return {**batch, "inputs": crop_flip(changed, self.black, draws)}
+            return {**batch, "inputs": self._as_levels(by_pillow.for_fine_tuning, images, draws)}
         mean = [round(-b / (w - b) * 255) for b, w in zip(self.black, self.white, strict=True)]
-        changed = self._as_levels(partial(augment.crop_and_change, mean=mean), images, draws)
-        return {**batch, "inputs": _each(augment.erase, changed, draws)}
+        changed = self._as_levels(partial(by_pillow.for_deit, mean=mean), images, draws)
+        return {**batch, "inputs": _each(by_pillow.erase, changed, draws)}
 
     def _as_levels(self, change: Change, images: Tensor, draws: Draws) -> Tensor:
         """Images changed as whole levels from 0 to 255."""
@@ -279,18 +277,18 @@ def pixel_task(
 
 
 def _with_pillow(augmentation: str) -> ModuleType:
-    """The module of an augmentation that changes images with Pillow.
+    """The module of those that change images with Pillow.
 
     Raises:
         InputError: Pillow is not there.
     """
     try:
-        from rifflemix.tasks.images import deit_augment, rand_augment
+        from rifflemix.tasks.images import augmentations
     except ImportError:
         raise InputError(
             f"augment {augmentation!r} changes images with Pillow: pip install 'rifflemix[images]'"
         ) from None
-    return deit_augment if augmentation == "deit" else rand_augment
+    return augmentations
 
 
 def check_layout(options: Mapping[str, Any]) -> None:

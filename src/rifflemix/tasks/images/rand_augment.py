@@ -1,12 +1,14 @@
 """RandAugment: some operations on an image, drawn from a list, all of one strength.
 
-`rand_augment` is the paper's, with fourteen operations; `rand_augment_increasing` is DeiT's, with
-fifteen, all of which change an image more with more strength. Both draw from the same operations,
-which are Pillow's; they differ in how far a strength goes and in how a moved image is sampled.
+`rand_augment` is the paper's with fourteen operations, as torchvision has it;
+`rand_augment_increasing` is DeiT's with fifteen, all of which change an image more with more
+strength, as timm has it. Both draw from the same operations, which are Pillow's; they differ in
+how far a strength goes and in how a moved image is sampled.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,29 +21,27 @@ Picture = Image.Image
 
 
 def rand_augment(
-    levels: Tensor, generator: np.random.Generator, *, changes: int = 2, strength: float = 14
-) -> Tensor:
+    image: Picture, generator: np.random.Generator, *, changes: int = 2, strength: float = 14
+) -> Picture:
     """Apply `changes` operations to an image, each drawn anew.
 
     Args:
-        levels: (channels, height, width) whole numbers from 0 to 255, floating-point; 1 or 3
-            channels.
+        image: gray or color.
         generator: draws the operations and their signs.
         changes: how many.
         strength: of all, from 0 to 30.
 
     Returns:
-        Levels of the same shape; what comes in from outside is black.
+        An image of the same size; what comes in from outside is black.
 
     Source: Cubuk et al. 2020, "RandAugment", section 3 and its list of transformations.
     """
     moving = Moving(Image.Resampling.NEAREST, None)
-    image = to_picture(levels)
     for _ in range(changes):
         name = _drawn(RAND_AUGMENT, generator)
         sign = 1.0 if generator.integers(2) else -1.0
         image = OPERATIONS[name](image, RAND_AUGMENT[name](strength / 30, sign), moving)
-    return to_levels(image)
+    return image
 
 
 def rand_augment_increasing(
@@ -93,6 +93,13 @@ def _drawn(scale: Mapping[str, Amount], generator: np.random.Generator) -> str:
     return list(scale)[int(generator.integers(len(scale)))]
 
 
+def _shifted(image: Picture, across: float, down: float, moving: Moving) -> Picture:
+    """Moved by pixels; by whole ones where none are found between them."""
+    if moving.resampling is Image.Resampling.NEAREST:
+        across, down = int(across), int(down)
+    return _moved(image, (1.0, 0.0, across, 0.0, 1.0, down), moving)
+
+
 def _posterized(image: Picture, bits: float) -> Picture:
     """The highest bits kept; of none, which Pillow refuses, all is black."""
     return ImageOps.posterize(image, int(bits)) if bits else image.point(lambda level: 0)
@@ -132,8 +139,8 @@ OPERATIONS: dict[str, Operation] = {
     "shear_x": lambda image, slope, m: _moved(image, (1.0, slope, 0.0, 0.0, 1.0, 0.0), m),
     "shear_y": lambda image, slope, m: _moved(image, (1.0, 0.0, 0.0, slope, 1.0, 0.0), m),
     # Shares of the width and of the height.
-    "translate_x": lambda im, part, m: _moved(im, (1.0, 0.0, part * im.width, 0.0, 1.0, 0.0), m),
-    "translate_y": lambda im, part, m: _moved(im, (1.0, 0.0, 0.0, 0.0, 1.0, part * im.height), m),
+    "translate_x": lambda image, part, m: _shifted(image, part * image.width, 0.0, m),
+    "translate_y": lambda image, part, m: _shifted(image, 0.0, part * image.height, m),
 }
 """By name: what changes an image by an amount."""
 
@@ -165,7 +172,7 @@ RAND_AUGMENT: dict[str, Amount] = {
     "auto_contrast": _nothing,
     "equalize": _nothing,
     "rotate": _angle,
-    "solarize": lambda share, sign: 256.0 - int(256 * share),
+    "solarize": lambda share, sign: math.ceil(255 - 255 * share - 1e-6),  # rounded numbers
     "color": _factor,
     "posterize": lambda share, sign: 8 - round(4 * share),
     "contrast": _factor,

@@ -1,4 +1,4 @@
-"""How training images are changed for DeiT and XCiT: crop, mirror, RandAugment, erasing."""
+"""How training images are changed at random with Pillow: crops, mirror images, RandAugment."""
 
 from __future__ import annotations
 
@@ -11,13 +11,37 @@ from PIL import Image
 from torch import Tensor
 
 from rifflemix.tasks.images.crops import random_rectangle
-from rifflemix.tasks.images.rand_augment import rand_augment_increasing, to_levels, to_picture
+from rifflemix.tasks.images.rand_augment import (
+    Picture,
+    rand_augment,
+    rand_augment_increasing,
+    to_levels,
+    to_picture,
+)
 
 _ATTEMPTS = 10
 
 
-def crop_and_change(levels: Tensor, generator: np.random.Generator, mean: Sequence[int]) -> Tensor:
-    """A random rectangle of an image, resized (bicubic), mirrored half of the time, and changed.
+def for_fine_tuning(levels: Tensor, generator: np.random.Generator) -> Tensor:
+    """A random rectangle of an image, resized (bilinear), mirrored or not, and RandAugment of it.
+
+    Args:
+        levels: (channels, height, width) whole numbers from 0 to 255, floating-point; 1 or 3
+            channels.
+        generator: draws everything.
+
+    Returns:
+        Levels of the same shape.
+
+    Source: the released fine-tuning of Yu et al. 2024, "White-Box Transformers via Sparse Rate
+    Reduction", with two changes of strength 14.
+    """
+    image = _cropped(levels, generator, Image.Resampling.BILINEAR)
+    return to_levels(rand_augment(image, generator))
+
+
+def for_deit(levels: Tensor, generator: np.random.Generator, mean: Sequence[int]) -> Tensor:
+    """As `for_fine_tuning`, but bicubic, with DeiT's RandAugment; `erase` belongs to it.
 
     Args:
         levels: (channels, height, width) whole numbers from 0 to 255, floating-point; 1 or 3
@@ -30,13 +54,20 @@ def crop_and_change(levels: Tensor, generator: np.random.Generator, mean: Sequen
 
     Source: Touvron et al. 2021, "Training data-efficient image transformers", table 9.
     """
+    image = _cropped(levels, generator, Image.Resampling.BICUBIC)
+    return to_levels(rand_augment_increasing(image, generator, mean))
+
+
+def _cropped(
+    levels: Tensor, generator: np.random.Generator, resampling: Image.Resampling
+) -> Picture:
     height, width = levels.shape[1:]
     top, left, high, wide = random_rectangle(height, width, generator)
     image = to_picture(levels[:, top : top + high, left : left + wide])
-    image = image.resize((width, height), Image.Resampling.BICUBIC)
+    image = image.resize((width, height), resampling)
     if generator.integers(2):
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return to_levels(rand_augment_increasing(image, generator, mean))
+    return image
 
 
 def erase(image: Tensor, generator: np.random.Generator) -> Tensor:
