@@ -16,7 +16,20 @@ from document_scripts import PAGES
 FENCE = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 ANY_FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 DOTTED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`]*\))?`")
-FILE_SUFFIXES = {"csv", "gz", "html", "json", "md", "png", "py", "safetensors", "so", "toml", "xz"}
+FILE_SUFFIXES = {
+    "csv",
+    "gz",
+    "html",
+    "json",
+    "mat",
+    "md",
+    "png",
+    "py",
+    "safetensors",
+    "so",
+    "toml",
+    "xz",
+}
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")
 
 

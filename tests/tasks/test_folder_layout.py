@@ -157,7 +157,7 @@ def test_three_parts_under_other_names(
     write_parts(data, write, "Training", validation, test)
     task = load(data)
     assert [len(task.split(split)) for split in SPLITS] == [20, 2, 4]
-    assert task.split_note == "validation and test are the folders of the data set"
+    assert task.split_note == "validation and test are parts of the data set"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_all_three_parts(data: Path, write: Write) -> None:
     task = load(data)
     assert (task.num_classes, task.input_kind) == (2, "images")
     assert {split: pixels_of(task, split) for split in SPLITS} == expected
-    assert "folders of the data set" in task.split_note
+    assert "parts of the data set" in task.split_note
     image, label = task.split("train")[0]
     assert image.shape == (3, 8, 8)
     scale = image_folder._SCALES["rgb"]

@@ -27,6 +27,8 @@ _IMAGES = {
     "tiny_imagenet": (200, 3, 64),
     "dogs_vs_cats": (2, 3, 224),
     "imagenet": (1000, 3, 224),
+    "flowers102": (102, 3, 224),
+    "oxford_pets": (37, 3, 224),
     "pathfinder32": (2, 1, 32),
     "pathfinder64": (2, 1, 64),
     "pathfinder128": (2, 1, 128),

@@ -28,7 +28,7 @@ EXTRAS = {
     "cli": ("typer", "rich"),
     "compare": ("accelerate", "matplotlib", "jinja2"),
     "data": ("datasets", "tokenizers"),
-    "images": ("pillow",),
+    "images": ("pillow", "scipy"),
     "graph": ("rdkit", "scipy"),
     "vision": ("timm",),
     "hf": ("transformers",),

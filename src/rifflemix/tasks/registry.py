@@ -31,7 +31,14 @@ from rifflemix.tasks.images.cifar100 import Cifar100
 from rifflemix.tasks.images.digits import Digits
 from rifflemix.tasks.images.image import Image
 from rifflemix.tasks.images.image_bytes import ImageBytes
-from rifflemix.tasks.images.image_folder import DOGS_VS_CATS, IMAGE_FOLDER, IMAGENET, TINY_IMAGENET
+from rifflemix.tasks.images.image_folder import (
+    DOGS_VS_CATS,
+    FLOWERS,
+    IMAGE_FOLDER,
+    IMAGENET,
+    PETS,
+    TINY_IMAGENET,
+)
 from rifflemix.tasks.images.mnist import Mnist
 from rifflemix.tasks.listops.listops import ListOps
 from rifflemix.tasks.own.builders import OWN_FILES
@@ -66,6 +73,8 @@ _TASKS: dict[str, TaskBuilder] = {
         IMAGENET,
         TINY_IMAGENET,
         DOGS_VS_CATS,
+        FLOWERS,
+        PETS,
         IMAGE_FOLDER,
         PennTreebank(),
         Shakespeare(),

@@ -1,4 +1,4 @@
-"""Folders of labelled images: any classification folder, ImageNet, Tiny-ImageNet, Dogs vs. Cats."""
+"""Folders of labelled images: any classification folder, and data sets of published layouts."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ from rifflemix.tasks.images.imagenet_layouts import (
     imagenet_listing,
     tiny_is_there,
     tiny_listing,
+)
+from rifflemix.tasks.images.oxford_layouts import (
+    FLOWER_LABELS,
+    FLOWER_SPLITS,
+    PET_LISTS,
+    flowers_are_there,
+    flowers_listing,
+    pets_are_there,
+    pets_listing,
 )
 from rifflemix.tasks.images.pixels import ImageStack, PixelScale, check_layout, pixel_task
 
@@ -294,5 +303,38 @@ DOGS_VS_CATS = ImageFolder(
     dogs_are_there,
     ("train/cat.0.jpg", "train/dog.0.jpg", "..."),
     "train.zip from https://www.kaggle.com/c/dogs-vs-cats/data, unpacked",
+    patch_size=16,
+)
+
+FLOWERS = ImageFolder(
+    _card(
+        "flowers102",
+        "Oxford Flowers-102",
+        "8,189 photographs of 102 flowers, in the published splits: 1,020 for training, 1,020 for "
+        "validation and 6,149 for test.",
+        "Nilsback and Zisserman (2008)",
+        "see https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
+    ),
+    flowers_listing,
+    flowers_are_there,
+    ("jpg/image_00001.jpg", "...", FLOWER_LABELS, FLOWER_SPLITS, "or all this in flowers-102/"),
+    f"102flowers.tgz, {FLOWER_LABELS} and {FLOWER_SPLITS} from "
+    "https://www.robots.ox.ac.uk/~vgg/data/flowers/102, unpacked",
+    patch_size=16,
+)
+
+PETS = ImageFolder(
+    _card(
+        "oxford_pets",
+        "Oxford-IIIT Pet",
+        "7,349 photographs of 37 breeds of cats and dogs; test is the published list of 3,669.",
+        "Parkhi et al. (2012)",
+        "CC BY-SA 4.0",
+    ),
+    pets_listing,
+    pets_are_there,
+    ("images/Abyssinian_1.jpg", "...", *PET_LISTS.values(), "or all this in oxford-iiit-pet/"),
+    "images.tar.gz and annotations.tar.gz from https://www.robots.ox.ac.uk/~vgg/data/pets, "
+    "unpacked",
     patch_size=16,
 )

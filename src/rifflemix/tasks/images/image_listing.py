@@ -71,7 +71,7 @@ class Listing:
         parts = {part: sorted(entries, key=_position) for part, entries in self.parts.items()}
         held_out = [part for part in ("validation", "test") if part in parts]
         if len(held_out) == 2:
-            return parts, "validation and test are the folders of the data set"
+            return parts, "validation and test are parts of the data set"
         tenth = {label: count // 10 for label, count in _counts(parts["train"]).items()}
         if not held_out:
             test, rest = _carved(parts["train"], tenth)
