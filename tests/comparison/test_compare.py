@@ -16,6 +16,7 @@ from rifflemix.comparison import (
     plan_comparison,
     run_comparison,
     train_config,
+    train_mixer,
     training_memory,
 )
 from rifflemix.errors import InputError
@@ -185,6 +186,14 @@ def test_statuses_tell_the_course_of_a_run(tmp_path: Path) -> None:
     assert last.steps_per_second is not None
 
 
+def test_a_run_that_had_ended_is_told_at_its_last_step(tmp_path: Path) -> None:
+    config, task = settings(mixers=("tssa",)), load_task("digits", patch_size=4)
+    train_mixer(config, task, "tssa", 0, tmp_path)
+    statuses: list[RunStatus] = []
+    train_mixer(config, task, "tssa", 0, tmp_path, on_status=statuses.append)
+    assert [(status.state, status.step) for status in statuses] == [("done", 6)]
+
+
 def test_diverged_run_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     train = replace(settings().train, lr=1e30, warmup_steps=0, clip_norm=None)
     results = start(tmp_path / "out", train=train)
@@ -230,6 +239,17 @@ def test_memory_counts_weights_and_grows_with_the_batch() -> None:
     of_small = training_memory(small, task, "tssa")
     assert of_small >= 4 * 4 * parameters  # weights, gradients and Adam's two moments
     assert training_memory(large, task, "tssa") > of_small
+
+
+def test_memory_is_that_of_the_parts_of_a_batch() -> None:
+    """Of an accumulated batch one part is there at a time; the gradient stays between them."""
+    task, base = load_task("digits", patch_size=4), settings()
+
+    def memory(**changes: int) -> int:
+        return training_memory(replace(base, train=replace(base.train, **changes)), task, "tssa")
+
+    in_parts = memory(batch_size=256, accumulation=8)
+    assert memory(batch_size=32) < in_parts < memory(batch_size=256) / 2
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import rifflemix.cli
 from rifflemix.cli.options import parse_grid
 from rifflemix.reproduction.sweep import plan_sweep, run_sweep, sweep_defaults
 from rifflemix.runs.options import ReproduceOptions
+from rifflemix.runs.status import RunStatus, ShouldStop
 from small_recipes import QUICK, small
 
 HERE = ReproduceOptions(device="cpu", threads=1)
@@ -103,6 +104,23 @@ def test_a_value_that_diverges_is_told(tmp_path: Path) -> None:
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| 1e+30 | 0, 1 diverged | - | - | - |" in table
     assert "lr=1e+30, seed 0: training diverged" in table
+
+
+@pytest.mark.slow
+def test_what_diverged_before_a_stop_is_not_trained_again(tmp_path: Path) -> None:
+    def started(told: list[RunStatus], stop: ShouldStop) -> dict[str, Any]:
+        plan = plan_sweep(small(train=quick), {"lr": [1e30, 1e-3]}, [0], tmp_path / "out", HERE)
+        return run_sweep(plan, on_status=told.append, should_stop=stop)
+
+    quick = replace(QUICK, warmup_steps=0, max_steps=4)
+    told: list[RunStatus] = []
+    stopped = started(told, lambda: bool(told) and told[-1].trial == "lr=0.001")
+    assert [stopped["status"], stopped["runs_done"]] == ["partial", 1]
+    again: list[RunStatus] = []
+    results = started(again, lambda: False)
+    assert results["status"] == "complete"
+    assert results["failed_runs"] == stopped["failed_runs"]
+    assert {status.trial for status in again} == {"lr=0.001"}
 
 
 @pytest.mark.parametrize(

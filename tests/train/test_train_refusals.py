@@ -127,6 +127,12 @@ def test_divergence_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     assert run(tmp_path, log_every=100).finished
 
 
+def test_divergence_before_the_first_checkpoint_names_none(tmp_path: Path) -> None:
+    message = refused(tmp_path, TrainingDiverged, task=Exploding(1), log_every=100)
+    assert "loss is inf at step 1" in message
+    assert "checkpoint" not in message
+
+
 def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     """The update at a checkpoint breaks the weights before any loss shows it."""
     model = make_model()

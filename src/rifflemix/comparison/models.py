@@ -23,9 +23,12 @@ from rifflemix.runs.fit import (
 from rifflemix.runs.measure import peak_memory
 from rifflemix.runs.split import check_split, split_model
 from rifflemix.tasks import Task, card_of
+from rifflemix.train.data import micro_batch_size
 from rifflemix.train.engine import Engine
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.optim import build_optimizer
+from rifflemix.train.protocols import Batch
+from rifflemix.train.targets import change_batch, training_loss
 
 
 def build_model(config: CompareConfig, task: Task, mixer: str, seed: int) -> Model:
@@ -73,18 +76,17 @@ def check_model(config: CompareConfig, task: Task, mixer: str) -> int:
 def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
     """Peak bytes of two training steps from nothing, on the first samples of the training split.
 
-    Weights, gradients, optimiser state and activations are all counted; the batch is not. Processes
-    that share sequences call it together, and each measures itself.
+    Weights, gradients, optimiser state and activations are all counted; the batch is not. A step
+    has as many backward passes as in training. Processes that share sequences call it together, and
+    each measures itself.
     """
     device = torch.device(config.device)
     engine = None
     if config.context_parallel > 1:
         engine = Engine(config.train, config.device, config.context_parallel)
-    train = task.split("train")
-    count = min(config.train.batch_size, len(train))
-    batch = {k: v.to(device) for k, v in task.collate([train[i] for i in range(count)]).items()}
+    parts = _first_parts(config, task, device)
     built = build_model(config, task, mixer, config.seeds[0])
-    bf16 = config.train.precision == "bf16"
+    bf16, smoothing = config.train.precision == "bf16", config.train.label_smoothing
 
     def two_steps() -> None:
         model = copy.deepcopy(built).to(device).train()
@@ -92,13 +94,27 @@ def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
             split_model(model, engine)
         optimizer = build_optimizer(model, config.train)
         for _ in range(2):  # the second one runs beside the optimiser's state
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-                outputs = run_model(model, batch)
-            task.loss(outputs, batch).backward()
+            for batch in parts:
+                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+                    outputs = run_model(model, batch)
+                training_loss(task, outputs, batch, smoothing).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     return peak_memory(two_steps, device)
+
+
+def _first_parts(config: CompareConfig, task: Task, device: torch.device) -> list[Batch]:
+    """The first update's batch as training sees it: a part for each backward pass."""
+    train = task.split("train")
+    count = min(config.train.batch_size, len(train))
+    size = micro_batch_size(config.train, 1)
+    parts = []
+    for start in range(0, count, size):
+        at = range(start, min(start + size, count))
+        batch = change_batch(task, config.train, task.collate([train[i] for i in at]), at)
+        parts.append({name: tensor.to(device) for name, tensor in batch.items()})
+    return parts
 
 
 def _create(

@@ -153,7 +153,7 @@ def train_mixer(
         except TrainingDiverged:
             feed.show(state="diverged")
             raise
-    feed.show(state="done" if result.finished else "stopped")
+    feed.end(result)
     return result
 
 

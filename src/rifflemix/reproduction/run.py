@@ -228,7 +228,7 @@ def train_plan(
         keep_weights=plan.keep_weights,
         context_parallel=plan.context_parallel,
     )
-    feed.show(state="done" if result.finished else "stopped")
+    feed.end(result)
     return result
 
 

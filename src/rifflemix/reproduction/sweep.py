@@ -216,6 +216,7 @@ def run_sweep(
         using_threads(plan.runs[0][1].threads),
     ):
         stored = stored_results(plan.out / RESULTS_FILE)
+        broken = {run["folder"]: run for run in stored.get("failed_runs", ())}
         for point, of in plan.runs:
             label = point_label(point)
             started = time.perf_counter()
@@ -224,6 +225,9 @@ def run_sweep(
                 "seed": of.seed,
                 "folder": of.out.relative_to(plan.out).as_posix(),
             }
+            if entry["folder"] in broken:  # it would diverge again
+                failed.append(broken[entry["folder"]])
+                continue
             try:
                 result = train_plan(
                     of,
@@ -247,11 +251,12 @@ def run_sweep(
 def _has_all(
     stored: Mapping[str, Any], runs: Sequence[dict[str, Any]], failed: Sequence[dict[str, Any]]
 ) -> bool:
-    """Whether results of an earlier process hold these runs; one that failed may take longer."""
-    if not stored or not all(run in stored["runs"] for run in runs):
-        return False
-    known = [run["folder"] for run in stored["failed_runs"]]
-    return all(run["folder"] in known for run in failed)
+    """Whether results of an earlier process hold these runs."""
+    return bool(
+        stored
+        and all(run in stored["runs"] for run in runs)
+        and all(run in stored["failed_runs"] for run in failed)
+    )
 
 
 def _entry(result: TrainResult) -> dict[str, Any]:

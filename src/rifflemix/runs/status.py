@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rifflemix.train import TrainEvent
+from rifflemix.train import TrainEvent, TrainResult
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,10 @@ class StatusFeed:
         """Change the status and tell it."""
         self._status = replace(self._status, **changes)
         self._say(self._status)
+
+    def end(self, result: TrainResult) -> None:
+        """Tell where a run has ended, also one that an earlier process had finished."""
+        self.show(state="done" if result.finished else "stopped", step=result.step)
 
     def on_event(self, event: TrainEvent) -> None:
         """The callback of the training loop."""

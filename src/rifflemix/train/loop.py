@@ -364,8 +364,7 @@ class _Run:
         """
         if not self.unread:
             return
-        progress = self.progress
-        count = len(self.unread)
+        progress, count = self.progress, len(self.unread)
         with self._working(is_timed=is_timed):
             own = [float(loss) for loss in torch.stack(self.unread).tolist()]
             *totals, tokens = self.engine.total([*own, float(self.unread_tokens)])
@@ -374,10 +373,11 @@ class _Run:
         self.unread, self.unread_tokens = [], 0
         for step, loss in enumerate(losses, start=progress.step - count + 1):
             if not math.isfinite(loss):
+                path, at = self.folder.path, self.saved[0]
+                kept = f"; the last checkpoint in {path} is of step {at}" if at else ""
                 raise TrainingDiverged(
                     f"training diverged: the loss is {loss} at step {step}; lower lr "
-                    f"({self.config.lr}), lengthen warmup_steps or set clip_norm; the last "
-                    f"checkpoint in {self.folder.path} is of step {self.saved[0]}"
+                    f"({self.config.lr}), lengthen warmup_steps or set clip_norm{kept}"
                 )
         progress.losses += losses
         progress.tokens += int(tokens)
