@@ -14,6 +14,7 @@ import rifflemix as rm
 import rifflemix.cli
 from rifflemix.cli.options import parse_grid
 from rifflemix.reproduction.sweep import plan_sweep, run_sweep, sweep_defaults
+from rifflemix.reproduction.sweep_table import sweep_notes
 from rifflemix.runs.options import ReproduceOptions
 from rifflemix.runs.status import RunStatus, ShouldStop
 from small_recipes import QUICK, small
@@ -104,6 +105,21 @@ def test_a_value_that_diverges_is_told(tmp_path: Path) -> None:
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| 1e+30 | 0, 1 diverged | - | - | - |" in table
     assert "lr=1e+30, seed 0: training diverged" in table
+
+
+def test_smaller_batches_are_told() -> None:
+    train = QUICK.to_dict()
+    results = {
+        "recipe": {"name": "test/digits", "paper": "A paper", "table": "a table", "train": train},
+        "config": {"seeds": [0], "width": 1.0, "train": train | {"batch_size": 3}},
+        "steps": 4,
+        "steps_of_the_paper": 8,
+        "failed_runs": [],
+    }
+    told = f"batches of 3 for the recipe's {QUICK.batch_size}."
+    assert sweep_notes(results)[0].endswith(f"4 of 8 steps, widths times 1, {told}")
+    results["config"] = {"seeds": [0], "width": 1.0, "train": {}}  # swept, so that it has a column
+    assert sweep_notes(results)[0].endswith("widths times 1.")
 
 
 @pytest.mark.slow

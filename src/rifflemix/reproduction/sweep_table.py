@@ -35,7 +35,8 @@ def sweep_notes(results: Mapping[str, Any]) -> list[str]:
     steps, planned = results["steps"], results["steps_of_the_paper"]
     return [
         f"{recipe['name']} ({recipe['paper']}, {recipe['table']}): {format_count(steps)} of "
-        f"{format_count(planned)} steps, widths times {results['config']['width']:g}.",
+        f"{format_count(planned)} steps, widths times {results['config']['width']:g}"
+        f"{_batch(results)}.",
         f"{spread}. Every value had the same budget and seeds; a run's weights are those that "
         "were best on the validation split.",
         "Nothing was chosen here. Whoever takes a value from this table should look at the "
@@ -45,6 +46,13 @@ def sweep_notes(results: Mapping[str, Any]) -> list[str]:
             for run in results["failed_runs"]
         ),
     ]
+
+
+def _batch(results: Mapping[str, Any]) -> str:
+    """The batch size of all runs where it is not the recipe's; one that is swept has a column."""
+    planned = results["recipe"]["train"]["batch_size"]
+    batch = results["config"]["train"].get("batch_size", planned)
+    return "" if batch == planned else f", batches of {batch:,} for the recipe's {planned:,}"
 
 
 def sweep_markdown(results: Mapping[str, Any]) -> str:
