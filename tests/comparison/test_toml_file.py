@@ -56,8 +56,9 @@ def resolved(text: str) -> dict[str, Any]:
         {"task_options": {"patch_size": 2, "data": 'a "b"\\\n\x7f\U0001f600', "split": [0.5, 0.5]}},
         {"mixers": ("tssa",), "mixer_options": {"tssa": {"bias": True}}},
         {"train_options": {"weight_decay": 0.05, "betas": [0.9, 0.98], "schedule": "constant"}},
+        {"train_options": {"clip_value": 0.5}},
     ],
-    ids=["plain", "tuned", "variants", "texts", "flags", "training"],
+    ids=["plain", "tuned", "variants", "texts", "flags", "training", "clipping by value"],
 )
 def test_a_configuration_comes_back(changes: dict[str, Any]) -> None:
     from rifflemix.comparison import default_budget, train_config
@@ -69,9 +70,10 @@ def test_a_configuration_comes_back(changes: dict[str, Any]) -> None:
         batch_size=64,
         lr=1e-3,
         precision="bf16",
-        options=changes.pop("train_options", {}),
+        options=(chosen := changes.pop("train_options", {})),
     )
     config = settings(train=train, **changes)
+    assert config.train_options == chosen
     text = config_text(config)
     assert text is not None
     expected = config.to_dict()

@@ -59,4 +59,6 @@ def train_config(
         "checkpoint_seconds": 20.0,
         "log_every": max(1, max_steps // 100),
     }
+    if options.get("clip_value") is not None:
+        settings["clip_norm"] = None  # the usual clipping gives way: gradients are clipped one way
     return TrainConfig.from_dict({**settings, **options})

@@ -134,7 +134,8 @@ class CompareConfig:
             batch_size=train.batch_size,
             lr=train.lr,
             precision=train.precision,
-        ).to_dict()
+            options={"clip_value": train.clip_value},
+        ).to_dict() | {"clip_value": None}
         return {name: own[name] for name in own if own[name] != usual[name] and name != "seed"}
 
     def mixer_name(self, label: str) -> str:
