@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from rifflemix.report.units import format_bytes, format_duration, format_percent, format_rate
+from rifflemix.report.units import (
+    format_bytes,
+    format_duration,
+    format_metric,
+    format_percent,
+    format_rate,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,3 +53,11 @@ def test_format_duration(seconds: float, text: str) -> None:
 
 def test_format_percent() -> None:
     assert format_percent(0.98765) == "98.77"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("accuracy", "50.00 %"), ("top5_accuracy", "50.00 %"), ("perplexity", "0.5")],
+)
+def test_format_metric(name: str, text: str) -> None:
+    assert format_metric(name, 0.5) == text

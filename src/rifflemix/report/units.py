@@ -5,7 +5,7 @@ from __future__ import annotations
 MISSING = "-"
 """The text of a table's cell without a value."""
 
-SHARES = ("accuracy", "exact_match")
+SHARES = ("accuracy", "top5_accuracy", "exact_match")
 """Metrics between 0 and 1 that are shown in percent."""
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
