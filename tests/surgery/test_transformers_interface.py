@@ -173,6 +173,24 @@ def test_other_sequences_and_fixed_caches_are_refused() -> None:
         llama.generate(IDS, max_new_tokens=3, cache_implementation="static")
 
 
+def _seq2seq(kind: str, **others: Any) -> Any:
+    sizes = {
+        f"{part}_{name}": size
+        for part in ("encoder", "decoder")
+        for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 24))
+    }
+    config = getattr(transformers, f"{kind}Config")(vocab_size=37, d_model=16, **sizes, **others)
+    return getattr(transformers, f"{kind}Model")(config).eval()
+
+
+def test_the_mask_of_another_sequence_is_no_cache() -> None:
+    bart = _seq2seq("Bart", max_position_embeddings=24)
+    bart.set_attn_implementation("rifflemix_linear")
+    ids = torch.randint(3, 37, (2, 9))
+    with pytest.raises(rm.InputError, match=r"expected self-attention, got .* another sequence"):
+        bart(ids, attention_mask=torch.ones_like(ids), decoder_input_ids=ids[:, :7])
+
+
 def test_layers_that_differ_must_know_which_they_are() -> None:
     assert outputs_of(build("vit", "rifflemix_linear"), inputs_of("vit")).isfinite().all()
     with pytest.raises(rm.InputError, match="expected attention that knows its layer_idx"):
@@ -198,10 +216,12 @@ def test_attention_of_its_own_in_one_part_is_not_given_these_masks() -> None:
         num_attention_heads=2,
         vision_config={"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
     )
-    model = transformers.GitModel(config)
-    model.set_attn_implementation("rifflemix_linear")
-    with pytest.raises(rm.InputError, match="one of GitConfig, which has attention of its own"):
-        model(torch.randint(3, 37, (2, 5)))
+    pegasus = _seq2seq("BigBirdPegasus", attention_type="original_full", max_position_embeddings=24)
+    ids = torch.randint(3, 37, (2, 5))
+    for model in (transformers.GitModel(config), pegasus):
+        model.set_attn_implementation("rifflemix_linear")
+        with pytest.raises(rm.InputError, match=r"Config, which has attention of its own"):
+            model(ids, attention_mask=torch.ones_like(ids))
 
 
 def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
@@ -214,6 +234,20 @@ def test_attention_that_is_causal_by_its_mask_alone_is_refused() -> None:
     tokens = torch.randint(3, 37, (2, 5))
     with pytest.raises(rm.InputError, match="Aimv2TextConfig, which has attention that is causal"):
         model(tokens, attention_mask=torch.ones_like(tokens))
+
+
+def test_a_text_that_is_causal_but_for_its_prefix_is_refused() -> None:
+    """PaliGemma's attention says that it sees both ways, and its mask that it does not."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {"vocab_size": 37, "intermediate_size": 24, "head_dim": 8, "num_key_value_heads": 1}
+    config = transformers.PaliGemmaConfig(
+        text_config={"model_type": "gemma"} | text | sizes,
+        vision_config={"image_size": 8, "patch_size": 4} | sizes,
+    )
+    model = transformers.PaliGemmaModel(config).eval()
+    model.set_attn_implementation("rifflemix_linear")
+    with pytest.raises(rm.InputError, match="GemmaConfig, which has attention that is causal by"):
+        model(torch.randint(3, 36, (2, 5)))
 
 
 @pytest.mark.parametrize("kind", sorted(hub_attention._REFUSED))

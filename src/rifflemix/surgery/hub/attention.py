@@ -36,14 +36,16 @@ SCHEDULED = (Butterfly, BigBird)
 _MAPS = ("qkv", "proj")
 _KEPT = "_rifflemix_operator"
 _OWN = "attention of its own"
+_BY_MASK = "attention that is causal by its mask alone"
 _SPARSE = (
     "axk2", "deepseek_v32", "deepseek_v4", "dots3_note_text", "glm5_next_text", "glm_moe_dsa",
     "hy_v4", "minimax_m3_vl_text", "mistral_large4_text", "qwen4_exp_text",
 )  # fmt: skip
 _REFUSED = {
-    "git": _OWN,  # in one part of two
-    "aimv2_text_model": "attention that is causal by its mask alone",
+    **dict.fromkeys(("bigbird_pegasus", "git"), _OWN),  # in one part of two
+    "aimv2_text_model": _BY_MASK,
     "doge": "attention that adds to its mask",
+    "gemma4_audio": _OWN,
     **dict.fromkeys(_SPARSE, "attention that chooses its keys by a mask"),
 }
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "cu_seq_lens_q", "cu_seq_lens_k")
@@ -138,11 +140,14 @@ def padding_alone(
     K), which `attend` then refuses by name.
 
     Raises:
-        InputError: a cache of a fixed size, whose keys are not all tokens; a host whose attention
-            is its own, which would take this mask for one that is added to its scores, or reads
-            from the mask that it is causal.
+        InputError: cross-attention; a cache of a fixed size, whose keys are not all tokens; a host
+            whose attention is its own, which would take this mask for one that is added to its
+            scores, or reads from the mask that it is causal.
     """
-    _check_host(options.get("config"))
+    both_ways = mask_function is bidirectional_mask_function
+    _check_host(options.get("config"), mask_function is causal_mask_function)
+    if both_ways and q_length != kv_length:
+        raise _not_self_attention(f"a mask of {q_length} tokens", "a token mixer")
     if mask_function not in (causal_mask_function, bidirectional_mask_function):
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         whole: Tensor | None = sdpa_mask(
@@ -165,9 +170,18 @@ def padding_alone(
     return None if attention_mask is None else attention_mask[:, kv_offset:][:, :kv_length]
 
 
-def _check_host(config: Any) -> None:
+def _not_self_attention(what: str, title: str) -> InputError:
+    return InputError(
+        f"attn_implementation: expected self-attention, got {what} on another sequence, which "
+        f"{title} cannot read; set it for the encoder alone, or use rifflemix.replace_attention"
+    )
+
+
+def _check_host(config: Any, is_causal: bool) -> None:
     kind: Any = type(config)
     reason = None if torch.compiler.is_compiling() else _refusal(kind)
+    if is_causal and getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        reason = _BY_MASK  # PaliGemma's text
     if reason:
         raise bad_argument(
             "attn_implementation",
@@ -217,11 +231,7 @@ def _check(
             "attn_implementation", "a mixer that can be causal", f"{name}, which sees later tokens"
         )
     if _is_cross(module, causal) or not (causal or query.shape[2] == key.shape[2]):
-        raise InputError(
-            f"attn_implementation: expected self-attention, got {type(module).__name__} on another "
-            f"sequence, which {title} cannot read; set it for the encoder alone, or use "
-            "rifflemix.replace_attention"
-        )
+        raise _not_self_attention(type(module).__name__, title)
     if query.shape[-1] != value.shape[-1]:
         raise bad_argument("value", f"{query.shape[-1]} channels a head", value.shape[-1])
     for argument in _UNKNOWN:
