@@ -145,7 +145,8 @@ def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:
     if parameter is None:
         return
     if x.device != parameter.device:
-        raise bad_argument(name, f"the mixer's device {parameter.device}", x.device)
+        hint = "give the mixer memory, or load it without offloading" if parameter.is_meta else ""
+        raise bad_argument(name, f"the mixer's device {parameter.device}", x.device, hint)
     if x.dtype != parameter.dtype and not autocast_enabled(x.device.type):
         raise bad_argument(
             name, f"the mixer's dtype {parameter.dtype}", x.dtype, "cast one of the two"

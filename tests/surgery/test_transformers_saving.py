@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_transformers import build, inputs_of, outputs_of, transformers
+from torch import nn
 
 import rifflemix as rm
 from rifflemix.surgery import SwappedAttention, replace_attention, restore_attention
@@ -182,6 +183,46 @@ def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(rm.InputError, match=r"expected 12 tensors of the mixers, got 11"):
         transformers.GPT2LMHeadModel.from_pretrained(folder)
+
+
+def test_a_host_with_mixers_of_its_own_comes_back(tmp_path: Path) -> None:
+    """Nemotron-H calls every part so, attention too, and its experts are saved one by one."""
+    config = transformers.NemotronHConfig(
+        vocab_size=37,
+        hidden_size=16,
+        layers_block_type=["moe", "attention"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=24,
+    )
+    model = transformers.NemotronHForCausalLM(config).eval()
+    replace_attention(model, "linear")
+    model.save_pretrained(tmp_path)
+    again = transformers.NemotronHForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.randint(3, 37, (2, 9))
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights[next(name for name in weights if name.endswith(".mixer.mixer.qkv.weight"))]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(rm.InputError, match=r"expected \d tensors of the mixers, got \d \(without"):
+        transformers.NemotronHForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_mixer_that_was_parametrised_since_is_refused_at_once(tmp_path: Path) -> None:
+    """It was saved, and could not be loaded."""
+    model = build("gpt2")
+    replace_attention(model, "tssa")
+    out = model.transformer.h[0].attn.mixer.out_proj
+    nn.utils.parametrizations.weight_norm(out)
+    with pytest.raises(rm.InputError, match=r"mixer at transformer.h.0.attn: expected .* undo"):
+        model.save_pretrained(tmp_path / "swap")
+    assert not (tmp_path / "swap").exists()
+    nn.utils.parametrize.remove_parametrizations(out, "weight")
+    model.save_pretrained(tmp_path / "swap")
 
 
 def test_weights_of_another_mixer_are_not_drawn(tmp_path: Path) -> None:

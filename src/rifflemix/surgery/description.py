@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypedDict, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rifflemix import __version__
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import check_json
 from rifflemix.mixers import list_mixers
 from rifflemix.models.pretrained import as_json
+from rifflemix.models.weights_file import misfit, outline_of
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.settings import MixerSettings
 from rifflemix.surgery.wrappers import without_wrappers
@@ -79,6 +81,28 @@ def check_description(description: Any) -> None:
 def settings_of(layer: Mapping[str, Any]) -> MixerSettings:
     """How a description says that a mixer was built."""
     return MixerSettings(**{key: layer[key] for key in _Layer.__annotations__})
+
+
+def check_unchanged(state: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+    """Raise where a mixer has other tensors in `state` than a new one has, into which they go."""
+    for name, layer in description["layers"].items():
+        place = f"{name}.mixer."
+        mixer = {key: tensor for key, tensor in state.items() if key.startswith(place)}
+        found = misfit(outline_of(mixer), state_of_new(place, layer))
+        if found is not None:
+            raise bad_argument(
+                f"mixer at {name}",
+                f"one {found[1]}, as its settings make it",
+                found[0],
+                "undo what changed it, such as a parametrization, or keep its state_dict",
+            )
+
+
+def state_of_new(place: str, layer: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors, without memory, of a mixer as a description has it."""
+    with torch.device("meta"):
+        mixer = settings_of(layer).build()
+    return {place + key: tensor for key, tensor in mixer.state_dict().items()}
 
 
 def _layer(name: str, settings: MixerSettings | None) -> _Layer:

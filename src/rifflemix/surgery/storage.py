@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
@@ -17,12 +16,17 @@ from rifflemix.files import make_folder, read_json, user_path
 from rifflemix.models.weights_file import (
     Outline,
     misfit,
-    outline_of,
     read_outline,
     write_described,
 )
 from rifflemix.surgery.adapters import SwappedAttention
-from rifflemix.surgery.description import check_description, describe_swap, settings_of
+from rifflemix.surgery.description import (
+    check_description,
+    check_unchanged,
+    describe_swap,
+    settings_of,
+    state_of_new,
+)
 from rifflemix.surgery.registry import is_registered
 from rifflemix.surgery.replace import Swap, commit, prepare, restore_attention
 from rifflemix.surgery.sites import check_model, check_whole, find_sites
@@ -88,7 +92,7 @@ def save_swapped(model: nn.Module, folder: str | Path) -> None:
     description = describe_swap(model)
     check_whole("model", model)
     with without_wrappers(model) as alone:
-        _check_unchanged(alone, description)
+        check_unchanged(alone.state_dict(), description)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise bad_argument("model", "allocated weights", "a model on the meta device")
     make_folder(folder)
@@ -143,34 +147,11 @@ def _check_mixers(outline: Outline, model: nn.Module, description: Mapping[str, 
     """Raise unless the file has weights for mixers of these settings, before they have memory."""
     for name, layer in description["layers"].items():
         place = f"{name}.mixer."
-        own = _state_of_new(place, layer)
+        own = state_of_new(place, layer)
         saved = {key: shape for key, shape in outline.shapes.items() if key.startswith(place)}
         found = misfit(replace(outline, shapes=saved), own)
         if found is not None:
             raise _other_model(model, description, *found)
-
-
-def _check_unchanged(model: nn.Module, description: Mapping[str, Any]) -> None:
-    """Raise where a mixer has other tensors than `load_swapped` would expect of it."""
-    state = model.state_dict()
-    for name, layer in description["layers"].items():
-        place = f"{name}.mixer."
-        mixer = {key: tensor for key, tensor in state.items() if key.startswith(place)}
-        found = misfit(outline_of(mixer), _state_of_new(place, layer))
-        if found is not None:
-            raise bad_argument(
-                f"mixer at {name}",
-                f"one {found[1]}, as its settings make it",
-                found[0],
-                "undo what changed it, such as a parametrization, or keep its state_dict",
-            )
-
-
-def _state_of_new(place: str, layer: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors, without memory, of a mixer as a description has it."""
-    with torch.device("meta"):
-        mixer = settings_of(layer).build()
-    return {place + key: tensor for key, tensor in mixer.state_dict().items()}
 
 
 def _check_weights(outline: Outline, model: nn.Module, description: Mapping[str, Any]) -> None:

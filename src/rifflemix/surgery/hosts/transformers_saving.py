@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
 from rifflemix.surgery.adapters import SwappedAttention
-from rifflemix.surgery.description import describe_swap
+from rifflemix.surgery.description import check_unchanged, describe_swap
 from rifflemix.surgery.hub.card import card_of_swap
 from rifflemix.surgery.hub.pushing import push
 from rifflemix.surgery.wrappers import without_wrappers
@@ -42,7 +42,8 @@ class SavePretrained:
         """See `PreTrainedModel.save_pretrained`.
 
         Raises:
-            InputError: a mixer that no file can name, or weights that are quantised as well.
+            InputError: a mixer that no file can name or that was changed since, such as by a
+                parametrization; weights that are quantised as well.
         """
         with without_wrappers(self.model) as model:
             if not swapped_in(model):  # each was restored by itself
@@ -61,6 +62,7 @@ class SavePretrained:
                 "model", "weights that are not quantised", "a quantization_config beside the swap"
             )
         weights = dict(model.state_dict() if state_dict is None else state_dict)
+        check_unchanged(weights, swap)
         weights.update({name: torch.zeros(1) for name in replaced_weights(model)})
         setattr(model.config, _CONFIG, {"quant_method": METHOD, "swap": swap})
         try:

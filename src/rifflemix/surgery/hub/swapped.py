@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,15 +93,16 @@ def _check_all_are_there(model: nn.Module, files: Sequence[str] | None) -> None:
         return
     # What stands before a mixer transformers may rename, what stands after it is ours.
     saved: Counter[str] = Counter()
+    others = _around_other_mixers(model)
     for path in files:
         with safe_open(path, framework="pt") as file:
-            saved += _in_mixers(file.keys())
+            saved += _in_mixers(file.keys(), others)
     own = _in_mixers(
         f"{name}.mixer.{key}"
         for name, module in swapped_in(model).items()
         for key in module.mixer.state_dict()
     )
-    missing, unknown = own - saved, saved - _in_mixers(model.state_dict())
+    missing, unknown = own - saved, saved - _in_mixers(model.state_dict(), others)
     if missing or unknown:
         there = own.total() - missing.total() + unknown.total()
         raise InputError(
@@ -111,9 +112,24 @@ def _check_all_are_there(model: nn.Module, files: Sequence[str] | None) -> None:
         )
 
 
-def _in_mixers(names: Iterable[str]) -> Counter[str]:
-    """Names after the last "mixer." in them, and how often each is there."""
-    return Counter(name.rpartition(".mixer.")[2] for name in names if ".mixer." in name)
+def _around_other_mixers(model: nn.Module) -> set[str]:
+    """What modules are called in which a host calls a part of its own "mixer" (Nemotron-H)."""
+    swapped = swapped_in(model)
+    parts = (name.rpartition(".") for name, _ in model.named_modules())
+    around = {name for name, _, part in parts if part == "mixer"} - swapped.keys()
+    return {name.rpartition(".")[2] for name in around}
+
+
+def _in_mixers(names: Iterable[str], others: Collection[str] = ()) -> Counter[str]:
+    """Names after the last "mixer." in them, and how often each is there.
+
+    Args:
+        names: of tensors.
+        others: what the modules around mixers are called that are none of ours.
+    """
+    parts = (name.rpartition(".mixer.") for name in names)
+    ours = ((a, key) for a, _, key in parts if a and a.rpartition(".")[2] not in others)
+    return Counter(key for _, key in ours)
 
 
 def _fill_constants(module: SwappedAttention) -> None:
