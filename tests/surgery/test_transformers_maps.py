@@ -146,6 +146,31 @@ def test_what_is_lost_is_warned_of(name: str) -> None:
         assert any(words in warning for warning in warned)
 
 
+GRANITE = {"layer_types": ["attention"] * 2, "mamba_n_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "turned"),
+    [
+        ("Cohere2", {}, []),
+        ("Exaone4", {"sliding_window": 4}, []),
+        ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}, [0, 1]),
+        ("GraniteMoeHybrid", GRANITE, []),
+        ("GraniteMoeHybrid", {**GRANITE, "position_embedding_type": "rope"}, [0, 1]),
+    ],
+)
+def test_layers_that_turn_nothing_lose_no_positions(
+    kind: str, changed: dict[str, Any], turned: list[int]
+) -> None:
+    changed = {"layer_types": ["sliding_attention", "full_attention"]} | changed
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=37, **sizes, **heads, **changed)
+    sites = find_sites(getattr(transformers, f"{kind}Model")(config))
+    warned = [i for i, site in enumerate(sites) if "rotary" in " ".join(site.host.warnings)]
+    assert warned == turned
+
+
 @pytest.mark.filterwarnings("ignore:.*are lost")
 @pytest.mark.parametrize("name", ["gpt_neox", "gpt_neo", "gpt_bigcode", "phi3", "xglm"])
 def test_a_cache_under_any_name_holds_the_stream(name: str) -> None:

@@ -11,6 +11,7 @@ from rifflemix.surgery.hosts.transformers_source import (
     grows_with_position,
     has_gate,
     is_rotary,
+    is_rotary_by_window,
 )
 
 NORM = re.compile(r"(q|k|v|qk|query|key|value)_?(layer)?_?norm")
@@ -81,5 +82,19 @@ def _has_temperature(module: nn.Module) -> bool:
 
 def _is_turned(module: nn.Module) -> bool:
     """Whether it turns queries and keys by their positions."""
-    by_name = getattr(module, "position_embedding_type", "rotary") == "rotary"
-    return by_name and bool(getattr(module, "use_rope", True)) and is_rotary(type(module))
+    cls, config = type(module), getattr(module, "config", None)
+    if getattr(module, "position_embedding_type", "rotary") != "rotary" or not is_rotary(cls):
+        return False
+    if getattr(config, "position_embedding_type", "rope") in (None, "nope"):  # Granite 4
+        return False
+    if is_rotary_by_window(cls):
+        return _is_turned_by_window(module)
+    return bool(getattr(module, "use_rope", True))
+
+
+def _is_turned_by_window(module: nn.Module) -> bool:
+    has_window = getattr(module, "sliding_window", None) is not None
+    is_sliding = getattr(module, "is_sliding", None)
+    if is_sliding is None:
+        return has_window or bool(getattr(module, "force_rope", False))
+    return bool(is_sliding) or not has_window

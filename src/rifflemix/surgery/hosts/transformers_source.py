@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 _TURNS = re.compile(r"rotary|(?<![a-z])rope", re.IGNORECASE)
+_TURNS_BY_WINDOW = re.compile(r"if self\.sliding_window is (not None|None or self\.is_sliding)")
 _TEMPERATURE = re.compile(r"query_states \* (attn_scales|get_llama_4_attn_scale\()")
 _GATE = re.compile(r"query_states, gate = torch\.chunk\(\s*self\.q_proj\(")
 
@@ -31,6 +32,11 @@ def arguments_of(cls: Any) -> tuple[str, ...]:
 def is_rotary(cls: Any) -> bool:
     """Whether it turns queries and keys by their positions."""
     return _TURNS.search(source_of(cls)) is not None
+
+
+def is_rotary_by_window(cls: Any) -> bool:
+    """Whether its window says of a layer that it does so (Cohere 2, EXAONE 4)."""
+    return _TURNS_BY_WINDOW.search(source_of(cls)) is not None
 
 
 def adds_positions(cls: Any) -> bool:
