@@ -136,6 +136,13 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], str]] = {
         {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]), "use_cache": False},
         "separates packed sequences",
     ),
+    "packed by their ends": (
+        "llama",
+        "linear",
+        {},
+        {"cu_seq_lens_q": torch.tensor([0, 4, 8]), "use_cache": False},
+        "cu_seq_lens_q: expected None: sequences packed into one row would mix",
+    ),
     "window": ("mistral", "linear", {"sliding_window": 4}, {}, "is a sliding window"),
     "weights": ("bert", "linear", {}, {"output_attentions": True}, "has no attention weights"),
     "no padding alone": (

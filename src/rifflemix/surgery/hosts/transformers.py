@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -145,14 +145,7 @@ class SwappedTransformersAttention(SwappedAttention):
                 raise bad_argument(
                     name, "None: a token mixer reads one sequence", "another sequence"
                 )
-        for name in _OF_PACKED_SEQUENCES:
-            if arguments.get(name) is not None:
-                raise bad_argument(
-                    name,
-                    "None: sequences packed into one row would mix",
-                    "the ends of packed sequences",
-                    "pad them, or keep the host's attention",
-                )
+        check_not_packed(arguments)
         # CLIP's encoder of text says so by the call, and gives a mask only where there is padding.
         check_causality(arguments.get("is_causal"), self.mixer)
         if arguments.get("output_attentions") or weights_are_collected():
@@ -217,6 +210,18 @@ class TransformersAttention(Adapter):
             if "PreTrainedModel" in class_names(parent)
             for name, method in (("save_pretrained", SavePretrained), ("push_to_hub", PushToHub))
         ]
+
+
+def check_not_packed(arguments: Mapping[str, Any]) -> None:
+    """Raise where a host says to its attention, beside the mask, where packed sequences end."""
+    for name in _OF_PACKED_SEQUENCES:
+        if arguments.get(name) is not None:
+            raise bad_argument(
+                name,
+                "None: sequences packed into one row would mix",
+                "the ends of packed sequences",
+                "pad them, or keep the host's attention",
+            )
 
 
 def weights_are_collected() -> bool:

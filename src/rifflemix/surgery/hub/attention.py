@@ -27,7 +27,7 @@ from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer, create_mixer, mixer_card, mixer_class, usable_mixers
 from rifflemix.mixers.baselines.bigbird import BigBird
 from rifflemix.mixers.butterfly import Butterfly
-from rifflemix.surgery.hosts.transformers import weights_are_collected
+from rifflemix.surgery.hosts.transformers import check_not_packed, weights_are_collected
 from rifflemix.surgery.hosts.transformers_masks import padding_of
 
 PREFIX = "rifflemix_"
@@ -234,6 +234,7 @@ def _check(
         raise _not_self_attention(type(module).__name__, title)
     if query.shape[-1] != value.shape[-1]:
         raise bad_argument("value", f"{query.shape[-1]} channels a head", value.shape[-1])
+    check_not_packed(others)
     for argument in _UNKNOWN:
         if others.get(argument) is not None:
             raise bad_argument(argument, f"none: {title} has no scores to change", "some")
