@@ -147,7 +147,10 @@ def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:
     if x.device != parameter.device:
         hint = "give the mixer memory, or load it without offloading" if parameter.is_meta else ""
         raise bad_argument(name, f"the mixer's device {parameter.device}", x.device, hint)
-    if x.dtype != parameter.dtype and not autocast_enabled(x.device.type):
+    if x.dtype == parameter.dtype:
+        return
+    is_cast = torch.float64 not in (x.dtype, parameter.dtype)  # which autocast leaves alone
+    if not (is_cast and autocast_enabled(x.device.type)):
         raise bad_argument(
             name, f"the mixer's dtype {parameter.dtype}", x.dtype, "cast one of the two"
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import rifflemix as rm
 from rifflemix.mixers import mixer_class
@@ -28,3 +31,27 @@ def test_a_batch_of_gradients_is_each_of_them(form: Form) -> None:
 
     each = torch.stack([gradient(grad) for grad in grads])
     torch.testing.assert_close(gradient(grads, is_grads_batched=True), each, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("sinkhorn", {"top_k": 2, "gumbel": "never"}), ("longformer", {"num_global": 30})],
+)
+def test_gradients_of_each_sample(name: str, options: dict[str, Any]) -> None:
+    """As training with differential privacy takes them."""
+    mixer = rm.create_mixer(name, DIM, num_heads=4, max_length=64, **options).eval()
+    parameters = {n: p.detach() for n, p in mixer.named_parameters()}
+    x = torch.randn(3, 11, DIM)
+
+    def loss(weights: dict[str, Tensor], sample: Tensor) -> Tensor:
+        y: Tensor = torch.func.functional_call(mixer, weights, (sample.unsqueeze(0),))
+        return y.square().sum()
+
+    gradient = torch.func.grad(loss)
+    with sdpa_kernel(SDPBackend.MATH):
+        found = torch.func.vmap(gradient, (None, 0))(parameters, x)
+        for index, sample in enumerate(x):
+            expected = gradient(parameters, sample)
+            each = {n: g[index] for n, g in found.items()}
+            torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)

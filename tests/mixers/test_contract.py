@@ -94,6 +94,14 @@ def test_no_transform_is_refused(form: Form) -> None:
             derivative(mixer, *(tokens(2, 6, 8) for _ in range(3)))
 
 
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_outputs_may_be_written_to(form: Form) -> None:
+    x = tokens(2, 7)
+    mixer = form.build()
+    expected = mixer(x.clone()) + 1.0
+    torch.testing.assert_close(mixer(x.clone()).add_(1.0), expected)
+
+
 def test_unknown_mixer_suggests_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown mixer 'softmx'; did you mean softmax"):
         rm.create_mixer("softmx", 32)

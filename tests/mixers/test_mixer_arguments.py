@@ -145,6 +145,40 @@ def test_a_wrong_dtype_is_refused_on_a_device_without_autocast() -> None:
         mixer(torch.zeros(1, 4, 8, dtype=torch.bfloat16, device="meta"))
 
 
+@pytest.mark.parametrize("wide", ["tokens", "parameters"])
+def test_float64_is_refused_under_autocast_which_leaves_it_alone(wide: str) -> None:
+    mixer, x = rm.create_mixer("csp", 8), torch.randn(1, 4, 8)
+    mixer, x = (mixer, x.double()) if wide == "tokens" else (mixer.double(), x)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(rm.InputError, match="x: expected the mixer's dtype"),
+    ):
+        mixer(x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "identity", "s4", "tssa"])
+def test_a_state_is_of_a_floating_point_dtype(name: str, dtype: Any) -> None:
+    mixer = rm.create_mixer(name, 8, num_heads=2, max_length=4, causal=True)
+    with pytest.raises(rm.InputError, match="dtype: expected a floating-point dtype of torch's"):
+        mixer.init_state(2, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["softmax", "csp", "tssa", "linear", "local", "mega", "s5"])
+def test_a_state_of_wider_numbers_or_another_device_is_refused(name: str) -> None:
+    mixer = rm.create_mixer(name, 8, num_heads=2, max_length=4, causal=True).eval()
+    x_t = torch.randn(2, 8)
+    start = r"state: expected what init_state or step returned.*, got '\w+' "
+    with pytest.raises(rm.InputError, match=start + "on meta for tokens on cpu"):
+        mixer.step(x_t, mixer.init_state(2, device="meta"))
+    _, state = mixer.step(x_t, mixer.init_state(2))
+    wide = {n: p.double() if p.is_floating_point() else p for n, p in state.items()}
+    with pytest.raises(rm.InputError, match=start + "of torch.float64 for tokens of torch.float32"):
+        mixer.step(x_t, wide)
+    y_t, _ = mixer.double().step(x_t.double(), wide)
+    assert y_t.dtype == torch.float64
+
+
 @pytest.mark.parametrize("name", ["tssa", "linear", "cosformer"])
 def test_a_negative_position_is_refused(name: str) -> None:
     mixer = rm.create_mixer(name, 8, num_heads=2, max_length=4, causal=True).eval()

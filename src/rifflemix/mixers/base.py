@@ -18,6 +18,7 @@ from rifflemix.checks import (
     check_padding_mask,
     check_probability,
     check_tokens,
+    shown,
 )
 from rifflemix.compat import outside_graphs, statically_known_true
 from rifflemix.errors import InputError, bad_argument
@@ -105,7 +106,8 @@ class TokenMixer(nn.Module):
     card: ClassVar[MixerCard]
     fixed_options: ClassVar[frozenset[str]] = frozenset()
     """Options of a base class that this class decides itself."""
-    _state_layout: Layout | None = None  # of the states of a stream, after the first step
+    _state_layout: tuple[torch.dtype, Layout] | None = None
+    # The type of the newest tokens of a stream, and the layout of its states.
 
     def __init__(
         self,
@@ -205,13 +207,16 @@ class TokenMixer(nn.Module):
             dtype: of the tokens that will come.
 
         Raises:
-            InputError: the mixer does not stream, or was built without `causal=True`.
+            InputError: the mixer does not stream, was built without `causal=True`, or `dtype` is
+                none of tokens.
         """
         self._check_streams()
         rows = check_integer("batch_size", batch_size, 1)
         like = next(self.parameters(), torch.empty(0))  # quantised layers may have none
         device = like.device if device is None else device
         dtype = like.dtype if dtype is None else dtype
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise bad_argument("dtype", "a floating-point dtype of torch's", shown(dtype))
         position = torch.zeros(rows, device=device, dtype=torch.int64)
         return {**self.start_stream(rows, device, dtype), "position": position}
 
@@ -312,11 +317,11 @@ class TokenMixer(nn.Module):
             raise self._foreign_state(type(state).__name__)
         if torch.compiler.is_compiling():  # a graph cannot read the position
             return
-        if self._state_layout is None:
+        if self._state_layout is None or self._state_layout[0] != x_t.dtype:
             with torch.no_grad():
                 start = self.init_state(1, device=x_t.device, dtype=x_t.dtype)
-            self._state_layout = layout_of(start)
-        wrong = misfit(state, self._state_layout, len(x_t))
+            self._state_layout = x_t.dtype, layout_of(start)
+        wrong = misfit(state, self._state_layout[1], x_t)
         if wrong is not None:
             raise self._foreign_state(wrong)
         position = state["position"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rifflemix.checks import autocast_enabled
+
 Layout = dict[str, tuple[int, list[tuple[int, int]], torch.dtype]]
 """Of each tensor its dimensions, the axes that keep their size and this size, and its type."""
 
@@ -27,8 +29,9 @@ def layout_of(state: dict[str, Tensor]) -> Layout:
     }
 
 
-def misfit(state: dict[str, Tensor], layout: Layout, rows: int) -> str | None:
-    """What is wrong with a state of so many sequences; None where it fits."""
+def misfit(state: dict[str, Tensor], layout: Layout, x_t: Tensor) -> str | None:
+    """What is wrong with a state for one more token of each sequence, (B, C); None if it fits."""
+    rows = len(x_t)
     for name, (dim, fixed, dtype) in layout.items():
         part = state.get(name)
         if not isinstance(part, Tensor):
@@ -41,13 +44,22 @@ def misfit(state: dict[str, Tensor], layout: Layout, rows: int) -> str | None:
                     fits = False
         if not fits:
             return f"'{name}' of shape {tuple(shape)} for {rows} sequences"
-        if part.dtype != dtype and _kind(part.dtype) != _kind(dtype):
-            return f"'{name}' of {part.dtype}"
+        if part.dtype != dtype and not _widens(part.dtype, dtype, x_t.device.type):
+            return f"'{name}' of {part.dtype} for tokens of {x_t.dtype}"
+        if part.device != x_t.device:
+            return f"'{name}' on {part.device} for tokens on {x_t.device}"
     if len(state) > len(layout):
         unknown = [name for name in state if name not in layout and name != _PADDING]
         if unknown:
             return f"one with '{unknown[0]}'"
     return None
+
+
+def _widens(dtype: torch.dtype, wanted: torch.dtype, device_type: str) -> bool:
+    """Whether numbers of one type go into arithmetic of another; autocast sees to it itself."""
+    if _kind(dtype) != _kind(wanted):
+        return False
+    return torch.promote_types(dtype, wanted) == wanted or autocast_enabled(device_type)
 
 
 def _kind(dtype: torch.dtype) -> tuple[bool, bool]:

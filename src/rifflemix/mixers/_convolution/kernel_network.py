@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.mixers._convolution.fft_convolution import wide
 from rifflemix.mixers.read_linear import ReadLinear
-from rifflemix.ops.precision import without_autocast
+from rifflemix.ops.precision import as_default, wide_default, without_autocast
 
 _GAMMA_SHAPE = 6.0
 
@@ -29,7 +29,9 @@ class GaborFilter(nn.Module):
     def __init__(self, features: int, frequency: float, shape: float) -> None:
         super().__init__()
         # Unchecked: a check of the values needs values, which the meta device has not.
-        gamma = torch.distributions.Gamma(shape, 1.0, validate_args=False).sample((features,))
+        shapes = torch.tensor(shape, dtype=wide_default())
+        drawn = torch.distributions.Gamma(shapes, 1.0, validate_args=False).sample((features,))
+        gamma = as_default(drawn)
         self.gamma = nn.Parameter(gamma)
         self.mu = nn.Parameter(torch.empty(features).uniform_(-1.0, 1.0))
         turns = torch.empty(features).uniform_(-1.0, 1.0)

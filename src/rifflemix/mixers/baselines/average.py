@@ -49,9 +49,9 @@ class AveragePooling(TokenMixer):
         if self.causal:
             mean = tokens.cumsum(1) / count.cumsum(1).clamp(min=1)
         else:
-            mean = (tokens.sum(1, keepdim=True) / count.sum(1, keepdim=True).clamp(min=1)).expand(
-                x.shape
-            )
+            mean = tokens.sum(1, keepdim=True) / count.sum(1, keepdim=True).clamp(min=1)
+            # A copy for each token: what comes after may write to it.
+            mean = mean.repeat(1, x.shape[1], 1)
         return mean.to(x.dtype)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:

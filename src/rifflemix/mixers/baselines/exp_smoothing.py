@@ -16,6 +16,7 @@ from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convoluti
 from rifflemix.mixers._convolution.state_space import both_directions, random_log_steps
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
+from rifflemix.ops.precision import as_default, wide_default
 
 # The released code's own values: the ring the smoothing factors start in, and the largest modulus
 # they may have.
@@ -42,9 +43,11 @@ class ComplexSmoothing(nn.Module):
         self.dim, self.bidirectional = dim, bidirectional
         rows = 2 * dim if bidirectional else dim
         low, high = _LEAST_MODULUS**2, _GREATEST_MODULUS**2
-        log_modulus = 0.5 * torch.empty(rows).uniform_(low, high).log()
-        factor = torch.complex(log_modulus, torch.empty(rows).uniform_(0.0, _GREATEST_PHASE))
-        self.log_delta = nn.Parameter(torch.view_as_real(factor.log()).clone())
+        kind = wide_default()
+        log_modulus = 0.5 * torch.empty(rows, dtype=kind).uniform_(low, high).log()
+        phase = torch.empty(rows, dtype=kind).uniform_(0.0, _GREATEST_PHASE)
+        log_factor = torch.complex(log_modulus, phase).log()
+        self.log_delta = nn.Parameter(as_default(torch.view_as_real(log_factor).clone()))
         self.alpha = nn.Parameter(random_log_steps(rows, 1).repeat(1, 2))
         self.beta = nn.Parameter(torch.empty(rows, 2).normal_(std=0.2))
         self.omega = nn.Parameter(torch.randn(dim))

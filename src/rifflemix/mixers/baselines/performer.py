@@ -13,7 +13,7 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.mixers._attention.fused_features import LOG_ZERO, fuses_features, random_features
 from rifflemix.mixers._attention.linear import LinearAttentionMixer
 from rifflemix.mixers.base import MixerCard
-from rifflemix.ops.precision import without_autocast
+from rifflemix.ops.precision import as_default, wide_default, without_autocast
 
 KERNELS = ("softmax", "relu")
 PADDED_KEYS = ("left_out", "zero")
@@ -193,20 +193,23 @@ def orthogonal_projection(
         generator: where randomness comes from; torch's default generator if None.
 
     Returns:
-        (M, D) float32.
+        (M, D) of torch's default dtype.
 
     Source: Choromanski et al. 2021, section 2.4.
     """
     blocks = -(-num_features // head_dim)
     device = None if generator is None else generator.device
-    normal = torch.randn(blocks, head_dim, head_dim, generator=generator, device=device)
+    kind: dict[str, Any] = {
+        "generator": generator,
+        "device": device,
+        "dtype": wide_default(),
+    }
+    normal = torch.randn(blocks, head_dim, head_dim, **kind)
     q, r = torch.linalg.qr(normal)
     # The factorisation fixes signs of q by its own rule; those of r make it uniform again.
     rows = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).mT.flatten(0, 1)
     norms = torch.linalg.vector_norm(
-        torch.randn(num_features, head_dim, generator=generator, device=device),
-        dim=1,
-        keepdim=True,
+        torch.randn(num_features, head_dim, **kind), dim=1, keepdim=True
     )
     projection: Tensor = rows[:num_features] * norms
-    return projection
+    return as_default(projection)

@@ -17,6 +17,7 @@ from rifflemix.mixers._convolution.fft_convolution import NO_ONNX, fft_convoluti
 from rifflemix.mixers._convolution.state_space import both_directions, random_log_steps
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
+from rifflemix.ops.precision import as_default
 
 
 class S4(TokenMixer):
@@ -71,7 +72,8 @@ class S4(TokenMixer):
             raise bad_argument("state_size", "an even number", state_size)
         self.log_dt = nn.Parameter(random_log_steps(self.dim))
         self.log_A_real = nn.Parameter(torch.full((self.dim, pairs), math.log(0.5)))
-        self.A_imag = nn.Parameter(math.pi * torch.arange(pairs).float().repeat(self.dim, 1))
+        counts = as_default(torch.arange(pairs))
+        self.A_imag = nn.Parameter(math.pi * counts.repeat(self.dim, 1))
         directions = 2 if self.bidirectional else 1
         # The two parts of standard complex normal numbers.
         self.C = nn.Parameter(torch.randn(directions, self.dim, pairs, 2) / math.sqrt(2.0))

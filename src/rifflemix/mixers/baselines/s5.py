@@ -17,7 +17,7 @@ from rifflemix.mixers._convolution.linear_scan import linear_scan
 from rifflemix.mixers._convolution.state_space import both_directions, random_log_steps
 from rifflemix.mixers.base import MixerCard, TokenMixer
 from rifflemix.mixers.padding import fill_valid_tokens, last_tokens, mix_valid_tokens
-from rifflemix.ops.precision import without_autocast
+from rifflemix.ops.precision import as_default, wide_default, without_autocast
 
 # The least damping: a state space whose eigenvalues cross the imaginary axis blows up.
 _LEAST_DECAY = 1e-4
@@ -77,14 +77,16 @@ class S5(TokenMixer):
                 "state_size", f"a multiple of 2 num_blocks = {2 * num_blocks}", state_size
             )
         eigenvalues, basis = _hippo_eigenvalues(state_size, num_blocks)
-        self.Lambda_re = nn.Parameter(eigenvalues.real.clone())
-        self.Lambda_im = nn.Parameter(eigenvalues.imag.clone())
+        self.Lambda_re = nn.Parameter(as_default(eigenvalues.real.clone()))
+        self.Lambda_im = nn.Parameter(as_default(eigenvalues.imag.clone()))
         deviation = 1.0 / math.sqrt(state_size)
-        b = basis.mH @ (deviation * torch.randn(state_size, self.dim)).to(basis.dtype)
-        self.B = nn.Parameter(torch.view_as_real(b.resolve_conj()).contiguous())
+        kind = wide_default()
+        b = basis.mH @ (deviation * torch.randn(state_size, self.dim, dtype=kind)).to(basis.dtype)
+        self.B = nn.Parameter(as_default(torch.view_as_real(b.resolve_conj()).contiguous()))
         directions = 2 if self.bidirectional else 1
-        c = deviation * torch.view_as_complex(torch.randn(directions, self.dim, state_size, 2))
-        self.C = nn.Parameter(torch.view_as_real(c @ basis))
+        drawn = torch.randn(directions, self.dim, state_size, 2, dtype=kind)
+        c = deviation * torch.view_as_complex(drawn)
+        self.C = nn.Parameter(as_default(torch.view_as_real(c @ basis)))
         self.D = nn.Parameter(torch.randn(self.dim))
         self.log_step = nn.Parameter(random_log_steps(state_size // 2))
         self.out2 = nn.Linear(self.dim, self.dim)
@@ -173,5 +175,5 @@ def _hippo_eigenvalues(state_size: int, num_blocks: int) -> tuple[Tensor, Tensor
     imag, vectors = imag[:half].repeat(num_blocks), vectors[:, :half]
     eigenvalues = torch.complex(torch.full_like(imag, -0.5), imag)
     basis = torch.block_diag(*[vectors] * num_blocks)
-    single = torch.get_default_dtype().to_complex()
-    return eigenvalues.to(single), basis.to(single)
+    kind = wide_default().to_complex()
+    return eigenvalues.to(kind), basis.to(kind)

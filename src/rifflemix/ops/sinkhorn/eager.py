@@ -86,11 +86,12 @@ def top_k_blocks(
     """See `rifflemix.ops.sinkhorn.top_k_blocks`."""
     live = live_entries(scores, causal, block_padding_mask, num_null)
     wide = scores.to(statistics_dtype(scores.dtype)) / temperature
+    columns = torch.arange(scores.shape[-1], device=scores.device)
     picks = []
     for _ in range(k):
         weights = wide.masked_fill(~live, LOG_ZERO).softmax(-1).masked_fill(~live, 0.0)
         # argmax, not topk: it promises the first of equal entries.
-        best = F.one_hot(weights.argmax(-1), weights.shape[-1]).bool()
+        best = weights.argmax(-1, keepdim=True) == columns
         picks.append(weights.masked_fill(~best, 0.0))
         live = live & ~best
     return torch.stack(picks, -2).flatten(-3, -2).to(scores.dtype)
