@@ -95,6 +95,12 @@ def test_no_transform_is_refused(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
+def test_no_parameter_is_a_scalar(form: Form) -> None:
+    """FSDP2 shards none."""
+    assert not [name for name, p in form.new().named_parameters() if p.dim() == 0]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_outputs_may_be_written_to(form: Form) -> None:
     x = tokens(2, 7)
     mixer = form.build()

@@ -78,7 +78,8 @@ class LongConv(TokenMixer):
             frequency=self.span / (2.0 * _MEAN_GAMMA) if frequency is None else frequency,
             num_taps=self.span if self.causal else 2 * self.span - 1,
         )
-        self.log_width = nn.Parameter(torch.tensor(math.log(check_positive("width", width))))
+        # One number, but not a scalar: FSDP2 shards none.
+        self.log_width = nn.Parameter(torch.full((1,), math.log(check_positive("width", width))))
         self.bias = nn.Parameter(torch.zeros(self.dim))
         self.pointwise = nn.Linear(self.dim, self.dim)
         self.proj = nn.Linear(self.dim, self.dim)
