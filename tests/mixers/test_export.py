@@ -115,6 +115,36 @@ def test_groups_of_csp_are_filled_for_any_length(options: dict[str, Any], fewest
         )
 
 
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_renormalized_statistics_of_one_length_take_any_batch(masked: bool) -> None:
+    mixer = rm.create_mixer(
+        "tssa", DIM, num_heads=4, max_length=MAX_LENGTH, causal=True, renormalize_every=7
+    ).eval()
+    x, keywords = batch(3, 24, masked=masked)
+    axes = {0: torch.export.Dim("B", max=16)}
+    shapes = {"x": axes, **dict.fromkeys(keywords, axes)}
+    program = torch.export.export(mixer, (x,), keywords, dynamic_shapes=shapes, strict=False)
+    x, keywords = batch(5, 24, masked=masked)
+    torch.testing.assert_close(program.module()(x, **keywords), mixer(x, **keywords))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_nystromformer_has_one_program_beyond_its_landmarks(masked: bool) -> None:
+    mixer = rm.create_mixer(
+        "nystromformer", DIM, num_heads=4, max_length=MAX_LENGTH, num_landmarks=8
+    ).eval()
+    x, keywords = batch(3, 24, masked=masked)
+    axes = {1: torch.export.Dim("N", min=9, max=MAX_LENGTH)}
+    shapes = {"x": axes, **dict.fromkeys(keywords, axes)}
+    program = torch.export.export(mixer, (x,), keywords, dynamic_shapes=shapes, strict=False)
+    for length in (9, 33, MAX_LENGTH):
+        x, keywords = batch(3, length, masked=masked)
+        torch.testing.assert_close(
+            program.module()(x, **keywords), mixer(x, **keywords), atol=1e-4, rtol=1e-3
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"num_groups": 4, "layout": "length"}, {"group_size": 4}], ids=str

@@ -176,15 +176,17 @@ class TSSA(TokenMixer):
             )
         order = stable_order(key_padding_mask.to(torch.uint8), 1)
         y, membership = unchecked.renormalized_token_statistics(
-            w.take_along_dim(order[:, None, :, None], 2),
+            w.gather(2, order[:, None, :, None].expand_as(w)),
             temperature,
             bias,
             every,
             key_padding_mask.gather(1, order),
             dropout_p,
         )
+        # Not take_along_dim, whose graph would hold for this batch size alone.
         back = order.argsort(1).unsqueeze(1)
-        return y.take_along_dim(back.unsqueeze(-1), 2), membership.take_along_dim(back, 2)
+        y = y.gather(2, back.unsqueeze(-1).expand_as(y))
+        return y, membership.gather(2, back.expand_as(membership))
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The sums before the first token, of constant size: the fields of `StatisticsState`."""

@@ -74,7 +74,7 @@ class Longformer(OrderedAttention):
         if self.global_qkv is not None:
             q, k, v = self.split(self.global_qkv(x))
             seen = self._attend_globally(q[:, :, : self.num_global], k, v, key_padding_mask)
-            y = torch.cat((seen, y[:, :, self.num_global :]), 2)
+            y = y.slice_scatter(seen, 2, 0, seen.shape[2])
         out: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return out
 
