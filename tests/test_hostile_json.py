@@ -10,7 +10,8 @@ import pytest
 
 from rifflemix.cli.options import parse_value
 from rifflemix.errors import InputError
-from rifflemix.files import check_json, parse_json, read_json, read_json_lines
+from rifflemix.files import read_json, read_json_lines
+from rifflemix.json_values import check_json, parse_json
 from rifflemix.models.pretrained import from_pretrained
 from rifflemix.reproduction import load_results
 

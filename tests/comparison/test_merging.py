@@ -15,7 +15,7 @@ import rifflemix as rm
 import rifflemix.cli
 from rifflemix.comparison.merging import merge_comparisons
 from rifflemix.comparison.notes import comparison_notes
-from rifflemix.files import sealed
+from rifflemix.json_values import sealed
 
 RATES = {"tuned": {"lr": (1e-3, 1e-2)}}
 

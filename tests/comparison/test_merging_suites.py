@@ -17,7 +17,7 @@ from command_line import Cli
 from rifflemix.comparison import SUITES
 from rifflemix.comparison.merging_suites import is_suite, merge_suites
 from rifflemix.errors import InputError
-from rifflemix.files import sealed
+from rifflemix.json_values import sealed
 
 MIXERS = ["identity", "csp"]
 

@@ -11,7 +11,8 @@ from typing import Any, TypedDict
 import numpy as np
 
 from rifflemix.analysis.finding import Finding, Subject
-from rifflemix.files import check_json, damaged_run, read_json, write_bytes, write_json
+from rifflemix.files import damaged_run, read_json, write_bytes, write_json
+from rifflemix.json_values import check_json
 from rifflemix.report.figure import figure_png
 from rifflemix.report.page import render
 from rifflemix.runs.environment import environment

@@ -14,7 +14,8 @@ from torch import nn
 from rifflemix.analysis.finding import Subject, Trial
 from rifflemix.analysis.view import View
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import check_json, damaged_run, read_json, read_tensors
+from rifflemix.files import damaged_run, read_json, read_tensors
+from rifflemix.json_values import check_json
 from rifflemix.mixers import list_mixers
 from rifflemix.models import Model, list_models
 from rifflemix.runs.fit import fit_model, pair_settings

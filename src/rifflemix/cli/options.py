@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
+from rifflemix.json_values import parse_json
 from rifflemix.runs.options import MOST_THREADS, PRECISIONS
 
 
@@ -174,8 +175,6 @@ def parse_value(text: str, default: Any, name: str) -> Any:
         return _parse(text, name, "a number", float)
     if isinstance(default, str) and not text.startswith("["):
         return text
-    from rifflemix.files import parse_json  # files knows torch
-
     if isinstance(default, tuple):
         value = _parse(text, name, "a list such as [1, 2]", parse_json)
         if not isinstance(value, list):

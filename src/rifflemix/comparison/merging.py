@@ -15,14 +15,8 @@ from rifflemix.comparison.plan import RESULTS_FILE
 from rifflemix.comparison.progress import Run
 from rifflemix.comparison.results import cost_of, scores_of, tried_of
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import (
-    claimed_folder,
-    first_difference,
-    sealed,
-    user_path,
-    write_bytes,
-    write_json,
-)
+from rifflemix.files import claimed_folder, first_difference, user_path, write_bytes, write_json
+from rifflemix.json_values import sealed
 from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.outside import code_by_name

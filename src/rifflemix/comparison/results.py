@@ -12,7 +12,7 @@ from rifflemix.comparison.config import FORMAT, CompareConfig
 from rifflemix.comparison.models import training_memory
 from rifflemix.comparison.plan import ComparePlan
 from rifflemix.comparison.progress import Progress, Run
-from rifflemix.files import sealed
+from rifflemix.json_values import sealed
 from rifflemix.mixers import mixer_card
 from rifflemix.runs.environment import environment
 from rifflemix.runs.grid import Point

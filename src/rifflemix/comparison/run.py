@@ -16,7 +16,8 @@ from rifflemix.comparison.results import assemble, failed_run, finished_run
 from rifflemix.comparison.stored import check_chosen, check_stored
 from rifflemix.comparison.toml_file import TOML_FILE, config_text
 from rifflemix.errors import InputError
-from rifflemix.files import claimed_folder, read_json, sealed, write_bytes, write_json
+from rifflemix.files import claimed_folder, read_json, write_bytes, write_json
+from rifflemix.json_values import sealed
 from rifflemix.runs.device import using_threads
 from rifflemix.runs.grid import Point, point_label
 from rifflemix.runs.split import split_model

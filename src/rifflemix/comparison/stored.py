@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from rifflemix.comparison.plan import ComparePlan
 from rifflemix.comparison.progress import Progress
-from rifflemix.files import check_json, check_seal
+from rifflemix.json_values import check_json, check_seal
 from rifflemix.runs.environment import Environment
 
 

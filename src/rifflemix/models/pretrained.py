@@ -13,7 +13,8 @@ from safetensors.torch import load_model, save_model
 
 from rifflemix import __version__
 from rifflemix.errors import InputError, bad_argument, check_choice
-from rifflemix.files import make_folder, parse_json, read_json, user_path
+from rifflemix.files import make_folder, read_json, user_path
+from rifflemix.json_values import parse_json
 from rifflemix.models.presets import build_model
 from rifflemix.models.weights_file import (
     FLOATS,

@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rifflemix.errors import InputError
-from rifflemix.files import check_regular, parse_json, read_text, write_atomically, write_json
+from rifflemix.files import check_regular, read_text, write_atomically, write_json
+from rifflemix.json_values import parse_json
 
 FLOATS = {
     torch.float64: "F64",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypedDict
 
-from rifflemix.files import check_json
+from rifflemix.json_values import check_json
 from rifflemix.recipes import Recipe
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.files import check_seal, parse_json, read_text, user_path
+from rifflemix.files import read_text, user_path
+from rifflemix.json_values import check_seal, parse_json
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.checks import check_results
 from rifflemix.reproduction.utilisation import Utilisation

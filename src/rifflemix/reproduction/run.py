@@ -13,7 +13,8 @@ import torch
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument, check_choice
-from rifflemix.files import check_json, check_seal, parse_json, read_text, sealed, write_json
+from rifflemix.files import read_text, write_json
+from rifflemix.json_values import check_json, check_seal, parse_json, sealed
 from rifflemix.models import Model
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.checks import check_results

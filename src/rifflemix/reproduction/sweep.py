@@ -10,13 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError, bad_argument, require_packages, unknown_name
-from rifflemix.files import (
-    check_same_settings,
-    claimed_folder,
-    sealed,
-    write_bytes,
-    write_json,
-)
+from rifflemix.files import check_same_settings, claimed_folder, write_bytes, write_json
+from rifflemix.json_values import sealed
 from rifflemix.mixers.named import mixer_options
 from rifflemix.models import model_settings
 from rifflemix.recipes import Recipe

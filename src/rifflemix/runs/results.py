@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rifflemix.files import SEAL, check_seal, parse_json, read_text
+from rifflemix.files import read_text
+from rifflemix.json_values import SEAL, check_seal, parse_json
 from rifflemix.tasks import Task
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rifflemix import __version__
 from rifflemix.errors import InputError, bad_argument
-from rifflemix.files import check_json
+from rifflemix.json_values import check_json
 from rifflemix.mixers import list_mixers
 from rifflemix.models.pretrained import as_json
 from rifflemix.models.weights_file import misfit, outline_of

@@ -14,14 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rifflemix.errors import InputError
-from rifflemix.files import (
-    check_seal,
-    damaged_run,
-    read_json,
-    read_tensors,
-    sealed,
-    write_json,
-)
+from rifflemix.files import damaged_run, read_json, read_tensors, write_json
+from rifflemix.json_values import check_seal, sealed
 from rifflemix.train.checkpoint import check_tensors, load_model_weights, weight_shapes
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.data import (

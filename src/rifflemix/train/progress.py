@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from rifflemix.files import check_json
+from rifflemix.json_values import check_json
 
 
 @dataclass

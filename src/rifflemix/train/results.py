@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from rifflemix.errors import InputError, RunFailed
-from rifflemix.files import check_json
+from rifflemix.json_values import check_json
 
 
 class TrainingDiverged(RunFailed):

@@ -14,15 +14,14 @@ from torch import nn
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import (
     CONFIG_FILE,
-    check_json,
     check_regular,
     claimed_folder,
     damaged_run,
     flush,
-    parse_json,
     read_json_lines,
     user_path,
 )
+from rifflemix.json_values import check_json, parse_json
 from rifflemix.train.config import TrainConfig, free_settings
 from rifflemix.train.protocols import TrainableTask
 

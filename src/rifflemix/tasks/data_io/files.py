@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError
-from rifflemix.files import check_json, parse_json, read_text, user_path
+from rifflemix.files import read_text, user_path
+from rifflemix.json_values import check_json, parse_json
 from rifflemix.tasks.core.base import Progress, TaskCard, TaskStatus
 from rifflemix.tasks.data_io.scratch import scratch_folder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rifflemix.errors import InputError
-from rifflemix.files import parse_json
+from rifflemix.json_values import parse_json
 from rifflemix.tasks.data_io.bounded import MOST_BYTES, read_csv_lines, read_lines, too_large
 
 _PACKED = (".gz", ".xz")

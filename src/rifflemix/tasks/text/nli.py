@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.files import parse_json
+from rifflemix.json_values import parse_json
 from rifflemix.tasks.core.base import TaskCard, content_order
 from rifflemix.tasks.data_io.bounded import read_text_lines
 from rifflemix.tasks.data_io.file_task import Options

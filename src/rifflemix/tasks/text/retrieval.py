@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import InputError
-from rifflemix.files import parse_json
+from rifflemix.json_values import parse_json
 from rifflemix.tasks.core.base import (
     SPLITS,
     Progress,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, check_choice
-from rifflemix.files import parse_json
+from rifflemix.json_values import parse_json
 from rifflemix.tasks.core.base import (
     Budget,
     Progress,
