@@ -74,6 +74,35 @@ def test_a_plain_model_of_torch_is_analysed() -> None:
         assert "TransformerEncoder" in finding.data["models"]
 
 
+class Positioned(nn.Module):
+    """Positions are added to queries and keys alone, as in DETR; one mask for each head."""
+
+    def __init__(self, mask: Tensor | None) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(C, H, batch_first=True)
+        self.mask = mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        where = x + torch.linspace(0, 1, N)[:, None]
+        y: Tensor = self.attention(where, where, x, attn_mask=self.mask)[0]
+        return y
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "a mask for each head"])
+def test_values_without_the_positions_of_the_keys(masked: bool) -> None:
+    heads = torch.randn(B * H, N, N).triu(1) > 0.5
+    model = Positioned(heads if masked else None)
+    x = torch.randn(B, N, C)
+    ((call,),) = trace(model, [x])
+    again = call.module.eval()(call.x)
+    torch.testing.assert_close(again, call.y)
+    for kind in ("spectrum", "softmax-spread", "collapse", "pattern"):
+        assert "Positioned" in analyze(kind, model, [x]).data["models"]
+    reach = analyze("pattern", model, [x]).arrays["Positioned/after1"]
+    hidden = heads[:H].all(0).numpy() if masked else np.zeros((N, N), bool)
+    np.testing.assert_array_equal(reach, ~hidden)
+
+
 def test_a_decoder_of_torch_attends_to_its_memory() -> None:
     layer = nn.TransformerDecoderLayer(C, H, 16, batch_first=True)
     model = nn.TransformerDecoder(layer, num_layers=1)

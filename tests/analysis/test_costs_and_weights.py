@@ -22,6 +22,7 @@ from rifflemix.analysis.softmax_spread import (
     sums_of,
 )
 from rifflemix.errors import InputError
+from rifflemix.models.macs import multiply_accumulates
 
 N, C, H = 8, 8, 2
 
@@ -55,6 +56,20 @@ def test_costs_by_hand() -> None:
     assert sum(part.parameters for part in parts) == whole.parameters
     assert model.training
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_layers_of_torch_cost_the_same_in_evaluation_mode(nested: bool) -> None:
+    """Where one operator of torch would take the place of a whole encoder layer."""
+    layer = nn.TransformerEncoderLayer(C, H, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=nested).eval()
+    x, padding = torch.randn(1, N, C), torch.tensor([[False] * 5 + [True] * 3])
+    one = 4 * N * C * C + 2 * N * N * C + 2 * N * C * 16 + 2 * N * C
+    batches = [{"src": x, "src_key_padding_mask": padding}]
+    parts, whole = costs_of(own_subject(model, batches))
+    assert {part.macs for part in parts} == {one, 0}
+    assert whole.macs == 2 * one
+    assert multiply_accumulates(model, x) == 2 * one
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,15 @@ def test_nothing_of_the_mixer_changes() -> None:
     assert first is not None
     assert again is not None
     assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["softmax", "local"])
+def test_a_layer_in_16_bits_has_the_matrix_of_its_weights(name: str, dtype: torch.dtype) -> None:
+    call = call_of(name)
+    half = replace(call, module=call.module.to(dtype), x=call.x.to(dtype), y=call.y.to(dtype))
+    found = matrix_of(half)
+    wide = matrix_of(replace(half, module=half.module.double(), x=half.x.double()))
+    assert found is not None
+    assert wide is not None
+    torch.testing.assert_close(found, wide.float())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rifflemix.errors import bad_argument
 from rifflemix.mixers.cross.base import CrossAttention
 
 
@@ -40,13 +42,39 @@ class TorchAttention(nn.Module):
         self.attention = attention
         self.is_batched = given["query"].dim() == 3
         self.query = self.batch_first(given["query"]).clone()
-        self.memory = self.value = None
+        self.memory: Tensor | None = None
         if given["key"] is not given["query"]:
             self.memory = self.batch_first(given["key"]).clone()
-        if given["value"] is not given["key"]:
-            self.value = self.batch_first(given["value"]).clone()
+        self.value: Tensor | None = None
+        self.offset: Tensor | None = None
+        self._hold_values(given)
         self.padding = _padding(given.get("key_padding_mask"))
         self.attn_mask: Tensor | None = _additive(given.get("attn_mask"), self.query)
+        if self.attn_mask is not None and self.attn_mask.dim() == 3:
+            self.attn_mask = self.attn_mask.unflatten(0, (len(self.query), -1))
+
+    def _hold_values(self, given: Mapping[str, Any]) -> None:
+        """Values of their own: by how much they differ from the keys, whose tokens they are.
+
+        So where positions are added to the keys alone. Of other tokens, or in another width, they
+        stay what they are.
+        """
+        if given["value"] is given["key"]:
+            return
+        key, value = self.batch_first(given["key"]), self.batch_first(given["value"])
+        if self.memory is None and key.shape == value.shape:
+            self.offset = (value - key).detach()
+        else:
+            self.value = value.clone()
+
+    def of_sample(self, number: int) -> TorchAttention:
+        """The layer for any number of copies of one sample of the call."""
+        layer = copy.copy(self)
+        if layer.offset is not None:
+            layer.offset = layer.offset[number : number + 1]
+        if layer.attn_mask is not None and layer.attn_mask.dim() == 4:
+            layer.attn_mask = layer.attn_mask[number : number + 1]
+        return layer
 
     def batch_first(self, x: Tensor) -> Tensor:
         """(B, N, C) of a tensor in the layout that the layer takes."""
@@ -80,11 +108,18 @@ class TorchAttention(nn.Module):
     ) -> Any:
         memory = x if self.memory is None else self.memory
         value = memory if self.value is None else self.value
+        if self.offset is not None:
+            value = memory + self.offset[:, : memory.shape[1]].to(memory.dtype)
+        if value.shape[:2] != memory.shape[:2] or value.dtype != memory.dtype:
+            expected = f"{memory.shape[-1]} channels, as the keys have,"
+            raise bad_argument("values", expected, value.shape[-1])
         mask = self.attn_mask
         if mask is not None and self.memory is None:  # of fewer tokens than the model's
             mask = mask[..., : x.shape[1], : x.shape[1]]
         if mask is not None:
             mask = mask[..., :first, :]
+            if mask.dim() == 4:
+                mask = mask.expand(len(x), -1, -1, -1).flatten(0, 1)
         inputs = [x[:, :first], memory, value]
         if not self.attention.batch_first:
             inputs = [part.transpose(0, 1) for part in inputs]

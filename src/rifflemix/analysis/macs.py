@@ -13,6 +13,7 @@ from rifflemix.analysis.drawing import COLOURS, GREY, panels, tidy
 from rifflemix.analysis.finding import Finding, Subject, Tick, silent
 from rifflemix.analysis.images import inputs_of
 from rifflemix.analysis.trace import run_batch, undisturbed
+from rifflemix.models.calling import without_fast_path
 from rifflemix.models.macs import multiply_accumulates
 from rifflemix.models.presets import ModelCard
 from rifflemix.models.registry import list_models, model_card, model_settings
@@ -70,7 +71,7 @@ def costs_of(subject: Subject) -> tuple[list[Cost], Cost]:
         for name, part in parts.items()
     ]
     try:
-        with undisturbed(subject.model):
+        with undisturbed(subject.model), without_fast_path():
             run_batch(subject.model, batch)
     finally:
         for hook in hooks:

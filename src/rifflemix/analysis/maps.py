@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,12 +60,13 @@ def matrix_of(call: Call, *, first: int | None = None) -> Tensor | None:
 
     Returns:
         (B, H, N, N), rows are outputs, zero at padded positions; (B, H, N, M) of attention to a
-        memory. None for a mixer without such a matrix (one that mixes channels, or has no
-        values).
+        memory. Layers in 16 bits are measured in float32. None for a mixer without such a matrix
+        (one that mixes channels, or has no values).
     """
     if isinstance(call.module, TorchAttention):
         with undisturbed(call.module):
             return call.module.weights(call.x, call.key_padding_mask, first=first)
+    call = _wide(call)
     if isinstance(call.module, CrossAttention):
         return _cross_matrix(call)[:, :, :first]
     host = _attention_in(call.module)
@@ -103,6 +106,19 @@ def matrix_of(call: Call, *, first: int | None = None) -> Tensor | None:
         columns.append(as_heads(_unprojected(mixer, host, x, mask, put))[:, :, :first].clone())
     matrix = torch.cat(columns, -1)[..., :length]
     return matrix if _explains(matrix, seen[0], rows, plain[:, :, :first]) else None
+
+
+def _wide(call: Call) -> Call:
+    """The call with a copy of its layer in float32 at least.
+
+    With 16 bits neither the numbers of the tokens nor the product with the values are exact.
+    """
+    dtype = torch.promote_types(call.x.dtype, torch.float32)
+    if call.x.dtype == dtype:
+        return call
+    memory = None if call.memory is None else call.memory.to(dtype)
+    module = copy.deepcopy(call.module).to(dtype)
+    return replace(call, module=module, x=call.x.to(dtype), y=call.y.to(dtype), memory=memory)
 
 
 def _cross_matrix(call: Call) -> Tensor:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rifflemix.analysis.attention import TorchAttention
 from rifflemix.analysis.drawing import COLOURS, DPI, new_figure, picture
 from rifflemix.analysis.finding import Finding, Subject, Tick, silent
 from rifflemix.analysis.trace import Call, trace, undisturbed
@@ -39,6 +40,9 @@ def reach_of(call: Call, sample: int = 0) -> NDArray[np.bool_]:
     """
     x = call.x[sample]
     mask = None if call.key_padding_mask is None else call.key_padding_mask[sample]
+    layer = call.module
+    if isinstance(layer, TorchAttention):
+        layer = layer.of_sample(sample)
     length = len(x)
     if length > MOST_TOKENS:
         raise bad_argument("tokens", f"at most {MOST_TOKENS} for a pattern", length)
@@ -48,7 +52,7 @@ def reach_of(call: Call, sample: int = 0) -> NDArray[np.bool_]:
     at_once = max(_PAIRS_AT_ONCE // length**2, 1)
     for first in range(0, length, at_once):
         outputs = torch.arange(first, min(first + at_once, length), device=x.device)
-        rows.append(_gradients(call.module, x, mask, outputs, weights))
+        rows.append(_gradients(layer, x, mask, outputs, weights))
     reach = torch.cat(rows).cpu().numpy()
     valid = slice(None) if mask is None else np.flatnonzero(~mask.cpu().numpy())
     found: NDArray[np.bool_] = reach[valid][:, valid]

@@ -56,10 +56,15 @@ def layer_spectra(subject: Subject, tick: Tick = silent) -> list[LayerSpectrum]:
 
 
 def _map_values(call: Call) -> Tensor | None:
-    """(maps, N) singular values of every head's map in every sample; of a permutation all 1."""
+    """(maps, N) singular values of every head's map in every sample, falling.
+
+    Those of a permutation of the valid tokens are 1, and 0 for each padded one, as in other maps.
+    """
     length = call.x.shape[1]
     if permutation_of(call) is not None:
-        return torch.ones(len(call.x), length, dtype=torch.float64)
+        ones = torch.ones(len(call.x), length, dtype=torch.float64)
+        mask = call.key_padding_mask
+        return ones if mask is None else (~mask).cpu().double().sort(descending=True).values
     if length > MOST_MAP_TOKENS:
         return None
     matrix = matrix_of(call)

@@ -15,7 +15,7 @@ from rifflemix.analysis.attention import TorchAttention, arguments, is_cross
 from rifflemix.errors import InputError
 from rifflemix.mixers import TokenMixer
 from rifflemix.mixers.cross.base import CrossAttention
-from rifflemix.models.calling import call_model, on_device_of
+from rifflemix.models.calling import call_model, on_device_of, without_fast_path
 from rifflemix.train.evaluate import run_model
 from rifflemix.train.seeds import rng_state, seed_everything, set_rng_state
 
@@ -153,15 +153,13 @@ def _hooked(layers: Mapping[str, nn.Module], calls: list[Call], *, cross: bool) 
         layer.register_forward_hook(notes[name], with_kwargs=True) for name, layer in layers.items()
     ]
     streams = {name: layer for name, layer in layers.items() if isinstance(layer, TokenMixer)}
-    fast = torch.backends.mha.get_fastpath_enabled()  # it does without calls of the inner layers
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(without_fast_path())
             for name, layer in streams.items():
                 stack.enter_context(_prefill_noted(layer, notes[name]))
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for hook in hooks:
             hook.remove()
 

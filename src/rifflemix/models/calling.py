@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
@@ -44,3 +46,18 @@ def on_device_of(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return {name: moved(value) for name, value in inputs.items()}
     return [moved(part) for part in inputs] if isinstance(inputs, tuple | list) else moved(inputs)
+
+
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Inside, torch's attention and encoder layers call the layers and operators they consist of.
+
+    In evaluation mode one operator of torch takes their place, of which hooks and counters see
+    nothing.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rifflemix import compat
+from rifflemix.models.calling import without_fast_path
 from rifflemix.nn.butterfly import BlockLinear
 from rifflemix.ops.butterfly.cpu import weights_of_maps
 
@@ -40,7 +41,7 @@ def multiply_accumulates(model: nn.Module, *inputs: Tensor) -> int:
 
     hooks = [layer.register_forward_hook(add) for layer in model.modules() if _is_counted(layer)]
     try:
-        with torch.no_grad(), counter:
+        with torch.no_grad(), without_fast_path(), counter:
             model(*inputs)
     finally:
         for hook in hooks:
