@@ -125,6 +125,8 @@ def test_refusals() -> None:
         find_subjects("patch_only_cifar10_l7", View(mixers=("csp",)))
     with pytest.raises(InputError, match="for which there are no random inputs"):
         find_subjects("graphormer_pcqm4m")
+    with pytest.raises(InputError, match="seq2seq takes tokens and decoder tokens, for which"):
+        find_subjects("seq2seq")
     with pytest.raises(InputError, match="batches: expected at least one"):
         own_subject(torch.nn.Identity(), [])
     with pytest.raises(InputError, match=r"model: expected a torch.nn.Module"):

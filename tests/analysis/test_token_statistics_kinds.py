@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 from torch import Tensor, nn
 
 import rifflemix as rm
 from rifflemix.analysis import Subject, analyze, own_subject, trace
 from rifflemix.analysis.cls_attention import class_attention
 from rifflemix.analysis.coherence import coherence_of
+from rifflemix.analysis.drawing import COLOURS
 from rifflemix.analysis.images import as_grid, image_of
 from rifflemix.analysis.membership import layer_memberships
 from rifflemix.analysis.rate import bound_in, layer_rates, nearest_orthonormal, rate_in
+from rifflemix.analysis.trace import undisturbed
 from rifflemix.errors import InputError, RunFailed
 from rifflemix.models.vision.class_attention import ClassAttention
 
@@ -231,6 +234,29 @@ def test_findings_of_token_statistics(kind: str) -> None:
 def test_memberships_over_text() -> None:
     encoder = rm.create_model("encoder", vocab_size=9, max_length=4, mixer="tssa", dim=8)
     assert analyze("membership", encoder, [torch.randint(9, (2, 4))]).figure.axes
+
+
+def test_a_class_token_is_no_part_of_the_text() -> None:
+    settings = {"vocab_size": 9, "max_length": 8, "dim": 16, "num_heads": 4, "num_layers": 1}
+    model = rm.create_model("encoder", mixer="tssa", pool="cls", **settings)
+    ids = torch.randint(9, (2, 8))
+    finding = analyze("membership", model, [ids])
+    ((call,),) = trace(model, [ids])
+    with undisturbed(call.module):
+        likeliest = call.module.membership(call.x)[0].argmax(0)[1:].tolist()
+    drawn = finding.figure.axes[0].texts
+    assert [text.get_text() for text in drawn] == [str(i) for i in ids[0].tolist()]
+    colours = [to_hex(text.get_bbox_patch().get_facecolor()) for text in drawn]
+    assert colours == [COLOURS[head].lower() for head in likeliest]
+
+
+def test_a_decoder_has_a_text_and_a_pattern_of_its_own() -> None:
+    settings = {"vocab_size": 9, "max_length": 8, "dim": 16, "num_heads": 4, "num_layers": 1}
+    model = rm.create_model("seq2seq", mixer="tssa", **settings)
+    batch = {"inputs": torch.randint(9, (2, 8)), "decoder_inputs": torch.randint(9, (2, 6))}
+    (axes,) = analyze("membership", model, [batch]).figure.axes
+    assert len(axes.texts) == 8
+    assert {len(value) for value in analyze("pattern", model, [batch]).arrays.values()} == {8}
 
 
 def test_images_and_grids() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rifflemix.analysis.drawing import COLOURS, GREY, chosen_layers, new_figure, picture
 from rifflemix.analysis.finding import Finding, Subject, Tick, of_those_that_have, progress, silent
-from rifflemix.analysis.images import as_grid, has_images, image_of, text_of
+from rifflemix.analysis.images import as_grid, has_images, image_of, inputs_of, text_of
 from rifflemix.analysis.measures import entropy
 from rifflemix.analysis.trace import Call, trace, undisturbed
 from rifflemix.errors import InputError, RunFailed
@@ -201,9 +201,15 @@ def _images(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
 
 def _texts(subject: Subject, layers: Sequence[LayerMembership]) -> Figure:
     """Lines of characters, each on the colour of its likeliest head."""
-    chosen = [layers[number] for number in chosen_layers(len(layers), _LAYERS)]
+    count = len(inputs_of(subject.batches[0])[0])
+    # A class token stands in front; a decoder's tokens are not those of the inputs.
+    fitting = [layer for layer in layers if layer.first.shape[2] - count in (0, 1)]
+    if not fitting:
+        got = layers[0].first.shape[2]
+        raise InputError(f"{subject.label}: expected a token for each of {count} ids, got {got}")
+    chosen = [fitting[number] for number in chosen_layers(len(fitting), _LAYERS)]
     characters = text_of(subject, 0, _CHARACTERS) or []
-    likeliest = [_likeliest(layer.first[0, :, : len(characters)]) for layer in chosen]
+    likeliest = [_likeliest(layer.first[0, :, -count:][:, : len(characters)]) for layer in chosen]
     heads = layers[0].first.shape[1]
     colours = _colours_of(heads, [h for row in likeliest for h in row if h is not None])
     lines = -(-len(characters) // _ACROSS)

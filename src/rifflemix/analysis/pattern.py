@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -86,18 +87,24 @@ def reach_after(layers: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
     return found
 
 
+def _one_stream(calls: Sequence[Call]) -> list[Call]:
+    """The first layers, as long as they get as many tokens: a decoder's get another sequence."""
+    length = calls[0].x.shape[1]
+    return list(itertools.takewhile(lambda call: call.x.shape[1] == length, calls))
+
+
 def pattern(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
     """Patterns after one, two and three layers, and the share of pairs of tokens connected.
 
     Measured on the first sample, in the layers of the model as they are: what a sort connects
-    depends on the values it sorts.
+    depends on the values it sorts. Of a model that reads and writes, in the layers that read.
 
     Source: Dimension Mixer, Figure 4.
     """
     found: dict[str, list[NDArray[np.bool_]]] = {}
     for subject in subjects:
         tick(subject.label, 0, LAYERS)
-        calls = next(trace(subject.model, [subject.batches[0]]))[:LAYERS]
+        calls = _one_stream(next(trace(subject.model, [subject.batches[0]])))[:LAYERS]
         layers = []
         for done, call in enumerate(calls, start=1):
             layers.append(reach_of(call))

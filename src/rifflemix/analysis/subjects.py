@@ -77,7 +77,7 @@ def _of_preset(name: str, view: View) -> list[Subject]:
     for setting in own:
         if setting not in known:
             raise unknown_name(f"setting of model {name}", setting, known)
-    if model_card(name).inputs.startswith(("graphs", "pairs")):
+    if model_card(name).inputs.startswith(("graphs", "pairs", "tokens and")):
         raise _no_inputs(name)
     if view.mixers and "mixer" not in known:
         raise InputError(f"model {name} has no setting mixer; leave --mixers out")
