@@ -20,6 +20,7 @@ from rifflemix.analysis.membership import layer_memberships
 from rifflemix.analysis.rate import bound_in, layer_rates, nearest_orthonormal, rate_in
 from rifflemix.analysis.trace import undisturbed
 from rifflemix.errors import InputError, RunFailed
+from rifflemix.mixers import SoftmaxCrossAttention
 from rifflemix.models.vision.class_attention import ClassAttention
 
 N, C, H = 6, 8, 2
@@ -257,6 +258,13 @@ def test_a_decoder_has_a_text_and_a_pattern_of_its_own() -> None:
     (axes,) = analyze("membership", model, [batch]).figure.axes
     assert len(axes.texts) == 8
     assert {len(value) for value in analyze("pattern", model, [batch]).arrays.values()} == {8}
+    batch["decoder_inputs"] = batch["inputs"]
+    assert len(analyze("pattern", model, [batch]).rows) == 1
+    stacks = analyze("collapse", model, [batch]).data["models"]["Seq2Seq"]["stacks"]
+    assert {len(depths["residual"]) for depths in stacks.values()} == {2}, "one layer reads"
+    tokens = torch.randn(2, 8, 16)
+    with pytest.raises(InputError, match="got attention to a memory alone"):
+        analyze("pattern", SoftmaxCrossAttention(16), [(tokens, tokens)])
 
 
 def test_images_and_grids() -> None:

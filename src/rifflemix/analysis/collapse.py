@@ -24,7 +24,7 @@ from rifflemix.analysis.measures import (
     singular_values,
     stable_rank,
 )
-from rifflemix.analysis.trace import Call, find_layers, trace, undisturbed
+from rifflemix.analysis.trace import Call, find_layers, one_stream, trace, undisturbed
 from rifflemix.errors import InputError
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.sliceformer import Sliceformer
@@ -71,7 +71,8 @@ class Collapse:
 def collapse_of(subject: Subject, tick: Tick = silent) -> Collapse:
     """Run the subject's mixers as stacks of their own, and the blocks as they stand."""
     found = Collapse()
-    for calls in progress(subject, trace(subject.model, subject.batches), tick):
+    traced = trace(subject.model, subject.batches, cross=True)
+    for calls in map(one_stream, progress(subject, traced, tick)):
         if len({call.x.shape for call in calls}) == 1:
             _run_stacks(calls, found.stacks)
             if found.bound is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from rifflemix.analysis.attention import TorchAttention
 from rifflemix.analysis.drawing import COLOURS, DPI, new_figure, picture
 from rifflemix.analysis.finding import Finding, Subject, Tick, silent
-from rifflemix.analysis.trace import Call, trace, undisturbed
+from rifflemix.analysis.trace import Call, one_stream, trace, undisturbed
 from rifflemix.errors import bad_argument
 
 LAYERS = 3
@@ -87,10 +87,11 @@ def reach_after(layers: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
     return found
 
 
-def _one_stream(calls: Sequence[Call]) -> list[Call]:
-    """The first layers, as long as they get as many tokens: a decoder's get another sequence."""
+def _first_layers(subject: Subject) -> list[Call]:
+    """The first layers that mix one sequence, as long as they get as many tokens of it."""
+    calls = one_stream(next(trace(subject.model, [subject.batches[0]], cross=True)))
     length = calls[0].x.shape[1]
-    return list(itertools.takewhile(lambda call: call.x.shape[1] == length, calls))
+    return list(itertools.takewhile(lambda call: call.x.shape[1] == length, calls))[:LAYERS]
 
 
 def pattern(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
@@ -104,9 +105,8 @@ def pattern(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
     found: dict[str, list[NDArray[np.bool_]]] = {}
     for subject in subjects:
         tick(subject.label, 0, LAYERS)
-        calls = _one_stream(next(trace(subject.model, [subject.batches[0]])))[:LAYERS]
         layers = []
-        for done, call in enumerate(calls, start=1):
+        for done, call in enumerate(_first_layers(subject), start=1):
             layers.append(reach_of(call))
             tick(subject.label, done, LAYERS)
         found[subject.label] = reach_after(layers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,22 @@ def trace(
         if not calls:
             raise InputError(f"model {type(model).__name__} has {_words(of)} but never calls one")
         yield tuple(calls)
+
+
+def one_stream(calls: Sequence[Call]) -> list[Call]:
+    """Those of a model's calls, with `cross`, that mix one sequence layer after layer.
+
+    Where attention to a memory comes after others, those up to the one before it made the memory:
+    that one is the decoder's own.
+
+    Raises:
+        InputError: all calls are attention to a memory.
+    """
+    own = [call for call in calls if call.memory is None]
+    if not own:
+        raise InputError("expected mixers of one sequence, got attention to a memory alone")
+    cross = next((n for n, call in enumerate(calls) if call.memory is not None), 0)
+    return own[: cross - 1] if cross > 1 else own
 
 
 def find_layers(
