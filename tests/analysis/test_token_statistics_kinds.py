@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from rifflemix.analysis import Subject, analyze, own_subject, trace
 from rifflemix.analysis.cls_attention import class_attention
 from rifflemix.analysis.coherence import coherence_of
 from rifflemix.analysis.drawing import COLOURS
-from rifflemix.analysis.images import as_grid, image_of
+from rifflemix.analysis.images import as_grid, image_of, text_of
 from rifflemix.analysis.membership import layer_memberships
 from rifflemix.analysis.rate import bound_in, layer_rates, nearest_orthonormal, rate_in
 from rifflemix.analysis.trace import undisturbed
@@ -235,6 +237,21 @@ def test_findings_of_token_statistics(kind: str) -> None:
 def test_memberships_over_text() -> None:
     encoder = rm.create_model("encoder", vocab_size=9, max_length=4, mixer="tssa", dim=8)
     assert analyze("membership", encoder, [torch.randint(9, (2, 4))]).figure.axes
+
+
+def test_bytes_are_read_as_their_task_writes_them(tmp_path: Path) -> None:
+    """In a language model's text 0 is a byte, in others padding."""
+    text = "To be, or not to be"
+    (tmp_path / "tinyshakespeare.txt").write_text(f"{text}\n" * 40)
+    settings = {"level": "byte", "max_length": 12}
+    language = rm.tasks.load_task("shakespeare", data_dir=tmp_path, **settings)
+    ids = np.array([[byte + 1 for byte in text.encode()]] * 20)
+    reviews = replace(rm.Task.from_arrays(ids, np.arange(20) % 2), options={"level": "byte"})
+    for task in (language, reviews):
+        batch = task.collate([task.split("train")[0]])
+        shown = text_of(own_subject(nn.Identity(), [batch], task=task), 0, 12)
+        assert shown is not None
+        assert "".join(shown) == text[:12]
 
 
 def test_a_class_token_is_no_part_of_the_text() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from rifflemix.analysis.finding import Subject
 from rifflemix.errors import InputError
 from rifflemix.tasks import card_of
+from rifflemix.tasks.text.next_token import NextTokenTask
 
 
 def inputs_of(batch: Any) -> Tensor:
@@ -75,4 +76,5 @@ def text_of(subject: Subject, sample: int, most: int) -> list[str] | None:
     ids = x[:most].tolist()
     if subject.task is None or subject.task.options.get("level") != "byte":
         return [str(i) for i in ids]
-    return [chr(i - 1) if 32 < i <= 127 else " " for i in ids]
+    zero = 0 if isinstance(subject.task, NextTokenTask) else 1  # where 0 is padding
+    return [chr(i - zero) if 32 <= i - zero < 127 else " " for i in ids]
