@@ -245,7 +245,7 @@ def test_bytes_are_read_as_their_task_writes_them(tmp_path: Path) -> None:
     (tmp_path / "tinyshakespeare.txt").write_text(f"{text}\n" * 40)
     settings = {"level": "byte", "max_length": 12}
     language = rm.tasks.load_task("shakespeare", data_dir=tmp_path, **settings)
-    ids = np.array([[byte + 1 for byte in text.encode()]] * 20)
+    ids = np.array([[byte + 1 for byte in f"{text} {n:02}".encode()] for n in range(20)])
     reviews = replace(rm.Task.from_arrays(ids, np.arange(20) % 2), options={"level": "byte"})
     for task in (language, reviews):
         batch = task.collate([task.split("train")[0]])
