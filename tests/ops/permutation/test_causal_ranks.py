@@ -73,6 +73,15 @@ def test_of_equal_tokens_the_earlier_has_the_lower_rank() -> None:
     assert x.grad[0].T.tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
 
 
+@pytest.mark.parametrize("backend", ["reference", "eager"])
+def test_where_no_token_is_taken_the_gradient_is_zero(backend: str) -> None:
+    x = torch.randn(1, 1, 2, requires_grad=True)
+    y = rank_filter(x, [3, 4], 8, backend=backend)
+    assert not y.any()
+    (found,) = torch.autograd.grad(y.sum(), x)
+    assert not found.any()
+
+
 def test_windows_of_two_are_minimum_and_maximum_of_neighbours() -> None:
     x = torch.randn(2, 30, 4)
     before = torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]

@@ -92,7 +92,7 @@ def causal_shift(x: Tensor, steps: Tensor, longest: int) -> Tensor:
 
 def rank_filter(x: Tensor, ranks: Tensor, window_size: int) -> Tensor:
     """y[n] = the r-th smallest of v[n-G+1..n], where a token before the first is zero."""
-    y = torch.zeros_like(x)
+    y = x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0.0)  # a gradient of zeros at least
     for sample in range(x.shape[0]):
         for channel, rank in enumerate(ranks.tolist()):
             values = [0.0] * (window_size - 1) + x[sample, :, channel].tolist()
