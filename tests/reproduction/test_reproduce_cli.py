@@ -104,6 +104,11 @@ def test_report_command(tmp_path: Path, cli: Cli, found: list[tuple[Path, dict[s
     assert shown.code == 0, shown.err
     assert shown.out.startswith("5 results; written to")
     assert sorted(os.listdir(tmp_path / "report")) == ["report.html", "report.md"]
+    assert "only those" not in shown.out
+    (tmp_path / "none").mkdir()
+    empty = cli("report", tmp_path / "none", "--out", tmp_path / "report")
+    assert empty.out.startswith("0 results; written to")
+    assert "only those of reproduce count" in empty.out
     entries = json.loads(cli("report", *places, "--out", tmp_path / "report", "--json").out)
     assert [entry["ours"] for entry in entries] == [[20.0], [60.0, 62.0, 64.0], [], []]
 

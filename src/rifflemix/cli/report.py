@@ -41,3 +41,5 @@ def report(
         print_json(report_entries(found))
     else:
         show(f"{len(found)} results; written to {out}: report.md, report.html")
+        if not found:
+            show("only those of reproduce count; compare and sweep write pages into their folders")
