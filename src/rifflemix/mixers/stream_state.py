@@ -44,7 +44,7 @@ def misfit(state: dict[str, Tensor], layout: Layout, x_t: Tensor) -> str | None:
                     fits = False
         if not fits:
             return f"'{name}' of shape {tuple(shape)} for {rows} sequences"
-        if part.dtype != dtype and not _widens(part.dtype, dtype, x_t.device.type):
+        if part.dtype != dtype and not _widens(part.dtype, dtype, x_t):
             return f"'{name}' of {part.dtype} for tokens of {x_t.dtype}"
         if part.device != x_t.device:
             return f"'{name}' on {part.device} for tokens on {x_t.device}"
@@ -55,11 +55,15 @@ def misfit(state: dict[str, Tensor], layout: Layout, x_t: Tensor) -> str | None:
     return None
 
 
-def _widens(dtype: torch.dtype, wanted: torch.dtype, device_type: str) -> bool:
-    """Whether numbers of one type go into arithmetic of another; autocast sees to it itself."""
-    if _kind(dtype) != _kind(wanted):
+def _widens(dtype: torch.dtype, first: torch.dtype, x_t: Tensor) -> bool:
+    """Whether numbers of a type can follow the `first` of a state, or autocast sees to it.
+
+    Sums that begin in fewer bits than the tokens have are of the tokens' type after one of them.
+    """
+    if _kind(dtype) != _kind(first):
         return False
-    return torch.promote_types(dtype, wanted) == wanted or autocast_enabled(device_type)
+    wanted = torch.promote_types(first, x_t.dtype) if first.is_floating_point else first
+    return torch.promote_types(dtype, wanted) == wanted or autocast_enabled(x_t.device.type)
 
 
 def _kind(dtype: torch.dtype) -> tuple[bool, bool]:
