@@ -103,7 +103,8 @@ def user_path(name: str, path: str | os.PathLike[str]) -> Path:
         raise bad_argument(name, "a path", repr(text))
     try:
         text.encode()  # JSON, safetensors and reports hold nothing else
-        (found := Path(path).expanduser()).lstat()
+        found = Path(path).expanduser()
+        found.lstat()
     except UnicodeEncodeError:
         raise bad_argument(name, "a path in UTF-8", ascii(text)) from None
     except (FileNotFoundError, NotADirectoryError):
@@ -118,7 +119,8 @@ def user_path(name: str, path: str | os.PathLike[str]) -> Path:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` atomically as indented JSON; NaN and infinity are refused."""
-    write_bytes(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    write_bytes(path, text.encode())
 
 
 def check_regular(path: Path) -> None:
@@ -261,7 +263,8 @@ def claimed_folder(
     make_folder(folder)
     with locked(folder):
         remove_leftovers(folder)
-        check_same_settings(folder, settings, name=name, free=free)  # it may be another's by now
+        # Again: another process may have been here.
+        check_same_settings(folder, settings, name=name, free=free)
         try:
             write_json(folder / CONFIG_FILE, settings)
         except InputError:
@@ -318,7 +321,8 @@ def first_difference(
             continue
         if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
             return name, before, after
-        if (inner := first_difference(before, after, free, f"{name}.")) is not None:
+        inner = first_difference(before, after, free, f"{name}.")
+        if inner is not None:
             return inner
     return None
 

@@ -80,21 +80,22 @@ _ABLATION: dict[str, tuple[str, dict[str, Any], float]] = {
 _TUNED_NOTES = (
     "the paper starts from its ImageNet weights: load_official, save_pretrained, --start-from; "
     "the head is new",
-    "200 epochs, crops, RandAugment (2 changes of strength 14) and decay 0.01 are the code's",
+    "200 epochs are the release's; crops, RandAugment (2 changes of strength 14) and decay 0.01 "
+    "those of the code of Yu et al. (2024), whose pipeline the paper follows",
 )
 _TENTH_NOTE = (
-    "the code keeps the weights that are best on the test split; here a tenth of the training "
+    "that code keeps the weights that are best on the test split; here a tenth of the training "
     "images choose"
 )
 _VALIDATION_NOTE = (
-    "the code keeps the weights that are best on the test split; here the published validation "
+    "that code keeps the weights that are best on the test split; here the published validation "
     "images choose, on which neither trains"
 )
 _LATE_RESIZING_NOTE = (
-    "the code crops and changes training images at 224 pixels; here that comes before the resizing"
+    "that code crops and changes images at 224 pixels; here that comes before the resizing"
 )
 _SQUARE_NOTE = (
-    "the code crops whole photographs and squeezes those of the test split into a square; here "
+    "that code crops whole photographs and squeezes those of the test split into a square; here "
     "both are of the middle square, 224 pixels wide"
 )
 
