@@ -17,10 +17,12 @@ FENCE = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 ANY_FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 DOTTED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`]*\))?`")
 FILE_SUFFIXES = {
+    "bin",
     "csv",
     "gz",
     "html",
     "json",
+    "jsonl",
     "mat",
     "md",
     "png",
@@ -28,6 +30,7 @@ FILE_SUFFIXES = {
     "safetensors",
     "so",
     "toml",
+    "txt",
     "xz",
 }
 LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)#\s]+)")

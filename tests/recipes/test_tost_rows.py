@@ -155,7 +155,7 @@ def test_s4_stands_alone_in_its_blocks(task: str) -> None:
         assert block.is_post_norm is (task in ("listops", "image"))
 
 
-@pytest.mark.parametrize("text", ["ptb", "wikitext"])
+@pytest.mark.parametrize("text", ["owt", "lambada", "wikitext", "ptb"])
 def test_language_rows_follow_the_released_schedules(text: str) -> None:
     rows = {
         name: get_recipe(f"tost/table4-{text}-{name}").train
@@ -168,4 +168,6 @@ def test_language_rows_follow_the_released_schedules(text: str) -> None:
         "tost_lm_large": (600_000, 480),
     }
     assert all(t.batch_size % t.accumulation == 0 for t in rows.values())
-    assert get_recipe(f"tost/table4-{text}-gpt2_base").task == text
+    recipe = get_recipe(f"tost/table4-{text}-gpt2_base")
+    assert recipe.task == "openwebtext"
+    assert recipe.metric == ("loss" if text == "owt" else f"{text}_loss")

@@ -57,7 +57,14 @@ def test_format_percent() -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("accuracy", "50.00 %"), ("top5_accuracy", "50.00 %"), ("perplexity", "0.5")],
+    [
+        ("accuracy", "50.00 %"),
+        ("top5_accuracy", "50.00 %"),
+        ("lambada_accuracy", "50.00 %"),
+        ("accuracy_deviation", "0.5"),
+        ("inaccuracy", "0.5"),
+        ("perplexity", "0.5"),
+    ],
 )
 def test_format_metric(name: str, text: str) -> None:
     assert format_metric(name, 0.5) == text

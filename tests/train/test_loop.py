@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ from toy_training import (
     make_model,
 )
 
+from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
 from rifflemix.train import TrainEvent, TrainResult, train
 from rifflemix.train.optim import build_optimizer
@@ -240,6 +241,41 @@ def test_evaluation_is_the_mean_over_the_whole_split(tmp_path: Path) -> None:
     right = (outputs.argmax(-1) == torch.from_numpy(split.labels)).double().mean()
     assert result.test is not None
     assert result.test["accuracy"] == pytest.approx(float(right))
+
+
+class FurtherTask(ToyTask):
+    """Two more tests: the test split itself, and another."""
+
+    further_tests: ClassVar[dict[str, ToySplit]] = {
+        "same": ToySplit(21, 3, False, None),
+        "other": ToySplit(13, 4, False, None),
+    }
+
+    def split(self, name: str) -> ToySplit:
+        return self.further_tests[name] if name in self.further_tests else super().split(name)
+
+
+def test_further_tests_are_of_the_chosen_weights(tmp_path: Path) -> None:
+    model = make_model()
+    result = run(tmp_path, model=model, task=FurtherTask(), max_steps=4, eval_every=2)
+    assert result.test is not None
+    for metric in ("accuracy", "loss"):
+        assert result.test[f"same_{metric}"] == result.test[metric]
+    split = FurtherTask.further_tests["other"]
+    outputs = model.eval()(torch.from_numpy(split.inputs))
+    right = (outputs.argmax(-1) == torch.from_numpy(split.labels)).double().mean()
+    assert result.test["other_accuracy"] == pytest.approx(float(right))
+    validated = [entry for entry in read_log(tmp_path) if entry.get("split") == "validation"]
+    assert validated
+    assert not any("other_accuracy" in entry for entry in validated)
+
+
+def test_a_further_test_without_samples(tmp_path: Path) -> None:
+    class Empty(FurtherTask):
+        further_tests: ClassVar[dict[str, ToySplit]] = {"none": ToySplit(0, 3, False, None)}
+
+    with pytest.raises(InputError, match="split 'none' of task 'toy': expected at least one"):
+        run(tmp_path, task=Empty())
 
 
 def test_evaluation_does_not_move_the_noise(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ _IMAGES = {
 }
 _LEVELS = {"digits": 17}  # of gray, else 256
 # Words of the corpora whose vocabulary no option sets.
-_WORDS = {"ptb": 10_000, "sst": 14_830, "sick": 2_177}
+_WORDS = {"ptb": 10_000, "sst": 14_830, "sick": 2_177, "openwebtext": 50_304}
 # Tokens of the longest sample of a batch, where that is far below the most the task allows: the
 # mean over batches of the data, rounded; of SNLI and MNLI, which are not at hand, guesses.
 _LONGEST = {
@@ -128,7 +128,7 @@ def outline(recipe: Recipe) -> Outline:
         return _sentences(name, options)
     if task_card(name).output == "next_token":
         # Texts are cut into whole pieces: no padding among their bytes.
-        ids = 256 if options["level"] == "byte" else _text_ids(name, options)
+        ids = 256 if options.get("level") == "byte" else _text_ids(name, options)
         return _tokens(name, ids, ids, options["max_length"])
     known = [*_IMAGES, *_WORDS]
     raise unknown_name("task with an outline", name, known)
@@ -193,9 +193,10 @@ def _sentences(name: str, options: Mapping[str, Any]) -> Outline:
 
 
 def _text_ids(name: str, options: Mapping[str, Any]) -> int:
-    if options["level"] == "byte":
+    level = options.get("level")
+    if level == "byte":
         return _BYTES
-    if options["level"] == "bpe":
+    if level == "bpe":
         return int(options["bpe_size"])
     return int(options.get("vocab_size") or _WORDS[name])
 

@@ -84,7 +84,8 @@ def _cell(entry: Entry | None) -> tuple[str, str]:
 def _headers(of_paper: PaperTable) -> list[str]:
     """The headers of a paper's table."""
     columns = [f"{column}, {unit}" for column, unit in of_paper.columns]
-    return ["Row", *columns, *(["Average, %"] if of_paper.averages else [])]
+    unit = of_paper.columns[0][1]
+    return ["Row", *columns, *([f"Average, {unit}"] if of_paper.averages else [])]
 
 
 def _cells(of_paper: PaperTable, row: str) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from rifflemix.reproduction.utilisation import Utilisation
 from rifflemix.runs.environment import environment
 from rifflemix.runs.results import protocol
 from rifflemix.tasks import Task
+from rifflemix.tasks.core.base import SPLITS
 from rifflemix.train import TrainResult
 from rifflemix.train.run_folder import read_log
 
@@ -69,7 +70,7 @@ def results_of(
             "name": task.name,
             "options": dict(task.options),
             "data": task.data_source,
-            "sizes": {name: len(task.split(name)) for name in ("train", "validation", "test")},
+            "sizes": {name: len(task.split(name)) for name in (*SPLITS, *task.further_tests)},
         },
         "parameters": result.parameters,
         "steps_per_second": result.steps_per_second,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
 
@@ -48,6 +49,7 @@ from rifflemix.tasks.synthetic.sorting import Sorting
 from rifflemix.tasks.text.language import PennTreebank, Shakespeare, WikiText
 from rifflemix.tasks.text.lm1b import LM1B
 from rifflemix.tasks.text.nli import SNLI, MultiNLI
+from rifflemix.tasks.text.openwebtext import OpenWebText
 from rifflemix.tasks.text.passages import Passages
 from rifflemix.tasks.text.retrieval import Retrieval
 from rifflemix.tasks.text.sick import Sick
@@ -80,6 +82,7 @@ _TASKS: dict[str, TaskBuilder] = {
         Shakespeare(),
         WikiText(),
         LM1B(),
+        OpenWebText(),
         ImageBytes(),
         Sorting(),
         SST(),
@@ -230,12 +233,12 @@ def _load(builder: TaskBuilder, request: Request) -> Task:
     task = builder.load(request)
     if request.max_samples is None:
         return task
+    first = partial(FirstSamples, most=request.max_samples)
     return replace(
         task,
         options={**task.options, "max_samples": request.max_samples},
-        splits={
-            name: FirstSamples(split, request.max_samples) for name, split in task.splits.items()
-        },
+        splits={name: first(split) for name, split in task.splits.items()},
+        further_tests={name: first(split) for name, split in task.further_tests.items()},
     )
 
 

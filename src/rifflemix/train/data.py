@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.train.config import TrainConfig
-from rifflemix.train.protocols import Batch, Split, TrainableTask
+from rifflemix.train.protocols import Batch, HasFurtherTests, Split, TrainableTask
 from rifflemix.train.seeds import derive_seed, seed_sequence
 from rifflemix.train.targets import change_batch
 
@@ -197,10 +197,16 @@ def _one_sentence_errors(batches: Iterator[Batch], count: int, name: str) -> Ite
         raise InputError(last_line.rpartition("InputError: ")[2]) from error
 
 
-def check_split(task: TrainableTask, name: str) -> None:
-    """Raise InputError if the split `name` is empty."""
-    if len(task.split(name)) == 0:
-        raise bad_argument(f"split {name!r} of task {task.name!r}", "at least one sample", 0)
+def check_splits(task: TrainableTask) -> None:
+    """Raise InputError if a split is empty."""
+    for name in ("train", "validation", "test", *further_tests(task)):
+        if len(task.split(name)) == 0:
+            raise bad_argument(f"split {name!r} of task {task.name!r}", "at least one sample", 0)
+
+
+def further_tests(task: TrainableTask) -> Sequence[str]:
+    """The names of splits that a task is tested on beside "test"."""
+    return list(task.further_tests) if isinstance(task, HasFurtherTests) else []
 
 
 def check_finite(batch: Batch, indices: list[int], split_name: str) -> None:

@@ -15,6 +15,7 @@ from rifflemix.train.data import (
     EvaluationOrder,
     check_finite,
     evaluation_batches,
+    further_tests,
     micro_batch_size,
     to_device,
 )
@@ -48,8 +49,9 @@ def evaluate(
 ) -> dict[str, float] | None:
     """Mean of every metric over a split; None where `should_stop` broke it off.
 
-    Training noise is neither used nor moved: a model that is noisy in evaluation draws the same
-    noise each time.
+    Where it is the test split, also over the task's further ones, whose names stand before those of
+    the metrics. Training noise is neither used nor moved: a model that is noisy in evaluation draws
+    the same noise each time.
 
     Raises:
         InputError: a NaN in the data, or metrics without the task's own.
@@ -62,7 +64,15 @@ def evaluate(
             sums = _sum_metrics(engine, model, task, split_name, config, should_stop)
     finally:
         set_rng_state(noise, engine.device)
-    return None if sums is None else _means(sums, task, split_name)
+    if sums is None:
+        return None
+    means = _means(sums, task, split_name)
+    for name in further_tests(task) if split_name == "test" else ():
+        more = evaluate(engine, model, task, name, config, should_stop)
+        if more is None:
+            return None
+        means |= {f"{name}_{metric}": mean for metric, mean in more.items()}
+    return means
 
 
 @torch.no_grad()

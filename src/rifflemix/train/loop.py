@@ -21,7 +21,7 @@ from rifflemix.train.config import TrainConfig
 from rifflemix.train.data import (
     TrainOrder,
     check_finite,
-    check_split,
+    check_splits,
     count_tokens,
     to_device,
     training_batches,
@@ -99,8 +99,7 @@ def train(
             accelerate missing.
         TrainingDiverged: loss, metric or weights are not finite; the last checkpoint stays.
     """
-    for split_name in ("train", "validation", "test"):
-        check_split(task, split_name)
+    check_splits(task)
     check_targets(task, config)
     engine = Engine(config, device, context_parallel)
     # On a CPU torch's Adafactor is as fast tensor by tensor.

@@ -51,7 +51,7 @@ class TrainableTask(Protocol):
         """Where the validation split comes from."""
 
     def split(self, name: str, /) -> Split:
-        """The split "train", "validation" or "test"."""
+        """The split "train", "validation" or "test", or one of `further_tests`."""
 
     def collate(self, samples: Sequence[Any], /) -> Batch:
         """A batch of samples."""
@@ -112,6 +112,15 @@ class Summarises(Protocol):
 
     def summarise(self, means: Mapping[str, float], /) -> Mapping[str, float]:
         """More metrics, from the mean of each metric over a whole split."""
+
+
+@runtime_checkable
+class HasFurtherTests(Protocol):
+    """A task whose chosen weights are tested on more splits than one."""
+
+    @property
+    def further_tests(self) -> Mapping[str, Split]:
+        """The others by name; a metric on one of them has this name before its own."""
 
 
 @runtime_checkable

@@ -189,6 +189,8 @@ class Task(OwnData):
         higher_is_better: whether more of `metric` is better.
         pad_id: token id that fills padded positions.
         num_sequences: 1, or 2 where a sample is a pair.
+        further_tests: more splits that the chosen weights are tested on, by name; other data that
+            a table has a column for.
         card: of data that is in no registry; None where the registry has it by `name`.
     """
 
@@ -208,11 +210,12 @@ class Task(OwnData):
     pad_id: int = 0
     num_sequences: int = 1
     card: TaskCard | None = None
+    further_tests: Mapping[str, Split] = field(default_factory=dict)
 
     def split(self, name: str) -> Split:
-        """The split "train", "validation" or "test"."""
-        check_choice("split", name, SPLITS)
-        return self.splits[name]
+        """The split "train", "validation" or "test", or one of `further_tests`."""
+        check_choice("split", name, (*SPLITS, *self.further_tests))
+        return self.splits[name] if name in SPLITS else self.further_tests[name]
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Stack samples to a batch, padded to the longest among them where the task pads."""
@@ -272,8 +275,8 @@ class Task(OwnData):
         options = {name: value for name, value in self.options.items() if name != "data"}
         head = [self.name, options, self.input_kind, self.max_length]
         total = hashlib.blake2b(json.dumps(head, sort_keys=True).encode(), digest_size=16)
-        for name in SPLITS:
-            total.update(self.splits[name].digest())
+        for name in (*SPLITS, *self.further_tests):
+            total.update(self.split(name).digest())
         return total.hexdigest()
 
     def _check_outputs(self, outputs: Tensor, batch: Batch) -> None:

@@ -46,7 +46,7 @@ class Array:
             self.path = None
             self.values = source
 
-    def __reduce__(self) -> tuple[type[Array], tuple[NDArray[Any] | Path]]:
+    def __reduce__(self) -> tuple[type[Array], tuple[Any, ...]]:
         return Array, (self.values if self.path is None else self.path,)
 
     def __getitem__(self, row: int) -> NDArray[Any]:

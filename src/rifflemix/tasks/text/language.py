@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -96,34 +97,18 @@ class Language(FileTask):
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
         """The task over windows of the texts."""
-        options = dict(request.options)
-        length = int(options["max_length"])
-        options["stride"] = stride = options["stride"] or length
-        vocabulary = _unpack_vocabulary(options["level"], arrays)
+        options = resolve_windows(request.options)
+        vocabulary = unpack_vocabulary(options["level"], arrays)
+        check_tokens(self.card, source, {s: arrays[s] for s in SPLITS}, vocabulary)
+        length, stride = options["max_length"], options["stride"]
         strides = {"train": length, "validation": stride, "test": stride}
-        for split in SPLITS:
-            folder = source_folder(self.card, source)
-            check_ids(folder, f"{split} tokens", arrays[split].values, len(vocabulary))
-            if len(arrays[split].values) < 2:
-                raise InputError(
-                    f"task {self.card.name}: the {split} text of {source.name} has less than 2 "
-                    f"{options['level']} tokens"
-                )
-        return NextTokenTask(
-            name=self.card.name,
-            options=options,
-            input_kind="tokens",
-            vocab_size=len(vocabulary),
-            num_features=None,
-            num_classes=len(vocabulary),
-            max_length=length,
-            padding=False,
-            split_note=self.split_note + _unknown(options["level"], arrays, len(vocabulary)),
-            data_source=source.description,
-            splits={split: WindowSplit(arrays[split], length, strides[split]) for split in SPLITS},
-            metric="perplexity",
-            higher_is_better=False,
-            vocabulary=vocabulary,
+        return next_token_task(
+            self.card,
+            options,
+            source,
+            vocabulary,
+            {split: WindowSplit(arrays[split], length, strides[split]) for split in SPLITS},
+            self.split_note + _unknown(options["level"], arrays, len(vocabulary)),
         )
 
     def texts(self, parts: Mapping[str, str]) -> Texts:
@@ -170,6 +155,53 @@ class Language(FileTask):
             f"{', '.join(path.name for path in present.values())} beside it "
             f"{'is' if len(present) == 1 else 'are'} there; the {part} text is needed too"
         )
+
+
+def resolve_windows(options: Options) -> dict[str, Any]:
+    """Options with `stride` as a number of tokens."""
+    return {**options, "stride": options["stride"] or options["max_length"]}
+
+
+def check_tokens(
+    card: TaskCard, source: Source, texts: Mapping[str, Array], vocabulary: Vocabulary
+) -> None:
+    """Raise InputError for a text of less than 2 tokens, or kept tokens that are no ids."""
+    for name, tokens in texts.items():
+        check_ids(source_folder(card, source), f"{name} tokens", tokens.values, len(vocabulary))
+        if len(tokens.values) < 2:
+            raise InputError(
+                f"task {card.name}: the {name} text of {source.name} has less than 2 "
+                f"{vocabulary.level} tokens"
+            )
+
+
+def next_token_task(
+    card: TaskCard,
+    options: Options,
+    source: Source,
+    vocabulary: Vocabulary,
+    splits: Mapping[str, WindowSplit],
+    split_note: str,
+    further_tests: Mapping[str, WindowSplit] = MappingProxyType({}),
+) -> NextTokenTask:
+    """The task over windows of texts; see `Task` for what the arguments are."""
+    return NextTokenTask(
+        name=card.name,
+        options=options,
+        input_kind="tokens",
+        vocab_size=len(vocabulary),
+        num_features=None,
+        num_classes=len(vocabulary),
+        max_length=options["max_length"],
+        padding=False,
+        split_note=split_note,
+        data_source=source.description,
+        splits=splits,
+        further_tests=dict(further_tests),
+        metric="perplexity",
+        higher_is_better=False,
+        vocabulary=vocabulary,
+    )
 
 
 def _unknown(level: str, arrays: Mapping[str, Array], num_tokens: int) -> str:
@@ -340,7 +372,8 @@ def pack_vocabulary(vocabulary: Vocabulary) -> Arrays:
     }
 
 
-def _unpack_vocabulary(level: str, arrays: Mapping[str, Array]) -> Vocabulary:
+def unpack_vocabulary(level: str, arrays: Mapping[str, Array]) -> Vocabulary:
+    """The vocabulary of `pack_vocabulary`."""
     text, ends = arrays["pieces"].values.tobytes(), arrays["ends"].values.tolist()
     starts = [0, *ends[:-1]]
     pieces = tuple(text[start:end] for start, end in zip(starts, ends, strict=True))

@@ -62,6 +62,12 @@ class Vocabulary:
             raise bad_argument("text", f"{self.level}s of the training text", repr(unit))
         return ids
 
+    def encode_whole(self, text: str) -> Ids:
+        """As `encode`, of BPE without a cut at ends of lines, over which its tokens may reach."""
+        if self.level != "bpe":
+            return self.encode(text)
+        return np.array(self._tokenizer.encode(text).ids, dtype=np.int32)
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of token ids; bytes that are no UTF-8 become replacement characters."""
         return b"".join(self.pieces[index] for index in ids).decode(errors="replace")
@@ -185,16 +191,18 @@ def _bpe(merges: str) -> Vocabulary:
     expected = "a byte-level BPE of the tokenizers library"
     library = _tokenizers()
     try:
-        ids = library.Tokenizer.from_str(merges).get_vocab()
+        tokenizer = library.Tokenizer.from_str(merges)
     except Exception as error:  # the library raises plain Exceptions
         raise bad_argument("tokenizer", expected, "another file", str(error)) from error
+    ids, added = tokenizer.get_vocab(), tokenizer.get_added_tokens_decoder()
     byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
     pieces: list[bytes | None] = [None] * len(ids)
     for token, index in ids.items():
         if index >= len(ids):
             raise bad_argument("tokenizer", expected, f"a gap before id {index}")
         # Special tokens are no sequences of bytes: they stand for no text.
-        known = all(character in byte_of for character in token)
+        is_special = index in added and added[index].special
+        known = not is_special and all(character in byte_of for character in token)
         pieces[index] = bytes(byte_of[c] for c in token) if known else b""
     return Vocabulary("bpe", tuple(piece or b"" for piece in pieces), merges)
 
