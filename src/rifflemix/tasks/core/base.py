@@ -219,7 +219,7 @@ class Task(OwnData):
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Stack samples to a batch, padded to the longest among them where the task pads."""
-        labels = _classes([label for _, label in samples])
+        labels = _labels([label for _, label in samples], self.num_classes)
         # A pair is two sequences, so that both are padded to one length.
         inputs = [
             part
@@ -253,11 +253,14 @@ class Task(OwnData):
         return -functional.log_softmax(outputs.float(), dim=1).mean()
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Sum and count of "accuracy" and "loss" over a batch of logits (B, num_classes)."""
+        """Sum and count of "accuracy" and "loss" over a batch of logits (B, num_classes).
+
+        Where labels are probabilities (B, num_classes), all classes above 0 are right.
+        """
         self._check_outputs(outputs, batch)
         labels = batch["labels"]
         loss = functional.cross_entropy(outputs.float(), labels, reduction="sum")
-        correct = (outputs.argmax(dim=1) == labels).sum()
+        correct = is_hit(outputs.argmax(dim=1, keepdim=True), labels).sum()
         return {
             "accuracy": (float(correct.item()), len(labels)),
             "loss": (float(loss.item()), len(labels)),
@@ -287,8 +290,21 @@ class Task(OwnData):
             )
 
 
-def _classes(labels: Sequence[Any]) -> Tensor:
-    """Labels as int64; a number with a fraction would silently become another class."""
+def is_hit(classes: Tensor, labels: Tensor) -> Tensor:
+    """(B,) whether a right class is among `classes` (B, k); see `Task.metrics` for `labels`."""
+    if labels.ndim == 2:
+        return (labels.gather(1, classes) > 0).any(dim=1)
+    return (classes == labels.unsqueeze(1)).any(dim=1)
+
+
+def _labels(labels: Sequence[Any], num_classes: int) -> Tensor:
+    """Classes as int64, or probabilities of all classes as they are.
+
+    A number with a fraction would silently become another class.
+    """
+    first = labels[0]
+    if isinstance(first, Tensor) and first.is_floating_point() and first.shape == (num_classes,):
+        return torch.stack(list(labels))
     found = torch.tensor(labels)
     if found.is_floating_point():
         raise bad_argument(

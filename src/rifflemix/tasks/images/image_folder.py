@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from rifflemix.tasks.images.oxford_layouts import (
     pets_listing,
 )
 from rifflemix.tasks.images.pixels import ImageStack, PixelScale, check_layout, pixel_task
+from rifflemix.tasks.images.real_labels import real_test
 
 # Mean and standard deviation of ImageNet's training images, as everyone has them; of gray, the
 # mean of the three.
@@ -103,7 +104,7 @@ class ImageFolder:
         doubles = leaks({name: _hashes(*split) for name, split in splits.items()})
         for told in filter(None, (listing.left_out, doubles)):
             warnings.warn(f"task {self.card.name}: {told}", InputWarning, stacklevel=4)
-        return pixel_task(
+        task = pixel_task(
             self.card,
             options,
             {name: splits[name] for name in SPLITS},
@@ -112,6 +113,7 @@ class ImageFolder:
             data_source=_told(listing),
             num_classes=len(listing.classes),
         )
+        return self._with_further_tests(task, request, listing, entries["test"])
 
     def status(self, data_dir: Path | None) -> TaskStatus:
         """Whether `data_dir` looks like it; the images are not listed."""
@@ -122,6 +124,12 @@ class ImageFolder:
     def prepared(self, request: Request) -> Path | None:
         """The folder of decoded images."""
         return self._folder(self._listing(request.data_dir), self._options(request))
+
+    def _with_further_tests(
+        self, task: Task, request: Request, listing: Listing, tested: Sequence[Entry]
+    ) -> Task:
+        """The task, to be tested on what option further_tests says."""
+        return task
 
     def _options(self, request: Request) -> dict[str, Any]:
         """Checked, with the patch size filled in."""
@@ -188,6 +196,28 @@ class ImageFolder:
         return images, Array(np.array(labels, dtype=np.uint16)), np.arange(len(entries))
 
 
+class _ImageNet(ImageFolder):
+    """ImageNet, whose validation images have other labels too."""
+
+    def _options(self, request: Request) -> dict[str, Any]:
+        if (further := request.options["further_tests"]) not in ("", "real"):
+            raise bad_argument("further_tests", "real, or nothing", repr(further))
+        return super()._options(request)
+
+    def _with_further_tests(
+        self, task: Task, request: Request, listing: Listing, tested: Sequence[Entry]
+    ) -> Task:
+        if not request.options["further_tests"] or request.data_dir is None:
+            return task
+        real = real_test(
+            task.split("test"),
+            [entry.path for entry in tested],
+            [request.data_dir, listing.root],
+            task.num_classes,
+        )
+        return replace(task, further_tests={"real": real})
+
+
 def _told(listing: Listing) -> str:
     """What was found: how many images, of which classes, and what was left out."""
     count, names = len(listing.classes), [in_a_note(name) for name in listing.classes]
@@ -252,14 +282,16 @@ IMAGE_FOLDER = ImageFolder(
     patch_size=16,
 )
 
-IMAGENET = ImageFolder(
+IMAGENET = _ImageNet(
     _card(
         "imagenet",
         "ImageNet-1k",
-        "1.28 million images of 1,000 classes; test is the published validation set of 50,000.",
+        "1.28 million images of 1,000 classes; test is the published validation set of 50,000, "
+        "with further_tests real also with its ReaL labels.",
         "Deng et al. (2009), Russakovsky et al. (2015), ILSVRC 2012",
         "non-commercial research, see image-net.org",
         crop_share=0.875,
+        further_tests="",
     ),
     imagenet_listing,
     imagenet_is_there,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rifflemix.errors import InputError, bad_argument, check_choice
-from rifflemix.tasks.core.base import Batch, Progress, Sample, Task, TaskCard
+from rifflemix.tasks.core.base import Batch, Progress, Sample, Task, TaskCard, is_hit
 from rifflemix.tasks.data_io.bounded import read_npz
 from rifflemix.tasks.data_io.files import Array, Arrays, check_ids
 from rifflemix.tasks.images.crops import crop_flip, resized_crop_flip
@@ -184,7 +184,7 @@ class WholeImages(Task):
         found = super().metrics(outputs, batch)
         if self.num_classes > _TOP:
             labels = batch["labels"]
-            hits = (outputs.topk(_TOP, dim=1).indices == labels.unsqueeze(1)).sum()
+            hits = is_hit(outputs.topk(_TOP, dim=1).indices, labels).sum()
             found["top5_accuracy"] = (float(hits.item()), len(labels))
         return found
 
