@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rifflemix import compat
 from rifflemix.checks import autocast_enabled
-from rifflemix.models.macs import flops_on_cpu
+from rifflemix.models.macs import flop_formulas
 from rifflemix.ops import sinkhorn_attention
 from rifflemix.ops.native import instruction_level
 from rifflemix.runs.measure import peak_memory
@@ -110,7 +110,7 @@ def test_attention_on_a_cpu_is_counted() -> None:
     behind, one of them the weights once more."""
     q, k, v = torch.randn(3, 2, 4, 16, 8, requires_grad=True)
     product = 2 * 2 * 4 * 16 * 16 * 8
-    counter = FlopCounterMode(display=False, custom_mapping=flops_on_cpu())
+    counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
     with counter:
         y = nn.functional.scaled_dot_product_attention(q, k, v)
         assert counter.get_total_flops() == 2 * product
@@ -125,7 +125,7 @@ def test_sinkhorn_attention_on_a_cpu_is_counted() -> None:
     q, k, v = torch.randn(3, 2, 4, 12, 8, requires_grad=True)
     sort = torch.rand(2, 4, 3, 3, requires_grad=True)
     attended, sorting = 2 * 2 * 4 * 12 * 8 * 8, 2 * 2 * 4 * 3 * 3 * 4 * 8
-    counter = FlopCounterMode(display=False, custom_mapping=flops_on_cpu())
+    counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
     with counter:
         y = sinkhorn_attention(q, k, v, sort, 4)
         assert counter.get_total_flops() == 2 * attended + 2 * sorting

@@ -12,7 +12,7 @@ from rifflemix.ops.dispatch import PLAIN
 
 def test_forward_mode_goes_past_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have no tangents: torch would take what they give for constants."""
-    monkeypatch.setattr(triton_support, "_INSTALLED", True)
+    monkeypatch.setattr(triton_support, "INSTALLED", True)
     monkeypatch.setattr(triton_support, "INTERPRETED", True)
     x = torch.zeros(1)
     assert triton_support.with_triton(PLAIN, x) == ("triton", *PLAIN)

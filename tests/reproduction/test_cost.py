@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from document_scripts import load_script
 from rifflemix.files import read_json
-from rifflemix.models.macs import flops_on_cpu
+from rifflemix.models.macs import flop_formulas
 from rifflemix.ops import dropout_attention, native
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.reproduction.cost import (
@@ -65,7 +65,7 @@ def test_flops_and_memory_are_those_of_a_real_step(mixer: str) -> None:
     counted = count_step(recipe)
     model, call = step(recipe)
     call()  # gradients are there
-    with FlopCounterMode(display=False, custom_mapping=flops_on_cpu()) as counter:
+    with FlopCounterMode(display=False, custom_mapping=flop_formulas()) as counter:
         call()
     assert counted.flops == counter.get_total_flops() > 0
     weights = 4 * sum(p.numel() for p in model.parameters())
@@ -90,7 +90,7 @@ def test_the_backward_pass_of_a_grouped_convolution_takes_twice_the_forward_pass
 ) -> None:
     convolution = kind(8, 16, 3, stride=2, groups=groups)
     x = torch.ones(2, 8, 9, requires_grad=True)
-    with FlopCounterMode(display=False, custom_mapping=flops_on_cpu()) as counter:
+    with FlopCounterMode(display=False, custom_mapping=flop_formulas()) as counter:
         y = convolution(x)
         forward = counter.get_total_flops()
         y.sum().backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from rifflemix import compat
 from rifflemix.models.calling import without_fast_path
 from rifflemix.nn.butterfly import BlockLinear
+from rifflemix.ops import triton_support
 from rifflemix.ops.butterfly.cpu import weights_of_maps
 
 # One operation for each number that comes out.
@@ -32,7 +34,7 @@ def multiply_accumulates(model: nn.Module, *inputs: Tensor) -> int:
     """
     from torch.utils.flop_counter import FlopCounterMode  # it imports triton, where there is one
 
-    counter = FlopCounterMode(display=False, custom_mapping=flops_on_cpu())
+    counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
     elements = 0
 
     def add(module: nn.Module, args: Any, output: Tensor) -> None:
@@ -55,8 +57,8 @@ def _is_counted(layer: nn.Module) -> bool:
     )
 
 
-def flops_on_cpu() -> dict[Any, Any]:
-    """A `custom_mapping` for torch's counter, which knows the attention kernels of GPUs only.
+def flop_formulas() -> dict[Any, Any]:
+    """A `custom_mapping` for torch's counter, which knows its own attention on GPUs only.
 
     Attention with dropout, Sinkhorn attention and block-diagonal maps, which run in kernels of this
     library, are in it too. What a backward pass finds again counts. Torch's own formula takes the
@@ -116,7 +118,13 @@ def flops_on_cpu() -> dict[Any, Any]:
         # The gradients of x and of the weight take as much as the forward pass.
         return int(conv_flop_count(x, weight, grad, transposed) * sum(needed[:2]))
 
+    if triton_support.INSTALLED:
+        importlib.import_module("rifflemix.ops.sinkhorn.triton_attention")
     ours = torch.ops.rifflemix
+    on_gpu = {
+        "triton_sinkhorn_attention": blocks,
+        "triton_sinkhorn_attention_backward": blocks_backward,
+    }
     return {
         **dict(zip(compat.attention_on_cpu(), (forward, backward), strict=True)),
         torch.ops.aten.convolution_backward: convolution_backward,
@@ -126,4 +134,5 @@ def flops_on_cpu() -> dict[Any, Any]:
         ours.sinkhorn_attention_backward: blocks_backward,
         ours.block_maps: maps,
         ours.block_maps_backward: maps_backward,
+        **{getattr(ours, name): count for name, count in on_gpu.items() if hasattr(ours, name)},
     }

@@ -25,7 +25,7 @@ from rifflemix.errors import bad_argument
 ROUNDED = {"enable_fp_fusion": False}
 # Looked up once: a graph that is being traced must not meet it.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_INSTALLED = importlib.util.find_spec("triton") is not None
+INSTALLED = importlib.util.find_spec("triton") is not None
 # Triton compiles the code that launches a kernel; how kernels are cut is made for NVIDIA's GPUs.
 _HAS_COMPILER = any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))
 _ON_GPU = _HAS_COMPILER and torch.version.hip is None
@@ -49,7 +49,7 @@ def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[s
     """
     # torch.func's transforms need operators that torch knows, and so does forward mode, which would
     # take a kernel's results for constants.
-    if not _INSTALLED or not has_plain_autograd():
+    if not INSTALLED or not has_plain_autograd():
         return names
     if not (INTERPRETED or (x.is_cuda and _ON_GPU)):
         return names
@@ -62,7 +62,7 @@ def with_triton(names: tuple[str, ...], x: Tensor, *conditions: bool) -> tuple[s
 
 def why_not_triton() -> str:
     """Why Triton's kernels do not run on a GPU here; empty if they do."""
-    if not _INSTALLED:
+    if not INSTALLED:
         return 'no Triton: pip install "rifflemix[gpu]"'
     if not torch.cuda.is_available():
         return "no GPU"

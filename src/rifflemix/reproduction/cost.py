@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rifflemix.compat import OperatorWatch, UnknownShape, shapes_only, storage_key
-from rifflemix.models.macs import flops_on_cpu
+from rifflemix.models.macs import flop_formulas
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.kept_costs import StepCost, kept_costs, work
 from rifflemix.reproduction.outlines import outline
@@ -160,7 +160,7 @@ class _Count(OperatorWatch):
         super().__init__()  # type: ignore[no-untyped-call] # torch's own is not annotated
         from torch.utils.flop_counter import flop_registry  # it imports triton, if there is one
 
-        self._formulas = {**flop_registry, **_with_out_val(flops_on_cpu())}
+        self._formulas = {**flop_registry, **_with_out_val(flop_formulas())}
         self._valid = valid
         self.flops = self.moved_bytes = self.operators = 0
         self._times = 1

@@ -13,12 +13,14 @@ import pytest
 import torch
 from block_forms import FORMS, causal_sort, settings_of
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.append(str(Path(__file__).parents[1]))
 from triton_device import DEVICE, INTERPRETED, on_gpu, require_kernels
 
 import rifflemix as rm
 from rifflemix.errors import InputError
+from rifflemix.models.macs import flop_formulas
 from rifflemix.ops import sinkhorn_attention
 from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.ops.sinkhorn import triton_attention
@@ -343,6 +345,25 @@ def test_in_a_layer(causal: bool) -> None:
             )
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_the_kernels_are_counted() -> None:
+    """As those of the other backends are: tests/test_compat.py has the products one by one."""
+    sizes = Sizes(2, 4, 3, 16, 16)
+    tokens, sort, _ = inputs(sizes, torch.float32)
+    parts = [part.transpose(1, 2).requires_grad_() for part in tokens.unbind(2)]
+    counted = []
+    for backend in ("triton", "cpu"):
+        where = DEVICE if backend == "triton" else torch.device("cpu")
+        moved = [x.detach().to(where).requires_grad_() for x in (*parts, sort)]
+        counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
+        with counter:
+            y = sinkhorn_attention(*moved, sizes.block_size, backend=backend)
+            counted.append(counter.get_total_flops())
+            y.sum().backward()
+            counted.append(counter.get_total_flops())
+    assert counted[0] > 0
+    assert counted[:2] == counted[2:]
 
 
 class TestOnAGpu:
