@@ -392,6 +392,21 @@ def test_notes_own_up() -> None:
     assert any("speeds do not compare" in note for note in notes)
 
 
+def test_further_tests_are_told() -> None:
+    results = comparison(mixers=2, seeds=2)
+    results["protocol"]["metric"] = "accuracy"
+    results["task"]["sizes"]["photographs"] = 50
+    for made in results["runs"]:
+        better = 0.1 * made["seed"] * (made["mixer"] == "csp")
+        made["test"]["photographs_accuracy"] = 0.5 + better
+    assert (
+        "Tested on photographs as well, accuracy, %: softmax 50 ± 0, csp 55 ± 7.1."
+        in comparison_notes(results)
+    )
+    results["runs"] = []
+    assert not any("photographs as well" in note for note in comparison_notes(results))
+
+
 def test_no_warning_for_one_machine() -> None:
     assert not any("do not compare" in note for note in comparison_notes(comparison()))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from rifflemix.comparison.differences import RowDifference, differences_from_softmax
@@ -16,8 +17,15 @@ from rifflemix.comparison.table import (
     nothing_learned,
 )
 from rifflemix.comparison.tuning import tuning_notes
-from rifflemix.report.units import format_count, format_duration, format_percent
+from rifflemix.report.units import (
+    format_count,
+    format_duration,
+    format_percent,
+    metric_title,
+    metric_value,
+)
 from rifflemix.runs.environment import describe_cpu
+from rifflemix.tasks.core.base import SPLITS
 
 _BLIND_ANSWER = "always giving the commonest answer"
 _ERRORS_OF_NUMBERS = ("rmse", "mae")
@@ -31,7 +39,7 @@ def comparison_notes(results: Mapping[str, Any]) -> list[str]:
     notes += [_seeds(results), bold_note(results)]
     notes.append(_protocol(results))
     notes += [_speed(results), *_mixed_places(results), _memory()]
-    notes += [*_failures(results), softmax_note(results)]
+    notes += [*_further_tests(results), *_failures(results), softmax_note(results)]
     if results["status"] != "complete":
         notes.insert(0, partial_note(results))
     return notes
@@ -191,6 +199,28 @@ def _protocol(results: Mapping[str, Any]) -> str:
         f"The {protocol['model_chosen_on']} split chose the weights (best {metric} there); the "
         f"test split chose nothing. Splits: {protocol['split_note'].rstrip('.')}."
     )
+
+
+def _further_tests(results: Mapping[str, Any]) -> list[str]:
+    """What the mixers score on each further test of the task."""
+    names = [name for name in results["task"]["sizes"] if name not in SPLITS]
+    if not names or not results["runs"]:
+        return []
+    title = metric_title(results["protocol"]["metric"])
+    return [
+        f"Tested on {name} as well, {title}: {', '.join(_means(results, name))}." for name in names
+    ]
+
+
+def _means(results: Mapping[str, Any], test: str) -> Iterator[str]:
+    """The mean of each mixer on a further test, with the deviation over the seeds."""
+    metric = results["protocol"]["metric"]
+    for mixer in results["mixers"]:
+        runs = [run["test"] for run in results["runs"] if run["mixer"] == mixer["name"]]
+        values = [metric_value(metric, run[f"{test}_{metric}"]) for run in runs]
+        if values:
+            spread = f" ± {stdev(values):.2g}" if len(values) > 1 else ""
+            yield f"{mixer['name']} {fmean(values):.4g}{spread}"
 
 
 def _speed(results: Mapping[str, Any]) -> str:

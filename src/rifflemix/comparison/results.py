@@ -18,7 +18,7 @@ from rifflemix.runs.environment import environment
 from rifflemix.runs.grid import Point
 from rifflemix.runs.results import protocol, summarise
 from rifflemix.tasks import Task, card_of
-from rifflemix.tasks.core.base import AnswersBlindly
+from rifflemix.tasks.core.base import SPLITS, AnswersBlindly
 from rifflemix.train import TrainResult
 from rifflemix.train.run_folder import read_log
 
@@ -218,7 +218,7 @@ def _task(plan: ComparePlan) -> dict[str, Any]:
         "fingerprint": plan.settings["data"],
         "num_classes": task.num_classes,
         "max_length": task.max_length,
-        "sizes": {name: len(task.split(name)) for name in ("train", "validation", "test")},
+        "sizes": {name: len(task.split(name)) for name in (*SPLITS, *task.further_tests)},
         "majority_share": plan.blind_accuracy,
         **({"blind_answer": task.blind_answer} if isinstance(task, AnswersBlindly) else {}),
     }
