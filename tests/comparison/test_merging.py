@@ -200,6 +200,28 @@ def test_a_mixer_has_the_same_code_in_whichever_file(folders: Path, tmp_path: Pa
         merge_comparisons([one, other], tmp_path / "again")
 
 
+def test_a_comparison_from_before_some_settings(folders: Path, tmp_path: Path) -> None:
+    """What it does not hold was off; elsewhere it may be on."""
+
+    def older(results: dict[str, Any]) -> None:
+        for name in ("mixup", "label_smoothing", "num_workers"):
+            del results["config"]["train"][name]
+
+    def loading(results: dict[str, Any]) -> None:
+        results["config"]["train"]["num_workers"] = 3
+
+    def mixed(results: dict[str, Any]) -> None:
+        results["config"]["train"]["mixup"] = 0.5
+
+    one = changed(folders / "softmax0", tmp_path / "one", older)
+    two = changed(folders / "tssa0", tmp_path / "two", loading)
+    merged = merge_comparisons([one, two], tmp_path / "out")
+    assert merged.results["config"]["mixers"] == ["softmax", "tssa"]
+    other = changed(folders / "tssa0", tmp_path / "other", mixed)
+    with pytest.raises(rm.InputError, match=r"train\.mixup is 0\.0 in the one, 0\.5 in the other"):
+        merge_comparisons([one, other], tmp_path / "again")
+
+
 def test_folders_that_cannot_be_merged(folders: Path, tmp_path: Path) -> None:
     one = folders / "softmax0"
     for paths in ([one], [one, one], [one, one / ".." / "softmax0"], []):

@@ -20,11 +20,15 @@ from rifflemix.json_values import sealed
 from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.outside import code_by_name
+from rifflemix.train.config import TrainConfig, free_settings
 
 FORMAT = "rifflemix.merge/1"
 
 # What parts may differ in: who takes part, and where it ran, which the notes tell.
-_FREE = ("mixers", "mixer_options", "variants", "seeds", "device", "threads", "plugins")
+_FREE = (
+    *("mixers", "mixer_options", "variants", "seeds", "device", "threads", "plugins"),
+    *free_settings("train"),
+)
 _CLOCK = ("wall_seconds", "seconds", "steps_per_second", "tokens_per_second", "environment")
 
 Results = Mapping[str, Any]
@@ -127,7 +131,7 @@ def _check(parts: Mapping[Path, Results]) -> None:
             got = f"{path} with {done_so_far(results)}"
             raise bad_argument("merge", "finished comparisons", got)
     for path, results in others:
-        difference = first_difference(reference["config"], results["config"], _FREE)
+        difference = first_difference(_settings(reference), _settings(results), _FREE)
         if difference is not None:
             setting, before, now = difference
             raise InputError(
@@ -137,6 +141,12 @@ def _check(parts: Mapping[Path, Results]) -> None:
     for what in ("mixer_options", "variants"):
         _check_same(parts, what)
     _check_code(parts)
+
+
+def _settings(results: Results) -> dict[str, Any]:
+    """What a comparison was made with; earlier versions left out settings that were off."""
+    config = results["config"]
+    return {**config, "train": TrainConfig.from_dict(config["train"]).to_dict()}
 
 
 def _check_same(parts: Mapping[Path, Results], what: str) -> None:
