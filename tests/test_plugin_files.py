@@ -253,6 +253,39 @@ def test_an_error_in_a_file_is_told_by_its_line(
     assert not (tmp_path / "out").exists()
 
 
+FAILING = """
+import numpy as np
+import rifflemix as rm
+from dataclasses import replace
+
+class Failing:
+    def __init__(self, rows):
+        self.rows, self.digest = rows, rows.digest
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, index):
+        raise KeyError("none")
+
+@rm.register_task
+def failing() -> rm.Task:
+    task = rm.Task.from_arrays(np.eye(20, dtype=np.float32)[:, :, None], np.arange(20) % 2)
+    return replace(task, splits={**task.splits, "train": Failing(task.split("train"))})
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_in_a_sample_is_told_by_its_line(cli: Any, tmp_path: Path, workers: int) -> None:
+    plugin = tmp_path / "failing.py"
+    plugin.write_text(FAILING, encoding="utf-8")
+    code, _, err = cli(
+        *("train", "--task", "failing", "--mixer", "csp", "--max-steps", 2, "--batch-size", 4),
+        *("--dim", 8, "--layers", 1, "--heads", 1, "--train-option", f"num_workers={workers}"),
+        *("--plugin", plugin, "--out", tmp_path / "run"),
+    )
+    assert code == 2
+    assert f"error: plugin {plugin}, line 12: KeyError: 'none'\n" in err
+
+
 @pytest.mark.slow
 def test_processes_started_from_here_know_the_file(plugin: Path) -> None:
     load_plugin(plugin)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from toy_training import ToyTask, make_config
 
-from rifflemix.errors import InputError
+from rifflemix.errors import InputError, RunFailed
 from rifflemix.train.data import (
     EvaluationOrder,
     TrainOrder,
@@ -19,6 +21,7 @@ from rifflemix.train.data import (
     count_tokens,
     epoch_order,
     evaluation_batches,
+    loading_processes,
     micro_batch_size,
     training_batches,
 )
@@ -124,6 +127,36 @@ def test_a_sample_that_stops_an_iteration_does_not_end_the_samples(kind: str, wo
         batches = training_batches(ToyTask(), Ending(), trained, config, CPU)
     with pytest.raises(InputError, match="task toy: a sample raised StopIteration"):
         list(batches)
+
+
+class Killed(Failing):
+    def __getitem__(self, index: int) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_loading_process_that_was_killed_is_told_in_a_sentence() -> None:
+    order = EvaluationOrder(50, 4, 0, 1)
+    batches = evaluation_batches(ToyTask(), Killed(), order, make_config(num_workers=1), CPU)
+    with pytest.raises(RunFailed, match=r"samples failed \(.*: Killed\)"), loading_processes():
+        next(batches)
+
+
+def test_a_batch_too_large_to_be_shared_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(values: Tensor) -> Tensor:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: full (28)")
+
+    monkeypatch.setattr(Tensor, "share_memory_", full)  # which a forked process inherits
+    order, split = EvaluationOrder(50, 4, 0, 1), ToyTask().split("train")
+    batches = evaluation_batches(ToyTask(), split, order, make_config(num_workers=1), CPU)
+    with pytest.raises(RunFailed, match=r"failed \(unable .* full \(28\)\)"), loading_processes():
+        next(batches)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shapes"), KeyError("x")], ids=repr)
+def test_other_errors_stay_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, loading_processes():
+        raise error
+    assert caught.value is error
 
 
 class Jittered(ToyTask):

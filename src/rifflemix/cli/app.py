@@ -35,7 +35,7 @@ from rifflemix.errors import (
     bad_argument,
     is_out_of_memory,
 )
-from rifflemix.plugins import first_line, plugin_place
+from rifflemix.plugins import first_line, in_a_line, plugin_place
 
 # typer carries click inside itself in newer versions and beside itself in older ones; the base
 # class of all wrong-usage errors is found the same way in both.
@@ -129,7 +129,7 @@ def _run() -> int:
     except Exception as error:
         place = plugin_place(error)
         if place is not None:
-            return _fail(f"{place}: {type(error).__name__}: {first_line(error)}")
+            return _fail(f"{place}: {in_a_line(error)}")
         if _is_nowhere():
             return _fail("the current directory is gone; change to one that exists")
         if not is_out_of_memory(error):

@@ -4,6 +4,7 @@ from rifflemix.plugins.code import code_hash, is_outside, outside_classes
 from rifflemix.plugins.loading import (
     file_of,
     first_line,
+    in_a_line,
     load_plugin,
     place_in,
     plugin_files,
@@ -18,6 +19,7 @@ __all__ = [
     "code_hash",
     "file_of",
     "first_line",
+    "in_a_line",
     "is_outside",
     "load_plugin",
     "outside_classes",

@@ -24,6 +24,9 @@ from rifflemix.plugins.names import defined_in
 
 _VARIABLE = "RIFFLEMIX_PLUGINS"
 _PREFIX = "rifflemix.plugins.file_"
+# How torch's loader brings errors of its processes, and a line of their tracebacks.
+_IN_PROCESS = re.compile(r"Caught \w+ in DataLoader worker process \d")
+_PLACE = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 
 _loaded: dict[Path, str] = {}
 _registrations = 0
@@ -90,6 +93,8 @@ def plugin_place(error: BaseException) -> str | None:
 def place_in(error: BaseException, files: Collection[str]) -> str | None:
     """File and line where an error passed last of those files; None where it passed none."""
     trace, place = error.__traceback__, None
+    for name, line in _PLACE.findall(_told_there(error)):
+        place = f"{name}, line {line}" if name in files else place
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
         if name in files:
@@ -145,6 +150,17 @@ def first_line(error: BaseException) -> str:
         return (str(error) or "no message").splitlines()[0][:500]
     except Exception:
         return "no message"
+
+
+def in_a_line(error: BaseException) -> str:
+    """The type of such an error and what it says."""
+    there = _told_there(error).rstrip().splitlines()
+    return there[-1][:500] if there else f"{type(error).__name__}: {first_line(error)}"
+
+
+def _told_there(error: BaseException) -> str:
+    """Of an error of a process that loads samples, its traceback; of others nothing."""
+    return str(error) if _IN_PROCESS.match(first_line(error)) else ""
 
 
 def _module_name(file: Path) -> str:

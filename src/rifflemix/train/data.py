@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,13 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.errors import InputError, RunFailed, bad_argument
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.protocols import Batch, HasFurtherTests, Split, TrainableTask
 from rifflemix.train.seeds import derive_seed, seed_sequence
 from rifflemix.train.targets import change_batch
 
 _ORDER, _WORKERS = 1, 2  # purposes of derived seeds
+# In torch's words, a loading process that was killed, and one whose batch has no room.
+_LOST = re.compile(r"DataLoader worker \(pid.*|unable to allocate shared memory.*")
 
 
 @lru_cache(maxsize=2)
@@ -160,6 +164,20 @@ class _Changed:
         return change_batch(self.task, self.config, self.task.collate(samples), positions)
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """Makes batches where the training process can read them.
+
+    Left to the loader's queue, a batch for which there is no room there would be waited for in
+    vain: its errors come to nobody.
+    """
+
+    collate: Callable[[Any], Batch]
+
+    def __call__(self, samples: Any) -> Batch:
+        return {name: values.share_memory_() for name, values in self.collate(samples).items()}
+
+
 def _load(
     task: TrainableTask,
     split: Any,
@@ -173,7 +191,7 @@ def _load(
     loader: DataLoader[Any] = DataLoader(
         split,
         batch_sampler=order,
-        collate_fn=collate,
+        collate_fn=_Shared(collate) if config.num_workers else collate,
         num_workers=config.num_workers,
         worker_init_fn=_leave_interrupts_to_parent if config.num_workers else None,
         pin_memory=device.type == "cuda",
@@ -195,6 +213,25 @@ def _one_sentence_errors(batches: Iterator[Batch], count: int, name: str) -> Ite
     except InputError as error:
         last_line = str(error).rstrip().rpartition("\n")[2]
         raise InputError(last_line.rpartition("InputError: ")[2]) from error
+
+
+@contextmanager
+def loading_processes() -> Iterator[None]:
+    """One sentence where a loading process fails, of which torch tells at any moment.
+
+    Raises:
+        RunFailed: instead of torch's RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        told = _LOST.findall(str(error.__cause__ or error))
+        if not told:
+            raise
+        raise RunFailed(
+            f"a process that loads samples failed ({told[-1].strip(' .')}); is memory short, or "
+            "its shared part, /dev/shm? The same command goes on, also with a smaller num_workers"
+        ) from error
 
 
 def check_splits(task: TrainableTask) -> None:

@@ -23,6 +23,7 @@ from rifflemix.train.data import (
     check_finite,
     check_splits,
     count_tokens,
+    loading_processes,
     to_device,
     training_batches,
 )
@@ -98,6 +99,7 @@ def train(
             not divide; an empty split; NaN in the data; labels that cannot be smoothed or mixed;
             accelerate missing.
         TrainingDiverged: loss, metric or weights are not finite; the last checkpoint stays.
+        RunFailed: a loading process was killed; the last checkpoint stays.
     """
     check_splits(task)
     check_targets(task, config)
@@ -126,7 +128,8 @@ def train(
         run = _Run(
             engine, model, optimizer, task, config, folder, on_event, stops, keeps=keep_weights
         )
-        return run.to_the_end(tests=tests)
+        with loading_processes():
+            return run.to_the_end(tests=tests)
 
 
 def _open(folder: RunFolder, description: dict[str, Any], stack: ExitStack) -> Any:
