@@ -97,6 +97,7 @@ WRONG_TABLES = {
     "no column": ("a,b\n1,2\n", {}, r"unknown column of t\.csv 'text'; .*"),
     "no value": ("text,y\nx,1\n,0\n", {}, r"t\.csv, line 3: expected a value of column 'text'"),
     "no rows": ("text,y\n", {}, "expected rows below the header, got none"),
+    "no lines": ("\n", {"end": ".jsonl"}, "expected rows, got none"),
     "short row": ("text,y\nx\n", {}, "line 2: expected 2 fields, as in the header, got 1; a field"),
     "open quote": ('text,y\n"x,1\n', {}, "line 2: the row cannot be read .unexpected end of data"),
     "two names": ("text,text\nx,1\n", {}, "two columns of its header have one name, 'text'"),

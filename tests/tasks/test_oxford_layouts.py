@@ -155,6 +155,26 @@ def test_lists_of_pets_that_do_not_fit(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(("lines", "found"), [(0, 0), (2, 1)])
+@pytest.mark.parametrize("name", ["trainval", "test"])
+def test_a_list_of_pets_that_was_cut(
+    data: Path, write: Write, name: str, lines: int, found: int
+) -> None:
+    write_pets(data, write)
+    path = data / f"annotations/{name}.txt"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    with pytest.raises(InputError, match=rf"{name}\.txt: .*breeds 1 to 3, got {found} of them"):
+        load(data, "oxford_pets")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.5, 1j, "a"])
+def test_labels_of_flowers_that_are_no_whole_numbers(data: Path, write: Write, value: Any) -> None:
+    write_flowers(data, write)
+    savemat(data / "imagelabels.mat", {"labels": np.array([[value, *LABELS[1:]]])})
+    with pytest.raises(InputError, match=r"imagelabels\.mat.*whole numbers as 'labels'"):
+        load(data, "flowers102")
+
+
 @pytest.mark.parametrize("name", ["flowers102", "oxford_pets"])
 def test_nothing_there(data: Path, name: str) -> None:
     (data / "images").mkdir(parents=True)

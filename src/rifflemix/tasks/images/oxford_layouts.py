@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -70,16 +69,18 @@ def pets_listing(data_dir: Path) -> Listing | None:
     """Oxford-IIIT Pet: images/NAME.jpg, with the lists of `PET_LISTS`.
 
     Raises:
-        InputError: a list is damaged, an image is missing, or there are not 37 breeds.
+        InputError: a list is damaged or lacks one of the 37 breeds, or an image is missing.
     """
     base = _base(data_dir, _PET_FOLDERS, ("images", *PET_LISTS.values()))
     if base is None:
         return None
     breeds: dict[int, str] = {}
     parts = {part: _listed_pets(base / name, breeds) for part, name in PET_LISTS.items()}
-    if sorted(breeds) != list(range(PET_CLASSES)):
-        expected = f"expected breeds 1 to {PET_CLASSES}"
-        raise damaged(base / PET_LISTS["train"], f"{expected}, got {len(breeds)} of them")
+    for part, found in parts.items():
+        labels = {label for _, label in found}
+        if labels != set(range(PET_CLASSES)):
+            reason = f"expected breeds 1 to {PET_CLASSES}, got {len(labels)} of them"
+            raise damaged(base / PET_LISTS[part], reason)
     twice = set(parts["train"]) & set(parts["test"])
     if twice:
         raise damaged(base / PET_LISTS["test"], f"{min(twice)[0]} is a training image too")
@@ -138,11 +139,11 @@ def _numbers(path: Path, names: Sequence[str]) -> Mapping[str, NDArray[np.int64]
     rows = {}
     for name in names:
         values = np.asarray(found.get(name, np.zeros(0)))
-        with contextlib.suppress(ValueError, TypeError, OverflowError):
-            if values.size and np.array_equal(values, values.astype(np.int64)):
-                rows[name] = values.astype(np.int64).ravel()
-                continue
-        raise damaged(path, f"expected whole numbers as {name!r}, found none")
+        is_finite = values.dtype.kind in "iuf" and bool(np.isfinite(values).all())
+        whole = values.astype(np.int64) if values.size and is_finite else None
+        if whole is None or not np.array_equal(values, whole):
+            raise damaged(path, f"expected whole numbers as {name!r}, found none")
+        rows[name] = whole.ravel()
     return rows
 
 

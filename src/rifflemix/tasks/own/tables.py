@@ -134,7 +134,8 @@ def read_table(file: Path, wanted: Sequence[str]) -> Table:
                 columns[name].append(value)
             lines.append(line)
     if not lines:
-        raise InputError(f"{file}: expected rows below the header, got none")
+        where = "" if kind == ".jsonl" else " below the header"
+        raise InputError(f"{file}: expected rows{where}, got none")
     return Table(file, columns, lines)
 
 
