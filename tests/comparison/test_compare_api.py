@@ -68,6 +68,7 @@ def variants(numbers: rm.Task, tmp_path_factory: pytest.TempPathFactory) -> rm.C
 
 def test_training_is_as_chosen(tmp_path: Path) -> None:
     options = {"betas": (0.8, 0.95), "warmup_steps": 1, "label_smoothing": 0.1}
+    options["checkpoint_every"] = 9  # which changes no number
     settings = {**TINY, "task_options": {"patch_size": 4}, "train_options": options}
     found = rm.compare("digits", ["identity"], out=tmp_path / "run", **settings)
     config = found.results["config"]

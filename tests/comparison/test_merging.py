@@ -173,6 +173,15 @@ def test_what_does_not_compare(
     assert not (tmp_path / "out").exists()
 
 
+def test_what_changes_no_number_may_differ(folders: Path, tmp_path: Path) -> None:
+    def loaded_by_others(results: dict[str, Any]) -> None:
+        results["config"]["train"] |= {"num_workers": 8, "checkpoint_every": 9}
+
+    other = changed(folders / "softmax0", tmp_path / "other", loaded_by_others)
+    merged = merge_comparisons([folders / "tssa0", other], tmp_path / "out")
+    assert merged.results["config"]["mixers"] == ["tssa", "softmax"]
+
+
 def test_plugins_must_be_the_same_where_they_are(folders: Path, tmp_path: Path) -> None:
     one = changed(folders / "softmax0", tmp_path / "one", _other_plugin)
     merged = merge_comparisons([one, folders / "tssa0"], tmp_path / "out")

@@ -25,7 +25,7 @@ from rifflemix.runs.options import (
 )
 from rifflemix.runs.outside import outside_code
 from rifflemix.tasks import TaskCard, task_card
-from rifflemix.train.config import TrainConfig
+from rifflemix.train.config import TrainConfig, free_settings
 
 FORMAT = "rifflemix.compare/1"
 
@@ -144,6 +144,8 @@ class CompareConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
+        free = free_settings("train")  # which change no number
+        options = {k: v for k, v in self.train_options.items() if f"train.{k}" not in free}
         return {
             "format": FORMAT,
             "task": self.task,
@@ -154,7 +156,7 @@ class CompareConfig:
             "num_heads": self.num_heads,
             "mixers": list(self.mixers),
             "mixer_options": {name: dict(options) for name, options in self.mixer_options.items()},
-            **({"train_options": self.train_options} if self.train_options else {}),
+            **({"train_options": options} if options else {}),
             **({"variants": dict(self.variants)} if self.variants else {}),
             "seeds": list(self.seeds),
             **({"tuned": {k: list(v) for k, v in self.tuned.items()}} if self.tuned else {}),
