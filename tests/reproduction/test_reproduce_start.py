@@ -112,6 +112,14 @@ def test_folders_without_weights_are_refused(finished: Path, tmp_path: Path) -> 
             )
 
 
+def test_the_folder_of_a_comparison_is_no_run_yet_to_be_evaluated(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"format": "rifflemix.compare/1", "model": "encoder"}')
+    with pytest.raises(InputError, match=r"config\.json without settings of a model"):
+        plan_reproduction(
+            small(train=QUICK), tmp_path / "second", ReproduceOptions(start_from=tmp_path)
+        )
+
+
 def test_widths_that_differ_are_told_apart_from_other_shapes(
     finished: Path, tmp_path: Path
 ) -> None:

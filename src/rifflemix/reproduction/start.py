@@ -48,6 +48,7 @@ def read_start(run: Path) -> Start:
         raise bad_argument("start_from", expected, run)
     if (run / WEIGHTS).is_file():
         return _saved_model(run)
+    recipe, width = _model_of(folder.config)
     if not folder.best.is_file():
         raise bad_argument("start_from", "a run with an evaluation", f"{run}, which has none yet")
     weights, about = read_tensors(folder.best)
@@ -56,7 +57,6 @@ def read_start(run: Path) -> Start:
         raise bad_argument(
             "start_from", f"the step of the weights in {folder.best} as a whole number", repr(step)
         )
-    recipe, width = _model_of(folder.config)
     digest = hashlib.blake2b(folder.best.read_bytes(), digest_size=16).hexdigest()
     return Start(weights, {"recipe": recipe, "step": step, "blake2b": digest}, width)
 
