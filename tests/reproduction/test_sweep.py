@@ -214,6 +214,7 @@ def test_on_the_command_line(
     monkeypatch.setattr("rifflemix.recipes.get_recipe", lambda _: small(train=QUICK))
     words = "sweep test/digits --set mixer_options.bias=true,false --set lr=1e-3,1e-2 --threads 1"
     argv = ["rifflemix", *words.split(), "--device", "cpu", "--out", str(swept[0])]
+    argv += ["--num-workers", "1"]  # which changes no number
     monkeypatch.setattr(sys, "argv", argv)
     assert rifflemix.cli.main() == 0
     printed = capsys.readouterr().out

@@ -17,6 +17,7 @@ from rifflemix.runs.options import (
     Device,
     Json,
     MaxSteps,
+    NumWorkers,
     Option,
     Out,
     ReproduceOptions,
@@ -54,6 +55,7 @@ def sweep(
     device: Device = "auto",
     precision: Annotated[str | None, Option("float32 or bf16; the recipe's if unset.")] = None,
     threads: Threads | None = None,
+    num_workers: NumWorkers = 0,
     json: Json = False,
 ) -> None:
     """Train a recipe once for each value and seed; write a table and a curve. Nothing is chosen."""
@@ -69,6 +71,7 @@ def sweep(
         device=device,
         precision=precision,
         threads=threads,
+        num_workers=num_workers,
     )
     grid = parse_grid(set_, sweep_defaults(chosen), recipe)
     with DataProgress(progress_console()) as progress:

@@ -64,6 +64,9 @@ TaskOptions = Annotated[list[str], Option("Option of the task; repeatable.", met
 Seed = Annotated[int, Option("Seed of weights, data order and noise.")]
 Device = Annotated[str, Option("cpu, cuda, cuda:1 ..., or auto.")]
 Threads = Annotated[int, Option("CPU threads; torch's own choice if unset.", most=MOST_THREADS)]
+NumWorkers = Annotated[
+    int, Option("Processes that load and change samples; 0 leaves both to the training.")
+]
 ContextParallel = Annotated[
     int, Option("Processes of torchrun that share each sequence, as accelerate's cp_size.")
 ]
@@ -148,9 +151,7 @@ class ReproduceOptions:
     precision: Annotated[str | None, Option("float32 or bf16; the recipe's if unset.")] = None
     compile: Annotated[bool, Option("Use torch.compile.")] = False
     threads: Threads | None = None
-    num_workers: Annotated[
-        int, Option("Processes that load and change samples; 0 leaves both to the training.")
-    ] = 0
+    num_workers: NumWorkers = 0
     context_parallel: ContextParallel = 1
     keep_weights: KeepWeights = False
 
