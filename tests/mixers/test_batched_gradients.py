@@ -15,6 +15,7 @@ from rifflemix.testing import Form, forms_of
 from rifflemix.testing.forms import DIM
 
 FORMS = [form for name in rm.list_mixers() for form in forms_of(mixer_class(name))]
+STREAMS = [form for form in FORMS if form.card.streaming and form.causal]
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
@@ -55,3 +56,22 @@ def test_gradients_of_each_sample(name: str, options: dict[str, Any]) -> None:
             expected = gradient(parameters, sample)
             each = {n: g[index] for n, g in found.items()}
             torch.testing.assert_close(each, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.parametrize("form", STREAMS, ids=str)
+@torch.no_grad()
+def test_streams_are_mapped_as_those_of_an_ensemble(form: Form) -> None:
+    """A position of several streams has no one value that `max_length` could be compared with."""
+    mixer = form.build()
+    x = torch.randn(3, 9, DIM, dtype=torch.float64)
+    _, state = mixer.prefill(x[:, :-1])
+    expected = mixer.step(x[:, -1], state)
+
+    def one(x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        y_t, after = mixer.step(
+            x_t.unsqueeze(0), {n: part.unsqueeze(0) for n, part in state.items()}
+        )
+        return y_t[0], {n: part[0] for n, part in after.items()}
+
+    torch.testing.assert_close(torch.func.vmap(one)(x[:, -1], state), expected)

@@ -58,6 +58,13 @@ def test_quantised_head_of_a_language_model() -> None:
     torch.testing.assert_close(_quantised(model)(tokens), model(tokens), atol=0.1, rtol=0.1)
 
 
+@torch.no_grad()
+def test_quantised_embedding_of_vectors() -> None:
+    model = rm.create_model("point_cloud", dim=16, num_layers=1, max_length=8).eval()
+    points = torch.randn(2, 8, 3)
+    torch.testing.assert_close(_quantised(model)(points), model(points), atol=0.1, rtol=0.1)
+
+
 def test_maps_whose_weights_are_read_print_as_plain_ones() -> None:
     """Runs from before are known by what their model prints."""
     mixer = rm.create_mixer("mlp_mixer", dim=8, max_length=4)

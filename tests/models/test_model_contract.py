@@ -114,6 +114,23 @@ def test_samples_do_not_meet(name: str) -> None:
             torch.testing.assert_close(whole[one], part, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of a loop over the batch
+@pytest.mark.parametrize("name", ["encoder", "gpt", "seq2seq", "graphormer_pcqm4m"])
+def test_samples_can_be_mapped(name: str) -> None:
+    """As gradients of each sample are taken; ids have no values to check then."""
+    model = build(name).eval()
+    args, options = sample(name)
+
+    def one(*tensors: Tensor) -> Tensor:
+        rows = [tensor.unsqueeze(0) for tensor in tensors]
+        named = dict(zip(options, rows[len(args) :], strict=True))
+        return outputs_of(model(*rows[: len(args)], **named))[0][0]
+
+    with torch.no_grad():
+        mapped = torch.func.vmap(one)(*args, *options.values())
+        torch.testing.assert_close(mapped, outputs_of(model(*args, **options))[0])
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_packed_sequences_are_taken_or_refused(name: str) -> None:
     model = build(name).eval()

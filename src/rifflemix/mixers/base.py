@@ -20,7 +20,12 @@ from rifflemix.checks import (
     check_tokens,
     shown,
 )
-from rifflemix.compat import outside_graphs, statically_known_true
+from rifflemix.compat import (
+    has_values,
+    outside_graphs,
+    statically_known_true,
+    values_can_be_read,
+)
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers.packed import (
     Segments,
@@ -232,7 +237,8 @@ class TokenMixer(nn.Module):
 
         Raises:
             InputError: wrong shape or dtype, a state that is not this mixer's, a token past
-                `max_length`, or the mixer does not stream.
+                `max_length` (unseen in a compiled graph and under vmap, which cannot read the
+                position), or the mixer does not stream.
         """
         self._check_streams()
         check_tokens("x_t", x_t, rank=2, layout="(B, C)")
@@ -325,9 +331,9 @@ class TokenMixer(nn.Module):
         if wrong is not None:
             raise self._foreign_state(wrong)
         position = state["position"]
-        if self.max_length is None or position.is_meta:
+        if self.max_length is None or not position.numel():
             return
-        if not position.numel():
+        if not (has_values(position) and values_can_be_read()):
             return
         first, last = map(int, position.aminmax())
         if first < 0:

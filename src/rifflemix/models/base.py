@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
+from rifflemix.compat import values_can_be_read
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers.packed import packing_refused
 from rifflemix.models import pretrained
@@ -102,7 +103,8 @@ def check_ids(name: str, ids: Tensor, layout: str, *, below: int, rank: int = 2)
     """Raise unless `ids` is a tensor of integers of the given rank; `layout` says its shape.
 
     On the CPU they must be 0 to `below` - 1, too. A GPU would have to be waited for, and a traced
-    graph cannot ask: there torch itself stops at an id that has no embedding.
+    graph or a transform of torch.func cannot ask: there torch itself stops at an id that has no
+    embedding.
     """
     if not isinstance(ids, Tensor):
         raise bad_argument(name, f"ids of shape {layout}", type(ids).__name__)
@@ -110,7 +112,7 @@ def check_ids(name: str, ids: Tensor, layout: str, *, below: int, rank: int = 2)
         raise bad_argument(name, f"ids of shape {layout}", tuple(ids.shape))
     if ids.dtype not in (torch.int64, torch.int32):
         raise bad_argument(name, f"int64 ids of shape {layout}", ids.dtype)
-    if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
+    if ids.device.type == "cpu" and ids.numel() and values_can_be_read():
         least, largest = (int(bound) for bound in torch.aminmax(ids))
         if least < 0 or largest >= below:
             got = least if least < 0 else largest

@@ -331,6 +331,20 @@ def test_exports_with_a_state() -> None:
     torch.testing.assert_close((got[0], *got[1]), (expected[0], *expected[1]))
 
 
+def test_streams_of_a_mapped_ensemble() -> None:
+    w, temperature, bias = make(3, 2, 4, 5)
+    positions = bias.repeat(1, 2)
+    _, state = causal_token_statistics(w, temperature, positions, return_state=True)
+
+    def one(w: Tensor, *parts: Tensor) -> Tensor:
+        state = StatisticsState(*(part.unsqueeze(0) for part in parts))
+        y = causal_token_statistics(w.unsqueeze(0), temperature, positions, initial_state=state)
+        return y[0]
+
+    expected = causal_token_statistics(w, temperature, positions, initial_state=state)
+    torch.testing.assert_close(torch.func.vmap(one)(w, *state), expected)
+
+
 def test_stream_ends_with_the_bias() -> None:
     w, temperature, bias = make(2, 3, 6, 2)
     state = causal_token_statistics(w, temperature, bias, return_state=True)[1]

@@ -51,6 +51,7 @@ class SequenceClassifier(Model):
         self.padding = config.padding
         self.cls_mask = config.cls_mask
         self.embed = embed
+        self.takes_vectors = isinstance(embed, nn.Linear)  # which quantisation replaces
         self.padding_id = self._check_padding_id(config.padding_id)
         self.pool = Pooling(config.pool, config.max_length)
         self.cls = _class_token(config) if config.pool == "cls" else None
@@ -184,11 +185,11 @@ class SequenceClassifier(Model):
 
     def _check_inputs(self, inputs: Tensor) -> None:
         """Raise unless these are ids (B, N), or vectors (B, N, F) where such are embedded."""
-        if not isinstance(self.embed, nn.Linear):
+        if not self.takes_vectors:
             vocab_size = cast(nn.Embedding, self.embed).num_embeddings
             check_ids("inputs", inputs, "(B, N)", below=vocab_size)
             return
-        features = self.embed.in_features
+        features = cast(nn.Linear, self.embed).in_features
         check_tokens("inputs", inputs, layout=f"(B, N, {features})")
         if inputs.shape[2] != features:
             raise bad_argument("inputs", f"shape (B, N, {features})", tuple(inputs.shape))
@@ -224,7 +225,7 @@ class SequenceClassifier(Model):
     def _check_padding_id(self, padding_id: int | None) -> int | None:
         if padding_id is None:
             return None
-        if isinstance(self.embed, nn.Linear):
+        if self.takes_vectors:
             raise bad_argument("padding_id", "None for vectors", padding_id)
         if self.padding == "unmasked":
             raise bad_argument("padding_id", 'None with padding="unmasked"', padding_id)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_dense, check_tokens
-from rifflemix.compat import has_values
+from rifflemix.compat import has_values, values_can_be_read
 from rifflemix.errors import bad_argument
 from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
 
@@ -59,8 +59,7 @@ def check_state(state: StatisticsState | None, w: Tensor) -> None:
         if field.dtype != dtype:
             raise bad_argument(f"initial_state.{name}", f"dtype {dtype}", field.dtype)
     position = state.position
-    # Reading the position, which is data, would break a graph that is being traced.
-    if torch.compiler.is_compiling() or not has_values(position) or not position.numel():
+    if not position.numel() or not _can_be_read(position):
         return
     if (first := int(position.min())) < 0:
         raise bad_argument("initial_state.position", "at least 0", first)
@@ -89,14 +88,16 @@ def check_bias(
 
 
 def _positions_used(state: StatisticsState, length: int, key_padding_mask: Tensor | None) -> int:
-    """Positions needed after `length` more tokens; 0 while a graph is traced.
-
-    Reading the position, which is data, would break the graph.
-    """
-    if torch.compiler.is_compiling() or len(state.position) == 0:
+    """Positions needed after `length` more tokens; 0 where that cannot be read."""
+    if len(state.position) == 0 or not _can_be_read(state.position):
         return 0
     valid = length if key_padding_mask is None else (~key_padding_mask).sum(1)
     return int((state.position + valid).max())
+
+
+def _can_be_read(position: Tensor) -> bool:
+    """Whether positions, which are data, are at hand: no graph is traced, and nothing mapped."""
+    return has_values(position) and values_can_be_read()
 
 
 def _check_tensor(
