@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_integer, check_positive
 from rifflemix.mixers._convolution.fft_convolution import wide
-from rifflemix.mixers.read_linear import ReadLinear
+from rifflemix.mixers.read_linear import ReadLinear, is_its_weight
 from rifflemix.ops.precision import as_default, wide_default, without_autocast
 
 _GAMMA_SHAPE = 6.0
@@ -96,4 +96,7 @@ class KernelNetwork(nn.Module):
 
 
 def _wide_linear(linear: Any, x: Tensor) -> Tensor:
-    return F.linear(x, wide(linear.weight), wide(linear.bias))
+    if is_its_weight(linear):
+        return F.linear(x, wide(linear.weight), wide(linear.bias))
+    y: Tensor = linear(x.to(next(linear.parameters()).dtype))
+    return y.to(x.dtype)

@@ -91,6 +91,17 @@ class Crate(TokenMixer):
 
     def _lift(self, y: Tensor) -> Tensor:
         if self.out_proj is None:
-            return F.linear(y, self.in_proj.weight.mT)
+            return F.linear(y, self._bases().mT)
         out: Tensor = self.out_proj(y)
         return out
+
+    def _bases(self) -> Tensor:
+        """(C, C), the weight of `in_proj`, or of what has been put in its place, such as adapters.
+
+        Hooks that compute the weight have done so in the call before.
+        """
+        if isinstance(self.in_proj, ReadLinear):
+            return self.in_proj.weight
+        like = next(self.in_proj.parameters())
+        columns: Tensor = self.in_proj(torch.eye(self.dim, dtype=like.dtype, device=like.device))
+        return columns.mT

@@ -10,7 +10,7 @@ from torch import Tensor
 from rifflemix.checks import check_integer
 from rifflemix.compat import take_first
 from rifflemix.mixers.base import MixerCard, TokenMixer
-from rifflemix.mixers.read_linear import ReadLinear
+from rifflemix.mixers.read_linear import ReadLinear, is_its_weight
 from rifflemix.ops.dropout.unchecked import dropout as drop
 
 
@@ -50,17 +50,29 @@ class TokenMLP(TokenMixer):
         super().__init__(dim, **shared)
         hidden = max(1, self.dim // 2) if hidden_dim is None else hidden_dim
         self.hidden_dim = check_integer("hidden_dim", hidden, 1)
-        positions = check_integer("max_length", self.max_length, 1)
-        self.fc1 = ReadLinear(positions, self.hidden_dim, bias=bias)
-        self.fc2 = ReadLinear(self.hidden_dim, positions, bias=bias)
+        self.positions = check_integer("max_length", self.max_length, 1)
+        self.fc1 = ReadLinear(self.positions, self.hidden_dim, bias=bias)
+        self.fc2 = ReadLinear(self.hidden_dim, self.positions, bias=bias)
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The MLP over the positions at hand; padded ones hold zeros."""
-        length = x.shape[1]
-        hidden = F.gelu(F.linear(x.mT, take_first(self.fc1.weight, length, 1), self.fc1.bias))
-        hidden = drop(hidden, self.dropout if self.training else 0.0)
+        hidden = drop(F.gelu(self._to_hidden(x.mT)), self.dropout if self.training else 0.0)
+        return self._to_tokens(hidden, x.shape[1]).mT
+
+    def _to_hidden(self, tokens: Tensor) -> Tensor:
+        """`fc1` of the first N positions: (B, C, N) -> (B, C, D_S)."""
+        length = tokens.shape[2]
+        if is_its_weight(self.fc1):
+            return F.linear(tokens, take_first(self.fc1.weight, length, 1), self.fc1.bias)
+        hidden: Tensor = self.fc1(F.pad(tokens, (0, self.positions - length)))
+        return hidden
+
+    def _to_tokens(self, hidden: Tensor, length: int) -> Tensor:
+        """`fc2` to the first N positions: (B, C, D_S) -> (B, C, N)."""
+        if not is_its_weight(self.fc2):
+            return take_first(self.fc2(hidden), length, 2)
         bias = None if self.fc2.bias is None else take_first(self.fc2.bias, length, 0)
-        return F.linear(hidden, take_first(self.fc2.weight, length, 0), bias).mT
+        return F.linear(hidden, take_first(self.fc2.weight, length, 0), bias)
 
     def extra_repr(self) -> str:
         """The settings, for print(model)."""
