@@ -75,3 +75,27 @@ def test_streams_are_mapped_as_those_of_an_ensemble(form: Form) -> None:
         return y_t[0], {n: part[0] for n, part in after.items()}
 
     torch.testing.assert_close(torch.func.vmap(one)(x[:, -1], state), expected)
+
+
+@pytest.mark.parametrize("mode", ["random", "factorized", "dense"])
+def test_learned_scores_under_transforms(mode: str) -> None:
+    """They are a mask of torch's attention, whose fused form does not differentiate masks."""
+    mixer = rm.create_mixer("synthesizer", DIM, num_heads=4, max_length=16, mode=mode).eval()
+    parameters = {n: p.detach() for n, p in mixer.named_parameters()}
+    x, mask = torch.randn(3, 11, DIM), torch.arange(11) >= torch.tensor([[11], [8], [5]])
+
+    def loss(weights: dict[str, Tensor], x: Tensor, mask: Tensor) -> Tensor:
+        y = torch.func.functional_call(mixer, weights, (x,), {"key_padding_mask": mask})
+        return y.square().sum()
+
+    def of_sample(weights: dict[str, Tensor], x: Tensor, mask: Tensor) -> Any:
+        return torch.func.grad(loss)(weights, x.unsqueeze(0), mask.unsqueeze(0))
+
+    found = torch.func.vmap(of_sample, (None, 0, 0))(parameters, x, mask)
+    expected = torch.autograd.grad(
+        loss(dict(mixer.named_parameters()), x, mask), list(mixer.parameters())
+    )
+    for gradients, total in zip(found.values(), expected, strict=True):
+        torch.testing.assert_close(gradients.sum(0), total, rtol=1e-4, atol=1e-4)
+    one = torch.func.vmap(lambda x, mask: mixer(x[None], key_padding_mask=mask[None])[0])
+    torch.testing.assert_close(one(x, mask), mixer(x, key_padding_mask=mask))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from rifflemix.compat import in_function_transform
 from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.dropout import cpu, cpu_attention, eager, reference
 from rifflemix.ops.dropout.second_order import differentiate_again
@@ -37,7 +38,12 @@ def dropout_attention(
 ) -> Tensor:
     """`rifflemix.ops.dropout_attention`; without dropout torch's own."""
     if dropout_p == 0.0:
-        y: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
+        y: Tensor
+        if mask is not None and mask.is_floating_point() and in_function_transform():
+            # Torch's fused operator differentiates no mask, and is taken where nobody sees that.
+            y = eager.attend(q, k, v, mask, is_causal)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)
         if y.requires_grad:
             differentiate_again(y)
         y = eager.without_padding(y, mask) if is_padding else y
