@@ -115,6 +115,7 @@ def test_mega_runs_by_its_own_command(task: str, row: str) -> None:
     assert drops <= {0.0, found[3]}
     assert model.blocks[0].mixer.layer_dropout == found[3]
     assert train.schedule_steps is None
+    assert train.decay_all  # fairseq's trainer hands its optimiser one group of all parameters
 
 
 # Samples of the training sets that the paper's epochs count.

@@ -14,6 +14,7 @@ from rifflemix.mixers.tssa import TSSA
 from rifflemix.models import create_model
 from rifflemix.nn.positions import SinusoidalPositions
 from rifflemix.recipes import get_recipe
+from rifflemix.train.schedules import learning_rate
 
 TEXTS = ("listops", "text", "retrieval")
 MEGA = (*TEXTS, "image")
@@ -171,3 +172,17 @@ def test_language_rows_follow_the_released_schedules(text: str) -> None:
     recipe = get_recipe(f"tost/table4-{text}-gpt2_base")
     assert recipe.task == "openwebtext"
     assert recipe.metric == ("loss" if text == "owt" else f"{text}_loss")
+
+
+@pytest.mark.parametrize("model", ["tost_tiny_16", "tost_medium_16", "xcit_small_16"])
+def test_imagenet_rows_train_the_papers_400_epochs(model: str) -> None:
+    recipe = get_recipe(f"tost/table2-imagenet-{model}")
+    assert recipe.train.max_steps == 400 * (1_281_167 // 2_048)
+    assert learning_rate(recipe.train, recipe.train.max_steps) == recipe.train.min_lr
+    assert any("repeated augmentation" in note for note in recipe.notes)
+
+
+def test_fine_tuned_rows_decay_every_parameter() -> None:
+    """Their code hands all parameters to AdamW as one group."""
+    rows = [get_recipe(f"tost/table2-{data}-tost_tiny_16") for data in ("cifar10", "pets")]
+    assert [(r.train.weight_decay, r.train.decay_all) for r in rows] == [(0.01, True)] * 2

@@ -128,6 +128,7 @@ def _config(task: str, run: _Run) -> TrainConfig:
         accumulation=run.accumulation,
         lr=run.rate,
         weight_decay=run.decay,
+        decay_all=True,  # fairseq's trainer has one group of all parameters
         betas=(0.9, 0.98),
         schedule="linear",
         warmup_steps=run.warmup,

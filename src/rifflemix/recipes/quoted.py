@@ -111,7 +111,7 @@ _S4_NOTES = (
     "its first release, whose numbers these are, reads in one direction; the rate falls on "
     "plateaus there, along a cosine here",
     "the state space is diagonal here (S4D-Lin), diagonal plus low rank there, and has the rate of "
-    "the other parameters, there 0.001",
+    "the other parameters, there 0.001; decay is of matrices here, there of all other parameters",
 )
 _S5_NOTES = (
     "the released commands, which differ from the paper's Table 11 in places; warm-up of an epoch, "

@@ -257,7 +257,7 @@ def s4(task: str) -> Recipe:
         notes=(
             "quoted from S4; sizes and training of its released configurations",
             "the diagonal form (S4D-Lin) instead of S4-LegS, with one rate for all parameters: "
-            "the code trains the state matrices at 0.001",
+            "the code trains the state matrices at 0.001, and decays all others",
             *((_GENERATED,) if task == "pathfinder" else ()),
         ),
     )
