@@ -85,3 +85,16 @@ def test_positions_of_reviews_are_those_of_the_release() -> None:
 def test_molecules_decay_as_released() -> None:
     train = get_recipe("sliceformer/table6-pcqm4m-graphormer").train
     assert (train.weight_decay, train.decay_all, train.clip_norm) == (0.01, True, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("sliceformer/table6-pcqm4m-graphormer", "two processes with batches of 256"),
+        ("sliceformer/table4-dogs-vit", "squeezes whole photographs"),
+        ("sliceformer/table4-cifar10-vit", "best on the test split"),
+        ("csp/table3-cifar100-csp", "best on the test split"),
+    ],
+)
+def test_where_the_release_is_another_is_said(name: str, words: str) -> None:
+    assert any(words in note for note in get_recipe(name).notes)

@@ -267,6 +267,7 @@ def test_settings_of_every_row(task: str, mixer: str) -> None:
     assert model.drop.p == 0.1
     assert recipe.task_options.get("max_length") == (4000 if task == "text" else None)
     assert any("black pixels" in note for note in recipe.notes) == (task in IMAGES)
+    assert any("float16 by autocast" in note for note in recipe.notes)
 
 
 # Maps of 64 x 64: queries, keys, values, output; what a mixer adds or leaves out in each layer.

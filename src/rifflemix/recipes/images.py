@@ -33,7 +33,8 @@ class Data:
         default_factory=lambda: {"dropout": 0.1, "embedding_dropout": 0.1}
     )
     notes: tuple[str, ...] = (
-        "a tenth of the training images choose the model; the paper trains on all of them",
+        "a tenth of the training images choose the model; the paper trains on all of them, and its "
+        "code keeps the epoch that is best on the test split",
     )
 
 
@@ -96,7 +97,8 @@ DATA: dict[str, Data] = {
             "the release trains on four fifths of the labelled images and measures on the others; "
             "here eight tenths train, and a tenth each validates and tests",
             "random resized crops and mirror images in training, as released; the release measures "
-            "on such crops too, and does not normalise pixels",
+            "on such crops too, does not normalise pixels, and squeezes whole photographs into a "
+            "square, of which the middle square is kept here",
         ),
     ),
     "tiny": Data(

@@ -117,8 +117,8 @@ _NYSTROM_NOTES: dict[str, tuple[str, ...]] = {
 
 
 def nystrom_notes(task: str) -> tuple[str, ...]:
-    """Settings by which that code's host treats one task's inputs."""
-    return _NYSTROM_NOTES.get(task, ())
+    """How that code's host treats one task's inputs, and in what it computes."""
+    return (*_NYSTROM_NOTES.get(task, ()), "float16 by autocast in the released code, float32 here")
 
 
 def nystrom_settings(task: str) -> dict[str, Any]:

@@ -97,7 +97,8 @@ _TUNED_NOTES = (
     "the paper starts from its ImageNet weights: load_official, save_pretrained, --start-from; "
     "the head is new",
     "200 epochs are the release's; crops, RandAugment (2 changes of strength 14) and decay 0.01 "
-    "those of the code of Yu et al. (2024), whose pipeline the paper follows",
+    "those of the code of Yu et al. (2024), whose pipeline the paper follows; float16 by autocast "
+    "there, float32 here",
 )
 _TENTH_NOTE = (
     "that code keeps the weights that are best on the test split; here a tenth of the training "
@@ -162,6 +163,7 @@ _IMAGENET_NOTES = (
     "images (repeated augmentation); here an epoch has every image once",
     "the release's cosine begins with the warm-up, ours after it, and its rates come an epoch "
     "late: they differ by a fifth of the peak within the warm-up, by at most 0.8 % after it",
+    "float16 by autocast in the release, float32 here",
     "a part of the training images chooses the model; the published validation set tests",
 )
 
