@@ -107,11 +107,13 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, valid: Tensor, sees: Tensor | None 
 
 
 def sparse(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
-    """The pattern over the pixels; the class token, first, sees and is seen by all."""
+    """Blocks of 50, 10 summaries, over the pixels; the class token, first, sees and is seen by
+    all.
+    """
     i, j = torch.arange(q.shape[2] - 1)[:, None], torch.arange(q.shape[2] - 1)[None, :]
-    summary = (j % 128 == 0) | (j % 128 >= 96)
+    summary = (j % 50 == 0) | (j % 50 >= 40)
     sees = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
-    sees[1:, 1:] = (j <= i) & ((i // 128 == j // 128) | summary)
+    sees[1:, 1:] = (j <= i) & ((i // 50 == j // 50) | summary)
     return softmax(q, k, v, valid, sees)
 
 
@@ -229,6 +231,13 @@ def test_parameters_of_the_listops_transformer() -> None:
     assert on_meta(of_row("listops", "softmax")).num_parameters() == expected
     with torch.device("meta"):
         assert rm.create_model("lra_listops").num_parameters() == expected
+
+
+def test_sparse_rows_have_the_blocks_of_the_released_get_model() -> None:
+    for task in TASKS:
+        mixer = on_meta(of_row(task, "sparse_transformer")).blocks[0].mixer
+        assert (mixer.stride, mixer.num_summary, mixer.triangular) == (50, 10, True)
+        assert mixer.cls_token == (task != "pathfinder")
 
 
 def test_listops_performer_has_two_features() -> None:

@@ -71,6 +71,20 @@ def test_sizes_are_the_published_ones(row: str, task: str) -> None:
     assert isinstance(model.norm, torch.nn.Identity) == (norm == "post")
 
 
+@pytest.mark.parametrize("task", ["listops", "text", "retrieval", "image", "pathfinder", "pathx"])
+def test_s5_says_what_its_commands_set_by_task(task: str) -> None:
+    recipe = get_recipe(f"csp/table4-{task}-s5")
+    notes = " ".join(recipe.notes)
+    assert ("gate multiplies" in notes) == (task in ("listops", "text"))  # --activation_fn
+    assert ("sqrt(channels)" in notes) == (task in ("listops", "text", "image"))  # --C_init
+    assert ("from 0.0001" in notes) == (task == "pathx")  # --dt_min
+    assert ("keep 0.95" in notes) == (task not in ("pathfinder", "pathx"))  # --bn_momentum
+    assert ("and steps is" in notes) == (task in ("listops", "image"))  # --opt_config
+    assert ("the eigenvalues and B is" in notes) == (task in ("text", "retrieval"))  # --dt_global
+    if task == "retrieval":
+        assert recipe.model_settings["head_activation"] == "gelu"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_a_small_one_learns(row: str) -> None:

@@ -115,11 +115,31 @@ _S4_NOTES = (
 )
 _S5_NOTES = (
     "the released commands, which differ from the paper's Table 11 in places; warm-up of an epoch, "
-    "then a cosine",
-    "the state space has the rate of the other parameters, there {}; its first steps are 0.001 to "
-    "0.1 long",
+    "none on Text, then a cosine, which ends by this epoch earlier there",
+    "all parameters have one rate and matrices decay; there the rate of {} is {} without decay, "
+    "and all others decay",
+    "no norm follows the last layer there; dropout takes whole channels, inside the gate too; "
+    "padding is read by the scans and counts in the norms, here it is masked",
+    "C starts as the orthonormal basis times numbers of deviation 1 / sqrt(state size), {}; first "
+    "steps are 0.001 to 0.1 long{}",
 )
-_S5_RATES = {"pathfinder": "0.0009", "pathx": "0.0006"}
+_S5_APART = {
+    "listops": ("the eigenvalues and steps", "0.001"),
+    "text": ("the eigenvalues and B", "0.001"),
+    "retrieval": ("the eigenvalues and B", "0.001"),
+    "image": ("the eigenvalues and steps", "0.001"),
+    "pathfinder": ("the eigenvalues, steps and B", "0.0009"),
+    "pathx": ("the eigenvalues, steps and (decayed) B", "0.0006"),
+}
+_S5_SMALLER = "there smaller by sqrt(channels)"
+_S5_STARTS = {
+    "listops": (_S5_SMALLER, ""),
+    "text": (_S5_SMALLER, ""),
+    "image": (_S5_SMALLER, ""),
+    "pathx": ("there as numbers of deviation sqrt(1/2) alone", ", there from 0.0001"),
+}
+_S5_GATED = "the gate multiplies the state space's output itself there, its GELU here"
+_S5_STATISTICS = "running statistics of the norms keep 0.95 of the old at each update there"
 _CCNN_NOTES = (
     "the released command of CCNN-6,380, whose numbers these are; causal as there; warm-up of ten "
     "epochs, then a cosine",
@@ -173,8 +193,20 @@ def _s4_row(task: str) -> _Parts:
 
 def _s5_row(task: str) -> _Parts:
     settings, train = _stack(task, "s5", _S5[task])
-    notes = tuple(note.format(_S5_RATES.get(task, "0.001")) for note in _S5_NOTES)
-    return "mixer_stack", settings, train, notes
+    if task == "retrieval":
+        settings["head_activation"] = "gelu"
+    commands, rates, host, starts = _S5_NOTES
+    notes = [
+        commands,
+        rates.format(*_S5_APART[task]),
+        host,
+        starts.format(*_S5_STARTS.get(task, ("as there", ""))),
+    ]
+    if task in ("listops", "text"):
+        notes.append(_S5_GATED)
+    if task not in ("pathfinder", "pathx"):
+        notes.append(_S5_STATISTICS)
+    return "mixer_stack", settings, train, tuple(notes)
 
 
 def _ccnn_row(task: str) -> _Parts:

@@ -73,7 +73,7 @@ class SparseTransformer(OrderedAttention):
             O(N^1.5); 128 without `max_length`. A stride that does not grow with N costs O(N^2).
         num_summary: c, summary columns at the end of a block, below l. Default: 4, less for
             strides under 16. Only for the fixed pattern. The paper takes 8 to 32 for strides of
-            128 and 256; the Long Range Arena l = 128, c = 32, which is a quarter of all keys.
+            128 and 256; the Long Range Arena l = 50, c = 10, which is a fifth of all keys.
         triangular: see only earlier keys although `causal` is False, as the Long Range Arena
             does when it classifies.
         cls_token: the first token sees all and is seen by all; the pattern is laid out over the
