@@ -117,6 +117,8 @@ def test_the_transformer_row_is_megas(task: str) -> None:
     assert isinstance(model.embedding_norm, nn.LayerNorm)
     assert "MEGA's own Transformer row" in recipe.notes[0]
     assert all(block.mixer.qkv.bias is not None for block in model.blocks)
+    assert any("float16 there" in note for note in recipe.notes)
+    assert any("one layer" in note for note in recipe.notes) == (task == "listops")
 
 
 def test_only_the_hosts_that_mega_draws_like_bert_are() -> None:

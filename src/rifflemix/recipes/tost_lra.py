@@ -116,6 +116,8 @@ _CLASS_TOKEN = (
     "the class token is read, the host's default; MEGA's own commands read the mean: pool=mean"
 )
 
+_ONE_LAYER = "Luna's command for this task has one layer; the six, tied, are the registered ones"
+
 
 def _mega_host(task: str, mixer: str, size: _Size) -> dict[str, Any]:
     layers, dim, heads, mlp, head = size
@@ -230,7 +232,8 @@ def mega_transformer(task: str) -> Recipe:
         notes=(
             "quoted: MEGA's own Transformer row, digit for digit, in its host and registered sizes",
             "MEGA releases no command for it: training is that of the commands released with "
-            "Luna, whose host and registered sizes these are",
+            "Luna, whose host and registered sizes these are; float16 there, float32 here",
+            *((_ONE_LAYER,) if task == "listops" else ()),
             *_host_notes(task),
         ),
     )
