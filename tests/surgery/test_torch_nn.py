@@ -189,3 +189,31 @@ def test_cross_attention_of_other_decoders_has_no_number(name: str) -> None:
         f"0.{name}",
         f"1.{name}",
     ]
+
+
+class ReadsWeights(nn.Module):
+    """As torchaudio's WavLM, whose scores get a bias: attention that holds weights alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.attention.in_proj_weight, self.attention.in_proj_bias)
+
+
+class AlsoCalls(ReadsWeights):
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and self.attention.in_proj_bias is not None:
+            return nn.functional.linear(x, self.attention.in_proj_weight)
+        return self.attend(x)
+
+    def attend(self, x: Tensor) -> Tensor:
+        found: Tensor = self.attention(x, x, x)[0]
+        return found
+
+
+def test_attention_that_is_never_called_stays() -> None:
+    with pytest.raises(rm.InputError, match="ReadsWeights around it does not call it, but"):
+        rm.replace_attention(nn.Sequential(ReadsWeights()), "softmax")
+    assert rm.replace_attention(nn.Sequential(AlsoCalls()), "softmax").replaced == ["0.attention"]

@@ -373,6 +373,21 @@ def test_packed_sequences_and_empty_ones_are_refused() -> None:
         model(ids, cu_seq_lens_q=ends, cu_seq_lens_k=ends, use_cache=False)
 
 
+def test_flash_attention_reads_packed_sequences_from_positions() -> None:
+    """It is given no mask then, and tells them apart by positions that start again."""
+    model = swap("llama", "tssa")
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = "flash_attention_2"
+    ids = torch.randint(3, VOCABULARY, (1, 5))
+    again = torch.tensor([[0, 1, 2, 0, 1]])
+    for use_cache in (True, False):
+        with pytest.raises(rm.InputError, match="position_ids: expected those of one sequence"):
+            model(ids, position_ids=again, use_cache=use_cache)
+    first = model(ids[:, :3], position_ids=again[:, :3] + 4)
+    model(ids[:, 3:], position_ids=again[:, 3:] + 7, past_key_values=first.past_key_values)
+
+
 def test_another_sequence_is_refused() -> None:
     attention = swap("bert", "tssa").encoder.layer[0].attention.self
     x = torch.randn(1, 3, 16)

@@ -251,3 +251,64 @@ def test_our_own_folders_hold_transformers_too(tmp_path: Path) -> None:
     rm.save_swapped(model, tmp_path)
     again = rm.load_swapped(tmp_path, transformers.BertModel(model.config).eval())
     assert torch.equal(outputs_of(again, inputs), outputs_of(model, inputs))
+
+
+class EncoderConfig(transformers.PretrainedConfig):  # type: ignore[misc]
+    model_type = "encoder_of_torch"
+
+
+class Encoder(transformers.PreTrainedModel):  # type: ignore[misc]
+    """Attention of torch.nn in a model of transformers, which it initialises by name."""
+
+    config_class = EncoderConfig
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.TransformerEncoderLayer):
+            transformers.initialization.normal_(module.self_attn.in_proj_weight)
+            transformers.initialization.zeros_(module.self_attn.in_proj_bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.body(x)
+        return found
+
+
+def timm_wrapper(_: Any) -> Any:
+    pytest.importorskip("timm", reason="needs timm")
+    sizes = {"img_size": 8, "patch_size": 4, "depth": 2, "embed_dim": 16, "num_heads": 2}
+    config = transformers.TimmWrapperConfig(
+        architecture="vit_tiny_patch16_224",
+        model_args=sizes,
+        pretrained_cfg={"input_size": (3, 8, 8)},
+    )
+    return transformers.TimmWrapperModel(config)
+
+
+IN_TRANSFORMERS: dict[str, tuple[Any, torch.Tensor]] = {
+    "torch.nn": (Encoder, torch.randn(2, 5, 16)),
+    "timm": (timm_wrapper, torch.randn(2, 3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+def test_attention_of_other_libraries_in_a_model_of_transformers(name: str, tmp_path: Path) -> None:
+    """It came back as it was before the swap, at random, with no more than a message."""
+    make, x = IN_TRANSFORMERS[name]
+    model = make(EncoderConfig()).eval()
+    replaced = replace_attention(model, "tssa").replaced
+    assert len(replaced) == 2
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert torch.equal(again(x)[0], model(x)[0])
+    for part in replaced:
+        module = again.get_submodule(part)
+        assert isinstance(module, SwappedAttention)
+        assert not hasattr(module, "in_proj_weight")
+    restore_attention(model)
+    model.save_pretrained(tmp_path / "before")
+    assert torch.equal(type(model).from_pretrained(tmp_path / "before")(x)[0], model(x)[0])

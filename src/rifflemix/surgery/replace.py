@@ -13,6 +13,7 @@ from rifflemix.checks import check_bool
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of, returned
+from rifflemix.surgery.hosts.transformers_saving import saving_changes
 from rifflemix.surgery.lost import not_taken_over, parameters_beside
 from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, mixer_macs
 from rifflemix.surgery.settings import SORTING, MixerSettings, class_of, name_of, takes_option
@@ -181,7 +182,9 @@ def commit(swaps: Sequence[Swap]) -> None:
                 setattr(parent, attribute, swap.module)
             swap.module.settings, swap.module.adapter = swap.settings, swap.site.adapter.name
         for swap in swaps:
-            for change in swap.site.adapter.parent_changes(swap.site.module, swap.site.parents):
+            site = swap.site
+            changes = site.adapter.parent_changes(site.module, site.parents)
+            for change in [*changes, *saving_changes(site.parents)]:
                 _change(change)
     except BaseException:
         for parent, attribute, original in reversed(done):

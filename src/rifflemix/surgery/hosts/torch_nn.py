@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from functools import cache
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from rifflemix.surgery.adapters import (
     forward_is_its_own,
     has_class_token,
 )
+from rifflemix.surgery.hosts.transformers_source import source_of, text_of
 from rifflemix.surgery.masks import check_causality, key_padding_mask, merge_padding
 from rifflemix.surgery.weights import HostWeights, Projection
 
@@ -124,6 +126,9 @@ class TorchMultiheadAttention(Adapter):
             refusal = "it attends to keys that are no tokens (add_bias_kv or add_zero_attn)"
         elif "base_layer" in names:  # as PEFT calls what its LoRA changes in every call
             refusal = "adapters are around it, which change its weights; merge them into it first"
+        elif any(_only_reads_weights(type(parents[-1]), name) for name in names):
+            kind = type(parents[-1]).__name__
+            refusal = f"{kind} around it does not call it, but computes with its weights"
         return HostAttention(
             dim=attention.embed_dim,
             num_heads=attention.num_heads,
@@ -157,6 +162,17 @@ class TorchMultiheadAttention(Adapter):
             if "TransformerEncoder" in class_names(parent)
             and getattr(parent, "use_nested_tensor", False)
         ]
+
+
+@cache
+def _only_reads_weights(cls: Any, name: str) -> bool:
+    """Whether a class takes the weights of its attention `name` and nowhere calls it (WavLM)."""
+    if f"self.{name}.in_proj_weight" not in source_of(cls):
+        return False
+    written = [
+        base for base in cls.__mro__ if issubclass(base, nn.Module) and base is not nn.Module
+    ]
+    return not any(f"self.{name}(" in text_of(base) for base in written)
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rifflemix.compat import values_can_be_read
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import (
     Adapter,
     HostAttention,
-    ParentChange,
     SwappedAttention,
     class_names,
     forward_is_its_own,
@@ -38,7 +38,6 @@ from rifflemix.surgery.hosts.transformers_maps import (
     unreadable,
 )
 from rifflemix.surgery.hosts.transformers_masks import padding_of
-from rifflemix.surgery.hosts.transformers_saving import PushToHub, SavePretrained
 from rifflemix.surgery.hosts.transformers_source import (
     arguments_of,
     keeps_groups_apart,
@@ -124,6 +123,8 @@ class SwappedTransformersAttention(SwappedAttention):
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
         self._check(arguments)
         mask = arguments.get("attention_mask")
+        if mask is None and len(hidden_states) == 1 and reads_positions(self.original):
+            check_one_sequence(arguments.get("position_ids"))
         caches = (arguments.get(name) for name in CACHES)
         past = next((cache for cache in caches if cache is not None), None)
         if past is None:
@@ -202,15 +203,6 @@ class TransformersAttention(Adapter):
         maps = maps_of(module)
         return None if maps is None else read_weights(module, maps)
 
-    def parent_changes(self, module: nn.Module, parents: Sequence[nn.Module]) -> list[ParentChange]:
-        """Models that hold it write the swap where they save themselves."""
-        return [
-            ParentChange(parent, name, method(parent))
-            for parent in parents
-            if "PreTrainedModel" in class_names(parent)
-            for name, method in (("save_pretrained", SavePretrained), ("push_to_hub", PushToHub))
-        ]
-
 
 def check_not_packed(arguments: Mapping[str, Any]) -> None:
     """Raise where a host says to its attention, beside the mask, where packed sequences end."""
@@ -222,6 +214,23 @@ def check_not_packed(arguments: Mapping[str, Any]) -> None:
                 "the ends of packed sequences",
                 "pad them, or keep the host's attention",
             )
+
+
+def reads_positions(module: Any) -> bool:
+    """Whether the host's flash attention would tell packed sequences by their positions."""
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return "flash" in str(implementation) and values_can_be_read()
+
+
+def check_one_sequence(positions: Tensor | None) -> None:
+    """Raise where positions (1, N) start again; other implementations are given a mask then."""
+    if positions is not None and positions.dim() == 2 and bool((positions.diff() != 1).any()):
+        raise bad_argument(
+            "position_ids",
+            "those of one sequence: sequences packed into one row would mix",
+            "positions that start again",
+            "pad them, or keep the host's attention",
+        )
 
 
 def weights_are_collected() -> bool:

@@ -9,14 +9,14 @@ program that does not know the swap fails on it. `rifflemix.surgery.hub.swapped`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rifflemix.errors import bad_argument
-from rifflemix.surgery.adapters import SwappedAttention
+from rifflemix.surgery.adapters import ParentChange, SwappedAttention, class_names
 from rifflemix.surgery.description import check_unchanged, describe_swap
 from rifflemix.surgery.hub.card import card_of_swap
 from rifflemix.surgery.hub.pushing import push
@@ -90,15 +90,31 @@ class PushToHub:
         return push(self.model, repo_id, card, **options)
 
 
+def saving_changes(parents: Sequence[nn.Module]) -> list[ParentChange]:
+    """What makes models of transformers write the swap where they save themselves.
+
+    Args:
+        parents: modules around attention of any host: many of those models hold torch.nn's, and
+            `TimmWrapperModel` holds timm's.
+    """
+    return [
+        ParentChange(parent, name, method(parent))
+        for parent in parents
+        if "PreTrainedModel" in class_names(parent)
+        for name, method in (("save_pretrained", SavePretrained), ("push_to_hub", PushToHub))
+    ]
+
+
 def swapped_in(model: nn.Module) -> dict[str, SwappedAttention]:
     """The replaced attention of a model, by name."""
     return {n: m for n, m in model.named_modules() if isinstance(m, SwappedAttention)}
 
 
 def replaced_weights(model: nn.Module) -> list[str]:
-    """The name of one weight matrix of each replaced attention, as the host had it."""
+    """The name of one weight of each replaced attention, a matrix if it has one, in the host."""
     found = []
     for name, module in swapped_in(model).items():
-        matrices = (n for n, p in module.original.named_parameters() if p.dim() == 2)
-        found.append(f"{name}.{next(matrices)}")
+        weights = [(n, p.dim()) for n, p in module.original.named_parameters() if p.numel() != 1]
+        matrices = [n for n, dim in weights if dim == 2] or [n for n, _ in weights]
+        found += [f"{name}.{n}" for n in matrices[:1]]
     return found

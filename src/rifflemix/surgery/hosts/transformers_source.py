@@ -1,4 +1,4 @@
-"""What the source of a class of transformers tells of its attention."""
+"""What the source of a class, mostly of transformers, tells of its attention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ _GATE = re.compile(r"query_states, gate = torch\.chunk\(\s*self\.q_proj\(")
 @cache
 def source_of(cls: Any) -> str:
     """The text of its `forward`; empty where there is none."""
+    return text_of(cls.forward)
+
+
+def text_of(part: Any) -> str:
+    """The text of a class or function; empty where there is none."""
     try:
-        return inspect.getsource(cls.forward)
+        return inspect.getsource(part)
     except (OSError, TypeError):
         return ""
 

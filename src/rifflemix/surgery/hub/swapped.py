@@ -56,6 +56,8 @@ class SwapLoader(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **options: Any) -> Any:
         apply_swap(model, _named_for(model, self.quantization_config.swap))
+        for module in swapped_in(model).values():
+            _show_original(module)
         _check_all_are_there(model, options.get("checkpoint_files"))
         # A body in a saved head has longer names in the file.
         ignored = {rf"(^|\.){re.escape(name)}$" for name in replaced_weights(model)}
@@ -65,6 +67,7 @@ class SwapLoader(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         for module in swapped_in(model).values():
+            _hide_original(module)
             _fill_constants(module)
         self.remove_quantization_config(model)
         for module in model.modules():
@@ -130,6 +133,24 @@ def _in_mixers(names: Iterable[str], others: Collection[str] = ()) -> Counter[st
     parts = (name.rpartition(".mixer.") for name in names)
     ours = ((a, key) for a, _, key in parts if a and a.rpartition(".")[2] not in others)
     return Counter(key for _, key in ours)
+
+
+def _show_original(module: SwappedAttention) -> None:
+    """Let the host initialise maps of the replaced attention, which have no memory here.
+
+    Some name them in the `_init_weights` of what is around it (BridgeTower, V-JEPA 2).
+    """
+    original = module.original
+    parts = [*original.named_children(), *original.named_parameters(recurse=False)]
+    for name, part in parts:
+        if name not in module._modules:
+            vars(module).setdefault(name, part)
+
+
+def _hide_original(module: SwappedAttention) -> None:
+    for name, part in list(vars(module).items()):
+        if isinstance(part, nn.Module | nn.Parameter):
+            delattr(module, name)
 
 
 def _fill_constants(module: SwappedAttention) -> None:
