@@ -121,14 +121,13 @@ class TorchMultiheadAttention(Adapter):
         names = [name for name, child in parents[-1].named_children() if child is module]
         is_second = any(word in name.lower() for name in names for word in _OF_ANOTHER_SEQUENCE)
         pools = "Pool" in type(parents[-1]).__name__  # a few learned tokens ask all others (SigLIP)
-        refusal = ""
+        refusal, around = "", cast(Any, type(parents[-1]))
         if attention.bias_k is not None or attention.add_zero_attn:
             refusal = "it attends to keys that are no tokens (add_bias_kv or add_zero_attn)"
         elif "base_layer" in names:  # as PEFT calls what its LoRA changes in every call
             refusal = "adapters are around it, which change its weights; merge them into it first"
-        elif any(_only_reads_weights(type(parents[-1]), name) for name in names):
-            kind = type(parents[-1]).__name__
-            refusal = f"{kind} around it does not call it, but computes with its weights"
+        elif any(_only_reads_weights(around, name) for name in names):
+            refusal = f"{around.__name__} around it does not call it, but computes with its weights"
         return HostAttention(
             dim=attention.embed_dim,
             num_heads=attention.num_heads,
