@@ -128,6 +128,37 @@ def test_renormalized_statistics_of_one_length_take_any_batch(masked: bool) -> N
     torch.testing.assert_close(program.module()(x, **keywords), mixer(x, **keywords))
 
 
+class Step(torch.nn.Module):
+    """A module whose forward is the step of a mixer."""
+
+    def __init__(self, mixer: TokenMixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x_t: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.mixer.step(x_t, state)
+
+
+STREAMS = [form for form in FORMS if form.causal and form.card.streaming]
+
+
+@pytest.mark.parametrize("form", parameters(STREAMS, {"csp-causal"}))
+@torch.no_grad()
+def test_one_program_of_a_step_serves_every_batch(form: Form) -> None:
+    mixer = form.build(dtype=torch.float32)
+    axes, program = {0: torch.export.Dim("B", max=16)}, None
+    for size in (3, 1, 7):
+        x, _ = batch(size, 9)
+        _, state = mixer.prefill(x[:, :8])
+        if program is None:
+            shapes = {"x_t": axes, "state": dict.fromkeys(state, axes)}
+            exported = torch.export.export(
+                Step(mixer), (x[:, 8], state), dynamic_shapes=shapes, strict=False
+            )
+            program = exported.module()
+        torch.testing.assert_close(program(x[:, 8], state), mixer.step(x[:, 8], state))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
 def test_nystromformer_has_one_program_beyond_its_landmarks(masked: bool) -> None:

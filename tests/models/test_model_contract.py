@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,20 @@ def test_samples_can_be_mapped(name: str) -> None:
     with torch.no_grad():
         mapped = torch.func.vmap(one)(*args, *options.values())
         torch.testing.assert_close(mapped, outputs_of(model(*args, **options))[0])
+
+
+@pytest.mark.parametrize("name", ["lra_retrieval", "graphormer_pcqm4m"])
+def test_one_program_serves_every_batch(name: str) -> None:
+    """Of models with a token before the others, too."""
+    model = build(name).eval()
+    args, options = sample(name, 3)
+    given = dict(zip(signature(model.forward).parameters, args, strict=False)) | options
+    shapes = {key: {0: torch.export.Dim("B", max=16)} for key in given}
+    program = torch.export.export(model, (), given, dynamic_shapes=shapes, strict=False).module()
+    for batch in (1, 5):
+        args, options = sample(name, batch)
+        given = dict(zip(given, args, strict=False)) | options
+        torch.testing.assert_close(program(**given), model(**given))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

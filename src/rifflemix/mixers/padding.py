@@ -178,7 +178,7 @@ def last_tokens(
 
 def take_tokens(x: Tensor, index: Tensor, dim: int) -> Tensor:
     """Tokens (B, ..., N, ...) at positions `index` (B, M) along `dim`, zero where negative."""
-    shape = [len(x)] + [1] * (x.dim() - 1)
+    shape = [x.shape[0]] + [1] * (x.dim() - 1)
     shape[dim] = index.shape[1]
     index = index.view(shape)
     taken = x.take_along_dim(index.clamp_min(0), dim)
@@ -198,7 +198,7 @@ def newest_in_slots(x: Tensor, key_padding_mask: Tensor | None, count: int, dim:
         (B, count) int64, negative for a slot that nothing was written to.
     """
     if key_padding_mask is None:
-        lengths = torch.full((len(x), 1), x.shape[dim], device=x.device)
+        lengths = torch.full((x.shape[0], 1), x.shape[dim], device=x.device)
     else:
         lengths = (~key_padding_mask).sum(1, keepdim=True)
     slots = torch.arange(count, device=x.device)

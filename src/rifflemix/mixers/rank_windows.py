@@ -67,7 +67,7 @@ class RankWindows(KeepsConstants):
         A state is not changed: a ring would have to be copied as well as one that moves on.
         """
         seen = torch.cat((past, v_t.unsqueeze(1)), 1)
-        window = seen.gather(1, self.sources.expand(len(seen), -1, -1))
+        window = seen.gather(1, self.sources.expand(seen.shape[0], -1, -1))
         return unchecked.token_of_rank(window, self.ranks), seen[:, 1:]
 
     def remember(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:

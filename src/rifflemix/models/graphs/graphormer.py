@@ -201,7 +201,7 @@ class Graphormer(Model):
         degree = (neighbours.sum(dim=-1) + 1).clamp(max=self.num_degrees - 1)
         x = self.node(inputs).sum(dim=-2) + self.in_degree(degree) + self.out_degree(degree)
         dropped: Tensor = self.drop(
-            torch.cat((self.token.to(x.dtype).expand(len(x), -1, -1), x), 1)
+            torch.cat((self.token.to(x.dtype).expand(x.shape[0], -1, -1), x), 1)
         )
         return dropped
 

@@ -251,7 +251,7 @@ class GPT(Model):
             )
         check_ids("tokens", tokens, "(B,)", below=self.embed.num_embeddings, rank=1)
         embedded = self.embed(tokens).unsqueeze(1) * self.embedding_factor
-        position = torch.full((len(tokens), 1), state.position, device=tokens.device)
+        position = torch.full((tokens.shape[0], 1), state.position, device=tokens.device)
         x = self.drop(self.positions(embedded, position)).squeeze(1)
         layers = []
         for block, before in zip(self._layers(), state.layers, strict=True):

@@ -147,7 +147,7 @@ class SequenceClassifier(Model):
             raise bad_argument("inputs", "pairs of shape (B, 2, N)", _shape_of(inputs))
         mask = key_padding_mask
         if mask is not None:
-            expected = (len(inputs), 2, inputs.shape[2])
+            expected = (inputs.shape[0], 2, inputs.shape[2])
             if not isinstance(mask, Tensor) or tuple(mask.shape) != expected:
                 raise bad_argument(
                     "key_padding_mask", f"shape (B, 2, N) = {expected}", _shape_of(mask)
@@ -176,7 +176,7 @@ class SequenceClassifier(Model):
         self, token: Tensor, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The class token (1, 1, C) in front of (B, N, C), and in front of their mask."""
-        x = torch.cat((token.to(x.dtype).expand(len(x), -1, -1), x), dim=1)
+        x = torch.cat((token.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
         if key_padding_mask is not None:
             first = key_padding_mask[:, :1]
             own = torch.zeros_like(first) if self.cls_mask == "valid" else first
