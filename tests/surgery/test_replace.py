@@ -468,3 +468,11 @@ def test_gradients_reach_the_mixer_and_not_the_replaced_attention() -> None:
     model(torch.randn(2, N, C)).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
     assert all(p.grad is None for p in original.parameters())
+
+
+def test_the_reason_is_that_of_a_chosen_layer() -> None:
+    model = nn.ModuleList(
+        [nn.MultiheadAttention(16, 2), nn.MultiheadAttention(16, 2, add_zero_attn=True)]
+    )
+    with pytest.raises(rm.InputError, match=r"nothing can be replaced; 1: it attends to keys that"):
+        rm.replace_attention(model, "tssa", layers=lambda i: i == 1)

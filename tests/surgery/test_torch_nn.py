@@ -217,3 +217,20 @@ def test_attention_that_is_never_called_stays() -> None:
     with pytest.raises(rm.InputError, match="ReadsWeights around it does not call it, but"):
         rm.replace_attention(nn.Sequential(ReadsWeights()), "softmax")
     assert rm.replace_attention(nn.Sequential(AlsoCalls()), "softmax").replaced == ["0.attention"]
+
+
+class TextWithClassToken(nn.Module):
+    """As open_clip's: a token behind the padding, with masks as its older weights have them."""
+
+    def __init__(self, *, correct_cls_mask: bool) -> None:
+        super().__init__()
+        self.cls_emb = nn.Parameter(torch.randn(16))
+        self.correct_cls_mask = correct_cls_mask
+        self.attn = nn.MultiheadAttention(16, 2, batch_first=True)
+
+
+def test_a_class_token_that_the_mask_hides_is_no_padding() -> None:
+    with pytest.raises(rm.InputError, match="its mask hides the class token of a padded text"):
+        rm.replace_attention(nn.Sequential(TextWithClassToken(correct_cls_mask=False)), "tssa")
+    model = nn.Sequential(TextWithClassToken(correct_cls_mask=True))
+    assert rm.replace_attention(model, "tssa").replaced == ["0.attn"]

@@ -212,7 +212,9 @@ def _choose(
             "model: expected attention of torch.nn, timm, transformers or x-transformers, got "
             f"{got}; tell of other hosts with register_adapter"
         )
-    chosen, skipped = [], []
+    chosen: list[Site] = []
+    skipped: list[tuple[str, str]] = []
+    refused: list[tuple[str, str]] = []
     for site, wanted in zip(sites, select(sites, layers), strict=True):
         reason = _why_not(site)
         if wanted and reason and layers != "all" and not callable(layers):
@@ -221,8 +223,9 @@ def _choose(
             chosen.append(site)
         else:
             skipped.append((site.name, reason or _NOT_CHOSEN))
+            refused += [(site.name, reason)] * wanted
     if not chosen and not dry_run:
-        name, reason = skipped[0]
+        name, reason = (refused or skipped)[0]
         raise InputError(f"model: nothing can be replaced; {name}: {reason}")
     skipped += [(name, f"a {kind}, {_UNKNOWN} (register_adapter)") for name, kind in unknown]
     return chosen, skipped

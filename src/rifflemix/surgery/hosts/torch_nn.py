@@ -121,13 +121,19 @@ class TorchMultiheadAttention(Adapter):
         names = [name for name, child in parents[-1].named_children() if child is module]
         is_second = any(word in name.lower() for name in names for word in _OF_ANOTHER_SEQUENCE)
         pools = "Pool" in type(parents[-1]).__name__  # a few learned tokens ask all others (SigLIP)
-        refusal, around = "", cast(Any, type(parents[-1]))
+        around: Any = type(parents[-1])
+        refusal = ""
         if attention.bias_k is not None or attention.add_zero_attn:
             refusal = "it attends to keys that are no tokens (add_bias_kv or add_zero_attn)"
         elif "base_layer" in names:  # as PEFT calls what its LoRA changes in every call
             refusal = "adapters are around it, which change its weights; merge them into it first"
         elif any(_only_reads_weights(around, name) for name in names):
             refusal = f"{around.__name__} around it does not call it, but computes with its weights"
+        elif any(_hides_class_token(parent) for parent in parents):
+            refusal = (
+                "its mask hides the class token of a padded text from itself "
+                "(correct_cls_mask=False), and a token mixer would take the token for padding"
+            )
         return HostAttention(
             dim=attention.embed_dim,
             num_heads=attention.num_heads,
@@ -161,6 +167,12 @@ class TorchMultiheadAttention(Adapter):
             if "TransformerEncoder" in class_names(parent)
             and getattr(parent, "use_nested_tensor", False)
         ]
+
+
+def _hides_class_token(parent: nn.Module) -> bool:
+    """Whether it is open_clip's text with a class token, and the mask of its older weights."""
+    has_token = isinstance(getattr(parent, "cls_emb", None), Tensor)
+    return has_token and not getattr(parent, "correct_cls_mask", True)
 
 
 @cache
