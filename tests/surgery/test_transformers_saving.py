@@ -65,6 +65,21 @@ def test_by_auto_classes_and_as_a_body(tmp_path: Path) -> None:
     assert torch.equal(outputs_of(again.transformer, inputs), outputs_of(body, inputs))
 
 
+def test_the_config_of_a_swapped_model_makes_others(tmp_path: Path) -> None:
+    """It holds the first one's swap, which was taken for quantisation when the other was saved."""
+    _, folder = saved(tmp_path / "first")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    replace_attention(model, "linear", layers=[1])
+    model.save_pretrained(tmp_path / "other")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "other")
+    inputs = inputs_of("gpt2")
+    assert torch.equal(outputs_of(again, inputs), outputs_of(model, inputs))
+    model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    with pytest.raises(rm.InputError, match="model: expected weights that are not quantised"):
+        model.save_pretrained(tmp_path / "quantised")
+
+
 BLOCKS = "encoder.layer.0.attention.self cannot be replaced.*attention_type='original_full'"
 
 

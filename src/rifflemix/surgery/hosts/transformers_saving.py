@@ -57,7 +57,7 @@ class SavePretrained:
         swap = describe_swap(model)
         if options.pop("push_to_hub", False):
             raise bad_argument("push_to_hub", "False", True, "call model.push_to_hub(repo_id)")
-        if getattr(model.config, _CONFIG, None) is not None:
+        if _is_quantised(model.config):
             raise bad_argument(
                 "model", "weights that are not quantised", "a quantization_config beside the swap"
             )
@@ -88,6 +88,14 @@ class PushToHub:
             return str(cls.push_to_hub(self.model, repo_id, **options))
         card = card_of_swap(self.model, describe_swap(self.model))
         return push(self.model, repo_id, card, **options)
+
+
+def _is_quantised(config: Any) -> bool:
+    """Whether a config tells of quantised weights; a swap in it is that of the model it is from."""
+    found = getattr(config, _CONFIG, None)
+    if isinstance(found, Mapping):
+        return found.get("quant_method") != METHOD
+    return getattr(found, "quant_method", METHOD) != METHOD
 
 
 def saving_changes(parents: Sequence[nn.Module]) -> list[ParentChange]:
