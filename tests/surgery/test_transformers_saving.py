@@ -270,6 +270,7 @@ def test_our_own_folders_hold_transformers_too(tmp_path: Path) -> None:
 
 class EncoderConfig(transformers.PretrainedConfig):  # type: ignore[misc]
     model_type = "encoder_of_torch"
+    mixer: str = "tssa"
 
 
 class Encoder(transformers.PreTrainedModel):  # type: ignore[misc]
@@ -327,3 +328,28 @@ def test_attention_of_other_libraries_in_a_model_of_transformers(name: str, tmp_
     restore_attention(model)
     model.save_pretrained(tmp_path / "before")
     assert torch.equal(type(model).from_pretrained(tmp_path / "before")(x)[0], model(x)[0])
+
+
+class SwappedEncoder(Encoder):
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config)
+        replace_attention(self, config.mixer)
+
+
+class SwappedGPT2(transformers.GPT2Model):  # type: ignore[misc]
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        replace_attention(self, "tssa", layers=[1])
+
+
+def test_a_model_that_replaces_its_own_attention_comes_back(tmp_path: Path) -> None:
+    model, x = SwappedEncoder(EncoderConfig()).eval(), IN_TRANSFORMERS["torch.nn"][1]
+    model.save_pretrained(tmp_path / "encoder")
+    again = SwappedEncoder.from_pretrained(tmp_path / "encoder")
+    assert torch.equal(again(x)[0], model(x)[0])
+    gpt2, inputs = SwappedGPT2(build("gpt2").config).eval(), inputs_of("gpt2")
+    gpt2.save_pretrained(tmp_path / "gpt2")
+    again = SwappedGPT2.from_pretrained(tmp_path / "gpt2")
+    assert torch.equal(outputs_of(again, inputs), outputs_of(gpt2, inputs))
+    with pytest.raises(rm.InputError, match="the architecture before the swap, got replaced att"):
+        SwappedEncoder.from_pretrained(tmp_path / "encoder", mixer="linear")

@@ -18,7 +18,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from rifflemix.errors import InputError
 from rifflemix.surgery.adapters import SwappedAttention
-from rifflemix.surgery.description import check_description
+from rifflemix.surgery.description import check_description, describe_swap
 from rifflemix.surgery.hosts.transformers_saving import METHOD, replaced_weights, swapped_in
 from rifflemix.surgery.storage import apply_swap
 
@@ -55,7 +55,9 @@ class SwapLoader(HfQuantizer):
         return True
 
     def _process_model_before_weight_loading(self, model: Any, **options: Any) -> Any:
-        apply_swap(model, _named_for(model, self.quantization_config.swap))
+        swap = _not_made_yet(model, _named_for(model, self.quantization_config.swap))
+        if swap["layers"]:
+            apply_swap(model, swap)
         for module in swapped_in(model).values():
             _show_original(module)
         _check_all_are_there(model, options.get("checkpoint_files"))
@@ -88,6 +90,13 @@ def _named_for(model: Any, swap: Mapping[str, Any]) -> dict[str, Any]:
         return name if name in modules or other not in modules else other
 
     return {**swap, "layers": {rename(name): layer for name, layer in swap["layers"].items()}}
+
+
+def _not_made_yet(model: nn.Module, swap: dict[str, Any]) -> dict[str, Any]:
+    """The swap without the layers that the model has replaced alike in its own `__init__`."""
+    made = describe_swap(model)["layers"] if swapped_in(model) else {}
+    layers = {name: layer for name, layer in swap["layers"].items() if made.get(name) != layer}
+    return {**swap, "layers": layers}
 
 
 def _check_all_are_there(model: nn.Module, files: Sequence[str] | None) -> None:
