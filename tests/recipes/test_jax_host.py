@@ -240,6 +240,32 @@ def test_sparse_rows_have_the_blocks_of_the_released_get_model() -> None:
         assert mixer.cls_token == (task != "pathfinder")
 
 
+@pytest.mark.parametrize("task", [task for task in TASKS if task != "retrieval"])
+def test_sinkhorn_reads_the_mean_by_one_map(task: str) -> None:
+    """Its model in that code has neither a class token nor a hidden layer in the head."""
+    recipe = of_row(task, "sinkhorn")
+    model = on_meta(recipe)
+    assert (recipe.model_settings["pool"], model.settings["head_hidden"]) == ("position_mean", [])
+    assert isinstance(model.head, torch.nn.Linear)
+    assert "cls" not in model.state_dict()
+    assert any("refuses" in note for note in recipe.notes) == (task in ("text", "image"))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "task", "words"),
+    [
+        ("linformer", "text", "that one has 16"),
+        ("synthesizer", "text", "that one is random"),
+        ("performer", "listops", "anew at every call"),
+        ("longformer", None, "further ahead than back"),
+        ("softmax", "retrieval", "read the first byte"),
+    ],
+)
+def test_rows_say_where_the_code_runs_otherwise(mixer: str, task: str | None, words: str) -> None:
+    said = [words in " ".join(of_row(name, mixer).notes) for name in TASKS]
+    assert said == [task in (name, None) for name in TASKS]
+
+
 def test_listops_performer_has_two_features() -> None:
     for task in TASKS:
         mixer = on_meta(of_row(task, "performer")).blocks[0].mixer

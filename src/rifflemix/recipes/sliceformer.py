@@ -39,7 +39,7 @@ _TRAIN: dict[str, dict[str, Any]] = {
 _DROPOUT = {"image": 0.2}
 _POSITIONS = {"pathfinder": {"positions": "learned"}}
 _NOTES: dict[str, tuple[str, ...]] = {
-    "retrieval": (lra.WITHIN_WARMUP,),
+    "retrieval": lra.RETRIEVAL_NOTES,
 }
 
 _IMAGE_ROWS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
