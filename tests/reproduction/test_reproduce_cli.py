@@ -197,7 +197,10 @@ def test_costs_of_recipes_are_listed_and_sorted(cli: Cli) -> None:
     assert {"tokens", "flops", "peak_bytes", "operators", "seconds"} <= entries[0].keys()
     flops = [entry["flops_in_all"] for entry in entries]
     assert flops == sorted(flops)
-    assert "dimension_mixer/table4-cifar10-p4-l4-butterfly" in cli(*chosen).out
+    table = " ".join(cli(*chosen).out.split())
+    assert "dimension_mixer/table4-cifar10-p4-l4-butterfly" in table
+    # The calibration takes the thread's own time: what else runs there does not count.
+    assert "with this machine to itself" in table
 
 
 def test_recipes_can_be_chosen_by_a_part_of_their_name(cli: Cli) -> None:

@@ -47,7 +47,7 @@ def show_costs(
     headers = ("Name", "Steps", "Tokens a step", "Tokens", "FLOPs", "Memory", "Step", "Time")
     show(plain_table(headers, map(_row, entries)))
     show(
-        "Estimates of training alone, on this machine as busy as it is now: evaluations and "
+        "Estimates of training alone, with this machine to itself: evaluations and "
         "loading data come on top. FLOPs are those of products of matrices, convolutions and "
         "attention; Fourier transforms (s4, s5, mega ...) and sorts have none. Tokens of whole "
         "images are their pixels."
