@@ -249,6 +249,10 @@ _ROW_NOTES: dict[str, tuple[str, ...]] = {
     "sinkformer": ("the code's normalisation is commented out; ours has 3 half-steps",),
     "cosformer": ("no code is released for this row: the paper's operator, padding kept out",),
     "bigbird": ("the random blocks are drawn by another rule than the code's",),
+    "sparse_transformer": (
+        "blocks of 50 tokens with 10 summary columns, as the code's get_model sets them; its layer "
+        "alone has 128 and 32",
+    ),
     "longformer": ("the code's window reaches a token further ahead than back, ours back",),
 }
 _NO_CLASS_TOKEN = (
