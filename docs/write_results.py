@@ -19,6 +19,7 @@ import write_claims
 import write_mixers
 from results_beyond import grouped, sharding, text
 from results_common import RESULTS, Answer, by_time, listed, pages, read, scores, task_title
+from results_every import every_mixer
 from results_forms import layer_forms
 from results_host import one_host
 from results_mlps import butterfly_mlps
@@ -47,14 +48,14 @@ names its machine: two CPU cores where the page does not say otherwise.
 
 def answers() -> list[Answer]:
     """All of the page, in its order."""
-    return [which_mixer(), accuracy(), one_task(), small_tasks(), text(), grouped(),
+    return [which_mixer(), accuracy(), every_mixer(), small_tasks(), text(), grouped(),
             speed(), memory(), packages(), layer_forms(), butterfly_mlps(), decoding(), sharding(),
             distillation(), printed(), one_host(), plateau(), claims(), estimates()]  # fmt: skip
 
 
 def accuracy() -> Answer:
     """Our mixers against softmax attention, where several seeds were compared."""
-    others = {path.stem: path for path in comparisons() if path != largest()}
+    others = {path.stem: path for path in comparisons()}
     sources = {f"{SUITE}/{name}": path for name, path in suite_tasks().items()} | others
     drawn: list[Row] = []
     table: list[dict[str, Any]] = []
@@ -94,34 +95,6 @@ def accuracy() -> Answer:
     made = [RESULTS / "suites" / SUITE / "results.json", *others.values()]
     return Answer("Is it as accurate as softmax attention?", says, "accuracy", picture, table,
                   list(sources.values()), [read(path)["command"] for path in made])  # fmt: skip
-
-
-def one_task() -> Answer:
-    """The comparison of most mixers."""
-    path = largest()
-    results = read(path)
-    rows = [row for row in comparison_rows(results) if row.test is not None]
-    size = results["task"]["sizes"]["test"]
-    drawn, table = [], []
-    for row in rows:
-        assert row.test is not None
-        error = 1.96 * math.sqrt(row.test.mean * (1 - row.test.mean) / size)
-        mean, low, high = (100 * v for v in (row.test.mean, row.test.mean - error,
-                                             min(row.test.mean + error, 1.0)))  # fmt: skip
-        drawn.append(Row(row.title, (Mark(mean, "main", low, high),), f"{mean:.1f}"))
-        table.append(scores(path, row))
-    identity = next(row.test for row in rows if row.name == "identity")
-    assert identity is not None
-    above = sum(row.test.mean > identity.mean for row in rows if row.test is not None)
-    says = (
-        f"On {task_title(results)}, {above} of {len(rows)} mixers score above a model without "
-        f"mixing, which reaches {identity} % (dashed). Positions and mean pooling do most of the "
-        "work there, so this says little about long inputs. One seed, not tuned; bars are 95 % "
-        f"intervals from the {size} test samples alone."
-    )
-    picture = dots("Test accuracy, %", drawn, rule=100 * identity.mean)
-    return Answer("What does every mixer reach on one task?", says, "every-mixer", picture, table,
-                  [path], [results["command"]])  # fmt: skip
 
 
 def speed() -> Answer:
@@ -324,11 +297,6 @@ def comparisons() -> list[Path]:
         [*RESULTS.glob("compare-*.json"), *by_time("demo/*.json")[-1:]]
     )
     return kept
-
-
-def largest() -> Path:
-    """The comparison of most mixers."""
-    return max(comparisons(), key=lambda path: len(read(path)["mixers"]))
 
 
 def files() -> dict[Path, str]:

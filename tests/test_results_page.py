@@ -64,7 +64,7 @@ def test_tables_hold_the_means_of_the_runs_and_their_differences_from_softmax(
     writer: ModuleType,
 ) -> None:
     """Read without the code that writes them."""
-    lines = [*lines_of(writer, "accuracy"), *lines_of(writer, "every-mixer")]
+    lines = lines_of(writer, "accuracy")
     demos = {
         json.loads(path.read_text(encoding="utf-8"))["environment"]["time"]: path
         for path in (RESULTS / "demo").glob("*.json")
@@ -89,6 +89,24 @@ def test_tables_hold_the_means_of_the_runs_and_their_differences_from_softmax(
     many = [results for name in kept if len((results := comparison(name))["seeds"]) > 1]
     mixers = [{mixer["name"] for mixer in results["mixers"]} & OURS for results in many]
     assert compared == sum(len(names) - 1 for names in mixers)
+
+
+def test_every_mixer_is_compared_with_a_model_without_mixing(writer: ModuleType) -> None:
+    lines = lines_of(writer, "every-mixer")
+    paths = [SUITE / "image" / "results.json", *RESULTS.glob("every-mixer/*/results.json")]
+    scores: dict[str, dict[int, float]] = defaultdict(dict)
+    for path in paths:
+        for run in json.loads(path.read_text(encoding="utf-8"))["runs"]:
+            scores[run["mixer"]][run["seed"]] = run["test"]["accuracy"]
+    without = scores["identity"]
+    assert [line["mixer"] for line in lines][-1] == "identity"
+    assert {line["mixer"] for line in lines} == scores.keys()
+    for line in lines[:-1]:
+        above = statistics.fmean(scores[line["mixer"]][seed] - without[seed] for seed in without)
+        assert float(line["above"]) == pytest.approx(100 * above, rel=1e-4)
+        assert float(line["above_low"]) < float(line["above"]) < float(line["above_high"])
+    accuracies = [float(line["test"]) for line in lines[:-1]]
+    assert accuracies == sorted(accuracies, reverse=True)
 
 
 def test_the_suite_shows_the_means_of_the_chosen_runs(writer: ModuleType) -> None:

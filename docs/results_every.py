@@ -1,0 +1,75 @@
+"""docs/results.md's section on every mixer on one task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from results_common import RESULTS, Answer, listed, scores, task_title
+from results_pictures import Mark, Row, dots
+from results_suite import suite_tasks
+
+from rifflemix.comparison.merging import Merged
+from rifflemix.comparison.paired import LEVEL, Difference, holm
+from rifflemix.comparison.table import Row as Compared
+from rifflemix.comparison.table import comparison_rows
+from rifflemix.mixers import list_mixers
+
+NAME = Path("every-mixer")
+WITHOUT_MIXING = "identity"
+
+
+def every_mixer() -> Answer:
+    """Every mixer against a model without mixing: the suite's images, and the same of others."""
+    paths = [suite_tasks()["image"], *sorted(RESULTS.glob("every-mixer/*/results.json"))]
+    results = Merged.of([path.parent for path in paths], RESULTS).results
+    rows = sorted(
+        (row for row in comparison_rows(results) if row.test is not None),
+        key=lambda row: -row.test.mean if row.test else 0.0,
+    )
+    without = next(row for row in rows if row.name == WITHOUT_MIXING)
+    found = [(row, _difference(row, without)) for row in rows if row is not without]
+    corrected = holm([difference.probability for _, difference in found])
+    drawn, table, counts = [], [], {"more": 0, "less": 0}
+    for (row, difference), p in zip(found, corrected, strict=True):
+        mean, low, high = (100 * v for v in (difference.mean, difference.low, difference.high))
+        if p < LEVEL:
+            counts["more" if mean > 0 else "less"] += 1
+        mark = Mark(mean, "main" if p < LEVEL else "other", low, high)
+        drawn.append(Row(row.title, (mark,), f"{row.test} %"))
+        compared = {"above": mean, "above_low": low, "above_high": high, "above_p": p}
+        table.append(scores(NAME, row) | compared)
+    table.append(scores(NAME, without))
+    rates, seeds = len(results["tuning"]["grid"]["lr"]), len(results["seeds"])
+    said = (
+        f"On {task_title(results)}, a model without mixing reaches {without.test} %. Of the other "
+        f"{len(found)} mixers {counts['more']} do better than it and {counts['less']} worse by "
+        f"more than chance explains; ahead are {_ahead(rows)}. Each has the learning rate that "
+        f"validation chose out of {rates}; means of {seeds} seeds. Disks "
+        "are points of test accuracy above the model without mixing, with 95 % intervals paired "
+        "over seeds; full ones differ from it after Holm's correction. Only accuracy is told: "
+        f"the parts of this comparison ran on different machines.{_left_out(rows)}"
+    )
+    title = "Test accuracy minus that of a model without mixing, points"
+    return Answer("What does every mixer reach on one task?", said, "every-mixer",
+                  dots(title, drawn, rule=0.0), table, paths,
+                  [part["command"] for part in results["merged"]])  # fmt: skip
+
+
+def _difference(row: Compared, other: Compared) -> Difference:
+    assert row.test is not None
+    assert other.test is not None
+    difference = row.test.difference(other.test)
+    assert difference is not None, f"{row.name} shares no two seeds with {other.name}"
+    return difference
+
+
+def _left_out(rows: Sequence[Compared]) -> str:
+    """A sentence on the mixers that are not there."""
+    absent = [name for name in list_mixers() if name not in {row.name for row in rows}]
+    return f" Left out: {listed(absent)}." if absent else ""
+
+
+def _ahead(rows: Sequence[Compared]) -> str:
+    """The first three, in words."""
+    return ", ".join(f"{row.title} ({row.test} %)" for row in rows[:3])
