@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import threading
 import time
@@ -32,6 +31,7 @@ from rifflemix.runs.status import RunStatus
 from rifflemix.tasks import task_card
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+PEERS_CHOSEN_BY = REPOSITORY / "benchmarks/results/compare-digits-all-2026-11-20.json"
 
 
 def with_accuracies(scores: dict[str, list[float] | None]) -> dict[str, Any]:
@@ -236,10 +236,10 @@ def test_every_task_of_a_suite_resolves_with_the_same_rates_for_all_mixers() -> 
 
 
 def test_the_small_suite_has_the_headline_and_the_best_baselines_by_validation() -> None:
-    with (REPOSITORY / "docs/results/every-mixer.csv").open(encoding="utf-8") as file:
-        lines = [line for line in csv.DictReader(file) if line["mixer"] not in HEADLINE]
-    best = sorted(lines, key=lambda line: -float(line["validation"]))[: len(PEERS)]
-    assert {line["mixer"] for line in best} == set(PEERS)
+    results = json.loads(PEERS_CHOSEN_BY.read_text(encoding="utf-8"))
+    runs = [run for run in results["runs"] if run["mixer"] not in HEADLINE]
+    best = sorted(runs, key=lambda run: -run["validation"]["accuracy"])[: len(PEERS)]
+    assert {run["mixer"] for run in best} == set(PEERS)
     assert get_suite("lra-small").mixers == HEADLINE + PEERS
     smoke = get_suite("lra-small-smoke")
     for name, task in get_suite("lra-small").tasks.items():
