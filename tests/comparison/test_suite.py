@@ -24,6 +24,7 @@ from rifflemix.comparison.ranking import (
 )
 from rifflemix.comparison.suite_report import answers, html, markdown, parts
 from rifflemix.comparison.suites import HEADLINE, PEERS, Suite, SuiteTask
+from rifflemix.comparison.table import comparison_rows
 from rifflemix.errors import InputError, RunFailed
 from rifflemix.files import FolderInUse, locked
 from rifflemix.runs.results import summarise
@@ -167,9 +168,10 @@ def test_ratios_are_geometric_means_relative_to_softmax() -> None:
     for results, speed in zip(tasks, (2.0, 8.0), strict=True):
         for mixer in results["mixers"]:
             mixer["steps_per_second"] = speed if mixer["name"] == "csp" else 1.0
-    assert mean_ratio(tasks, "csp", "steps_per_second") == pytest.approx(4.0)
-    assert mean_ratio(tasks, "softmax", "steps_per_second") == pytest.approx(1.0)
-    without = [with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]})]
+    tables = [comparison_rows(results) for results in tasks]
+    assert mean_ratio(tables, "csp", "steps_per_second") == pytest.approx(4.0)
+    assert mean_ratio(tables, "softmax", "steps_per_second") == pytest.approx(1.0)
+    without = [comparison_rows(with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]}))]
     assert mean_ratio(without, "csp", "steps_per_second") is None
 
 

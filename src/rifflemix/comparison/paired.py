@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rifflemix.comparison.spread import SeedSpread
 
@@ -86,22 +87,51 @@ class _Errors:
 
     def reach(self, level: float) -> float:
         """What a difference exceeds with at most this probability where there is none."""
-        seeds = self.over_seeds and self.over_seeds * student_quantile(level, self.freedom)
-        return math.hypot(seeds, self.sampling and self.sampling * normal_quantile(level))
+        return self._reach(student_quantile(level, self.freedom) if self.over_seeds else 0.0, level)
 
     def probability(self, difference: float) -> float:
-        """The level whose reach the difference is, found by halving its logarithm."""
+        """The level whose reach the difference is."""
         size = abs(difference)
         alone = [student_tails(size / self.over_seeds, self.freedom)] if self.over_seeds else []
         alone += [student_tails(size / self.sampling, math.inf)] if self.sampling else []
-        low = max(alone)  # either error alone reaches less far than both
-        if len(alone) == 1 or low >= 1.0 or low == 0.0:
-            return low
-        low, high = math.log(low), 0.0
-        while high - low > 1e-9:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.reach(math.exp(middle)) < size else (middle, high)
-        return math.exp(high)
+        least = max(alone)  # either error alone reaches less far than both
+        if len(alone) == 1 or least >= 1.0 or least == 0.0:
+            return least
+
+        def beyond(t: float) -> float:
+            return self._reach(t, student_tails(t, self.freedom)) - size
+
+        most = (
+            size / self.over_seeds if least == alone[0] else student_quantile(least, self.freedom)
+        )
+        return student_tails(_root(beyond, most), self.freedom)
+
+    def _reach(self, t: float, level: float) -> float:
+        """Of a level, whose quantile of Student's distribution is t."""
+        return math.hypot(
+            self.over_seeds * t, self.sampling and self.sampling * normal_quantile(level)
+        )
+
+
+def _root(function: Callable[[float], float], high: float) -> float:
+    """Where a rising function is 0 between 0 and `high`, by the Illinois method.
+
+    It is the secant method with a bracket: an end that stays twice loses half its value.
+    """
+    ends, values = [0.0, high], [function(0.0), function(high)]
+    if values[1] <= 0.0:  # but for rounding it is the root
+        return high
+    for _ in range(200):
+        if abs(ends[1] - ends[0]) <= 1e-13 * high or values[1] == 0.0:
+            break
+        new = ends[1] - values[1] * (ends[1] - ends[0]) / (values[1] - values[0])
+        value = function(new)
+        if value * values[1] > 0:
+            values[0] /= 2
+        else:
+            ends[0], values[0] = ends[1], values[1]
+        ends[1], values[1] = new, value
+    return ends[1]
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
@@ -130,6 +160,7 @@ def normal_quantile(level: float) -> float:
     return -statistics.NormalDist().inv_cdf(level / 2)
 
 
+@lru_cache(maxsize=1024)
 def student_quantile(level: float, freedom: float) -> float:
     """The t that |T| exceeds with probability `level`, by Newton's method.
 

@@ -104,11 +104,10 @@ def unbeaten(rankings: Sequence[Ranking]) -> list[str]:
     return [name for name in names if all(wins(name, o) >= wins(o, name) for o in names)]
 
 
-def mean_ratio(comparisons: Sequence[Mapping[str, Any]], name: str, what: str) -> float | None:
+def mean_ratio(tables: Sequence[Sequence[Row]], name: str, what: str) -> float | None:
     """Geometric mean over tasks of a measure relative to softmax attention; None if unknown."""
     logs = []
-    for results in comparisons:
-        rows = comparison_rows(results)
+    for rows in tables:
         row, base = next(row for row in rows if row.name == name), baseline_row(rows)
         ours, theirs = getattr(row, what), getattr(base, what, None)
         if not ours or not theirs:

@@ -87,6 +87,7 @@ def overall(comparisons: Comparisons) -> list[Overall]:
     """Every mixer over all tasks, in the order of the tables."""
     complete = [of for of in comparisons.values() if of["status"] == "complete"]
     rankings = [found for of in complete if (found := ranking(of)) is not None]
+    tables = [comparison_rows(of) for of in complete]
     best = unbeaten(rankings)
     decided = {task: _decided(of) for task, of in comparisons.items()}
     first = next(iter(comparisons.values()))
@@ -98,8 +99,8 @@ def overall(comparisons: Comparisons) -> list[Overall]:
             is_unbeaten=mixer["name"] in best,
             ahead=tuple(task for task, of in decided.items() if of.get(mixer["name"]) is False),
             behind=tuple(task for task, of in decided.items() if of.get(mixer["name"]) is True),
-            speed=mean_ratio(complete, mixer["name"], "steps_per_second"),
-            memory=mean_ratio(complete, mixer["name"], "peak_memory_bytes"),
+            speed=mean_ratio(tables, mixer["name"], "steps_per_second"),
+            memory=mean_ratio(tables, mixer["name"], "peak_memory_bytes"),
         )
         for mixer in first["mixers"]
     ]
