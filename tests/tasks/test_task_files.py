@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import os
 import pickle
 from pathlib import Path
@@ -136,6 +137,28 @@ def test_read_npz_refuses_truncation(tmp_path: Path, write_npz_xz, cut: int) -> 
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(InputError, match=r"x\.npz\.xz: the file is damaged or truncated"):
         bounded.read_npz(path)
+
+
+def test_all_streams_of_an_xz_file_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt.xz"
+    parts = [bytes(range(256)) * 9000, b"", b"the end\n"]
+    path.write_bytes(b"".join(lzma.compress(part) + bytes(8) for part in parts))
+    assert bounded.read_bytes(path) == b"".join(parts)
+    path.write_bytes(lzma.compress(b"one\ntwo") + lzma.compress(b"\nthree\n"))
+    assert [line for _, line in bounded.read_lines(path)] == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [b"junk", *(lzma.compress(b"two\n")[part] for part in (slice(1, None), slice(-1), slice(6)))],
+    ids=["no stream", "a damaged head", "cut at the end", "cut at the head"],
+)
+def test_a_damaged_second_stream_of_an_xz_file(tmp_path: Path, second: bytes) -> None:
+    """lzma's own reader drops it without a word."""
+    path = tmp_path / "x.txt.xz"
+    path.write_bytes(lzma.compress(b"one\n") + second)
+    with pytest.raises(InputError, match=r"x\.txt\.xz: the file is damaged or truncated"):
+        list(bounded.read_lines(path))
 
 
 def test_missing_file_in_one_sentence(tmp_path: Path) -> None:

@@ -39,7 +39,43 @@ def open_data(path: Path) -> IO[bytes]:
     check_regular(path)
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
-    return lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb")
+    stream = path.open("rb")
+    return io.BufferedReader(_WholeXz(stream), _BLOCK) if path.suffix == ".xz" else stream
+
+
+class _WholeXz(io.RawIOBase):
+    """What all streams of an .xz file hold; lzma's own reader drops a later one that is damaged."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decoder = lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            block = b""
+            if self._decoder.eof:
+                if not (block := self._next_start()):
+                    return 0
+                self._decoder = lzma.LZMADecompressor()
+            elif self._decoder.needs_input and not (block := self._file.read(_BLOCK)):
+                raise EOFError("the compressed data has no end")
+            if content := self._decoder.decompress(block, len(buffer)):
+                buffer[: len(content)] = content
+                return len(content)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _next_start(self) -> bytes:
+        """What follows the stream that has ended, without the zeros that may stand between them."""
+        found = self._decoder.unused_data.lstrip(b"\0")
+        while not found and (block := self._file.read(_BLOCK)):
+            found = block.lstrip(b"\0")
+        return found
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
