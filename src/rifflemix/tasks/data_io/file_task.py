@@ -109,7 +109,7 @@ class FileTask(ABC):
     def load(self, request: Request) -> Task:
         """The task, decoded to the cache when first read."""
         source = self.source(request)
-        return self.build(request, source, load_source(self.card, source, request.progress))
+        return self.build(request, source, load_source(self.card, source, request))
 
     def status(self, data_dir: Path | None) -> TaskStatus:
         """Whether data is in `data_dir` or was downloaded before."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rifflemix.errors import InputError
 from rifflemix.files import read_text, user_path
 from rifflemix.json_values import check_json, parse_json
-from rifflemix.tasks.core.base import Progress, TaskCard, TaskStatus
+from rifflemix.tasks.core.base import Progress, Request, TaskCard, TaskStatus
 from rifflemix.tasks.data_io.scratch import scratch_folder
 
 Arrays = dict[str, NDArray[Any]]
@@ -108,9 +108,13 @@ def source_folder(card: TaskCard, source: Source) -> Path:
     return cache_root() / card.name / source.key
 
 
-def load_source(card: TaskCard, source: Source, progress: Progress) -> dict[str, Array]:
+def load_source(card: TaskCard, source: Source, request: Request) -> dict[str, Array]:
     """The arrays of a source, from its decoded copy where there is one."""
-    return cached_arrays(source_folder(card, source), lambda: source.read(progress))
+    return cached_arrays(
+        source_folder(card, source),
+        lambda: source.read(request.progress),
+        must_keep=request.must_keep,
+    )
 
 
 def cached_arrays(

@@ -121,7 +121,7 @@ class ListOps(GeneratedTask):
 
     def _read(self, source: Source, request: Request) -> Parts:
         refuse_generator_options(request, _GRAMMAR_OPTIONS)
-        arrays = load_source(self.card, source, request.progress)
+        arrays = load_source(self.card, source, request)
         parts: Parts = {name: (packed_rows(arrays, f"{name}_"),) for name in SPLITS}
         for name, (rows,) in parts.items():
             _check_file(name, rows, request)

@@ -58,7 +58,7 @@ class PointClouds(GeneratedTask):
         splits = {}
         for part, (name, count) in enumerate(counts.items()):
             made = partial(_draw_all, request, part, count, num_points, noise)
-            arrays = cached_arrays(_folder(request) / name, made)
+            arrays = cached_arrays(_folder(request) / name, made, must_keep=request.must_keep)
             splits[name] = PointSplit(arrays["points"], arrays["labels"])
         return Task(
             name=self.card.name,

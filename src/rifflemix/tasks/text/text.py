@@ -131,7 +131,7 @@ class Text(FileTask):
         first_id, num_ids = 1, _PAD_AND_BYTES
         if request.options["level"] == "word":
             words = _words_of(source, train, test, kept, vocab_size)
-            arrays = load_source(self.card, words, request.progress)
+            arrays = load_source(self.card, words, request)
             train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
             first_id, num_ids = 0, count_ids(arrays["words"].values)
             for part in (train, test):
