@@ -16,7 +16,7 @@ import pytest
 from rifflemix.errors import InputError
 from rifflemix.files import locked
 from rifflemix.tasks.data_io import shards
-from rifflemix.tasks.data_io.shards import ShardedImages, prepare_shards
+from rifflemix.tasks.data_io.shards import ShardedImages, prepare_shards, prepare_stack
 
 SILENT = lambda what, done, total: None  # noqa: E731
 
@@ -91,6 +91,20 @@ def test_damaged_pieces_are_made_again(tmp_path: Path, maker: Numbered, damage: 
         (piece / ("labels.npy" if damage == "label gone" else "contents.json")).unlink()
     assert content(tmp_path / "x", maker, 8) == list(range(8))
     assert maker.entries() == ["0+4", "4+4", "4+4"]
+
+
+@pytest.mark.parametrize("by_image", [False, True])
+def test_fewer_than_a_damaged_piece_holds(tmp_path: Path, maker: Numbered, by_image: bool) -> None:
+    folder = tmp_path / "x"
+    for count in (4, 3):
+        if by_image:
+            stack = prepare_stack(folder, maker, count, SILENT, "making", 4)
+            assert [int(stack[row][0, 0]) for row in range(count)] == list(range(count))
+        else:
+            assert content(folder, maker, count) == list(range(count))
+        [piece] = folder.glob("*-*")
+        (piece / ("contents.json" if by_image else "images.npy")).write_bytes(b"damaged")
+    assert maker.entries() == ["0+3", "0+4"]
 
 
 class _Killed(Numbered):

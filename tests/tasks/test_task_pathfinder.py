@@ -272,6 +272,15 @@ def test_disk_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
         load_task("pathx")
 
 
+def test_a_disk_that_the_images_have_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = load_task("pathfinder32", **TINY).fingerprint()
+    usage = shards.shutil.disk_usage(".")._replace(free=0)
+    monkeypatch.setattr(shards.shutil, "disk_usage", lambda path: usage)
+    assert load_task("pathfinder32", **TINY).fingerprint() == whole
+    with pytest.raises(InputError, match=r"needs .* GB, but its disk has only 0\.0 GB free"):
+        load_task("pathfinder32", **{**TINY, "num_train": 1000})
+
+
 def test_card_names_what_is_generated_and_how_long_it_is() -> None:
     card = task_card("pathx")
     assert not card.needs_data

@@ -244,6 +244,8 @@ class _Shard:
         try:
             images, labels = make(self.start, self.count)
             arrays = {"images": images, "labels": labels, "digests": _digests(images)}
+            while (damaged := self.stored()) is not None:  # it would be found before what is made
+                shutil.rmtree(damaged)
             store_arrays(self.folder / f"{self._number}-{self.count:04d}", arrays)
         except InputError as error:
             return str(error)
@@ -323,8 +325,12 @@ def waiting_for(folder: Path, progress: Progress, what: str) -> Iterator[None]:
         yield
 
 
-def check_room(folder: Path, needed: int) -> None:
-    """Raise unless `needed` bytes fit on the disk of `folder`."""
+def check_room(folder: Path, size: int) -> None:
+    """Raise unless the disk of `folder` has room for what it lacks of images of `size` bytes."""
+    needed = size
+    for path in folder.glob("*/*/*.npy"):  # of a split's shards, as `store_arrays` wrote them
+        with contextlib.suppress(OSError):
+            needed -= path.stat().st_size
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(nearest).free
     if needed > free:
