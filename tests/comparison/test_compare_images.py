@@ -99,3 +99,13 @@ def test_the_layout_that_fits_is_named(task: WholeImages) -> None:
     sequence = Task(**{f.name: getattr(pixels, f.name) for f in fields(Task)})
     with pytest.raises(InputError, match=r"has vectors; .* such as encoder, or layout 'image'$"):
         check_model(config("softmax", "vit_cifar10"), sequence, "softmax")
+
+
+def test_a_damaged_image_is_not_blamed_on_a_mixer(task: WholeImages) -> None:
+    class Damaged(list[object]):
+        def __getitem__(self, index: object) -> object:
+            raise InputError("shard 0: image 0 is not what was stored")
+
+    broken = replace(task, splits={**task.splits, "train": Damaged([0] * 6)})
+    with pytest.raises(InputError, match=r"^shard 0: image 0"):
+        check_model(config("csp", "vit_cifar10"), broken, "csp")

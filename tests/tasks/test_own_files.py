@@ -361,8 +361,11 @@ def test_the_registry_reads_what_data_names(reviews: Path, tmp_path: Path) -> No
     assert below.metric == "rmse"
     np.savez(tmp_path / "a.npz", **arrays(20))
     assert sizes(load_task("npz", data=str(tmp_path / "a.npz"))) == [12, 4, 4]
-    with pytest.raises(rm.InputError, match=r"data: expected a file for task jsonl, got wine\.csv"):
+    with pytest.raises(rm.InputError, match=r"a file \.jsonl for task jsonl, .*got wine\.csv"):
         load_task("jsonl", data=str(reviews), input="note", label="verdict")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(rm.InputError, match=r"\.csv or \.tsv for .*a\.parquet; pandas can write"):
+        load_task("csv", data=str(tmp_path / "a.parquet"), input="note", label="verdict")
     with pytest.raises(rm.InputError, match=r"label: expected the name of a column, .*--label"):
         load_task("csv", data=str(reviews), input="note")
     with pytest.raises(rm.InputError, match=r"label: expected a name, got \['verdict'\]"):

@@ -15,6 +15,7 @@ from rifflemix.mixers import TokenMixer, list_mixers
 from rifflemix.models import Model, model_card, model_settings
 from rifflemix.runs.fit import (
     check_batch_size,
+    first_batch,
     fit_model,
     pair_settings,
     task_settings,
@@ -65,6 +66,7 @@ def check_model(config: CompareConfig, task: Task, mixer: str) -> int:
         InputError: it cannot be built or run, naming the mixer, or the batch is too large.
     """
     check_batch_size(config.train.batch_size, task)
+    first_batch(task)  # raises at a damaged file, which no mixer is to blame for
     try:
         model = try_out(lambda: build_model(config, task, mixer, config.seeds[0]), task)
         check_split(model, task, config.context_parallel)

@@ -75,6 +75,11 @@ def check_batch_size(batch_size: int, task: Task) -> None:
         raise bad_argument("batch_size", expected, batch_size)
 
 
+def first_batch(task: Task) -> Batch:
+    """The first two training samples."""
+    return task.collate([task.split("train")[index] for index in range(2)])
+
+
 def try_out(build: Callable[[], Model], task: Task) -> Model:
     """Build a model and run two training samples of a task through it.
 
@@ -87,7 +92,7 @@ def try_out(build: Callable[[], Model], task: Task) -> Model:
     """
     try:
         model = build().eval()
-        batch = task.collate([task.split("train")[index] for index in range(2)])
+        batch = first_batch(task)
         _check_takes(model, task, batch)
         with torch.no_grad(), checked_mixers(model):
             outputs = run_model(model, batch)

@@ -81,8 +81,9 @@ class OwnFile:
 
 
 def _read_table(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
-    if ending(data_file("data", path)).strip(".") not in _ENDINGS_OF[origin.name]:
-        raise bad_argument("data", f"a file for task {origin.name}", path.name)
+    if ending(data_file("data", path)) not in (endings := _ENDINGS_OF[origin.name]):
+        expected = f"a file {' or '.join(endings)} for task {origin.name}, or one as .gz or .xz"
+        raise bad_argument("data", expected, path.name, "pandas can write other tables as such")
     for name in ("input", "label"):
         if options[name] is None:
             raise bad_argument(name, "the name of a column", None, f"give it with --{name}")
@@ -94,7 +95,7 @@ def _columns(input: str) -> str | list[str]:
     return input.removesuffix(",").split(",") if "," in input else input
 
 
-_ENDINGS_OF = {"csv": ("csv", "tsv"), "jsonl": ("jsonl",)}
+_ENDINGS_OF = {"csv": (".csv", ".tsv"), "jsonl": (".jsonl",)}
 
 
 def _read_npz(path: Path, origin: Origin, options: dict[str, Any]) -> Task:
