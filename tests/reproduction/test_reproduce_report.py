@@ -31,6 +31,14 @@ def test_results_are_found_at_any_depth(tmp_path: Path) -> None:
     assert [path for path, _ in load_results([tmp_path, two, two])] == [one, two]
 
 
+def test_a_cut_file_of_results_is_not_left_out(tmp_path: Path) -> None:
+    cut = write(tmp_path / "a" / "results.json", made_up())
+    cut.write_text(cut.read_text()[:-20])
+    write(tmp_path / "b" / "results.json", made_up(seed=1))
+    with pytest.raises(InputError, match=r"a/results\.json is damaged: it is not JSON .*remove it"):
+        load_results([tmp_path])
+
+
 def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:
     first = write(tmp_path / "a.json", made_up())
     write(tmp_path / "b.json", made_up())
@@ -42,7 +50,7 @@ def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:
     [
         (None, "no results at"),
         ("{}", "expected results of `rifflemix reproduce`"),
-        ("{", "expected results of `rifflemix reproduce`"),
+        ("{", "is damaged: it is not JSON"),
         (json.dumps({"format": FORMAT}), "is damaged: expected an entry results.recipe"),
     ],
     ids=["absent", "foreign", "no JSON", "damaged"],

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from rifflemix.errors import InputError
-from rifflemix.files import read_text, user_path
-from rifflemix.json_values import check_seal, parse_json
+from rifflemix.files import read_json, user_path
+from rifflemix.json_values import check_seal
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.checks import check_results
 from rifflemix.reproduction.utilisation import Utilisation
@@ -24,6 +24,8 @@ from rifflemix.train import TrainResult
 from rifflemix.train.run_folder import read_log
 
 FORMAT = "rifflemix.reproduce/1"
+RESULTS_FILE = "results.json"
+_AGAIN = "remove it, or run its recipe again"
 
 
 def results_of(
@@ -117,8 +119,10 @@ def load_results(paths: Iterable[Path]) -> list[tuple[Path, dict[str, Any]]]:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        value = parse_json(read_text(path))
-    except (OSError, ValueError):
+        value = read_json(path, _AGAIN)
+    except InputError:
+        if path.name == RESULTS_FILE:
+            raise
         return None
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         return None
@@ -126,9 +130,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         check_seal(value)
         check_results(value)
     except ValueError as error:
-        raise InputError(
-            f"{path} is damaged: {error}; remove it, or run its recipe again"
-        ) from error
+        raise InputError(f"{path} is damaged: {error}; {_AGAIN}") from error
     return value
 
 

@@ -18,7 +18,12 @@ from rifflemix.json_values import check_json, check_seal, parse_json, sealed
 from rifflemix.models import Model
 from rifflemix.recipes import Recipe
 from rifflemix.reproduction.checks import check_results
-from rifflemix.reproduction.results import forget_memory, process_memory, results_of
+from rifflemix.reproduction.results import (
+    RESULTS_FILE,
+    forget_memory,
+    process_memory,
+    results_of,
+)
 from rifflemix.reproduction.start import Start, read_start, start_model
 from rifflemix.reproduction.utilisation import Utilisation, utilisation
 from rifflemix.runs.device import check_device, resolve_device, using_threads
@@ -32,8 +37,6 @@ from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train
 from rifflemix.train.engine import Engine, check_batch
 from rifflemix.train.targets import check_targets
-
-RESULTS_FILE = "results.json"
 
 
 @dataclass(frozen=True)

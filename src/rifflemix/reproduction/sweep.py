@@ -15,12 +15,8 @@ from rifflemix.json_values import sealed
 from rifflemix.mixers.named import mixer_options
 from rifflemix.models import model_settings
 from rifflemix.recipes import Recipe
-from rifflemix.reproduction.run import (
-    RESULTS_FILE,
-    ReproducePlan,
-    plan_reproduction,
-    train_plan,
-)
+from rifflemix.reproduction.results import RESULTS_FILE
+from rifflemix.reproduction.run import ReproducePlan, plan_reproduction, train_plan
 from rifflemix.reproduction.sweep_table import sweep_markdown
 from rifflemix.runs.device import using_threads
 from rifflemix.runs.environment import environment
