@@ -133,8 +133,10 @@ def read_csv_lines(path: Path) -> Generator[str]:
         text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
         while line := text.readline(_MOST_LINE + 1):
             left -= len(line)
-            if len(line) > _MOST_LINE or left < 0:
-                raise too_large(path, MOST_BYTES if left < 0 else _MOST_LINE)
+            if len(line) > _MOST_LINE:
+                raise damaged(path, f"a line holds more than {_MOST_LINE:,} bytes")
+            if left < 0:
+                raise too_large(path, MOST_BYTES)
             yield line
 
 
@@ -257,4 +259,9 @@ _LONG = (
 
 def too_large(path: Path, most: int) -> InputError:
     """The error for a file that holds more than a task may."""
+    if most >= MOST_BYTES:  # which a whole file may well do
+        return InputError(
+            f"{path}: it holds more than {most:,} bytes, the most that is read of a file; larger "
+            "data of your own is given to rm.Task.from_arrays"
+        )
     return damaged(path, f"it holds more than {most:,} bytes")
