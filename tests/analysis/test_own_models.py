@@ -82,6 +82,20 @@ def test_files_of_a_module(tmp_path: Path) -> None:
     assert "rifflemix analyze: Encoder" in (out / "analysis.html").read_text()
 
 
+def test_what_an_earlier_start_did_not_get_to_is_written(tmp_path: Path) -> None:
+    model, page, picture = encoder("tssa"), tmp_path / "analysis.html", tmp_path / "macs.png"
+    for _ in range(2):
+        analyze_into(tmp_path, ("spectrum", "macs"), model, batches=[batch()])
+        assert picture.exists()
+        assert page.read_text().count("<img") == 2
+        picture.unlink()
+        page.unlink()
+    analyze_into(tmp_path, ("spectrum", "macs"), model, batches=[batch()])
+    page.unlink()
+    assert analyze_into(tmp_path, ("spectrum", "macs"), model, batches=[batch()])[0] == []
+    assert page.exists()
+
+
 NO_LIST = {
     "a generator": (x for x in ()),
     "a tensor": torch.zeros(2, N, 3),

@@ -182,3 +182,17 @@ def test_a_cache_that_cannot_be_locked_keeps_nothing(
     with pytest.raises(InputError, match=r"cannot write to .*: cannot lock .*: Function not"):
         files.cached_arrays(folder, lambda: {"a": np.arange(3)}, must_keep=True)
     assert not list(folder.parent.iterdir())
+
+
+def test_a_cache_that_another_process_wrote_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = files.store_arrays
+
+    def late(folder: Path, arrays: files.Arrays) -> None:
+        store(folder, arrays)
+        raise OSError(39, "Directory not empty")
+
+    monkeypatch.setattr(files, "store_arrays", late)
+    arrays = files.cached_arrays(tmp_path / "key", lambda: _make([]), must_keep=True)
+    assert arrays["a"].path == tmp_path / "key" / "a.npy"

@@ -93,7 +93,7 @@ def write_page(
         target: what was looked at, for the heading.
         left_out: kind -> why this target has none.
     """
-    found = [read_finding(out / f"{kind}.json") for kind in kinds if _is_there(out, kind)]
+    found = [read_finding(out / f"{kind}.json") for kind in kinds if is_there(out, kind)]
     subjects = {
         str(subject["label"]): _described(subject) for f in found for subject in f["subjects"]
     }
@@ -110,7 +110,8 @@ def write_page(
     return path
 
 
-def _is_there(out: Path, kind: str) -> bool:
+def is_there(out: Path, kind: str) -> bool:
+    """Whether a folder holds the numbers and the picture of an analysis."""
     return (out / f"{kind}.json").is_file() and (out / f"{kind}.png").is_file()
 
 

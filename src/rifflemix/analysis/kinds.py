@@ -14,7 +14,7 @@ from rifflemix.analysis.cls_attention import cls_attention
 from rifflemix.analysis.coherence import coherence
 from rifflemix.analysis.collapse import collapse
 from rifflemix.analysis.finding import Finding, Subject, Tick, silent
-from rifflemix.analysis.gallery import write_finding, write_page
+from rifflemix.analysis.gallery import is_there, write_finding, write_page
 from rifflemix.analysis.macs import macs
 from rifflemix.analysis.membership import membership
 from rifflemix.analysis.pattern import pattern
@@ -134,7 +134,7 @@ def analyze_into(
     left_out: dict[str, str] = {}
     several = len(kinds) > 1
     for kind in kinds:
-        if several and (out / f"{kind}.json").is_file():
+        if several and is_there(out, kind):
             continue
         try:
             finding = _find(kind, subjects, _named(tick, kind))
@@ -146,10 +146,11 @@ def analyze_into(
         with claimed_folder(out, settings):
             written += write_finding(out, finding, subjects)
             written.append(write_page(out, tuple(KINDS), name, left_out))
-    if written and left_out:  # what was left out since the page was written
-        write_page(out, tuple(KINDS), name, left_out)
     if len(left_out) == len(kinds):
         raise bad_argument("target", "a model that can be looked into", f"{name}: {left_out}")
+    if several:  # what was left out, and what an earlier start wrote without getting to the page
+        with claimed_folder(out, settings):
+            write_page(out, tuple(KINDS), name, left_out)
     return list(dict.fromkeys(written)), left_out
 
 

@@ -137,9 +137,8 @@ def cached_arrays(
     try:
         store_arrays(folder, arrays)
     except OSError as error:
-        if must_keep:
+        if must_keep and load_arrays(folder) is None:  # another process may have been first
             raise cannot_keep(folder, error) from error
-        return {name: Array(values) for name, values in arrays.items()}
     return load_arrays(folder) or {name: Array(values) for name, values in arrays.items()}
 
 
