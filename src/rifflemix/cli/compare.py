@@ -143,6 +143,8 @@ def _choices(
     data_dir_of_file = of_file.pop("data_dir", None)
     if mixers is not None:
         names = options.parse_mixers(mixers)
+        of_mixers = of_file.pop("mixer_options", {})  # of the file's mixers, chosen or not
+        of_file["mixer_options"] = {name: of_mixers[name] for name in of_mixers if name in names}
     elif mixers_of_file is not None:
         names, _ = chosen_mixers(mixers_of_file)
     else:
