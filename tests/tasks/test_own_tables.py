@@ -239,6 +239,16 @@ def test_rows_and_columns_that_are_refused(
         read(path, **options)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_texts_in_another_encoding(tmp_path: Path, encoding: str, ending: str) -> None:
+    path = tmp_path / f"t.{ending}"
+    content = '{"text": "thé", "y": "a"}\n' * 2 if ending == "jsonl" else "text,y\nthé,a\n"
+    path.write_text(content, encoding=encoding)
+    with pytest.raises(rm.InputError, match=rf"t\.{ending}: .* not UTF-8 .* save it as UTF-8"):
+        read(path)
+
+
 # Parts
 
 

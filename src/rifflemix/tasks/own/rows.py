@@ -154,8 +154,9 @@ def _json_rows(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         if left < 0:
             raise too_large(file, MOST_BYTES)
         if content.strip():
+            text = content.decode("utf-8-sig")  # JSON in UTF-16 would be cut within its line feeds
             try:
-                row = parse_json(content)
+                row = parse_json(text)
             except ValueError as error:
                 raise InputError(
                     f"{file}, line {line}: it cannot be read as JSON: {error}"
