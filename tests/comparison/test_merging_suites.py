@@ -131,6 +131,18 @@ def test_what_makes_no_suite(folders: Path, tmp_path: Path) -> None:
     refused("folder: expected one with results.json of a comparison", coarse, gone)
 
 
+def test_tasks_that_the_last_page_does_not_have(folders: Path, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    for task in ("fine", "coarse"):
+        rm.compare_suite("tiny", MIXERS, out=part, tasks=[task], **SMALL)
+    parts = [part, folders / "coarse"]
+    with pytest.raises(InputError, match=r"coarse alone; .* --tasks coarse,fine finds"):
+        merge_suites(parts, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    rm.compare_suite("tiny", MIXERS, out=part, tasks=["coarse", "fine"], **SMALL)
+    assert list(merge_suites(parts, tmp_path / "out").comparisons) == ["coarse", "fine"]
+
+
 def test_another_size_of_the_model_is_refused(folders: Path, tmp_path: Path) -> None:
     wide = {**SMALL, "dim": 16}
     rm.compare_suite("tiny", MIXERS, out=tmp_path / "wide", tasks=["fine"], **wide)

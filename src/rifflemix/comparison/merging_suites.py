@@ -101,6 +101,13 @@ def _suite(paths: Sequence[Path]) -> tuple[Suite, dict[Path, Sequence[str]]]:
                 raise InputError(
                     f"merge: {path} has a task {task}, which suite {name} of this version has not"
                 )
+        both = [t for t in suite.tasks if t in own or (path / t / RESULTS_FILE).is_file()]
+        if len(both) > len(own):  # made one by one, of which the last alone is on the page
+            raise InputError(
+                f"merge: expected all tasks of {path} in its {RESULTS_FILE}, got "
+                f"{', '.join(own)} alone; compare --suite with --tasks {','.join(both)} finds them "
+                "done, and writes it anew"
+            )
     return suite, tasks
 
 
