@@ -121,6 +121,20 @@ def test_without_events_or_tracker_nothing_starts(recorders: list[Recorder]) -> 
     assert not recorders
 
 
+@pytest.mark.parametrize("name", ["start", "log", "finish"])
+def test_a_full_disk_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Recorder, name, full)
+    message = r"^cannot write the curves of wandb to out/wandb: No space left on device; .*tracker"
+    with (
+        pytest.raises(rm.InputError, match=message),
+        tracked(Tracker("wandb", Path("out"), "csp"), {}, log_every=1) as on_event,
+    ):
+        on_event(steps(1, 1)[0])
+
+
 def test_an_error_closes_the_tracker(recorders: list[Recorder]) -> None:
     def fail() -> None:
         with tracked(Tracker("wandb", Path("out"), "a"), {}, log_every=1) as on_event:

@@ -57,6 +57,9 @@ def tracked(
         tracker: None for no curves.
         settings: what the run is, JSON values.
         log_every: steps between losses.
+
+    Raises:
+        InputError: what it was told cannot be written, such as on a full disk.
     """
     if tracker is None:
         yield lambda _: None
@@ -80,14 +83,28 @@ class _Curves:
         values = self._values(event)
         if not values:
             return
-        if self._tracker is None:
-            self._tracker = self._start(event)
-        self._tracker.log(values, step=event.step)
+        with self._writing():
+            if self._tracker is None:
+                self._tracker = self._start(event)
+            self._tracker.log(values, step=event.step)
 
     def close(self) -> None:
         """Write what was told."""
         if self._tracker is not None:
-            self._tracker.finish()
+            with self._writing():
+                self._tracker.finish()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn an error of the disk into one sentence."""
+        try:
+            yield
+        except OSError as error:
+            where, reason = self._where, error.strerror or error
+            raise InputError(
+                f"cannot write the curves of {where.kind} to {where.out / where.kind}: {reason}; "
+                "the same command continues, without --tracker too"
+            ) from error
 
     def _values(self, event: TrainEvent) -> dict[str, float]:
         if event.kind in ("eval", "done"):
