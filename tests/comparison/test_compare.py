@@ -318,6 +318,16 @@ def test_nan_in_the_data_is_refused_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_single_training_sample_is_enough(tmp_path: Path) -> None:
+    from rifflemix.comparison import train_config
+
+    budget = default_budget("digits")
+    train = train_config(budget, max_steps=1, batch_size=1, lr=1e-3, precision="no")
+    options = {"patch_size": 4, "max_samples": 1}
+    plan = plan_comparison(settings(task_options=options, train=train), tmp_path / "out")
+    assert len(plan.task.split("train")) == 1
+
+
 def test_planning_writes_nothing(tmp_path: Path) -> None:
     plan_comparison(settings(), tmp_path / "deep" / "out")
     assert not list(tmp_path.iterdir())
