@@ -280,6 +280,24 @@ def test_xavier_draws_each_map_as_the_map_it_is() -> None:
     assert 0 < block.mlp.fc1.bias.abs().max().item() < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("mixer", "options", "layer"),
+    [
+        ("synthesizer", {"mode": "factorized", "dot_product": False}, "qkv"),
+        ("sinkhorn", {"tie_kv": True}, "qkv"),
+        ("longformer", {"inner_dim": 32}, "global_qkv"),
+    ],
+    ids=["values alone", "keys as values", "global tokens"],
+)
+def test_xavier_counts_the_maps_that_there_are(
+    mixer: str, options: dict[str, Any], layer: str
+) -> None:
+    model = host(dim=64, mixer=mixer, mixer_options=options)
+    weight = model.blocks[0].mixer.get_submodule(layer).weight
+    bound = math.sqrt(6 / (64 + options.get("inner_dim", 64)))
+    assert 0.95 * bound < weight.abs().max().item() <= bound
+
+
 def test_level_embedding_reads_ids_as_numbers() -> None:
     model = host("image", vocab_size=256, level_scale=[0.5, 0.25], dim=4, num_heads=1)
     low, high = model.embed(torch.tensor([[0, 255]]))[0]

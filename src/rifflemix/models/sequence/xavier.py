@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-_FUSED = {"qkv": 3, "kv": 2, "to_qkv": 3, "to_kv": 2}
+_FUSED = {"qkv": 3, "global_qkv": 3, "kv": 2, "to_qkv": 3, "to_kv": 2}
 """Layers that hold several maps side by side, by name; each is drawn as the map it is."""
 
 
@@ -19,7 +19,20 @@ def xavier_uniform(module: nn.Module) -> None:
     """
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Linear):
-            _draw(layer, _FUSED.get(name.rpartition(".")[2], 1))
+            owner, _, own_name = name.rpartition(".")
+            _draw(layer, _maps_in(layer, own_name, module.get_submodule(owner)))
+
+
+def _maps_in(layer: nn.Linear, name: str, owner: nn.Module) -> int:
+    """How many maps the layer holds.
+
+    Where the output map is beside it, each is as wide as what that takes: values alone, or keys
+    that serve as values, are fewer maps than the name says.
+    """
+    proj = getattr(owner, "proj", None)
+    if name in _FUSED and isinstance(proj, nn.Linear) and layer.out_features >= proj.in_features:
+        return layer.out_features // proj.in_features
+    return _FUSED.get(name, 1)
 
 
 @torch.no_grad()
