@@ -61,6 +61,8 @@ class KernelNetwork(nn.Module):
     Kernel Sizes", section 3.2.
     """
 
+    keeps_start = True  # of its maps, in hosts that draw those of their mixers anew
+
     def __init__(
         self, channels: int, *, features: int, num_layers: int, frequency: float, num_taps: int
     ) -> None:

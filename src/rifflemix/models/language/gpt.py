@@ -19,6 +19,7 @@ from rifflemix.checks import (
 )
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.models.base import Model, check_ids
+from rifflemix.models.initialisation import modules_to_draw
 from rifflemix.models.language.generation import generate
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
@@ -352,7 +353,7 @@ def initialise_gpt2(model: nn.Module, embedding_std: float = 0.02) -> None:
 
     The maps that end a residual branch, of the mixers and of the feed-forward branches, have
     deviation 0.02 / sqrt(2 L). What is no linear map (sorting networks, temperatures) keeps the
-    start its own layer gave it.
+    start its own layer gave it, and so does what `modules_to_draw` leaves out.
 
     Args:
         model: its `Block`s are counted for L.
@@ -360,7 +361,7 @@ def initialise_gpt2(model: nn.Module, embedding_std: float = 0.02) -> None:
 
     Source: Radford et al. 2019, section 2.3, in nanoGPT's form.
     """
-    for module in model.modules():
+    for _, module in modules_to_draw(model):
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
             if module.bias is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from rifflemix.models.initialisation import modules_to_draw
+
 _FUSED = {"qkv": 3, "global_qkv": 3, "kv": 2, "to_qkv": 3, "to_kv": 2}
 """Layers that hold several maps side by side, by name; each is drawn as the map it is."""
 
@@ -12,12 +14,13 @@ _FUSED = {"qkv": 3, "global_qkv": 3, "kv": 2, "to_qkv": 3, "to_kv": 2}
 def xavier_uniform(module: nn.Module) -> None:
     """Draw the weight of every `nn.Linear` inside `module` by Glorot's rule; biases nearly zero.
 
-    The biases are normal with deviation 1e-6, as in the JAX code of the Long Range Arena.
+    The biases are normal with deviation 1e-6, as in the JAX code of the Long Range Arena. See
+    `modules_to_draw` for what is left as it is.
 
     Source: Glorot and Bengio 2010, "Understanding the difficulty of training deep feedforward
     neural networks", equation (16).
     """
-    for name, layer in module.named_modules():
+    for name, layer in modules_to_draw(module):
         if isinstance(layer, nn.Linear):
             owner, _, own_name = name.rpartition(".")
             _draw(layer, _maps_in(layer, own_name, module.get_submodule(owner)))

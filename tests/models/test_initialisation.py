@@ -1,0 +1,28 @@
+"""Hosts that draw their own start leave the networks inside mixers that have one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import rifflemix as rm
+
+SIZES: dict[str, Any] = {"dim": 32, "num_layers": 2, "num_heads": 2, "max_length": 64}
+HOSTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT-2's": ("gpt", {"vocab_size": 9}),
+    "Glorot's": ("lra_image", {}),
+    "BERT's": ("encoder", {"vocab_size": 9, "init": "bert"}),
+}
+
+
+@pytest.mark.parametrize(("host", "settings"), HOSTS.values(), ids=list(HOSTS))
+def test_kernel_networks_keep_their_start(host: str, settings: dict[str, Any]) -> None:
+    mixer = rm.create_model(host, mixer="long_conv", **SIZES, **settings).blocks[0].mixer
+    for linear in mixer.kernel.linears:
+        assert torch.equal(linear.bias, torch.ones_like(linear.bias))
+    seen: list[torch.Tensor] = []
+    mixer.pointwise.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    mixer(torch.randn(8, 64, 32))
+    assert seen[0].std().item() > 0.02  # the convolution of noise with deviation 1
