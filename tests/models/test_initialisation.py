@@ -9,11 +9,12 @@ import torch
 
 import rifflemix as rm
 
-SIZES: dict[str, Any] = {"dim": 32, "num_layers": 2, "num_heads": 2, "max_length": 64}
+SIZES: dict[str, Any] = {"dim": 32, "num_layers": 2, "num_heads": 2}
 HOSTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "GPT-2's": ("gpt", {"vocab_size": 9}),
-    "Glorot's": ("lra_image", {}),
-    "BERT's": ("encoder", {"vocab_size": 9, "init": "bert"}),
+    "GPT-2's": ("gpt", {"vocab_size": 9, "max_length": 64}),
+    "Glorot's": ("lra_image", {"max_length": 64}),
+    "ToST's": ("tost_tiny_16", {"image_size": 128}),
+    "BERT's": ("encoder", {"vocab_size": 9, "init": "bert", "max_length": 64}),
 }
 
 

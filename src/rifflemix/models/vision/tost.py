@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rifflemix.checks import check_bool, check_integer, check_positive, check_probability
 from rifflemix.errors import bad_argument, check_choice
+from rifflemix.models.initialisation import modules_to_draw
 from rifflemix.models.mixing import block_mixer
 from rifflemix.models.official import OfficialTensor
 from rifflemix.models.vision.class_attention import ClassAttentionBlock
@@ -152,7 +153,8 @@ class ToST(ImageModel):
         )
         self.norm = nn.LayerNorm(dim, eps=_EPS)
         self.head = nn.Linear(dim, check_integer("num_classes", num_classes, 1))
-        self.apply(_initialise)
+        for _, part in modules_to_draw(self):
+            _initialise(part)
 
     def forward(self, images: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits of each image.
