@@ -89,13 +89,18 @@ def test_what_no_file_can_choose_is_not_written() -> None:
     assert config_text(settings(task="own", own_card=card)) is None
 
 
-def test_options_of_mixers_that_are_not_chosen_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("mixers", ['mixers = ["csp", "tssa"]', ""], ids=["named", "default"])
+def test_options_of_the_files_mixers_that_are_not_chosen_are_left_out(
+    mixers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "my.toml"
-    file.write_text('task = "digits"\nmixers = ["csp", "tssa"]\nmixer_options.csp.num_groups = 4\n')
+    text = f'task = "digits"\n{mixers}\nmixer_options.csp.num_groups = 4\n'
+    file.write_text(text)
     assert run(monkeypatch, "--config", file, "--mixers", "tssa", "--out", file) == 2
     assert "out: expected a folder" in capsys.readouterr().err
+    file.write_text(text.replace("options.csp", "options.cps"))
+    assert run(monkeypatch, "--config", file, "--mixers", "tssa", "--out", file) == 2
+    assert "expected one of tssa, got cps" in capsys.readouterr().err
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:

@@ -141,14 +141,17 @@ def _choices(
     of_file.pop("task", None)
     mixers_of_file, seeds_of_file = of_file.pop("mixers", None), of_file.pop("seeds", 1)
     data_dir_of_file = of_file.pop("data_dir", None)
-    if mixers is not None:
-        names = options.parse_mixers(mixers)
-        of_mixers = of_file.pop("mixer_options", {})  # of the file's mixers, chosen or not
-        of_file["mixer_options"] = {name: of_mixers[name] for name in of_mixers if name in names}
-    elif mixers_of_file is not None:
+    if mixers_of_file is not None:
         names, _ = chosen_mixers(mixers_of_file)
     else:
         names = {name: name for name in default_mixers(task)}
+    if mixers is not None:
+        chosen = options.parse_mixers(mixers)
+        not_chosen = names.keys() - chosen.keys()
+        of_mixers = of_file.pop("mixer_options", {})
+        of_file["mixer_options"] = {k: v for k, v in of_mixers.items() if k not in not_chosen}
+        names = chosen
+    elif mixers_of_file is None:
         _tell_left_out(task, tuple(names))
     return _Choices(
         task,
