@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from rifflemix.compat import sizes_are_tensors
 from rifflemix.errors import InputError, bad_argument
 
 # Tuples of types, not unions of them: torch 2.8 cannot trace those.
@@ -185,7 +186,8 @@ def _as_integer(value: Any) -> int | None:
     if isinstance(value, (int, torch.SymInt)):  # operator.index would fix a symbolic size
         return None if isinstance(value, bool) else cast(int, value)
     if isinstance(value, Tensor):
-        return None
+        is_size = sizes_are_tensors() and value.dtype == torch.int64 and not value.dim()
+        return int(value) if is_size else None
     try:
         return operator.index(value)
     except TypeError:

@@ -66,9 +66,19 @@ def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     ]
 
 
+def sizes_are_tensors() -> bool:
+    """Whether torch.jit.trace is at work, which makes a tensor of one number of every size."""
+    return bool(torch.jit._trace.is_tracing())
+
+
 def leaves_package() -> bool:
     """Whether a graph is being made that will run where this package is not: exported or traced."""
-    return torch.compiler.is_exporting() or torch.jit._trace.is_tracing()
+    return torch.compiler.is_exporting() or sizes_are_tensors()
+
+
+def becomes_onnx() -> bool:
+    """Whether a graph is being made for ONNX."""
+    return leaves_package() and torch.onnx.is_in_onnx_export()
 
 
 # The compiler's own functions take a second to import, and outside a graph nobody needs them. Under
@@ -110,7 +120,7 @@ def as_operand(size: int, device: torch.device) -> int | Tensor:
 def stable_order(x: Tensor, dim: int) -> Tensor:
     """The indices that sort `x`, of equal values the first one first."""
     # ONNX has no other sort than one that is stable, and torch finds it only if not asked for one.
-    if leaves_package() and torch.onnx.is_in_onnx_export():
+    if becomes_onnx():
         return x.sort(dim=dim).indices
     return x.sort(dim=dim, stable=True).indices
 

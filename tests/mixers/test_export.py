@@ -19,6 +19,7 @@ from rifflemix.mixers import TokenMixer, mixer_class
 from rifflemix.ops.permutation import eager
 from rifflemix.testing import Form, forms_of
 from rifflemix.testing.forms import DIM, MAX_LENGTH
+from rifflemix.testing.graphs import runs_as_onnx
 
 HEADLINE = ("csp", "sliceformer", "tssa", "butterfly", "token_parallel", "sinkhorn", "softmax")
 FORMS = [form for name in HEADLINE for form in forms_of(mixer_class(name))]
@@ -207,10 +208,37 @@ def test_compiles_twice_for_all_lengths(form: Form) -> None:
     assert counters["stats"]["unique_graphs"] == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("form", forms_of(mixer_class("synthesizer")), ids=str)
+def test_learned_scores_become_onnx(form: Form) -> None:
+    runs_as_onnx(form)
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_jit_trace(form: Form) -> None:
     mixer = form.build(dtype=torch.float32)
+    x, _ = batch(2, 24)
+    traced = torch.jit.trace(mixer, (x,), check_trace=False)
+    assert "rifflemix::" not in str(traced.inlined_graph)
+    torch.testing.assert_close(traced(x + 1.0), mixer(x + 1.0))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("synthesizer", {}),
+        ("synthesizer", {"mode": "factorized"}),
+        ("sparse_transformer", {"max_length": None}),
+        ("csp", {"max_length": None, "shift": "power"}),
+        ("csp", {"max_length": None, "shift": "code_exp"}),
+    ],
+    ids=str,
+)
+def test_jit_trace_where_sizes_choose(name: str, options: dict[str, Any]) -> None:
+    """Under torch.jit.trace sizes are tensors, which rows and schedules are made of here."""
+    mixer = rm.create_mixer(name, DIM, num_heads=4, **{"max_length": MAX_LENGTH, **options}).eval()
     x, _ = batch(2, 24)
     traced = torch.jit.trace(mixer, (x,), check_trace=False)
     assert "rifflemix::" not in str(traced.inlined_graph)

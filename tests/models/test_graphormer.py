@@ -280,3 +280,22 @@ def test_unfit_graphs(name: str, value: Any, message: str) -> None:
     with pytest.raises(rm.InputError, match=message) as caught:
         model(**{**graph(), name: value})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of exporters about themselves
+def test_attention_with_a_bias_becomes_onnx() -> None:
+    """Its biases are learned, which torch's exporters take another attention for than for ONNX."""
+    runtime = pytest.importorskip("onnxruntime")
+    layer = GraphAttention(16, 2).eval()
+    x, bias = torch.randn(3, 5, 16), torch.randn(3, 2, 5, 5, requires_grad=True)
+    size = {0: torch.export.Dim("B", max=16)}
+    made: Any = torch.onnx.export(
+        layer, (x, bias), dynamic_shapes=(size, size), dynamo=True, optimize=False, verbose=False
+    )
+    session = runtime.InferenceSession(made.model_proto.SerializeToString())
+    names = [given.name for given in session.get_inputs()]
+    for batch in (1, 4):
+        x, bias = torch.randn(batch, 5, 16), torch.randn(batch, 2, 5, 5)
+        (found,) = session.run(None, dict(zip(names, (x.numpy(), bias.numpy()), strict=True)))
+        torch.testing.assert_close(torch.from_numpy(found), layer(x, bias), atol=1e-5, rtol=1e-5)

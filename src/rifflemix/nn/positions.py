@@ -79,7 +79,9 @@ class SinusoidalPositions(KeepsConstants):
 def sinusoids(length: int, dim: int) -> Tensor:
     """The (length, dim) table of `SinusoidalPositions` in two halves, float32."""
     half = dim // 2
-    rates = torch.exp(torch.arange(half) * (-math.log(10_000.0) / max(half - 1, 1)))
+    # Said of the type, since torch's default one may hold no more than 8 bits of an angle.
+    channels = torch.arange(half, dtype=torch.float32)
+    rates = torch.exp(channels * (-math.log(10_000.0) / max(half - 1, 1)))
     angles = torch.arange(length).unsqueeze(1) * rates
     waves = torch.cat((angles.sin(), angles.cos()), dim=1)
     return torch.nn.functional.pad(waves, (0, dim - 2 * half))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,6 @@ class Synthesizer(TokenMixer):
         streaming=True,
         needs_max_length=True,
         thread_sums="gradients of products with the table of scores, at some lengths",
-        no_onnx="torch.onnx.export cannot join its heads: it lays out their product in another way",
     )
 
     def __init__(
@@ -205,9 +204,9 @@ class Synthesizer(TokenMixer):
 
 def _rows(table: Tensor, positions: int | Tensor) -> Tensor:
     """Rows (H, rows, columns) at positions, or all before one."""
-    if isinstance(positions, Tensor):
+    if isinstance(positions, Tensor) and positions.dim():  # torch.jit.trace makes sizes tensors
         return table[:, positions]
-    return take_first(table, positions, 1)
+    return take_first(table, cast(int, positions), 1)
 
 
 def _xavier(heads: int, rows: int, columns: int) -> nn.Parameter:

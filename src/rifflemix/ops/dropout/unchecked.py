@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.compat import in_function_transform
+from rifflemix.compat import becomes_onnx, in_function_transform
 from rifflemix.ops.dispatch import PLAIN, Family
 from rifflemix.ops.dropout import cpu, cpu_attention, eager, reference
 from rifflemix.ops.dropout.second_order import differentiate_again
@@ -39,8 +39,10 @@ def dropout_attention(
     """`rifflemix.ops.dropout_attention`; without dropout torch's own."""
     if dropout_p == 0.0:
         y: Tensor
-        if mask is not None and mask.is_floating_point() and in_function_transform():
-            # Torch's fused operator differentiates no mask, and is taken where nobody sees that.
+        is_bias = mask is not None and mask.is_floating_point()
+        if is_bias and (in_function_transform() or becomes_onnx()):
+            # Torch's fused operator differentiates no mask, and is taken where nobody sees that:
+            # by ONNX's exporter after another one, whose outputs lie otherwise in memory.
             y = eager.attend(q, k, v, mask, is_causal)
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal)

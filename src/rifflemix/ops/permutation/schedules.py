@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_bool, check_divides, check_integer, check_layer
+from rifflemix.compat import sizes_are_tensors
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.ops.operator import operator
 
@@ -102,6 +103,9 @@ def scheduled_steps(
     size are tensors of one number, since ONNX reckons with no other.
     """
     if kind in _POWER_KINDS:
+        if sizes_are_tensors():  # such a graph takes no device, and holds for one length alone
+            known = _power_steps(kind, int(num_tokens), num_channels, layer_index, num_layers)
+            return torch.tensor(known, device=device)
         steps: Tensor = _power_shift_steps(
             kind, num_tokens, num_channels, layer_index, num_layers, device
         )
