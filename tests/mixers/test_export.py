@@ -160,6 +160,43 @@ def test_one_program_of_a_step_serves_every_batch(form: Form) -> None:
         torch.testing.assert_close(program(x[:, 8], state), mixer.step(x[:, 8], state))
 
 
+class Prefill(torch.nn.Module):
+    """A module whose forward is the prefill of a mixer."""
+
+    def __init__(self, mixer: TokenMixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(
+        self, x: Tensor, key_padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.mixer.prefill(x, key_padding_mask=key_padding_mask)
+
+
+# s5's scan has a length, and so have the tokens that spade keeps.
+PROMPTS = [
+    Form(mixer_class(name), causal=True)
+    for name in rm.list_mixers()
+    if rm.mixer_card(name).streaming and name not in ("s5", "spade")
+]
+
+
+@pytest.mark.parametrize("form", parameters(PROMPTS, {"csp-causal", "local-causal"}))
+@torch.no_grad()
+def test_one_program_of_a_prefill_serves_all_lengths(form: Form) -> None:
+    mixer = form.build(dtype=torch.float32)
+    x, keywords = batch(3, 24)
+    shapes = any_size()
+    program = torch.export.export(
+        Prefill(mixer), (x,), keywords, dynamic_shapes=shapes, strict=False
+    ).module()
+    for size in SIZES:
+        x, keywords = batch(*size)
+        torch.testing.assert_close(
+            program(x, **keywords), mixer.prefill(x, **keywords), atol=1e-5, rtol=1e-4
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
 def test_nystromformer_has_one_program_beyond_its_landmarks(masked: bool) -> None:

@@ -181,7 +181,9 @@ def take_tokens(x: Tensor, index: Tensor, dim: int) -> Tensor:
     shape = [x.shape[0]] + [1] * (x.dim() - 1)
     shape[dim] = index.shape[1]
     index = index.view(shape)
-    taken = x.take_along_dim(index.clamp_min(0), dim)
+    sizes = [*x.shape[:dim], index.shape[dim], *x.shape[dim + 1 :]]
+    # Not by take_along_dim: a program of torch.export would hold for these sizes alone.
+    taken = x.gather(dim, index.clamp_min(0).expand(sizes))
     return taken.masked_fill(index < 0, 0.0)
 
 

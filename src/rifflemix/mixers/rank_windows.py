@@ -5,13 +5,14 @@ docs/causal-permutations.md has the definition, and what was tried beside it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import check_integer
 from rifflemix.errors import bad_argument
-from rifflemix.mixers.padding import last_tokens
+from rifflemix.mixers.padding import take_tokens
 from rifflemix.nn.constants import KeepsConstants
 from rifflemix.ops.permutation import unchecked
 
@@ -72,5 +73,6 @@ class RankWindows(KeepsConstants):
 
     def remember(self, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The last ones (B, depth, C) of values (B, N, C) whose padding stands last."""
-        last, _ = last_tokens(v, key_padding_mask, self.depth)
-        return F.pad(last, (0, 0, self.depth - last.shape[1], 0))
+        end: Any = v.shape[1] if key_padding_mask is None else (~key_padding_mask).sum(1, True)
+        index = end - self.depth + torch.arange(self.depth, device=v.device)
+        return take_tokens(v, index.expand(v.shape[0], -1), 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rifflemix.compat import take_first
 from rifflemix.mixers._convolution.fft_convolution import wide
-from rifflemix.mixers.padding import blocks_and_size
+from rifflemix.mixers.padding import blocks_and_size, missing_tokens
 from rifflemix.ops.precision import without_autocast
 
 # An exponent is split into the start of a block and a position in it, so that a kernel of N values
@@ -64,8 +64,9 @@ class ExponentialKernel(NamedTuple):
 
     def state_after(self, x: Tensor) -> Tensor:
         """The state after tokens x (B, N, C); those that do not count are zero and stand first."""
-        size = min(x.shape[1], _BLOCK)
-        blocks = F.pad(wide(x), (0, 0, -x.shape[1] % size, 0)).unflatten(1, (-1, size))
+        _, size = blocks_and_size(_BLOCK, x.shape[1])
+        missing = missing_tokens(size, x.shape[1])
+        blocks = F.pad(wide(x), (0, 0, missing, 0)).unflatten(1, (-1, size))
         within = self._powers(torch.arange(size, device=x.device).flip(0))
         between = self._powers(size * torch.arange(blocks.shape[1], device=x.device).flip(0))
         with without_autocast(x):
