@@ -264,3 +264,43 @@ def test_cross_attention_that_is_called_x() -> None:
     report = replace_attention(transformers.Kosmos2Model(config), "linear", dry_run=True)
     reasons = dict(report.skipped)
     assert reasons["image_to_text_projection.x_attn"].startswith("cross-attention")
+
+
+@pytest.mark.parametrize("kind", ["relative", "shared_relative"])
+def test_a_bias_that_what_is_around_adds_to_the_mask_is_refused(kind: str) -> None:
+    config = transformers.BeitConfig(**IMAGE, **{f"use_{kind}_position_bias": True})
+    with pytest.raises(rm.InputError, match="adds a bias of relative positions"):
+        replace_attention(transformers.BeitModel(config), "tssa")
+    plain = transformers.BeitModel(transformers.BeitConfig(**IMAGE)).eval()
+    assert replace_attention(plain, "tssa").replaced == ["layers.0.attention"]
+
+
+def test_attention_that_is_causal_in_the_text_alone_is_refused() -> None:
+    config = transformers.GitConfig(vocab_size=37, **SMALL, vision_config=IMAGE)
+    report = replace_attention(transformers.GitForCausalLM(config), "tssa")
+    assert [name.rpartition(".")[2] for name in report.replaced] == ["self_attn"]  # of the image
+    assert "of the text behind only earlier ones" in dict(report.skipped).popitem()[1]
+
+
+def test_layers_across_modalities_see_all_tokens() -> None:
+    """BridgeTower's say that they are causal, which nothing in them reads."""
+    torch.manual_seed(0)
+    small = {**SMALL, "hidden_size": 64}
+    config = transformers.BridgeTowerConfig(
+        **small,
+        text_config={**small, "vocab_size": 37, "max_position_embeddings": 24},
+        vision_config={"hidden_size": 64, "num_hidden_layers": 1, "image_size": 8, "patch_size": 4},
+    )
+    model = transformers.BridgeTowerModel(config).eval()
+    call = {
+        "input_ids": torch.randint(3, 37, (2, 6)),
+        "attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0] * 2]),
+        "pixel_values": torch.randn(2, 3, 8, 8),
+    }
+    with torch.no_grad():
+        before = model(**call)
+        names = replace_attention(model, "softmax").replaced
+        after = model(**call)
+    assert "cross_modal_text_layers.0.attention.self" in names
+    torch.testing.assert_close(after.text_features[:, :4], before.text_features[:, :4])
+    torch.testing.assert_close(after.image_features, before.image_features)

@@ -185,6 +185,29 @@ def test_a_layer_of_the_cache_that_is_another_modules_too_is_refused() -> None:
     assert write(model, prompts(), do_sample=False, use_cache=False).sequences.shape == (3, 14)
 
 
+def test_a_mask_without_the_tokens_in_the_cache_is_refused() -> None:
+    """MiniMax counts those of its first layer, which keeps no keys here."""
+    config = transformers.MiniMaxConfig(
+        vocab_size=37,
+        hidden_size=16,
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=24,
+        num_local_experts=2,
+        head_dim=8,
+    )
+    model = transformers.MiniMaxForCausalLM(config).eval()
+    with pytest.warns(UserWarning, match="rotary"):
+        replace_attention(model, "linear")
+    call = {"attention_mask": torch.tensor([[0, 1, 1, 1], [1] * 4]), "max_new_tokens": 3}
+    ids = torch.randint(3, 37, (2, 4))
+    with pytest.raises(rm.InputError, match=r"one of all 5 tokens .* got one of 1; .*=False"):
+        model.generate(ids, **call)
+    assert model.generate(ids, use_cache=False, **call).shape == (2, 7)
+
+
 def test_padding_after_the_prompt_is_refused() -> None:
     model, inputs = swap("gpt2", "tssa"), prompts()
     past = model(**inputs).past_key_values

@@ -490,6 +490,10 @@ def test_offloaded_weights_are_refused() -> None:
     model = accelerate.cpu_offload(build("bert"), execution_device=torch.device("cpu"))
     with pytest.raises(rm.InputError, match=r"its weights are offloaded \(device_map\)"):
         replace_attention(model, "tssa")
+    encoder: nn.Module = nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24)])
+    encoder = accelerate.cpu_offload(encoder, execution_device=torch.device("cpu"))
+    with pytest.raises(rm.InputError, match=r"its weights are offloaded \(device_map\)"):
+        replace_attention(encoder, "tssa")
     model = swap("bert", "linear")
     accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
     with pytest.raises(rm.InputError, match=r"device meta, got cpu; .* load it without offloading"):

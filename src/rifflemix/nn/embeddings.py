@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,3 +87,23 @@ def input_embedding(
     with torch.no_grad():
         embedding.weight.mul_(check_positive("embedding_std", std))
     return embedding
+
+
+def number_of_ids(embedding: nn.Module) -> int:
+    """Rows of an embedding, or of the one that an adapter stands around (LoRA)."""
+    rows = getattr(embedding, "num_embeddings", None)
+    return len(_weight_of(embedding)) if rows is None else int(rows)
+
+
+def table_of(embedding: nn.Module) -> Tensor:
+    """(V, C), the vectors that an embedding gives for all of its ids; adapters act in a call."""
+    weight = _weight_of(embedding)
+    if isinstance(embedding, nn.Embedding):
+        return weight
+    table: Tensor = embedding(torch.arange(len(weight), device=weight.device))
+    return table
+
+
+def _weight_of(embedding: Any) -> Tensor:
+    weight: Tensor = embedding.weight
+    return weight

@@ -100,6 +100,13 @@ class SwappedAttention(nn.Module):
             self.original._apply(fn, recurse)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        # What files hold of the replaced attention, one number, is for models without the swap.
+        for name, _ in self.original.named_parameters():
+            if getattr(state_dict.get(prefix + name), "shape", None) == (1,):
+                del state_dict[prefix + name]
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
 
 class Adapter:
     """How attention of one kind of host is found, described, called and read.

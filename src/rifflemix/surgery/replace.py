@@ -13,6 +13,7 @@ from rifflemix.checks import check_bool
 from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.adapters import ParentChange, SwappedAttention, place_of, returned
+from rifflemix.surgery.hosts.hub_mixin import mixin_changes
 from rifflemix.surgery.hosts.transformers_saving import saving_changes
 from rifflemix.surgery.lost import not_taken_over, parameters_beside
 from rifflemix.surgery.report import DEFAULT_LENGTH, SurgeryReport, mixer_macs
@@ -184,7 +185,8 @@ def commit(swaps: Sequence[Swap]) -> None:
         for swap in swaps:
             site = swap.site
             changes = site.adapter.parent_changes(site.module, site.parents)
-            for change in [*changes, *saving_changes(site.parents)]:
+            of_saving = saving_changes(site.parents) + mixin_changes(site.parents)
+            for change in [*changes, *of_saving]:
                 _change(change)
     except BaseException:
         for parent, attribute, original in reversed(done):
@@ -239,6 +241,9 @@ def _why_not(site: Site) -> str:
         return f"already replaced by {title}; restore_attention puts it back"
     if site.host.cross:
         return "cross-attention: it reads another sequence, which a token mixer cannot"
+    hooks = (getattr(part, "_hf_hook", None) for part in site.module.modules())
+    if any(getattr(hook, "offload", False) for hook in hooks):
+        return "its weights are offloaded (device_map); load the model into memory first"
     place = place_of(site.module)
     if place is None and any(True for _ in site.module.parameters()):
         return "its weights are not floating-point (quantised)"

@@ -22,6 +22,7 @@ from rifflemix.models.base import Model, check_ids
 from rifflemix.models.graphs.graph_encoding import GraphAttention, GraphBias, check_graph
 from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.nn.dropout import Dropout
+from rifflemix.nn.embeddings import number_of_ids
 from rifflemix.nn.feed_forward import FeedForward
 
 MIXERS: Mapping[str, str] = {"softmax": "attention", "sliceformer": "sort"}
@@ -180,9 +181,9 @@ class Graphormer(Model):
         Raises:
             InputError: a shape or type that does not fit, or an id without an embedding.
         """
-        check_ids("inputs", inputs, "(B, N, F)", below=self.node.num_embeddings, rank=3)
+        check_ids("inputs", inputs, "(B, N, F)", below=number_of_ids(self.node), rank=3)
         check_padding_mask(key_padding_mask, inputs)
-        check_graph(distances, path_edges, inputs.shape[:2], self.bias.edge.num_embeddings)
+        check_graph(distances, path_edges, inputs.shape[:2], number_of_ids(self.bias.edge))
         bias = self.bias(distances, path_edges, key_padding_mask)
         x = self._embed(inputs, distances, key_padding_mask)
         mask = None

@@ -12,6 +12,7 @@ from rifflemix.checks import check_integer, is_number, shown
 from rifflemix.compat import evaluation_mode
 from rifflemix.errors import bad_argument
 from rifflemix.models.base import check_ids
+from rifflemix.nn.embeddings import number_of_ids
 
 
 class CausalModel(Protocol):
@@ -116,7 +117,7 @@ def _check_prompt(model: CausalModel, tokens: Tensor, count: int) -> None:
         raise bad_argument("tokens", "a tensor of shape (B, N)", type(tokens).__name__)
     if tokens.dim() != 2 or tokens.shape[1] < 1:
         raise bad_argument("tokens", "prompts of shape (B, N), N at least 1", tuple(tokens.shape))
-    last = model.embed.num_embeddings - 1
+    last = number_of_ids(model.embed) - 1
     check_ids("tokens", tokens, "(B, N)", below=last + 1)
     unknown = tokens[(tokens < 0) | (tokens > last)]
     if unknown.numel():

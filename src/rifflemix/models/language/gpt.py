@@ -26,6 +26,7 @@ from rifflemix.models.official import OfficialTensor
 from rifflemix.models.packing import positions_in_row
 from rifflemix.nn.block import Block
 from rifflemix.nn.dropout import Dropout
+from rifflemix.nn.embeddings import number_of_ids, table_of
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, valid_positions
 
@@ -173,7 +174,7 @@ class GPT(Model):
             InputError: more than `max_length` tokens, another shape, or packed sequences that are
                 not what the mixer takes.
         """
-        check_ids("tokens", tokens, "(B, N)", below=self.embed.num_embeddings)
+        check_ids("tokens", tokens, "(B, N)", below=number_of_ids(self.embed))
         check_padding_mask(key_padding_mask, tokens)
         x, positions = self.embed(tokens) * self.embedding_factor, None
         if cu_seqlens is not None:
@@ -221,7 +222,7 @@ class GPT(Model):
         Raises:
             InputError: the mixer does not stream, or more than `max_length` tokens.
         """
-        check_ids("tokens", tokens, "(B, N)", below=self.embed.num_embeddings)
+        check_ids("tokens", tokens, "(B, N)", below=number_of_ids(self.embed))
         x = self.drop(self.positions(self.embed(tokens) * self.embedding_factor))
         layers = []
         for block in self._layers():
@@ -250,7 +251,7 @@ class GPT(Model):
                 f"token {state.position + 1}",
                 "build the model with a larger max_length",
             )
-        check_ids("tokens", tokens, "(B,)", below=self.embed.num_embeddings, rank=1)
+        check_ids("tokens", tokens, "(B,)", below=number_of_ids(self.embed), rank=1)
         embedded = self.embed(tokens).unsqueeze(1) * self.embedding_factor
         position = torch.full((tokens.shape[0], 1), state.position, device=tokens.device)
         x = self.drop(self.positions(embedded, position)).squeeze(1)
@@ -312,7 +313,7 @@ class GPT(Model):
     def _logits(self, x: Tensor) -> Tensor:
         x = self.norm(x)
         if self.head is None:
-            return F.linear(x, self.embed.weight)
+            return F.linear(x, table_of(self.embed))
         logits: Tensor = self.head(x)
         return logits
 

@@ -29,6 +29,7 @@ from rifflemix.models.presets import ModelCard, Preset
 from rifflemix.models.sequence.encoder import Encoder
 from rifflemix.nn.block import Block
 from rifflemix.nn.dropout import Dropout
+from rifflemix.nn.embeddings import number_of_ids, table_of
 from rifflemix.nn.feed_forward import FeedForward
 from rifflemix.nn.positions import SinusoidalPositions, valid_positions
 
@@ -199,7 +200,7 @@ class Seq2Seq(Model):
 
     def encode(self, inputs: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """(B, N) tokens -> the memory (B, N, C)."""
-        _check_tokens("inputs", inputs, self.embed.num_embeddings)
+        _check_tokens("inputs", inputs, number_of_ids(self.embed))
         check_padding_mask(key_padding_mask, inputs)
         positions = None if key_padding_mask is None else valid_positions(key_padding_mask)
         x = self._embedded(inputs, positions)
@@ -212,11 +213,11 @@ class Seq2Seq(Model):
         self, memory: Tensor, decoder_inputs: Tensor, memory_padding_mask: Tensor | None = None
     ) -> Tensor:
         """The logits (B, M, vocab_size) behind each of the decoder's tokens (B, M)."""
-        _check_tokens("decoder_inputs", decoder_inputs, self.embed.num_embeddings)
+        _check_tokens("decoder_inputs", decoder_inputs, number_of_ids(self.embed))
         x = self._embedded(decoder_inputs, None)
         for block in self.decoder:
             x = self.run_block(block, x, memory, memory_padding_mask=memory_padding_mask)
-        return F.linear(self.decoder_norm(x), self.embed.weight)
+        return F.linear(self.decoder_norm(x), table_of(self.embed))
 
     @torch.no_grad()
     def decode(
@@ -246,7 +247,7 @@ class Seq2Seq(Model):
             InputError: a shape that does not fit, or a token or a number of them out of range.
         """
         check_integer("max_new_tokens", max_new_tokens, 1, self.max_length)
-        last_id = self.embed.num_embeddings - 1
+        last_id = number_of_ids(self.embed) - 1
         start_token = check_integer("start_token", start_token, 0, last_id)
         if end_token is not None:
             end_token = check_integer("end_token", end_token, 0, last_id)
@@ -287,12 +288,13 @@ class Seq2Seq(Model):
             x = self._embedded(written[:, -1:], position)
             for index, block in enumerate(blocks):
                 x, states[index] = block.step(x, memory, states[index], mask)
-            return F.linear(self.decoder_norm(x[:, 0]), self.embed.weight)
+            return F.linear(self.decoder_norm(x[:, 0]), table_of(self.embed))
 
         return read_last
 
     def _embedded(self, tokens: Tensor, positions: Tensor | None) -> Tensor:
-        x: Tensor = self.embed(tokens) * self.embed.embedding_dim**0.5
+        x: Tensor = self.embed(tokens)
+        x = x * x.shape[-1] ** 0.5
         y: Tensor = self.drop(self.positions(x, positions))
         return y
 

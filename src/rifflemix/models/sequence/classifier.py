@@ -19,6 +19,7 @@ from rifflemix.models.sequence.config import ClassifierConfig
 from rifflemix.models.sequence.heads import PAIR_FEATURES, classifier_head, pair_features
 from rifflemix.models.sequence.norms import TokenNorm
 from rifflemix.nn.dropout import Dropout
+from rifflemix.nn.embeddings import number_of_ids
 from rifflemix.nn.pooling import Pooling
 from rifflemix.nn.positions import PositionEmbedding, SinusoidalPositions, packed_positions
 
@@ -186,8 +187,7 @@ class SequenceClassifier(Model):
     def _check_inputs(self, inputs: Tensor) -> None:
         """Raise unless these are ids (B, N), or vectors (B, N, F) where such are embedded."""
         if not self.takes_vectors:
-            vocab_size = cast(nn.Embedding, self.embed).num_embeddings
-            check_ids("inputs", inputs, "(B, N)", below=vocab_size)
+            check_ids("inputs", inputs, "(B, N)", below=number_of_ids(self.embed))
             return
         features = cast(nn.Linear, self.embed).in_features
         check_tokens("inputs", inputs, layout=f"(B, N, {features})")

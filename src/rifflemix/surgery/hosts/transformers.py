@@ -79,10 +79,14 @@ _IN_BLOCKS = (
     "it attends to some blocks of tokens alone (block_sparse); set attention_type='original_full' "
     "in the model's config, or in from_pretrained"
 )
+# They say `is_causal`, and heed nothing but the mask, which in cross-modal layers shows all tokens.
+_OF_MASKS_ALONE = {"BridgeTowerSelfAttention"}
 _WITH_BIAS = ("T5", "MT5", "UMT5", "LongT5", "SwitchTransformers", "Udop", "Pop2Piano")
 _REFUSED = {
     "DisentangledSelfAttention": "its attention is disentangled: relative positions are part of "
     "its scores, and a token mixer has no scores",
+    "GitSelfAttention": "it sees all tokens of an image, but of the text behind only earlier ones, "
+    "and a token mixer hides later tokens of both or of neither",
     "MPNetSelfAttention": _BIASED,
     "BigBirdBlockSparseAttention": _IN_BLOCKS,
     "BigBirdPegasusBlockSparseAttention": _IN_BLOCKS,
@@ -176,6 +180,7 @@ class TransformersAttention(Adapter):
         if _is_cross(module, parents):
             return HostAttention(dim=1, num_heads=1, cross=True)
         refusal = _refusal(module) or _unknown_arguments(module) or _unknown_parts(module)
+        refusal = refusal or _BIASED * _are_biased(parents)
         maps = maps_of(module)
         if refusal or maps is None:
             return HostAttention(dim=1, num_heads=1, refusal=refusal)
@@ -304,9 +309,6 @@ def _unknown_parts(module: nn.Module) -> str:
     patterns = [name for name, t in buffers if is_square(t) and not is_triangle(t)]
     if patterns:
         return f"a token mixer has no scores for its {', '.join(patterns)}"
-    hooks = (getattr(part, "_hf_hook", None) for part in module.modules())
-    if any(getattr(hook, "offload", False) for hook in hooks):
-        return "its weights are offloaded (device_map); load the model into memory first"
     return misshapen(module, maps)
 
 
@@ -343,9 +345,17 @@ def _kind(module: nn.Module) -> str:
     return str(kinds[index]) if index is not None and index < len(kinds) else ""
 
 
+def _are_biased(parents: Sequence[nn.Module]) -> bool:
+    """Whether a module around attention adds a bias of relative positions to its mask (BEiT)."""
+    parts = (part for parent in parents for part in parent.children())
+    return any(type(part).__name__.endswith("RelativePositionBias") for part in parts)
+
+
 def _is_causal(module: nn.Module) -> bool:
     """Whether it says that it hides later tokens, by an attribute or by a mask of its own."""
-    said = getattr(module, "is_causal", False) or getattr(module, "is_decoder", False)
+    said = getattr(module, "is_decoder", False)
+    if type(module).__name__ not in _OF_MASKS_ALONE:
+        said = said or getattr(module, "is_causal", False)
     return bool(said or triangles(module))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rifflemix.errors import bad_argument
 from rifflemix.surgery.masks import key_padding_mask
 
 
@@ -30,6 +31,13 @@ def padding_of(
     batch, length = x.shape[:2]
     if type(mask).__name__ == "BlockMask":
         mask = _dense(mask, batch, x)
+    if isinstance(mask, Tensor) and mask.dim() and mask.shape[-1] < seen + length:
+        raise bad_argument(
+            "attention mask",
+            f"one of all {seen + length} tokens so far",
+            f"one of {mask.shape[-1]}",
+            "where a model forgets those in its cache (MiniMax does), pass use_cache=False",
+        )
     return key_padding_mask(
         mask,
         batch=batch,
