@@ -179,6 +179,37 @@ def test_class_token_under_a_sort_is_said(name: str) -> None:
     assert rm.replace_attention(model, "tssa").notes == []
 
 
+class CrossAttention(nn.Module):
+    """Attention to another sequence, in a module of its own."""
+
+    def __init__(self, name: str = "attn") -> None:
+        super().__init__()
+        self.add_module(name, nn.MultiheadAttention(16, 2))
+
+
+def test_cross_attention_by_what_is_around_it_alone() -> None:
+    def reasons(**parts: nn.Module) -> dict[str, str]:
+        model = nn.ModuleDict({"own": encoder(layers=1), **parts})
+        return dict(rm.replace_attention(model, "tssa", dry_run=True).skipped)
+
+    cross = reasons(second=CrossAttention(), cross_attn=nn.ModuleDict({"mha": attention()}))
+    assert list(cross) == ["second.attn", "cross_attn.mha"]
+    assert all(reason.startswith("cross-attention") for reason in cross.values())
+    two = nn.ModuleDict({"a": attention(), "b": attention()})
+    layer = nn.TransformerEncoderLayer(16, 2, 24)
+    assert not reasons(cross_attn_layer=layer, cross_attention=two, last=CrossAttention("self"))
+
+
+def test_a_wrapper_that_asks_for_weights_in_every_call_is_refused() -> None:
+    wrapper = type("MultiheadAttention", (CrossAttention,), {"__module__": "speechbrain.nnet"})
+    with pytest.raises(rm.InputError, match="asks for attention weights in every call"):
+        rm.replace_attention(nn.ModuleList([wrapper()]), "tssa")
+
+
+def attention() -> nn.MultiheadAttention:
+    return nn.MultiheadAttention(16, 2)
+
+
 @pytest.mark.parametrize("name", ["cross_attn", "crossattention", "encoder_attn"])
 def test_cross_attention_of_other_decoders_has_no_number(name: str) -> None:
     layer = nn.ModuleDict({part: nn.MultiheadAttention(32, 4) for part in ("self_attn", name)})

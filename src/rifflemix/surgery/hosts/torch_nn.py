@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, cast
@@ -27,6 +28,7 @@ from rifflemix.surgery.weights import HostWeights, Projection
 
 _OF_ANOTHER_SEQUENCE = ("cross", "encoder_attn", "multihead_attn")
 """Words in the names that decoders give to attention to another sequence."""
+_CROSS_AROUND = re.compile(r"cross_?att|encoder_attn", re.IGNORECASE)
 
 
 class SwappedMultiheadAttention(SwappedAttention):
@@ -120,6 +122,8 @@ class TorchMultiheadAttention(Adapter):
         attention = cast(nn.MultiheadAttention, module)
         names = [name for name, child in parents[-1].named_children() if child is module]
         is_second = any(word in name.lower() for name in names for word in _OF_ANOTHER_SEQUENCE)
+        if not any("self" in name.lower() for name in names):
+            is_second = is_second or _is_wrapped_for_another_sequence(module, parents)
         pools = "Pool" in type(parents[-1]).__name__  # a few learned tokens ask all others (SigLIP)
         around: Any = type(parents[-1])
         refusal = ""
@@ -127,6 +131,11 @@ class TorchMultiheadAttention(Adapter):
             refusal = "it attends to keys that are no tokens (add_bias_kv or add_zero_attn)"
         elif "base_layer" in names:  # as PEFT calls what its LoRA changes in every call
             refusal = "adapters are around it, which change its weights; merge them into it first"
+        elif around.__module__.startswith("speechbrain."):
+            refusal = (
+                f"speechbrain's {around.__name__} around it asks for attention weights in every "
+                "call, and a token mixer has none"
+            )
         elif any(_only_reads_weights(around, name) for name in names):
             refusal = f"{around.__name__} around it does not call it, but computes with its weights"
         elif any(_hides_class_token(parent) for parent in parents):
@@ -167,6 +176,15 @@ class TorchMultiheadAttention(Adapter):
             if "TransformerEncoder" in class_names(parent)
             and getattr(parent, "use_nested_tensor", False)
         ]
+
+
+def _is_wrapped_for_another_sequence(module: nn.Module, parents: Sequence[nn.Module]) -> bool:
+    """Whether a module around this attention alone is called cross-attention."""
+    *above, around = parents
+    if sum(isinstance(part, nn.MultiheadAttention) for part in around.modules()) > 1:
+        return False
+    names = [name for name, child in above[-1].named_children() if child is around] if above else []
+    return any(_CROSS_AROUND.search(name) for name in [type(around).__name__, *names])
 
 
 def _hides_class_token(parent: nn.Module) -> bool:
