@@ -59,3 +59,14 @@ def test_generation_from_an_adapted_embedding() -> None:
     model = rm.create_model("gpt", **ADAPTED["gpt"]).eval()
     model.embed = Adapted(model.embed)
     assert model.generate(torch.zeros(1, 2, dtype=torch.long), 3).shape == (1, 5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own
+def test_a_quantised_embedding_gives_tied_logits() -> None:
+    model = rm.create_model("gpt", **ADAPTED["gpt"]).eval()
+    ids = torch.randint(0, 11, (2, 5))
+    with torch.no_grad():
+        expected = model(ids)
+        kind = torch.ao.quantization.float_qparams_weight_only_qconfig
+        model = torch.ao.quantization.quantize_dynamic(model, {nn.Embedding: kind})
+        torch.testing.assert_close(model(ids), expected, atol=0.02, rtol=0.02)

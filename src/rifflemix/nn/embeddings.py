@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -89,21 +89,20 @@ def input_embedding(
     return embedding
 
 
-def number_of_ids(embedding: nn.Module) -> int:
+def number_of_ids(embedding: Any) -> int:
     """Rows of an embedding, or of the one that an adapter stands around (LoRA)."""
     rows = getattr(embedding, "num_embeddings", None)
-    return len(_weight_of(embedding)) if rows is None else int(rows)
+    return len(embedding.weight) if rows is None else int(rows)
 
 
-def table_of(embedding: nn.Module) -> Tensor:
-    """(V, C), the vectors that an embedding gives for all of its ids; adapters act in a call."""
-    weight = _weight_of(embedding)
+def table_of(embedding: Any) -> Tensor:
+    """(V, C), the vectors that an embedding gives for all of its ids.
+
+    Adapters act in a call, and a quantised embedding has its numbers in a method.
+    """
+    weight: Any = embedding.weight
     if isinstance(embedding, nn.Embedding):
-        return weight
-    table: Tensor = embedding(torch.arange(len(weight), device=weight.device))
+        return cast(Tensor, weight)
+    ids = torch.arange(number_of_ids(embedding), device=getattr(weight, "device", "cpu"))
+    table: Tensor = embedding(ids)
     return table
-
-
-def _weight_of(embedding: Any) -> Tensor:
-    weight: Tensor = embedding.weight
-    return weight
