@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rifflemix.errors import InputError
 from rifflemix.mixers.csp import CSP
@@ -320,3 +321,14 @@ def test_exports_with_any_length(options: dict[str, Any], multiple: int) -> None
     program = torch.export.export(mixer, (example,), dynamic_shapes={"x": {1: length}})
     longer: Tensor = torch.randn(2, 18, 16)
     torch.testing.assert_close(program.module()(longer), mixer(longer))
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+def test_averaged_weights_keep_the_shifts_where_buffers_are_not_averaged(use_buffers: bool) -> None:
+    """docs/start.md says it: torch rounds averages of integers down."""
+    mixer, x = build(shift=list(range(16))), torch.randn(2, 19, 16, dtype=torch.float64)
+    averaging = get_ema_multi_avg_fn(0.9)
+    averaged = AveragedModel(mixer, multi_avg_fn=averaging, use_buffers=use_buffers)
+    for _ in range(3):
+        averaged.update_parameters(mixer)
+    assert torch.equal(averaged(x), mixer(x)) is not use_buffers
