@@ -180,7 +180,7 @@ class TransformersAttention(Adapter):
         if _is_cross(module, parents):
             return HostAttention(dim=1, num_heads=1, cross=True)
         refusal = _refusal(module) or _unknown_arguments(module) or _unknown_parts(module)
-        refusal = refusal or _BIASED * _are_biased(parents)
+        refusal = refusal or (_BIASED if _are_biased(parents) else "")
         maps = maps_of(module)
         if refusal or maps is None:
             return HostAttention(dim=1, num_heads=1, refusal=refusal)
