@@ -66,9 +66,8 @@ def hooks_of(module: nn.Module) -> list[Callable[..., Any]]:
     ]
 
 
-def sizes_are_tensors() -> bool:
-    """Whether torch.jit.trace is at work, which makes a tensor of one number of every size."""
-    return bool(torch.jit._trace.is_tracing())
+sizes_are_tensors: Callable[[], bool] = torch.jit._trace.is_tracing
+"""Whether torch.jit.trace is at work, which makes a tensor of one number of every size."""
 
 
 def leaves_package() -> bool:
