@@ -85,6 +85,17 @@ def test_s5_says_what_its_commands_set_by_task(task: str) -> None:
         assert recipe.model_settings["head_activation"] == "gelu"
 
 
+@pytest.mark.parametrize(
+    ("row", "vectors"), [("s4", 4), ("s5", 4), ("etsmlp", 2), ("mega", 2), ("spade", 4)]
+)
+def test_pairs_meet_as_in_each_code(row: str, vectors: int) -> None:
+    recipe = get_recipe(f"csp/table4-retrieval-{row}")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    last = [part for part in model.head.modules() if isinstance(part, torch.nn.Linear)]
+    assert last[0].in_features == vectors * model.blocks[0].mixer.dim
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS)
 def test_a_small_one_learns(row: str) -> None:

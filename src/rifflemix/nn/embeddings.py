@@ -15,7 +15,7 @@ from rifflemix.errors import bad_argument
 class ValueEmbedding(nn.Module):
     """Token ids read as numbers: ((id / (vocab_size - 1) - mean) / std) times a vector, plus one.
 
-    For gray pixels, whose id is their level.
+    For gray pixels, whose id is their level. The vectors start normal, with deviation 1 and 0.1.
 
     Args:
         vocab_size: number of ids.
@@ -37,6 +37,8 @@ class ValueEmbedding(nn.Module):
             raise bad_argument("mean", "a number", shown(mean))
         self.mean, self.std = mean, check_positive("std", std)
         self.proj = nn.Linear(1, check_integer("dim", dim, 1))
+        nn.init.normal_(self.proj.weight)
+        nn.init.normal_(self.proj.bias, std=0.1)
 
     def forward(self, ids: Tensor) -> Tensor:
         """(...) int64 -> (..., C)."""

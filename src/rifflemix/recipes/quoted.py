@@ -119,7 +119,8 @@ _S5_NOTES = (
     "all parameters have one rate and matrices decay; there the rate of {} is {} without decay, "
     "and all others decay",
     "no norm follows the last layer there; dropout takes whole channels, inside the gate too; "
-    "padding is read by the scans and counts in the norms, here it is masked",
+    "padding is read by the scans and counts in the norms, here it is masked; vectors of tokens "
+    "start with deviation 1, there with 1 / sqrt(ids)",
     "C starts as the orthonormal basis times numbers of deviation 1 / sqrt(state size), {}; first "
     "steps are 0.001 to 0.1 long{}",
 )
@@ -151,10 +152,12 @@ _ETSMLP_NOTES = (
     "of the released architecture",
     "the first moduli and phases of the smoothing are 0.1 to 0.9 and up to pi on all tasks; the "
     "release sets them by task",
+    "the release draws all maps and vectors of tokens with deviation 0.02, norms the embedding, and "
+    "its last map has no bias; here maps start by Glorot's rule, the embedding is not normed",
 )
 _ETSMLP_UNKNOWN = (
-    "only the ListOps command is released (rate 0.01, decay 0.01): batches, updates and schedule "
-    "here are those of MEGA's command, whose code the release builds on"
+    "only the ListOps command is released (rate 0.01, decay 0.01, no dropout): batches, updates "
+    "and schedule here are those of MEGA's command, whose code the release builds on; no dropout"
 )
 _SPADE_NOTES = (
     "SPADE's settings on these tasks are not published: layers, channels and training are those of "
@@ -227,6 +230,7 @@ def _etsmlp_row(task: str) -> _Parts:
         "norm_kind": norm_kind,
         "head_hidden": [dim] if task == "retrieval" else [],
         "head_activation": "gelu",
+        **({"pair_mix": "concat"} if task == "retrieval" else {}),
     }
     train = mega.training(task)
     if task == "listops":

@@ -17,7 +17,7 @@ from rifflemix.models.sequence.lra import HOSTS, task_inputs, task_settings
 from rifflemix.models.sequence.norms import TokenNorm
 from rifflemix.nn.block import NORMS
 from rifflemix.nn.dropout import Dropout
-from rifflemix.nn.embeddings import input_embedding
+from rifflemix.nn.embeddings import ValueEmbedding, input_embedding
 
 
 class MixerBlock(nn.Module):
@@ -127,8 +127,11 @@ class MixerClassifier(SequenceClassifier):
             )
             return MixerBlock(mixing, dim, dropout, norm=norm, norm_kind=norm_kind)
 
+        embed = input_embedding(vocab_size, in_channels, dim, level_scale=level_scale)
+        if isinstance(embed, ValueEmbedding):  # in S4's code a linear map as torch draws it
+            embed.proj.reset_parameters()
         super().__init__(
-            input_embedding(vocab_size, in_channels, dim, level_scale=level_scale),
+            embed,
             make_block,
             TokenNorm(norm_kind, dim) if norm == "pre" else nn.Identity(),
             ClassifierConfig(
