@@ -152,8 +152,8 @@ _ETSMLP_NOTES = (
     "of the released architecture",
     "the first moduli and phases of the smoothing are 0.1 to 0.9 and up to pi on all tasks; the "
     "release sets them by task",
-    "the release draws all maps and vectors of tokens with deviation 0.02, norms the embedding, and "
-    "its last map has no bias; here maps start by Glorot's rule, the embedding is not normed",
+    "the release draws all maps and vectors of tokens with deviation 0.02, norms the embedding and "
+    "has no bias in the last map; here maps start by Glorot's rule, the embedding is not normed",
 )
 _ETSMLP_UNKNOWN = (
     "only the ListOps command is released (rate 0.01, decay 0.01, no dropout): batches, updates "
