@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from toy_training import make_config, make_model
 
+from rifflemix import create_mixer, create_model
 from rifflemix.errors import InputError
 from rifflemix.train.optim import allocate_state, build_optimizer, decay_groups, set_rates
 
@@ -29,6 +31,29 @@ def test_decay_groups() -> None:
     groups = decay_groups(model)
     assert groups.decayed == ["2.weight", "3.weight"]
     assert groups.not_decayed == ["0.bias", "1.weight", "1.bias", "2.temperature"]
+
+
+@pytest.mark.parametrize(
+    ("mixer", "options"),
+    [
+        ("sinkhorn", {"sort_net": "relu_mlp"}),
+        ("synthesizer", {"mode": "dense"}),
+        ("token_parallel", {"use_wout": True}),
+    ],
+)
+def test_biases_of_maps_side_by_side_are_not_decayed(mixer: str, options: dict[str, Any]) -> None:
+    model = create_mixer(mixer, 8, num_heads=2, max_length=16, **options)
+    groups = decay_groups(model)
+    assert any(dict(model.named_parameters())[name].dim() > 1 for name in groups.not_decayed)
+    assert not [name for name in groups.decayed if "bias" in name]
+
+
+def test_a_class_token_is_not_decayed() -> None:
+    for pool in ("cls", "mean"):
+        model = create_model("encoder", vocab_size=5, pool=pool)
+        assert ("cls" in decay_groups(model).not_decayed) == (pool == "cls")
+        assert ("cls" in model.no_weight_decay()) == (pool == "cls")
+        assert "cls" not in decay_groups(model).decayed
 
 
 def test_exclusion_at_the_root() -> None:

@@ -44,7 +44,8 @@ class TrainConfig:
         lr: learning rate; its peak, except for "rsqrt" and "rsqrt_decay", where the peak is
             lr / sqrt(warmup).
         betas, eps: Adam's; SGD reads betas[0] alone, Adafactor neither.
-        weight_decay: applied to parameters of two or more dimensions that no module excludes.
+        weight_decay: applied to parameters of two or more dimensions that no module excludes, but
+            not to biases.
         decay_all: apply it to every parameter, biases and norms too, as flax's Adam does.
         schedule: constant, linear, cosine, cosine_restarts, rsqrt, rsqrt_decay, inverse_sqrt,
             one_cycle or multistep; rifflemix.train.schedules has the formulas.

@@ -32,14 +32,16 @@ def decay_groups(model: nn.Module, *, decay_all: bool = False) -> DecayGroups:
     """Sort the trainable parameters of `model`.
 
     Decayed are those of two or more dimensions (matrices, embeddings, convolutions), except the
-    ones that a submodule names in `no_weight_decay() -> set[str]`, relative to itself. Biases,
-    norms and other vectors are not decayed. `decay_all` decays every one.
+    ones that a submodule names in `no_weight_decay() -> set[str]`, relative to itself. Biases (of
+    several maps side by side too), norms and other vectors are not decayed. `decay_all` decays
+    every one.
     """
     excluded = _excluded_names(model)
     groups = DecayGroups([], [])
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decays = decay_all or (parameter.dim() >= 2 and name not in excluded)
+            is_map = parameter.dim() >= 2 and not name.endswith("bias")
+            decays = decay_all or (is_map and name not in excluded)
             (groups.decayed if decays else groups.not_decayed).append(name)
     return groups
 

@@ -194,6 +194,11 @@ class SequenceClassifier(Model):
         if inputs.shape[2] != features:
             raise bad_argument("inputs", f"shape (B, N, {features})", tuple(inputs.shape))
 
+    def no_weight_decay(self) -> set[str]:
+        """Names of the parameters that weight decay should leave alone, the class token's too."""
+        names = super().no_weight_decay()
+        return names if self.cls is None else names | {"cls"}
+
     def finish(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """(B, N, C) out of the last block -> (B, N, C) into the pooling."""
         y: Tensor = (
