@@ -146,6 +146,8 @@ _CCNN_NOTES = (
     "epochs, then a cosine",
     "the release drops whole channels on Image and Pathfinder, and gives the windows a tenth of "
     "the rate on ListOps; neither is done here",
+    "the release's blocks follow one more long convolution, of the inputs, a norm and a GELU, and "
+    "its last map starts by He's rule; here an embedding, and torch's rule",
 )
 _ETSMLP_NOTES = (
     "the numbers are taken to be those of ETSMLP-Gate, which the quoting table does not say; sizes "
