@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_compare import measured, start
+from test_compare import measured, settings, start
 
 import rifflemix as rm
 import rifflemix.cli
@@ -171,6 +172,15 @@ def test_what_does_not_compare(
     with pytest.raises(rm.InputError, match=words):
         merge_comparisons([folders / "softmax0", other], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_diverged_run_that_stands_in_several_counts_once(tmp_path: Path) -> None:
+    wild = {"lr": 1e30, "warmup_steps": 0, "clip_norm": None, "checkpoint_every": 1}
+    train = replace(settings().train, **wild)
+    start(tmp_path / "one", mixers=("softmax",), train=train)
+    start(tmp_path / "two", train=train)
+    merged = merge_comparisons([tmp_path / "one", tmp_path / "two"], tmp_path / "out")
+    assert [run["mixer"] for run in merged.results["failed_runs"]] == ["softmax", "tssa"]
 
 
 def test_what_changes_no_number_may_differ(folders: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from rifflemix.comparison import plan_comparison, run_comparison
 from rifflemix.comparison.files import comparison_files
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.suite_report import answers
-from rifflemix.comparison.tuning import markdown_tuning
+from rifflemix.comparison.tuning import markdown_tuning, tuning_notes
 from rifflemix.runs.results import summarise
 from rifflemix.runs.status import RunStatus
 from rifflemix.train import loop
@@ -193,6 +193,14 @@ def test_where_all_rates_diverge_the_mixer_fails(tmp_path: Path) -> None:
     assert [run["folder"] for run in results["failed_runs"]] == ["softmax/lr=1e+30/seed0"]
     assert results["mixers"][0]["test"] is None
     assert start(tmp_path, **changes) == results
+
+
+def test_where_all_rates_diverge_none_is_told_as_chosen(tmp_path: Path) -> None:
+    changes = {"tuned": {"lr": (1e30, 1e31)}, "mixers": ("softmax",), "train": unclipped()}
+    results = start(tmp_path, **changes)
+    assert results["mixers"][0]["tuning"]["chosen"] is None
+    assert "| 1 diverged | 1 diverged |" in markdown_tuning(results)
+    assert not any("Chosen at an end" in note for note in tuning_notes(results))
 
 
 def _break_choice(results: dict[str, Any]) -> None:

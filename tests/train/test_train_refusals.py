@@ -127,6 +127,17 @@ def test_divergence_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     assert run(tmp_path, log_every=100).finished
 
 
+def test_the_reason_of_a_divergence_tells_nothing_of_folders_and_checkpoints(
+    tmp_path: Path,
+) -> None:
+    def reason(folder: str, **settings: Any) -> str:
+        with pytest.raises(TrainingDiverged) as found:
+            run(tmp_path / folder, task=Exploding(10), log_every=100, **settings)
+        return found.value.reason
+
+    assert reason("one", checkpoint_every=4) == reason("other", checkpoint_every=3)
+
+
 def test_divergence_before_the_first_checkpoint_names_none(tmp_path: Path) -> None:
     message = refused(tmp_path, TrainingDiverged, task=Exploding(1), log_every=100)
     assert "loss is inf at step 1" in message

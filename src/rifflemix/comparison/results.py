@@ -159,11 +159,15 @@ def scores_of(runs: Sequence[Run], metric: str, *, higher_is_better: bool) -> di
 
 
 def _tuning_of(plan: ComparePlan, name: str, progress: Progress) -> dict[str, Any]:
-    """What a mixer tried, what that cost, and what validation chose once all trials had ended."""
+    """What a mixer tried, what that cost, and what validation chose once all trials had ended.
+
+    It chose nothing where all diverged.
+    """
     trials, failed = _of(progress.trials, name), _of(progress.failed_trials, name)
+    is_chosen = bool(trials) and progress.is_tuned(plan)
     return {
         "tried": tried_of(plan.config.points, trials, failed, plan.task.metric),
-        "chosen": progress.chosen(plan, name) if progress.is_tuned(plan) else None,
+        "chosen": progress.chosen(plan, name) if is_chosen else None,
         "wall_seconds": cost_of(_of(progress.runs, name), [*trials, *failed]),
     }
 

@@ -185,7 +185,7 @@ def _try(
         )
     except TrainingDiverged as error:
         spent = time.perf_counter() - start
-        failed = failed_run(mixer, seed, folder, str(error))
+        failed = failed_run(mixer, seed, folder, error.reason)
         progress.failed_trials.append(failed | {"settings": point, "wall_seconds": spent})
         return True
     if result.finished:
@@ -223,7 +223,7 @@ def _run(
             keep_weights=caller.keep_weights,
         )
     except TrainingDiverged as error:
-        progress.failed.append(failed_run(mixer, seed, folder, str(error)))
+        progress.failed.append(failed_run(mixer, seed, folder, error.reason))
         return True
     if result.finished:
         progress.runs.append(sealed(finished_run(mixer, seed, folder, result, out)))

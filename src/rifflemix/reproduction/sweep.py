@@ -227,7 +227,7 @@ def run_sweep(
                 )
             except TrainingDiverged as error:
                 spent = time.perf_counter() - started
-                failed.append(entry | {"error": str(error), "wall_seconds": spent})
+                failed.append(entry | {"error": error.reason, "wall_seconds": spent})
             else:
                 if not result.finished:
                     break

@@ -370,10 +370,10 @@ class _Run:
         for step, loss in enumerate(losses, start=progress.step - count + 1):
             if not math.isfinite(loss):
                 path, at = self.folder.path, self.saved[0]
-                kept = f"; the last checkpoint in {path} is of step {at}" if at else ""
                 raise TrainingDiverged(
                     f"training diverged: the loss is {loss} at step {step}; lower lr "
-                    f"({self.config.lr}), lengthen warmup_steps or set clip_norm{kept}"
+                    f"({self.config.lr}), lengthen warmup_steps or set clip_norm",
+                    f"the last checkpoint in {path} is of step {at}" if at else "",
                 )
         progress.losses += losses
         progress.tokens += int(tokens)

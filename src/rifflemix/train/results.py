@@ -11,7 +11,15 @@ from rifflemix.json_values import check_json
 
 
 class TrainingDiverged(RunFailed):
-    """The loss, a metric or a weight became infinite or NaN."""
+    """The loss, a metric or a weight became infinite or NaN.
+
+    Attributes:
+        reason: what happened, the same wherever the run is and however often it was stopped.
+    """
+
+    def __init__(self, reason: str, kept: str = "") -> None:
+        super().__init__(f"{reason}; {kept}" if kept else reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
