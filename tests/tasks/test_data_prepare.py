@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -15,7 +16,14 @@ import pytest
 
 import rifflemix.cli
 from rifflemix.errors import InputError
-from rifflemix.tasks import list_tasks, load_task, prepare_task, task_card
+from rifflemix.tasks import (
+    list_tasks,
+    load_task,
+    prepare_task,
+    registry,
+    task_card,
+    task_status,
+)
 from rifflemix.tasks.data_io import files
 
 
@@ -165,3 +173,37 @@ def test_two_prepare_at_once(cache: Path) -> None:
     assert [process.returncode for process in running] == [0, 0], answers
     assert len(list(cache.rglob("images.npy"))) == 3
     assert not list(cache.rglob(".writing-*"))
+
+
+@pytest.mark.parametrize("task", ["image", "listops", "sst", "esol"])
+def test_a_folder_that_may_not_be_looked_into(
+    task: str,
+    tmp_path: Path,
+    prepare: Callable[..., Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_file = Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.is_relative_to(tmp_path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    code, _, err = prepare(task, "--data-dir", str(tmp_path))
+    assert code == 2
+    assert err.startswith(f"error: cannot look at {tmp_path}")
+    assert err.endswith(": permission denied\n")
+    assert not task_status(task, tmp_path).available
+
+
+def test_what_is_prepared_may_lie_where_nothing_can_be_written(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = prepare_task("listops", max_samples=4)
+
+    def refuse(path: Path) -> None:
+        raise InputError(f"cannot write to folder {path}: permission denied")
+
+    monkeypatch.setattr(registry, "make_folder", refuse)
+    assert prepare_task("listops", max_samples=4) == folder

@@ -159,6 +159,15 @@ def arrays(count: int, first: int = 0) -> dict[str, Any]:
     return {"x": x, "y": np.arange(count) % 2}
 
 
+def test_a_folder_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(rm.InputError, match=r": cannot be read \(Permission denied\)"):
+        rm.Task.from_folder(tmp_path)
+
+
 def test_a_folder_of_arrays(tmp_path: Path) -> None:
     for name, count in (("train", 30), ("val", 8), ("test", 6)):
         np.savez(tmp_path / f"{name}.npz", **arrays(count, first=1000 * count))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -195,8 +197,9 @@ def prepare_task(
     builder = _builder(name)
     request = _request(builder.card, data_dir, seed, progress, options)
     request = replace(request, must_keep=True)
-    folder = builder.prepared(request)
-    if folder is not None:
+    with _looking():
+        folder = builder.prepared(request)
+    if folder is not None and not folder.is_dir():  # else whatever it lacks is told
         make_folder(folder.parent)
     _load(builder, request)
     if folder is not None and not folder.is_dir():
@@ -224,13 +227,15 @@ def task_status(name: str, data_dir: Path | str | None = None) -> TaskStatus:
     """
     builder, folder = _builder(name), _folder(data_dir)
     try:
-        return builder.status(folder)
+        with _looking():
+            return builder.status(folder)
     except InputError as error:
         return TaskStatus(name, False, str(error))
 
 
 def _load(builder: TaskBuilder, request: Request) -> Task:
-    task = builder.load(request)
+    with _looking():
+        task = builder.load(request)
     if request.max_samples is None:
         return task
     first = partial(FirstSamples, most=request.max_samples)
@@ -327,6 +332,17 @@ def _folder(data_dir: Path | str | None) -> Path | None:
     if not folder.is_dir():
         raise bad_argument("data_dir", "an existing folder", repr(str(data_dir)))
     return folder
+
+
+@contextmanager
+def _looking() -> Iterator[None]:
+    """Turn a folder that may not be looked into into one sentence."""
+    try:
+        yield
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        raise InputError(f"cannot look at {error.filename}: permission denied") from error
 
 
 def _silent(what: str, done: int, total: int | None) -> None:

@@ -27,7 +27,10 @@ def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **op
     folder = user_path("path", path)
     if not folder.is_dir():
         raise bad_argument("path", "an existing folder", repr(str(path)))
-    files = _files(folder)
+    try:
+        files = _files(folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from error
     if not files:
         if origin is not None:
             raise InputError(
