@@ -217,6 +217,13 @@ def test_the_page_says_who_is_fast_and_who_is_small() -> None:
     ]
 
 
+def test_a_mixer_whose_runs_failed_is_not_named_for_memory() -> None:
+    results = with_accuracies({**CLEAR, "csp": None})
+    for mixer in results["mixers"]:
+        mixer["peak_memory_bytes"] = {"softmax": 100, "csp": 50, "tssa": 75}[mixer["name"]]
+    assert "For memory: Tssa." in answers({"one": results})
+
+
 def test_without_softmax_attention_nothing_is_relative() -> None:
     tasks = {"one": with_accuracies({"csp": CLEAR["csp"], "tssa": CLEAR["tssa"]})}
     overview = parts(tasks)[0]

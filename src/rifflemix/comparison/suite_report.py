@@ -139,7 +139,8 @@ def _answers(comparisons: Comparisons, mixers: Sequence[Overall]) -> Iterator[st
             if cheap
             else "For speed: none trains faster than softmax attention without a loss that shows."
         )
-    small = [mixer for mixer in others if (mixer.memory or 2.0) < 1]
+    failed = _failed(comparisons)
+    small = [m for m in others if (m.memory or 2.0) < 1 and m.name not in failed]
     if small:
         yield f"For memory: {_listed(_by(small, lambda m: m.memory or 0.0))}."
     for mixer in others:
@@ -155,6 +156,12 @@ def _answers(comparisons: Comparisons, mixers: Sequence[Overall]) -> Iterator[st
             yield f"{task} is not finished ({done_so_far(results)}), so it ranks nobody yet."
     if len(next(iter(comparisons.values()))["seeds"]) == 1:
         yield "One seed decides no difference: ranks are shared, and only speed and memory differ."
+
+
+def _failed(comparisons: Comparisons) -> set[str]:
+    """Mixers all of whose runs failed on a task that is finished."""
+    complete = [of for of in comparisons.values() if of["status"] == "complete"]
+    return {row.name for of in complete for row in comparison_rows(of) if row.test is None}
 
 
 def _by(mixers: Sequence[Overall], key: Callable[[Overall], float]) -> list[str]:
