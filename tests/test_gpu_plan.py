@@ -169,6 +169,7 @@ def test_stages_and_single_steps_are_chosen_by_their_names(
     assert "steps that --list names, got layer-time" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_end_is_stopped(
     load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_step_that_does_not_end_is_stopped(
     assert lines == []
 
 
+@pytest.mark.slow
 def test_a_row_that_is_cut_goes_on_at_the_next_call(
     load: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ Version needs section '.gnu.version_r' contains 2 entries:
 LIBSTDCXX_TOO = GLIBC_ONLY + " 0x0080: Version: 1  File: libstdc++.so.6  Cnt: 1\n"
 
 
+@pytest.mark.slow
 @needs_git
 @pytest.mark.skipif(sys.platform != "linux", reason="tags of Linux")
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def files(writer: ModuleType) -> dict[Path, str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_page_its_pictures_and_tables_are_up_to_date(
     writer: ModuleType, files: dict[Path, str]
 ) -> None:

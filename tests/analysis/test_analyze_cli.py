@@ -111,6 +111,7 @@ def test_sums_over_training_are_those_of_the_weights_of_each_evaluation(runs: Pa
     assert finding.seen[-1].startswith("softmax over training: column sums lie")
 
 
+@pytest.mark.slow
 def test_the_run_that_tuning_chose_is_looked_at(runs: Path, tmp_path: Path) -> None:
     tuned = tmp_path / "tuned"
     shutil.copytree(runs / "compare", tuned)

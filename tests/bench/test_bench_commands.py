@@ -36,6 +36,7 @@ def ops_result() -> dict[str, Any]:
     return ops.run((Shape(1, 64, 16, 2),), QUICK)
 
 
+@pytest.mark.slow
 def test_every_operator_passes_its_gate_and_is_measured(ops_result: dict[str, Any]) -> None:
     json.dumps(ops_result, allow_nan=False)
     assert set(statuses(ops_result).values()) == {("measured", "")}

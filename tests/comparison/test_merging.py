@@ -69,6 +69,7 @@ def test_a_run_in_two_folders_counts_once(folders: Path, tmp_path: Path) -> None
     assert by_run(dict(merged.results)) == by_run(rm.Comparison.load(folders / "both").results)
 
 
+@pytest.mark.slow
 def test_on_the_command_line(
     folders: Path,
     tmp_path: Path,

@@ -48,6 +48,7 @@ def by_run(comparison: rm.Comparison) -> list[dict[str, Any]]:
     return sorted(measured(dict(comparison.results)), key=lambda run: run["mixer"])
 
 
+@pytest.mark.slow
 def test_parts_make_the_suite(folders: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     # The mixers of the second task in the other order: the page has one row for each.

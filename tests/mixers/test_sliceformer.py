@@ -133,6 +133,7 @@ def test_bad_options(options: dict[str, Any], named: str) -> None:
         create_mixer("sliceformer", 16, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_exports_with_any_length(variant: str) -> None:
     mixer = Sliceformer(16, variant=variant, layer_index=1, num_layers=2)

@@ -132,6 +132,7 @@ def test_samples_can_be_mapped(name: str) -> None:
         torch.testing.assert_close(mapped, outputs_of(model(*args, **options))[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lra_retrieval", "graphormer_pcqm4m"])
 def test_one_program_serves_every_batch(name: str) -> None:
     """Of models with a token before the others, too."""

@@ -120,6 +120,7 @@ def test_another_default_device_drops_the_same(drop: Callable[..., Tensor]) -> N
         assert torch.equal(drop(i["q"], i["scores"]), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_sizes_may_be_symbols(name: str) -> None:
     torch.compiler.reset()

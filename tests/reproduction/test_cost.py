@@ -275,6 +275,7 @@ def test_a_machine_is_calibrated() -> None:
     assert 1e-8 < speed.operator_seconds < 1e-2
 
 
+@pytest.mark.slow
 def test_estimates_stand_beside_steps_and_trainings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def test_more_runs_than_anybody_waits_for(tmp_path: Path) -> None:
         plan_sweep(small(train=QUICK), grid, range(11), tmp_path / "out", HERE)
 
 
+@pytest.mark.slow
 def test_another_grid_in_the_same_folder(swept: tuple[Path, dict[str, Any]]) -> None:
     with pytest.raises(rm.InputError, match=r"was started with grid\.lr = \[0.001, 0.01\]"):
         start(swept[0], grid={**GRID, "lr": [1e-3]})

@@ -134,6 +134,7 @@ class Killed(Failing):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_loading_process_that_was_killed_is_told_in_a_sentence() -> None:
     order = EvaluationOrder(50, 4, 0, 1)
     batches = evaluation_batches(ToyTask(), Killed(), order, make_config(num_workers=1), CPU)

@@ -154,6 +154,7 @@ def test_the_kernel_gives_the_same_bits_for_any_number_of_threads() -> None:
         assert all(map(torch.equal, found[0], others))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_gradients(backend: str) -> None:
     maps = make_maps(6, [(3, 3), (3, 2)], ["gelu", "elu"], dtype=torch.float64)

@@ -360,6 +360,7 @@ def test_compile(dynamic: bool) -> None:
         assert torch.equal(*gradients)
 
 
+@pytest.mark.slow
 @old_warning
 @pytest.mark.parametrize(("backend", "kernels"), [("auto", False), ("eager", False), ("cpu", True)])
 def test_export(backend: str, kernels: bool) -> None:

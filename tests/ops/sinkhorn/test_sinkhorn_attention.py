@@ -225,8 +225,8 @@ def test_bfloat16_is_finite_and_near(causal: bool, options: dict[str, Any]) -> N
 SHAPES = [
     pytest.param(5, 7, 9, 1, id="odd"),
     pytest.param(2, 16, 16, 2, id="whole vectors, two sorted blocks each"),
-    pytest.param(70, 2, 3, 1, id="more blocks than are sorted together"),
-    pytest.param(2, 67, 5, 1, id="queries of a block in two shares"),
+    pytest.param(70, 2, 3, 1, id="more blocks than are sorted together", marks=pytest.mark.slow),
+    pytest.param(2, 67, 5, 1, id="queries of a block in two shares", marks=pytest.mark.slow),
     pytest.param(1, 1, 1, 1, id="one token"),
 ]
 
