@@ -99,6 +99,51 @@ def test_first_outputs_keep_the_scale() -> None:
         assert 1e-3 < energy.mean() < 10.0
 
 
+def released_start(taps: int, frequency: float, width: float, channels: int = 64) -> Tensor:
+    """(lags, C): a causal kernel of the released code at its start, by its own formulas.
+
+    Positions go from -1 to 1, the present, over all taps; `width` is in their units.
+    """
+    features, end = 32, width * math.sqrt(-2.0 * math.log(0.1))
+    positions = torch.linspace(-1, 1, taps)[:, None]
+    positions = positions[int((2.0 - end) / (2.0 / (taps - 1))) :]
+    h = torch.ones(1)
+    for layer in range(4):
+        mu = 1.0 - 1.667 * width * torch.rand(features)
+        gamma = torch.distributions.Gamma(6.0 / (layer + 1), 1.0).sample((features,))
+        omega = 2.0 * math.pi * frequency * gamma * (2.0 * torch.rand(features) - 1.0)
+        gabor = torch.exp(-0.5 * (gamma * (positions - mu)) ** 2) * torch.sin(omega * positions)
+        weight = torch.empty(features, features)
+        torch.nn.init.kaiming_uniform_(weight, nonlinearity="linear")
+        h = gabor * (1.0 if layer == 0 else h @ weight.mT + 1.0)
+    last = torch.empty(channels, features)
+    torch.nn.init.kaiming_uniform_(last, nonlinearity="linear")
+    window = torch.exp(-0.5 * ((positions - 1.0) / width) ** 2)
+    return (h @ last.mT / math.sqrt(len(positions)) * window).flip(0)
+
+
+@pytest.mark.parametrize("width", [0.03, 0.4])
+def test_causal_kernels_start_as_released(width: float) -> None:
+    """Their energy, how far back it lies, and the share of the token itself."""
+    taps, frequency = 1024, 2272.557
+
+    def figures(kernels: list[Tensor]) -> Tensor:
+        energy = torch.stack([kernel.square().sum(1) for kernel in kernels]).mean(0)
+        energy = energy / len(kernels[0].mT)
+        lags = torch.arange(len(energy))
+        return torch.stack([energy.sum(), (energy * lags).sum() / energy.sum(), energy[0]])
+
+    torch.manual_seed(0)
+    options = {"features": 32, "frequency": frequency, "width": width / 2.0}
+    ours = [LongConv(64, max_length=taps, causal=True, **options) for _ in range(40)]
+    with torch.no_grad():
+        found = figures([mixer._kernels(taps)[0].mT for mixer in ours])
+    expected = figures([released_start(taps, frequency, width) for _ in range(40)])
+    assert found[0].item() == pytest.approx(expected[0].item(), rel=0.15)
+    assert found[1].item() == pytest.approx(expected[1].item(), rel=0.15)
+    assert found[2].item() == pytest.approx(expected[2].item(), rel=0.6)
+
+
 def test_first_window() -> None:
     assert LongConv(4, max_length=8).log_width.exp().item() == pytest.approx(0.075)
     mixer = LongConv(4, max_length=8, width=0.5)

@@ -24,19 +24,28 @@ class GaborFilter(nn.Module):
         features: filters.
         frequency: angular frequencies start uniform within 2 pi frequency gamma of 0.
         shape: of the Gamma distribution that gamma starts from.
+        reach: for positions from -1 to 1 None: centres start anywhere among them, phases at 0. For
+            positions from 0 to 1 where the centres end, which start at 0: the released code runs
+            from 1 down to -1 there, so that gamma starts twice as large, and phases are any.
     """
 
-    def __init__(self, features: int, frequency: float, shape: float) -> None:
+    def __init__(
+        self, features: int, frequency: float, shape: float, reach: float | None = None
+    ) -> None:
         super().__init__()
         # Unchecked: a check of the values needs values, which the meta device has not.
         shapes = torch.tensor(shape, dtype=wide_default())
         drawn = torch.distributions.Gamma(shapes, 1.0, validate_args=False).sample((features,))
-        gamma = as_default(drawn)
+        gamma = as_default(drawn if reach is None else 2.0 * drawn)
         self.gamma = nn.Parameter(gamma)
-        self.mu = nn.Parameter(torch.empty(features).uniform_(-1.0, 1.0))
+        centres = (-1.0, 1.0) if reach is None else (0.0, reach)
+        self.mu = nn.Parameter(torch.empty(features).uniform_(*centres))
         turns = torch.empty(features).uniform_(-1.0, 1.0)
-        self.omega = nn.Parameter(2.0 * math.pi * frequency * gamma * turns)
-        self.phi = nn.Parameter(torch.zeros(features))
+        omega = 2.0 * math.pi * frequency * gamma * turns
+        self.omega = nn.Parameter(omega)
+        # sin(w p) at p = 1 - 2 t is sin(w - 2 w t), which is sin(omega t - omega / 2).
+        phi = torch.zeros(features) if reach is None else (-0.5 * omega).remainder(2.0 * math.pi)
+        self.phi = nn.Parameter(phi)
 
     def forward(self, t: Tensor) -> Tensor:
         """(L, 1) positions -> (L, features)."""
@@ -53,6 +62,7 @@ class KernelNetwork(nn.Module):
         num_layers: products with a filter.
         frequency: see `GaborFilter`.
         num_taps: positions the kernels will be sampled at, over which their energy is spread.
+        reach: see `GaborFilter`.
 
     Raises:
         InputError: a size out of range.
@@ -64,7 +74,14 @@ class KernelNetwork(nn.Module):
     keeps_start = True  # of its maps, in hosts that draw those of their mixers anew
 
     def __init__(
-        self, channels: int, *, features: int, num_layers: int, frequency: float, num_taps: int
+        self,
+        channels: int,
+        *,
+        features: int,
+        num_layers: int,
+        frequency: float,
+        num_taps: int,
+        reach: float | None = None,
     ) -> None:
         super().__init__()
         channels = check_integer("channels", channels, 1)
@@ -73,7 +90,7 @@ class KernelNetwork(nn.Module):
         frequency = check_positive("frequency", frequency)
         num_taps = check_integer("num_taps", num_taps, 1)
         self.filters = nn.ModuleList(
-            GaborFilter(features, frequency, _GAMMA_SHAPE / (layer + 1))
+            GaborFilter(features, frequency, _GAMMA_SHAPE / (layer + 1), reach)
             for layer in range(num_layers + 1)
         )
         linears = [ReadLinear(features, features) for _ in range(num_layers)]

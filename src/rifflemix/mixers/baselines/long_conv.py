@@ -19,6 +19,9 @@ from rifflemix.ops.dropout.unchecked import dropout as drop
 _FIRST_WIDTH = 0.075
 # The mean of the window parameter of the network's first filters.
 _MEAN_GAMMA = 6.0
+# Of causal kernels at the start: how many widths of the window the filters' centres reach, and
+# where the window has fallen to a tenth, beyond which the released code has no taps.
+_REACH, _END = 1.667, math.sqrt(2.0 * math.log(10.0))
 
 
 class LongConv(TokenMixer):
@@ -27,7 +30,8 @@ class LongConv(TokenMixer):
     The kernel k of each channel is a function of the relative position t = lag / max_length in
     (-1, 1): a network of Gabor filters times a Gaussian window exp(-(t / width)^2 / 2) of learned
     width. It is thus the same for every length of input. Windows stay positive by a logarithm,
-    where the released code learns the width itself.
+    where the released code learns the width itself. Causal kernels start as there: it counts
+    positions in halves of the sequence, and a width of its own is twice one of ours.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` has no use;
@@ -35,7 +39,7 @@ class LongConv(TokenMixer):
         features: width of the kernel network.
         kernel_layers: products with a filter in the kernel network.
         frequency: scale of the filters' first frequencies; the paper tunes it task by task. Where
-            unset, `max_length` / 12, which puts them below one half turn per token.
+            unset, `max_length` / 12, if causal / 24, which puts them below one half turn per token.
         width: first width of the window, in units of `max_length`.
         shared: the other arguments of `TokenMixer`.
 
@@ -71,15 +75,19 @@ class LongConv(TokenMixer):
     ) -> None:
         super().__init__(dim, **shared)
         self.span = self.max_length or 1
+        width = check_positive("width", width)
+        sides = 1 if self.causal else 2
+        half_turns = self.span / (2.0 * _MEAN_GAMMA) * sides / 2.0
         self.kernel = KernelNetwork(
             self.dim,
             features=features,
             num_layers=kernel_layers,
-            frequency=self.span / (2.0 * _MEAN_GAMMA) if frequency is None else frequency,
-            num_taps=self.span if self.causal else 2 * self.span - 1,
+            frequency=half_turns if frequency is None else frequency,
+            num_taps=_first_taps(width, self.span) if self.causal else 2 * self.span - 1,
+            reach=_REACH * width if self.causal else None,
         )
         # One number, but not a scalar: FSDP2 shards none.
-        self.log_width = nn.Parameter(torch.full((1,), math.log(check_positive("width", width))))
+        self.log_width = nn.Parameter(torch.full((1,), math.log(width)))
         self.bias = nn.Parameter(torch.zeros(self.dim))
         self.pointwise = nn.Linear(self.dim, self.dim)
         self.proj = nn.Linear(self.dim, self.dim)
@@ -115,3 +123,8 @@ class LongConv(TokenMixer):
     def no_weight_decay(self) -> set[str]:
         """Names of the parameters that weight decay should leave alone."""
         return {"log_width"}
+
+
+def _first_taps(width: float, span: int) -> int:
+    """The lags at which a causal kernel's first window is a tenth or more."""
+    return min(span, 1 + math.ceil(_END * width * (span - 1)))
