@@ -71,6 +71,63 @@ def test_sizes_are_the_published_ones(row: str, task: str) -> None:
     assert isinstance(model.norm, torch.nn.Identity) == (norm == "post")
 
 
+@pytest.mark.parametrize(
+    ("task", "hidden"),
+    {
+        "listops": 160,
+        "text": 160,
+        "retrieval": 160,
+        "image": 320,
+        "pathfinder": 256,
+        "pathx": 256,
+    }.items(),
+)
+def test_etsmlp_smooths_the_channels_of_its_gated_architectures(task: str, hidden: int) -> None:
+    """`encoder_k_dim` of the release's ..._gate architectures, not of those they are made from."""
+    recipe = get_recipe(f"csp/table4-{task}-etsmlp")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    for block in model.blocks:
+        assert block.mixer.k_proj.out_features == hidden
+        assert block.mixer.g_proj is not None
+
+
+def test_a_block_of_ccnn_drops_once() -> None:
+    """Between the mixer's two maps; the release has nothing after them."""
+    recipe = get_recipe("csp/table4-image-ccnn")
+    with torch.device("meta"):
+        model = create_model(recipe.model, **recipe.model_settings)
+    for block in model.blocks:
+        assert block.mixer.dropout == recipe.model_settings["dropout"] == 0.1
+        assert block.drop.p == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("csp/table4-image-s4", "whole channels"),
+        ("csp/table4-pathfinder-s4", "whole channels"),
+        ("csp/table4-pathx-s4", "from 0.0001"),
+        ("tost/table3-image-s4", "whole channels"),
+        ("tost/table3-pathfinder-s4", "reads the last token"),
+    ],
+)
+def test_s4_says_what_its_configurations_set_by_task(name: str, words: str) -> None:
+    assert words in " ".join(get_recipe(name).notes)
+    assert words not in " ".join(get_recipe(name.replace(name.split("-")[1], "text")).notes)
+
+
+@pytest.mark.parametrize(
+    ("task", "init_value"),
+    [("listops", 0.03), ("text", 0.03), ("image", 0.075), ("pathfinder", 0.4)],
+)
+def test_ccnn_counts_the_commands_windows_in_sequences(task: str, init_value: float) -> None:
+    """`mask.init_value` is in positions from -1 to 1, ours in `max_length`."""
+    recipe = get_recipe(f"csp/table4-{task}-ccnn")
+    assert recipe.model_settings["mixer_options"]["width"] == init_value / 2.0
+    assert recipe.model_settings["causal"]
+
+
 @pytest.mark.parametrize("task", ["listops", "text", "retrieval", "image", "pathfinder", "pathx"])
 def test_s5_says_what_its_commands_set_by_task(task: str) -> None:
     recipe = get_recipe(f"csp/table4-{task}-s5")

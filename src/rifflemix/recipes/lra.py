@@ -38,6 +38,12 @@ RETRIEVAL_NOTES = (
 )
 """Notes on Retrieval in the JAX code."""
 
+S4_DROPOUT = (
+    "the release's dropout takes whole channels, before the last map of a layer too; here single "
+    "entries, after that map alone"
+)
+"""A note on the rows of S4 with dropout."""
+
 # Adam as in flax: decay decoupled and on every parameter, biases and norms too.
 _FLAX: dict[str, Any] = {
     "optimizer": "adamw",

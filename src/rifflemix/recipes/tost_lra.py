@@ -116,6 +116,7 @@ _CLASS_TOKEN = (
     "the class token is read, the host's default; MEGA's own commands read the mean: pool=mean"
 )
 
+_S4_LAST = "the released configuration reads the last token of this task, here the mean is read"
 _ONE_LAYER = "Luna's command for this task has one layer; the six, tied, are the registered ones"
 
 
@@ -261,7 +262,8 @@ def s4(task: str) -> Recipe:
             "quoted from S4; sizes and training of its released configurations",
             "the diagonal form (S4D-Lin) instead of S4-LegS, with one rate for all parameters: "
             "the code trains the state matrices at 0.001, and decays all others",
-            *((_GENERATED,) if task == "pathfinder" else ()),
+            *((lra.S4_DROPOUT,) if task == "image" else ()),
+            *((_S4_LAST, _GENERATED) if task == "pathfinder" else ()),
         ),
     )
 

@@ -75,6 +75,7 @@ class MixerClassifier(SequenceClassifier):
         level_scale: mean and deviation; token ids are then read as levels from 0 to 1.
         max_length: most tokens.
         dropout: probability, in the mixer and after it.
+        residual_dropout: probability after the mixer; None: `dropout`.
         num_sequences: 1, or 2 for pairs.
         pair_mix: how the two of a pair meet.
         head_hidden: channels of the hidden layers of the head.
@@ -104,6 +105,7 @@ class MixerClassifier(SequenceClassifier):
         level_scale: Sequence[float] | None = None,
         max_length: int = 1024,
         dropout: float = 0.0,
+        residual_dropout: float | None = None,
         num_sequences: int = 1,
         pair_mix: str = "concat",
         head_hidden: Sequence[int] = (),
@@ -111,6 +113,8 @@ class MixerClassifier(SequenceClassifier):
     ) -> None:
         dim, num_layers = check_integer("dim", dim, 1), check_integer("num_layers", num_layers, 1)
         dropout = check_probability("dropout", dropout)
+        after = dropout if residual_dropout is None else residual_dropout
+        after = check_probability("residual_dropout", after)
         check_choice("norm", norm, NORMS)
 
         def make_block(index: int) -> MixerBlock:
@@ -125,7 +129,7 @@ class MixerClassifier(SequenceClassifier):
                 causal=causal,
                 dropout=dropout,
             )
-            return MixerBlock(mixing, dim, dropout, norm=norm, norm_kind=norm_kind)
+            return MixerBlock(mixing, dim, after, norm=norm, norm_kind=norm_kind)
 
         embed = input_embedding(vocab_size, in_channels, dim, level_scale=level_scale)
         if isinstance(embed, ValueEmbedding):  # in S4's code a linear map as torch draws it
