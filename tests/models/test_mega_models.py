@@ -160,6 +160,11 @@ def test_scale_norm() -> None:
     assert torch.isfinite(norm(torch.zeros(1, 6, dtype=torch.float64))).all()
 
 
+def test_norms_of_every_kind_add_the_same_to_a_variance() -> None:
+    """`SequenceNorm` of the released code hands its 1e-5 on to all of them."""
+    assert {TokenNorm(kind, 4).norm.eps for kind in ("layer", "scale", "batch")} == {1e-5}
+
+
 def test_other_mixers_have_no_gated_residual() -> None:
     with pytest.raises(rm.InputError, match="mixer: expected mega or mega_chunk, got 'softmax'"):
         rm.create_model("mega_lra_text", mixer="softmax")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -60,7 +63,8 @@ class TokenNorm(nn.Module):
         super().__init__()
         check_choice("norm_kind", kind, NORMS)
         self.kind = kind
-        layers = {"layer": nn.LayerNorm, "scale": ScaleNorm, "batch": nn.BatchNorm1d}
+        scale = partial(ScaleNorm, eps=1e-5)  # as MEGA's code makes all of its norms
+        layers: dict[str, Any] = {"layer": nn.LayerNorm, "scale": scale, "batch": nn.BatchNorm1d}
         self.norm: nn.Module = layers[kind](dim)
 
     def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
