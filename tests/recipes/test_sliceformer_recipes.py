@@ -90,7 +90,9 @@ def test_molecules_decay_as_released() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("sliceformer/table6-pcqm4m-graphormer", "two processes with batches of 256"),
+        ("sliceformer/table6-pcqm4m-graphormer", "its script has two processes"),
+        ("sliceformer/table6-pcqm4m-ascending", "padding of a batch with the nodes"),
+        ("sliceformer/table6-pcqm4m-max_exchange", "padding of a batch with the nodes"),
         ("sliceformer/table4-dogs-vit", "squeezes whole photographs"),
         ("sliceformer/table4-cifar10-vit", "best on the test split"),
         ("csp/table3-cifar100-csp", "best on the test split"),
