@@ -90,7 +90,8 @@ def test_molecules_decay_as_released() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("sliceformer/table6-pcqm4m-graphormer", "its script has two processes"),
+        ("sliceformer/table6-pcqm4m-graphormer", "has two processes"),
+        ("sliceformer/table5-imdb-ascending", "draws the fixed sinusoids anew"),
         ("sliceformer/table6-pcqm4m-ascending", "padding of a batch with the nodes"),
         ("sliceformer/table6-pcqm4m-max_exchange", "padding of a batch with the nodes"),
         ("sliceformer/table4-dogs-vit", "squeezes whole photographs"),

@@ -210,7 +210,8 @@ def table5(row: str) -> Recipe:
             "the release trains on 40,000 of all 50,000 reviews, drawn at random, and measures on "
             "the others; here the published halves, a tenth of the training reviews validates",
             "a tenth of the rate from the 12th epoch on, as released",
-            "the release reads pieces of a SentencePiece model that it does not hold, here words",
+            "the release reads pieces of a SentencePiece model that it does not hold, here words; its "
+            "trainer draws the fixed sinusoids anew, as normal numbers, here they stay",
             "the release takes the softmax of the outputs in the model and in the loss, and its "
             "maximum over the tokens counts padding; here neither",
             *notes,
@@ -249,8 +250,8 @@ def table6(row: str) -> Recipe:
         notes=(
             "the paper states neither warm-up, the fall of the rate nor weight decay: those of the "
             "released code; float16 there, bfloat16 here",
-            "batches of 256 in all, as in the released list of commands; its script has two processes "
-            "with so many each",
+            "batches of 256 in all, as in the release's list of commands; its script has two "
+            "processes with so many each",
             "the loss is of targets with mean 0 and deviation 1, in the release of the gap itself",
             "our own splits: the targets of the published test split are hidden",
             *notes,
