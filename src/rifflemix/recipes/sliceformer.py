@@ -211,7 +211,7 @@ def table5(row: str) -> Recipe:
             "the others; here the published halves, a tenth of the training reviews validates",
             "a tenth of the rate from the 12th epoch on, as released",
             "the release reads pieces of a SentencePiece model that it does not hold, here words",
-            "its trainer draws the fixed sinusoids anew, as normal numbers; here they are sinusoids",
+            "its trainer draws the fixed sinusoids anew, as normal numbers; here they stay",
             "the release takes the softmax of the outputs in the model and in the loss, and its "
             "maximum over the tokens counts padding; here neither",
             *notes,
