@@ -188,3 +188,13 @@ def test_fine_tuned_rows_decay_every_parameter() -> None:
     """Their code hands all parameters to AdamW as one group."""
     rows = [get_recipe(f"tost/table2-{data}-tost_tiny_16") for data in ("cifar10", "pets")]
     assert [(r.train.weight_decay, r.train.decay_all) for r in rows] == [(0.01, True)] * 2
+
+
+@pytest.mark.parametrize("model", ["tost_small_16", "tost_medium_16", "xcit_small_16"])
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "flowers102", "pets"])
+def test_fine_tuned_rows_read_pixels_as_their_weights_do(data: str, model: str) -> None:
+    """Their code scales all data by ImageNet's mean and deviation, and drops no branches."""
+    row = get_recipe(f"tost/table2-{data}-{model}")
+    assert row.model_settings["drop_path"] == 0.0
+    small = data.startswith("cifar")
+    assert row.task_options.get("statistics") == ("imagenet" if small else None)

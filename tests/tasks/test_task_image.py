@@ -268,6 +268,19 @@ def test_statistics_within_an_image(data: Path, planes: Planes) -> None:
         load_task("image", data_dir=data, color="rgb", statistics="mean")
 
 
+def test_statistics_of_imagenet(data: Path, planes: Planes) -> None:
+    """For weights that were trained on its images."""
+    write_folder(data, planes)
+    options = {"color": "rgb", "layout": "image", "statistics": "imagenet"}
+    task = load_task("image", data_dir=data, **options)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    pixels = planes["test"][0][2] / 255
+    expected = (pixels - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
+    assert np.abs(task.split("test")[2][0].numpy() - expected).max() < 1e-5
+    with pytest.raises(InputError, match="statistics: expected data with color gray"):
+        load_task("image", data_dir=data, statistics="imagenet")
+
+
 def test_prepare_and_status(data: Path, planes: Planes, cache: Path) -> None:
     write_tar(data, planes)
     assert "cifar-10-binary.tar.gz" in task_status("image", data).detail

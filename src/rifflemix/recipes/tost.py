@@ -62,10 +62,12 @@ _IMAGENET: dict[str, tuple[float, float]] = {
     "xcit_small_16": (80.5, 85.6),
     "xcit_medium_16": (81.5, 85.9),
 }
+# CIFAR's pixels are scaled as those that the weights were trained on, like those of the others.
+_SCALE = {"statistics": "imagenet"}
 # Column, task, options, classes, batches of 256 in its training images.
 _FINE_TUNED: dict[str, tuple[str, str, dict[str, Any], int, int]] = {
-    "cifar10": ("CIFAR-10", "image", {"color": "rgb", "layout": "image"}, 10, 195),
-    "cifar100": ("CIFAR-100", "cifar100", {}, 100, 195),
+    "cifar10": ("CIFAR-10", "image", {"color": "rgb", "layout": "image", **_SCALE}, 10, 195),
+    "cifar100": ("CIFAR-100", "cifar100", _SCALE, 100, 195),
     "flowers102": ("Oxford Flowers-102", "flowers102", {"layout": "image"}, 102, 4),
     "pets": ("Oxford-IIIT-Pets", "oxford_pets", {"layout": "image"}, 37, 15),
 }
@@ -96,7 +98,8 @@ _ABLATION: dict[str, tuple[str, dict[str, Any], float]] = {
 _TUNED_NOTES = (
     "the paper starts from its ImageNet weights: load_official, save_pretrained, --start-from; "
     "the head is new",
-    "200 epochs are the release's; crops, RandAugment (2 changes of strength 14) and decay 0.01 "
+    "200 epochs are the release's, whose command names no share of dropped branches: none here",
+    "crops, RandAugment (2 changes of strength 14), pixels scaled as ImageNet's and decay 0.01 are "
     "those of the code of Yu et al. (2024), whose pipeline the paper follows; float16 by autocast "
     "there, float32 here",
 )
@@ -135,6 +138,7 @@ def table2(data: str, model: str) -> Recipe:
         model_settings={
             **({"image_size": 32, "resize": 224} if is_small else {}),
             "num_classes": classes,
+            "drop_path": 0.0,
         },
         train=TrainConfig(
             max_steps=200 * epoch,

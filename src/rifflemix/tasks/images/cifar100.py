@@ -58,7 +58,8 @@ class Cifar100(FileTask):
         description=(
             "60,000 32x32 color images, 100 classes, as whole images; layout sequence: patches "
             "of patch_size 1 to 16 as vectors. Pixels are divided by their standard deviation, or "
-            "with statistics per_image by that within an image, on average."
+            "with statistics per_image by that within an image, on average; statistics imagenet: "
+            "mean and deviation of ImageNet's images."
         ),
         needs_data=True,
         is_image=True,

@@ -76,7 +76,8 @@ class Image(FileTask):
             "as vectors; layout image: whole images. Gray is ITU-R 601 luma, "
             "(19595 R + 38470 G + 7471 B + 32768) >> 16. Color is divided by the standard "
             "deviation of all pixels, or with statistics per_image by that within an image, on "
-            "average, as much released code has it."
+            "average, as much released code has it; statistics imagenet: mean and deviation of "
+            "ImageNet's images, for weights that were trained on those."
         ),
         needs_data=True,
         is_image=True,

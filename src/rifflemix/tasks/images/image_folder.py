@@ -47,13 +47,18 @@ from rifflemix.tasks.images.oxford_layouts import (
     pets_are_there,
     pets_listing,
 )
-from rifflemix.tasks.images.pixels import ImageStack, PixelScale, check_layout, pixel_task
+from rifflemix.tasks.images.pixels import (
+    IMAGENET,
+    ImageStack,
+    PixelScale,
+    check_layout,
+    pixel_task,
+)
 from rifflemix.tasks.images.real_labels import real_test
 
-# Mean and standard deviation of ImageNet's training images, as everyone has them; of gray, the
-# mean of the three.
+# Those of gray are the means of the three.
 _SCALES = {
-    "rgb": PixelScale(top=255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)),
+    "rgb": IMAGENET,
     "gray": PixelScale(top=255, mean=(0.449,), std=(0.226,)),
 }
 _CHANNELS = {"rgb": 3, "gray": 1}

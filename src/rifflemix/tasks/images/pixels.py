@@ -25,7 +25,7 @@ from rifflemix.tasks.images.mixing import mix_images
 LAYOUTS = ("sequence", "image")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip", "rand_augment", "deit")
 _BY_PILLOW = ("rand_augment", "deit")
-STATISTICS = ("data", "per_image")
+STATISTICS = ("data", "per_image", "imagenet")
 _TOP = 5
 PARTS = ("train", "test")
 """The parts of image data sets; validation samples are taken from the first."""
@@ -40,6 +40,10 @@ class PixelScale:
     std: tuple[float, ...]
 
 
+IMAGENET = PixelScale(top=255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+"""By mean and standard deviation of ImageNet's training images, as everyone has them."""
+
+
 def scale_of(
     options: Mapping[str, Any], data: PixelScale, per_image: PixelScale | None
 ) -> PixelScale:
@@ -48,18 +52,19 @@ def scale_of(
     Args:
         options: resolved options.
         data: mean and standard deviation of all pixels.
-        per_image: with the standard deviation within an image, on average; None where there is
-            none.
+        per_image: with the standard deviation within an image, on average; None for gray images,
+            which have the first alone.
 
     Raises:
-        InputError: another name, or "per_image" where there is none.
+        InputError: another name, or not "data" for gray images.
     """
-    check_choice("statistics", options["statistics"], STATISTICS)
-    if options["statistics"] == "data":
+    name = options["statistics"]
+    check_choice("statistics", name, STATISTICS)
+    if name == "data":
         return data
     if per_image is None:
-        raise bad_argument("statistics", "data with color gray", options["statistics"])
-    return per_image
+        raise bad_argument("statistics", "data with color gray", name)
+    return IMAGENET if name == "imagenet" else per_image
 
 
 class ImageStack(Protocol):
