@@ -62,3 +62,11 @@ def test_images_are_normalised_as_in_the_released_code(task: str) -> None:
     for recipe in rows:
         scale = scale_of(recipe.task_options, *SCALES[task])
         assert (scale.mean, scale.std) == STATISTICS[task]
+
+
+@pytest.mark.parametrize("name", ["table6-32", "table6-128", "table5-pathx-butterfly"])
+def test_the_way_to_path_x_has_the_hosts_adamw(name: str) -> None:
+    """The paper changes rate, schedule and decay; eps and what is decayed stay the host's."""
+    train = get_recipe(f"dimension_mixer/{name}").train
+    assert (train.lr, train.weight_decay, train.decay_all) == (3e-4, 1e-3, True)
+    assert train.eps == get_recipe("dimension_mixer/table5-pathfinder-butterfly").train.eps == 1e-6

@@ -312,7 +312,9 @@ def table6(step: str) -> Recipe:
             batch_size=256,
             accumulation=8 if size == 128 else 1,
             lr=3e-4,
+            eps=1e-6,
             weight_decay=1e-3,
+            decay_all=True,  # the host hands all parameters to AdamW as one group
             schedule="cosine",
             eval_every=1_248,
         ),
