@@ -149,6 +149,7 @@ def test_what_was_decided_is_said() -> None:
     "name",
     [
         *(f"csp/table4-text-{row}" for row in ("mega", "mega_chunk", "mega_csp")),
+        *(f"csp/table4-text-{row}" for row in ("etsmlp", "spade")),
         *(f"tost/table3-text-{row}" for row in ("tssa", "tssa-as_printed", "softmax")),
     ],
 )
