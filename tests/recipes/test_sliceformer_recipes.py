@@ -97,6 +97,7 @@ def test_molecules_decay_as_released() -> None:
         ("sliceformer/table4-dogs-vit", "squeezes whole photographs"),
         ("sliceformer/table4-cifar10-vit", "best on the test split"),
         ("csp/table3-cifar100-csp", "best on the test split"),
+        ("sliceformer/table4-cifar100-ascending", "runs of 300 epochs"),
     ],
 )
 def test_where_the_release_is_another_is_said(name: str, words: str) -> None:
