@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from types import ModuleType
 import pytest
 
 from rifflemix.errors import InputError
+from rifflemix.files import locked
 from rifflemix.recipes import get_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -226,6 +228,116 @@ def test_steps_wait_for_data_tools_and_time(
         "tool: left out, there is no compute-sanitizer",
         "long: waits for the next call",
     ]
+
+
+def test_a_row_that_another_process_trains_waits(load: object, tmp_path: Path) -> None:
+    """As one that outlived a call that was killed: it is not marked as failed."""
+    run, stages = load("run"), load("stages")  # type: ignore[operator]
+    row = stages.Step("row", ("-c", "raise SystemExit(2)"), recipe="csp/table4-text")
+    folders = run.Folders(tmp_path / "state", tmp_path / "out")
+    folders.work(row).mkdir(parents=True)
+    with locked(folders.work(row)):
+        lines = run.run_plan([row], folders, 3.0, False)
+    assert lines == ["row: is trained by another process, waits for the next call"]
+    assert not folders.marker(row).exists()
+
+
+@pytest.mark.slow
+def test_a_step_that_was_stopped_starts_again(load: object, tmp_path: Path) -> None:
+    run, stages = load("run"), load("stages")  # type: ignore[operator]
+    folders, stop = run.Folders(tmp_path / "state", tmp_path / "out"), threading.Event()
+    work = folders.work(stages.Step("bench"))
+    # A benchmark refuses a file that is there.
+    write = "import sys, time; open(sys.argv[2], 'x'); time.sleep(float(sys.argv[3]))"
+    command = ("-c", write, "--out", "{work}/bench.json")
+    endless, short = (stages.Step("bench", (*command, seconds)) for seconds in ("600", "0"))
+    threading.Timer(1.5, stop.set).start()
+    ended = run._run(endless, folders, 60.0, False, stop, {})
+    assert ended == "stopped, starts again at the next call"
+    assert (work / "bench.json").exists()
+    assert run._run(short, folders, 60.0, False, threading.Event(), {}).startswith("done")
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "content", "message"),
+    [
+        ("--data", None, "", "--data: expected a folder that exists"),
+        ("--data", "text/manifest.json", "{", "manifest.json is damaged"),
+        ("--data", "text/manifest.json", '{"a": "0"}', "No such file"),
+        ("--restore", None, "", "--restore: expected a folder that exists"),
+        ("--restore", "summary.json", "{}", "expected all of state.tar.0 to .3"),
+        ("--restore", "state.tar.1", "tail", "expected all of state.tar.0 to .3"),
+    ],
+)
+def test_what_a_call_cannot_read_is_told_in_a_sentence(
+    option: str,
+    file: str | None,
+    content: str,
+    message: str,
+    load: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given, state = tmp_path / "given", tmp_path / "state"
+    if file is not None:
+        (given / file).parent.mkdir(parents=True)
+        (given / file).write_text(content)
+    command = ["gpu.sh", "--dry-run", option, str(given), "--state", str(state)]
+    monkeypatch.setattr(sys, "argv", [*command, "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    try:
+        code = load("run").main()  # type: ignore[operator]
+    except SystemExit as refused:
+        code = refused.code
+    assert code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "error: " in last
+    assert message in last
+
+
+_ENDLESS = """
+import sys
+import run, stages
+endless = ("-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+run.STAGES = (stages.Stage("a", "one step", (stages.Step("endless", endless, tiny=endless),)),)
+sys.exit(run.main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_call_that_is_stopped_takes_its_steps_along(name: str, tmp_path: Path) -> None:
+    state, out = tmp_path / "state", tmp_path / "out"
+    command = [sys.executable, "-c", _ENDLESS, "--dry-run", "--state", str(state)]
+    path = os.pathsep.join((str(FOLDER), str(REPOSITORY / "src")))
+    call = subprocess.Popen(
+        [*command, "--out", str(out)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    log = state / "logs" / "endless.log"
+    while not (log.exists() and log.read_text().endswith("\n")):
+        assert call.poll() is None
+        time.sleep(0.1)
+    twin = subprocess.run(
+        [*command, "--out", str(out)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert twin.returncode == 2
+    assert "in use by another process" in twin.stderr
+    call.send_signal(getattr(signal, name))
+    assert call.communicate()[1] == "stopped; the same command goes on\n"
+    assert call.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(log.read_text().split()[0]), 0)
+    assert not (state / "done" / "endless.json").exists()
+    assert (out / "summary.json").exists()
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import shutil
 import tarfile
 from pathlib import Path
 
+from rifflemix.errors import InputError
+
 # Eight files of 16 MB may come back: the summary, the results, and at most four of the state.
 _FILE_BYTES, _STATE_FILES = 15_500_000, 4
 RESULTS, STATE = "results.tar.gz", "state.tar"
@@ -52,13 +54,23 @@ def pack_state(state: Path, out: Path) -> list[Path]:
 
 
 def restore_state(packed: Path, state: Path) -> None:
-    """Go on from what `pack_state` wrote, unless something is here already."""
-    parts = sorted(packed.glob(f"{STATE}.*"))
-    if not parts or (state / "done").exists():
+    """Go on from what `pack_state` wrote, unless something is here already.
+
+    Raises:
+        InputError: it is not there, or not whole.
+    """
+    if (state / "done").exists():
         return
+    parts = sorted(packed.glob(f"{STATE}.*"))
     content = io.BytesIO(b"".join(part.read_bytes() for part in parts))
-    with tarfile.open(fileobj=content) as archive:
-        archive.extractall(state, filter="data")
+    try:
+        with tarfile.open(fileobj=content) as archive:
+            archive.getmembers()  # of a file that was cut nothing is unpacked
+            archive.extractall(state, filter="data")
+    except tarfile.TarError as error:
+        wanted = f"expected all of {STATE}.0 to .{_STATE_FILES - 1} that a call wrote"
+        found = ", ".join(part.name for part in parts) or "none"
+        raise InputError(f"{packed}: {wanted}, got {found} ({error})") from error
     for row in (state / "rows").glob("*"):
         # A run whose checkpoint stayed behind starts anew.
         is_done = (state / "done" / f"{row.name}.json").exists()

@@ -16,10 +16,12 @@ import tarfile
 from pathlib import Path
 
 from rifflemix.errors import InputError
+from rifflemix.files import read_json, write_json
 from rifflemix.tasks import prepare_task
 
 MOST_BYTES = 60_000_000
 MANIFEST = "manifest.json"
+_AGAIN = "make the pack again"
 _PART = 55_000_000
 
 # Pack -> files of the data folder.
@@ -70,20 +72,20 @@ def unpack(packs: Path, data: Path, cache: Path) -> list[str]:
         InputError: a file is not what its manifest says.
     """
     there = data / "packs.json"
-    names = set(json.loads(there.read_text())) if there.exists() else set()
+    names = set(read_json(there, "remove it to unpack all packs anew")) if there.exists() else set()
     for manifest in sorted(packs.glob(f"*/{MANIFEST}")):
         if manifest.parent.name in names:
             continue
-        for file, sha256 in json.loads(manifest.read_text()).items():
+        for file, sha256 in read_json(manifest, _AGAIN).items():
             content = _read(manifest.parent / file)
             if hashlib.sha256(content).hexdigest() != sha256:
-                raise InputError(f"{manifest.parent / file}: damaged; make the pack again")
+                raise InputError(f"{manifest.parent / file} is damaged; {_AGAIN}")
             data.mkdir(parents=True, exist_ok=True)
             (data / file).write_bytes(content)
             _settle(data, file, cache)
         names.add(manifest.parent.name)
     if names:
-        there.write_text(json.dumps(sorted(names)))
+        write_json(there, sorted(names))
     return sorted(names)
 
 

@@ -28,6 +28,9 @@ from plan import expected, show_plan, write_expected
 from sharing import shared_gpu
 from stages import STAGES, Stage, Step
 
+from rifflemix.errors import InputError
+from rifflemix.files import FolderInUse, locked, make_folder, write_json
+
 # Seconds that are left at the end of a call for packing, and for a step to end in good order.
 _RESERVE, _GRACE = 30, 20
 # Rows in full that were made before, here or elsewhere.
@@ -82,6 +85,8 @@ def run_plan(
     def attempt(step: Step, shared: dict[str, str]) -> str:
         if obstacle := _obstacle(step, packs, dry):
             return f"{step.name}: {obstacle}"
+        if step.recipe and _is_in_use(folders.work(step)):
+            return f"{step.name}: is trained by another process, waits for the next call"
         left = end - time.monotonic() - _RESERVE
         if stop.is_set() or left < 60 * min(step.minutes, minutes - 1):
             return f"{step.name}: waits for the next call"
@@ -119,6 +124,17 @@ def _is_kept(step: Step) -> bool:
     return kept.exists() and not json.loads(kept.read_text())["is_reduced"]
 
 
+def _is_in_use(folder: Path) -> bool:
+    """Whether a process works in a folder, such as a row that outlived a call that was killed."""
+    if not folder.is_dir():
+        return False
+    try:
+        with locked(folder):
+            return False
+    except FolderInUse:
+        return True
+
+
 def _run(
     step: Step,
     folders: Folders,
@@ -131,10 +147,13 @@ def _run(
     work, log = folders.work(step), folders.state / "logs" / f"{step.name}.log"
     for folder in (work, log.parent, folders.marker(step).parent):
         folder.mkdir(parents=True, exist_ok=True)
+    command = _command(step, folders, seconds, dry)
+    if not step.recipe:
+        _discard_result(command)
     started = time.monotonic()
     with log.open("ab") as stream:
         process = subprocess.Popen(
-            _command(step, folders, seconds, dry),
+            command,
             stdout=stream,
             stderr=subprocess.STDOUT,
             env=_environment(folders, dry) | shared,
@@ -146,14 +165,24 @@ def _run(
         results = json.loads(_read(work / "results.json", "{}"))
         if (code in (0, 130) or not ended) and results.get("status") != "complete":
             return "goes on at the next call"
+    if not ended and stop.is_set():
+        return "stopped, starts again at the next call"
     if not ended:
         status = "cut by the end of the call"
     elif code:
         status = f"failed with exit code {code}, see its log"
     took = time.monotonic() - started
     marker = {"step": step.name, "status": status, "exit_code": code, "seconds": round(took, 1)}
-    folders.marker(step).write_text(json.dumps(marker))
+    write_json(folders.marker(step), marker)
     return f"{status} ({took:.0f} s)"
+
+
+def _discard_result(command: list[str]) -> None:
+    """Remove what an attempt that was stopped left in --out: benchmarks write new files alone."""
+    out = Path(command[command.index("--out") + 1]) if "--out" in command else Path()
+    if out.suffix:
+        for path in (out, out.with_suffix(".png")):
+            path.unlink(missing_ok=True)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float, stop: threading.Event) -> bool:
@@ -200,38 +229,53 @@ def _read(path: Path, default: str) -> str:
 
 
 def main() -> int:
+    """Run the command line; returns 0, 1 (a step failed), 2 (bad input) or 130 (stopped)."""
     arguments = _arguments()
     if arguments.count:
         write_expected([step for stage in STAGES for step in stage.steps])
         return 0
     chosen = _chosen(arguments.names)
-    steps = [step for stage in chosen for step in stage.steps]
-    if arguments.dry_run:
-        rows = [step for step in steps if step.recipe][:1]
-        steps = [*(step for step in steps if step.tiny), *rows]
     show_plan(chosen, expected())
     if arguments.list:
         return 0
-    folders = Folders(arguments.state.absolute(), arguments.out.absolute())
-    folders.data.mkdir(parents=True, exist_ok=True)
-    folders.out.mkdir(parents=True, exist_ok=True)
-    if arguments.restore is not None:
-        restore_state(arguments.restore, folders.state)
-    if arguments.dry_run:
-        write_tiny_listops(folders.data)
-    if arguments.data is not None:
-        unpack(arguments.data, folders.data, folders.cache)
-    lines: list[str] = []
+    for name in ("SIGTERM", "SIGHUP"):  # steps have sessions of their own, and would go on alone
+        signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
-        lines = run_plan(steps, folders, arguments.minutes, arguments.dry_run, arguments.jobs)
-    finally:
-        summary = _summary(lines, folders)
-        (folders.out / "summary.json").write_text(json.dumps(summary, indent=2))
-        pack_results(folders.state, folders.out)
-        pack_state(folders.state, folders.out)
+        return _call(arguments, [step for stage in chosen for step in stage.steps])
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _call(arguments: argparse.Namespace, steps: list[Step]) -> int:
+    """Hold the state folder, run steps, pack; returns the exit code."""
+    dry = arguments.dry_run
+    if dry:
+        rows = [step for step in steps if step.recipe][:1]
+        steps = [*(step for step in steps if step.tiny), *rows]
+    folders = Folders(arguments.state.absolute(), arguments.out.absolute())
+    make_folder(folders.data)
+    make_folder(folders.out)
+    with locked(folders.state):
+        if arguments.restore is not None:
+            restore_state(arguments.restore, folders.state)
+        if dry:
+            write_tiny_listops(folders.data)
+        if arguments.data is not None:
+            unpack(arguments.data, folders.data, folders.cache)
+        lines: list[str] = []
+        try:
+            lines = run_plan(steps, folders, arguments.minutes, dry, arguments.jobs)
+        finally:
+            summary = _summary(lines, folders)
+            write_json(folders.out / "summary.json", summary)
+            pack_results(folders.state, folders.out)
+            pack_state(folders.state, folders.out)
     print("\n".join(lines))
-    failed = [m for m in summary["done"] if str(m["status"]).startswith("failed")]
-    return 1 if failed else 0
+    return int(any(str(m["status"]).startswith("failed") for m in summary["done"]))
 
 
 def _chosen(names: list[str]) -> list[Stage]:
@@ -274,8 +318,12 @@ def _arguments() -> argparse.Namespace:
             parser.error(f"expected stages out of {stages}, or steps that --list names, got {name}")
     if arguments.jobs < 1:
         parser.error(f"--jobs: expected at least 1, got {arguments.jobs}")
-    if arguments.minutes <= 1:
+    if not arguments.minutes > 1:
         parser.error(f"--minutes: expected over 1, got {arguments.minutes:g}")
+    for option in ("data", "restore"):
+        folder = getattr(arguments, option)
+        if folder is not None and not folder.is_dir():
+            parser.error(f"--{option}: expected a folder that exists, got {folder}")
     return arguments
 
 
