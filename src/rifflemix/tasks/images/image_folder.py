@@ -48,7 +48,7 @@ from rifflemix.tasks.images.oxford_layouts import (
     pets_listing,
 )
 from rifflemix.tasks.images.pixels import (
-    IMAGENET,
+    IMAGENET_SCALE,
     ImageStack,
     PixelScale,
     check_layout,
@@ -58,7 +58,7 @@ from rifflemix.tasks.images.real_labels import real_test
 
 # Those of gray are the means of the three.
 _SCALES = {
-    "rgb": IMAGENET,
+    "rgb": IMAGENET_SCALE,
     "gray": PixelScale(top=255, mean=(0.449,), std=(0.226,)),
 }
 _CHANNELS = {"rgb": 3, "gray": 1}

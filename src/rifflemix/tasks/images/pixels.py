@@ -40,7 +40,7 @@ class PixelScale:
     std: tuple[float, ...]
 
 
-IMAGENET = PixelScale(top=255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+IMAGENET_SCALE = PixelScale(top=255, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 """By mean and standard deviation of ImageNet's training images, as everyone has them."""
 
 
@@ -64,7 +64,7 @@ def scale_of(
         return data
     if per_image is None:
         raise bad_argument("statistics", "data with color gray", name)
-    return IMAGENET if name == "imagenet" else per_image
+    return IMAGENET_SCALE if name == "imagenet" else per_image
 
 
 class ImageStack(Protocol):
