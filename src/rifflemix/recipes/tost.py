@@ -66,8 +66,8 @@ _IMAGENET: dict[str, tuple[float, float]] = {
 _SCALE = {"statistics": "imagenet"}
 # Column, task, options, classes, batches of 256 in its training images.
 _FINE_TUNED: dict[str, tuple[str, str, dict[str, Any], int, int]] = {
-    "cifar10": ("CIFAR-10", "image", {"color": "rgb", "layout": "image", **_SCALE}, 10, 195),
-    "cifar100": ("CIFAR-100", "cifar100", _SCALE, 100, 195),
+    "cifar10": ("CIFAR-10", "image", {"color": "rgb", "layout": "image", **_SCALE}, 10, 196),
+    "cifar100": ("CIFAR-100", "cifar100", _SCALE, 100, 196),
     "flowers102": ("Oxford Flowers-102", "flowers102", {"layout": "image"}, 102, 4),
     "pets": ("Oxford-IIIT-Pets", "oxford_pets", {"layout": "image"}, 37, 15),
 }
