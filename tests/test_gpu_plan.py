@@ -72,6 +72,9 @@ def test_packs_are_no_larger_than_may_be(
         packs.make_packs(["image"], tmp_path, tmp_path / "sent")
     with pytest.raises(InputError, match="imdb_train"):
         packs.make_packs(["text"], tmp_path, tmp_path / "sent")
+    monkeypatch.setattr(packs, "MOST_BYTES", 9)
+    with pytest.raises(InputError, match="cannot make folder"):
+        packs.make_packs(["image"], tmp_path, tmp_path / "cifar10_gray.npz.xz")
 
 
 @pytest.mark.parametrize("works", [True, False], ids=["works", "fails"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 import shutil
 import sys
@@ -16,7 +15,7 @@ import tarfile
 from pathlib import Path
 
 from rifflemix.errors import InputError
-from rifflemix.files import read_json, write_json
+from rifflemix.files import make_folder, read_json, write_bytes, write_json
 from rifflemix.tasks import prepare_task
 
 MOST_BYTES = 60_000_000
@@ -80,8 +79,8 @@ def unpack(packs: Path, data: Path, cache: Path) -> list[str]:
             content = _read(manifest.parent / file)
             if hashlib.sha256(content).hexdigest() != sha256:
                 raise InputError(f"{manifest.parent / file} is damaged; {_AGAIN}")
-            data.mkdir(parents=True, exist_ok=True)
-            (data / file).write_bytes(content)
+            make_folder(data)
+            write_bytes(data / file, content)
             _settle(data, file, cache)
         names.add(manifest.parent.name)
     if names:
@@ -100,7 +99,7 @@ def _settle(data: Path, file: str, cache: Path) -> None:
         count = int(position.split("of")[1])
         parts = [data / f"{whole}.part{part}of{count}" for part in range(count)]
         if all(part.exists() for part in parts):
-            (data / whole).write_bytes(b"".join(part.read_bytes() for part in parts))
+            write_bytes(data / whole, b"".join(part.read_bytes() for part in parts))
             for part in parts:
                 part.unlink()
 
@@ -129,11 +128,11 @@ def _write(pack: Path, files: dict[str, bytes]) -> None:
     total = sum(map(len, files.values()))
     if total > MOST_BYTES:
         raise InputError(f"pack {pack.name}: expected at most {MOST_BYTES:,} bytes, got {total:,}")
-    pack.mkdir(parents=True, exist_ok=True)
+    make_folder(pack)
     for file, content in files.items():
-        (pack / file).write_bytes(content)
+        write_bytes(pack / file, content)
     sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
-    (pack / MANIFEST).write_text(json.dumps(sums, indent=2))
+    write_json(pack / MANIFEST, sums)
     print(f"{pack}: {total:,} bytes")
 
 

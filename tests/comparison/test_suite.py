@@ -385,15 +385,18 @@ def test_missing_data_is_one_sentence_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(SUITES, "tiny", NEEDY)
+    drawn = SuiteTask("pathfinder32", {"num_train": 10**6}, {"max_steps": 2})  # takes an hour
+    needy = replace(NEEDY, tasks={"drawn": drawn, **NEEDY.tasks})
+    monkeypatch.setitem(SUITES, "tiny", needy)
     (tmp_path / "data").mkdir()
     out = tmp_path / "out"
     with pytest.raises(InputError) as raised:
         rm.compare_suite("tiny", out=out, data_dir=tmp_path / "data", **SMALL)
+    assert not (tmp_path / "cache").exists()
     said = str(raised.value)
     assert said.startswith("suite tiny finds no data for text (")
     assert "; image (" in said
-    assert said.endswith("or leave them out with --tasks coarse,fine")
+    assert said.endswith("or leave them out with --tasks drawn,coarse,fine")
     assert not out.exists()
 
 

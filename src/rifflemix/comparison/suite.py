@@ -29,7 +29,7 @@ from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.processes import is_main_process
 from rifflemix.runs.status import OnStatus, ShouldStop, never
-from rifflemix.tasks import load_task, task_card, task_status
+from rifflemix.tasks import Task, load_task, task_card, task_status
 
 FORMAT = "rifflemix.suite/1"
 OF_THE_SUITE = ("model", "task_options")
@@ -155,19 +155,7 @@ def plan_suite(
     """
     check_folder(out)
     check_same_settings(out, _settings(suite))
-    tasks, missing = {}, {}
-    for name, config in configs.items():
-        try:
-            tasks[name] = load_task(
-                config.task, data_dir=data_dir, progress=progress, **config.task_options
-            )
-        except InputError:
-            status = task_status(config.task, data_dir)
-            if status.available:
-                raise
-            missing[name] = status.detail
-    if missing:
-        raise InputError(_without_data(suite, configs, missing))
+    tasks = _load_tasks(suite, configs, data_dir, progress)
     plans = {}
     for name, config in configs.items():
         try:
@@ -175,6 +163,34 @@ def plan_suite(
         except InputError as error:
             raise InputError(f"{suite.name}, {name}: {error}") from error
     return SuitePlan(suite, plans, out)
+
+
+def _load_tasks(
+    suite: Suite,
+    configs: Mapping[str, CompareConfig],
+    data_dir: Path | None,
+    progress: Callable[[str, int, int | None], None] | None,
+) -> dict[str, Task]:
+    """The data of every task; what is missing is told before images are drawn for minutes."""
+    status = {name: task_status(config.task, data_dir) for name, config in configs.items()}
+    tasks, missing = {}, {}
+    for name in sorted(configs, key=lambda name: status[name].available):
+        if missing and status[name].available:
+            break
+        try:
+            tasks[name] = load_task(
+                configs[name].task,
+                data_dir=data_dir,
+                progress=progress,
+                **configs[name].task_options,
+            )
+        except InputError:
+            if status[name].available:
+                raise
+            missing[name] = status[name].detail
+    if missing:
+        raise InputError(_without_data(suite, configs, missing))
+    return tasks
 
 
 def _without_data(suite: Suite, configs: Mapping[str, Any], missing: Mapping[str, str]) -> str:
