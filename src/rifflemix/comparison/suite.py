@@ -173,7 +173,8 @@ def _load_tasks(
 ) -> dict[str, Task]:
     """The data of every task; what is missing is told before images are drawn for minutes."""
     status = {name: task_status(config.task, data_dir) for name, config in configs.items()}
-    tasks, missing = {}, {}
+    tasks: dict[str, Task] = {}
+    missing: dict[str, str] = {}
     for name in sorted(configs, key=lambda name: status[name].available):
         if missing and status[name].available:
             break
