@@ -6,6 +6,8 @@ cannot do is refused in a sentence.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +218,51 @@ def test_nystromformer_has_one_program_beyond_its_landmarks(masked: bool) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["butterfly", "sinkhorn", "local", "mega_chunk"])
+def test_blocks_have_no_program_from_three_tokens_on(name: str) -> None:
+    """Where torch proves more one day, docs/export.md need not say to leave `min` out."""
+    mixer = rm.create_mixer(name, DIM, num_heads=4, max_length=MAX_LENGTH).eval()
+    shapes = {"x": {1: torch.export.Dim("N", min=3, max=MAX_LENGTH)}}
+    with pytest.raises(torch._dynamo.exc.UserError, match="Constraints violated"):
+        torch.export.export(mixer, (batch(3, 24)[0],), dynamic_shapes=shapes, strict=False)
+
+
+LOAD = """
+import sys, torch
+import {module}
+x, expected = torch.load(sys.argv[1])
+torch.testing.assert_close(torch.export.load(sys.argv[2]).module()(x), expected)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "module", "loads"),
+    [
+        ("tssa", {}, "torch", True),
+        ("s4", {}, "rifflemix", False),
+        ("s4", {}, "rifflemix.mixers", True),
+        ("csp", {"shift": "power"}, "rifflemix.mixers", True),
+    ],
+)
+def test_programs_are_loaded_by_other_processes(
+    name: str, options: dict[str, Any], module: str, loads: bool, tmp_path: Path
+) -> None:
+    """After the import that docs/export.md names: `import rifflemix` waits for no torch."""
+    mixer = rm.create_mixer(name, DIM, num_heads=4, max_length=MAX_LENGTH, **options).eval()
+    x, _ = batch(2, 17)
+    shapes = any_size(masked=False)
+    program = torch.export.export(mixer, (x,), dynamic_shapes=shapes, strict=False)
+    case, saved = tmp_path / "case.pt", tmp_path / "program.pt2"
+    torch.save((x, mixer(x).detach()), case)
+    torch.export.save(program, saved)
+    command = [sys.executable, "-c", LOAD.format(module=module), str(case), str(saved)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == loads, done.stderr
+    assert loads or "torch.ops.rifflemix.circular_convolve" in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"num_groups": 4, "layout": "length"}, {"group_size": 4}], ids=str
 )
@@ -281,6 +328,34 @@ def test_jit_trace_where_sizes_choose(name: str, options: dict[str, Any]) -> Non
     traced = torch.jit.trace(mixer, (x,), check_trace=False)
     assert "rifflemix::" not in str(traced.inlined_graph)
     torch.testing.assert_close(traced(x + 1.0), mixer(x + 1.0))
+
+
+class Host(torch.nn.Module):
+    """A mixer, and an attention that a swap replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixer = rm.create_mixer("csp", DIM, num_heads=4)
+        self.attention = torch.nn.MultiheadAttention(DIM, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(x)
+        y: Tensor = x + self.attention(x, x, x, need_weights=False)[0]
+        return y
+
+
+def test_fx_takes_mixers_and_swapped_layers_as_leaves() -> None:
+    host = Host().eval()
+    replaced = rm.replace_attention(host, "tssa").replaced
+
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+            return isinstance(m, rm.TokenMixer) or module_qualified_name in replaced
+
+    traced = torch.fx.GraphModule(host, Tracer().trace(host))
+    for size in ((2, 24), (3, 17)):
+        x, _ = batch(*size)
+        assert torch.equal(traced(x), host(x))
 
 
 @pytest.mark.slow
