@@ -56,7 +56,7 @@ wheel: $(VENV)/.ok
 demo: $(VENV)/.demo
 	$(VENV)/bin/rifflemix compare $(DEMO) --out runs/demo
 
-# Everything but the slow tests; four to seven minutes on two cores, old or new.
+# Everything but the slow tests; five to seven minutes on two cores.
 test: $(VENV)/.ok
 	$(PYTEST) -m "not slow"
 

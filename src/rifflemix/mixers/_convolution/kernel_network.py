@@ -24,9 +24,9 @@ class GaborFilter(nn.Module):
         features: filters.
         frequency: angular frequencies start uniform within 2 pi frequency gamma of 0.
         shape: of the Gamma distribution that gamma starts from.
-        reach: for positions from -1 to 1 None: centres start anywhere among them, phases at 0. For
-            positions from 0 to 1 where the centres end, which start at 0: the released code runs
-            from 1 down to -1 there, so that gamma starts twice as large, and phases are any.
+        reach: None, where positions go from -1 to 1: centres start anywhere, phases at 0. A number,
+            where they go from 0, the present, to 1: centres start between 0 and it. The released
+            code counts these from 1 down to -1: gamma starts twice as large, phases differ.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class LongConv(TokenMixer):
         features: width of the kernel network.
         kernel_layers: products with a filter in the kernel network.
         frequency: scale of the filters' first frequencies; the paper tunes it task by task. Where
-            unset, `max_length` / 12, if causal / 24, which puts them below one half turn per token.
+            unset, `max_length` / 12, or / 24 if causal: below one half turn per token.
         width: first width of the window, in units of `max_length`.
         shared: the other arguments of `TokenMixer`.
 
