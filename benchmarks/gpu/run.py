@@ -238,7 +238,9 @@ def main() -> int:
     show_plan(chosen, expected())
     if arguments.list:
         return 0
-    for name in ("SIGTERM", "SIGHUP"):  # steps have sessions of their own, and would go on alone
+    # Steps have sessions of their own, and would go on alone. A shell starts what is to run in the
+    # background with SIGINT ignored; steps, which it asks to end, would inherit that.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.default_int_handler)
     try:
         return _call(arguments, [step for stage in chosen for step in stage.steps])

@@ -5,6 +5,7 @@ The interpreter accepts what the compiler refuses: this needs Triton, and no GPU
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import tomllib
@@ -104,6 +105,19 @@ SMALLER_GPU = [
 ]
 
 
+WINDOWS_APART = "permutation:4096:64:bfloat16:ascending"
+CAUSAL_APART = "statistics:8:64:bfloat16:causal"
+SUMS_APART = {features: f"statistics:8:{features}:float32" for features in (10, 64)}
+PAIRS_APART = "permutation:512:1:bfloat16:ascending values"
+
+
+@functools.cache
+def apart() -> dict[str, dict[str, dict[str, int]]]:
+    """Cases whose instructions are counted, in one process: they take seconds each."""
+    cases = (WINDOWS_APART, CAUSAL_APART, *SUMS_APART.values(), PAIRS_APART)
+    return compile_elsewhere(*cases, disassemble=True)
+
+
 def check(*cases: str, folder: Path | None = None) -> None:
     for case, kernels in compile_elsewhere(*cases, folder=folder).items():
         assert kernels, case
@@ -138,9 +152,7 @@ def test_every_kernel_with_the_lowest_triton() -> None:
     check(*ALL_KERNELS, folder=LOWEST)
 
 
-@pytest.mark.parametrize(
-    "case", ["permutation:4096:64:bfloat16:ascending", "statistics:8:64:bfloat16:causal"]
-)
+@pytest.mark.parametrize("case", [WINDOWS_APART, CAUSAL_APART])
 def test_lanes_hold_what_is_compared_and_summed(case: str) -> None:
     """A lane has 16 slots or tokens of two channels or features.
 
@@ -148,22 +160,20 @@ def test_lanes_hold_what_is_compared_and_summed(case: str) -> None:
     takes 5 shuffles of each of 16 tokens. Lanes along the tokens take six times as many, and read
     memory one channel at a time.
     """
-    (kernels,) = compile_elsewhere(case, disassemble=True).values()
+    kernels = apart()[case]
     assert all(takes["shuffles"] <= 100 for takes in kernels.values()), kernels
 
 
-@pytest.mark.parametrize("features", [10, 64])
+@pytest.mark.parametrize("features", SUMS_APART)
 def test_lanes_that_share_a_sum_round_it_alike(features: int) -> None:
     """Fused with a shuffle, a product is not rounded, and lanes write sums that differ."""
-    case = f"statistics:8:{features}:float32"
-    (kernels,) = compile_elsewhere(case, disassemble=True).values()
+    kernels = apart()[SUMS_APART[features]]
     assert sum(takes["shuffles"] for takes in kernels.values()) > 50
     assert not any(takes["fused"] for takes in kernels.values()), kernels
 
 
 def test_two_channels_at_once_take_little_more_than_one() -> None:
     """Of values alone a lane holds twice the channels that it holds with positions."""
-    case = "permutation:512:1:bfloat16:ascending values"
-    (kernels,) = compile_elsewhere(case, disassemble=True).values()
+    kernels = apart()[PAIRS_APART]
     pairs, each = (kernels[name]["instructions"] for name in ("sort_values", "sort_windows"))
     assert pairs < 1.25 * each, kernels

@@ -137,9 +137,8 @@ def test_longer_windows(length: int, groups: int, order: str, dtype: torch.dtype
     ("shape", "dtype", "order"),
     [
         ((9, 1), torch.float16, "ascending"),
-        ((24, 2), torch.bfloat16, "descending"),
-        ((16, 1), torch.bfloat16, "mixed"),
-        ((12, 1), torch.float32, "ascending"),
+        ((24, 2), torch.bfloat16, "mixed"),
+        ((16, 1), torch.float32, "descending"),
     ],
     ids=str,
 )
