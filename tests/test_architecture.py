@@ -7,6 +7,7 @@ import functools
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -76,14 +77,19 @@ def _is_for_types_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
+def statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Those of a body and of all bodies in it, but for what is there for types only."""
+    for node in body:
+        if not _is_for_types_only(node):
+            yield node
+            for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+                yield from statements(getattr(node, part, ()))
+
+
 def imported(path: Path) -> set[tuple[str, str]]:
     """(module, name) pairs a file imports anywhere in it, but for types; name "" is the module."""
     found: set[tuple[str, str]] = set()
-    todo: list[ast.AST] = [tree(path)]
-    while todo:
-        node = todo.pop()
-        if _is_for_types_only(node):
-            continue
+    for node in statements(tree(path).body):
         if isinstance(node, ast.Import):
             found |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -92,7 +98,6 @@ def imported(path: Path) -> set[tuple[str, str]]:
                 whole = f"{node.module}.{alias.name}"
                 is_module = whole in MODULES
                 found.add((whole, "") if is_module else (str(node.module), alias.name))
-        todo.extend(ast.iter_child_nodes(node))
     return {pair for pair in found if pair[0].split(".")[0] == "rifflemix"}
 
 

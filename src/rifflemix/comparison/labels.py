@@ -128,10 +128,13 @@ def _fixed_cost(
 
 
 def _cheapest(candidates: list[Box], fixed: list[float], others: Sequence[Box | None]) -> Box:
-    def cost(i: int) -> float:
+    """The first of the cheapest; what costs more by itself than another in all is not looked at."""
+    there = [other for other in others if other is not None]
+    best = (math.inf, 0)
+    for i in sorted(range(len(candidates)), key=fixed.__getitem__):
+        if fixed[i] > best[0]:
+            break
         box = candidates[i]
-        surface = box.width * box.height
-        shared = sum(box.overlap(other) for other in others if other is not None)
-        return fixed[i] + _LABEL_WEIGHT * shared / surface
-
-    return candidates[min(range(len(candidates)), key=cost)]
+        shared = sum(box.overlap(other) for other in there)
+        best = min(best, (fixed[i] + _LABEL_WEIGHT * shared / (box.width * box.height), i))
+    return candidates[best[1]]
