@@ -52,6 +52,7 @@ ROOMS: Mapping[str, Room] = {
 }
 _WIDTH, _BOX_WIDTH, _BOX_HEIGHT, _ROW_HEIGHT, _TOP = 880, 148, 46, 92, 16
 _PORT = 26  # pixels between two arrows at one side of a box
+_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")  # where a statement has statements
 
 
 def _is_for_types_only(node: ast.AST) -> bool:
@@ -72,7 +73,7 @@ def imports() -> dict[str, set[str]]:
                 inner = str(node.module).split(".")[1:2]
                 found[room] |= set(inner or [alias.name for alias in node.names])
             if not _is_for_types_only(node):
-                todo.extend(ast.iter_child_nodes(node))
+                todo.extend(child for part in _BODIES for child in getattr(node, part, ()))
     return {room: (targets & set(ROOMS)) - {room} for room, targets in found.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -36,13 +37,16 @@ def commands(text: str) -> Iterator[list[str]]:
             yield arguments[: ends[0]] if ends else arguments
 
 
+the_command = functools.cache(typer.main.get_command)
+
+
 def parse(arguments: list[str]) -> dict[str, object]:
     """The values that the command would get; nothing is run.
 
     Raises:
         Exception: as the command line does on wrong usage.
     """
-    command = typer.main.get_command(app)
+    command = the_command(app)
     context = command.make_context("rifflemix", list(arguments))
     while hasattr(command, "resolve_command"):
         # Newer versions of typer keep the name of the command apart from what follows it.
