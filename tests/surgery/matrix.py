@@ -289,9 +289,10 @@ def applies(name: str, host: Host, mixer: str) -> bool:
         return name == "two-sided refused"
     if name in SLOW and not (host.traced and mixer in TRACED):
         return False
-    if name == "ONNX":  # takes longest: half the mixers in one host, the others in the next
+    if name in SLOW:  # every pair is compiled or exported; each mixer, in one host, becomes ONNX
         place = [other.name for other in all_hosts() if other.traced].index(host.name)
-        return (place + TRACED.index(mixer)) % 2 == 0
+        every, turn = {"compile": (2, 0), "export": (2, 1), "ONNX": (4, 0)}[name]
+        return (place + TRACED.index(mixer)) % every == turn
     return {
         "padding content": host.masks and card.padding,
         "padding amount": host.masks and card.padding,

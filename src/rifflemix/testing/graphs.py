@@ -18,12 +18,15 @@ SIZE = (3, 24)
 OTHER_SIZES = ((2, 17), (1, 1), (5, 33), (2, MAX_LENGTH))
 
 
-def compiles_to_one_graph(form: Form, *, backend: str = "aot_eager") -> None:
+def compiles_to_one_graph(
+    form: Form, *, backend: str = "aot_eager", masked: bool | None = None
+) -> None:
     """torch.compile(fullgraph=True) gives eager's values and gradients, with and without a mask.
 
     Args:
         form: what to build.
         backend: of torch.compile.
+        masked: with a mask alone, or without one alone; both unless given.
     """
     torch.compiler.reset()
     mixer = form.build(dtype=torch.float32)
@@ -32,6 +35,8 @@ def compiles_to_one_graph(form: Form, *, backend: str = "aot_eager") -> None:
     mask = torch.zeros(2, 24, dtype=torch.bool)
     mask[0, 17:] = True
     for key_padding_mask in form.masks(mask):
+        if masked not in (None, key_padding_mask is not None):
+            continue
         x = torch.randn(2, 24, DIM)
         results = []
         for run in (mixer, compiled):
