@@ -307,7 +307,8 @@ def test_kill_minus_nine_at_any_moment(
     tmp_path: Path, seconds: float, workers: int, straight: Straight
 ) -> None:
     """The signal falls wherever it falls: in start-up, an update, a save or an evaluation."""
-    config = make_config(max_steps=400, checkpoint_every=2, num_workers=workers)
+    steps = 100 if workers else 400  # each of the many evaluations starts its workers
+    config = make_config(max_steps=steps, checkpoint_every=2, num_workers=workers)
     script = Path(toy_training.__file__)
     command = [sys.executable, str(script), str(tmp_path / "killed")]
     command += [json.dumps(config.to_dict()), "{}"]
