@@ -10,7 +10,6 @@ import copy
 import functools
 import io
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import rifflemix as rm
 import rifflemix.cli
+from processes import torchrun
 from rifflemix.mixers.tssa import TSSA
 from rifflemix.nn.block import Block
 from rifflemix.nn.feed_forward import FeedForward
@@ -43,19 +43,6 @@ def meshes() -> dict[int, DeviceMesh]:
 @functools.cache
 def grid() -> DeviceMesh:
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
-
-
-@contextlib.contextmanager
-def torchrun() -> Iterator[pytest.MonkeyPatch]:
-    """Inside, the processes have the variables that torchrun would give them."""
-    rank, size = (str(number()) for number in (
-        torch.distributed.get_rank, torch.distributed.get_world_size
-    ))  # fmt: skip
-    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in given.items():
-            patch.setenv(name, value)
-        yield patch
 
 
 def command(words: list[str]) -> tuple[int, str]:

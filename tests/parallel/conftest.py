@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from processes import Processes
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from processes import Processes
 
 
 @pytest.fixture(scope="session")

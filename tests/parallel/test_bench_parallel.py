@@ -8,11 +8,11 @@ from typing import Any
 
 import cases
 import pytest
-from processes import Processes
 from torch.distributed.device_mesh import DeviceMesh
 
 import rifflemix as rm
 from command_line import Cli
+from processes import Processes
 from rifflemix.bench import parallel
 from rifflemix.bench.gate import Check
 from rifflemix.bench.runner import Hooks, Settings

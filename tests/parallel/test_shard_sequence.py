@@ -7,6 +7,7 @@ from typing import Any
 import cases
 import pytest
 import traffic
+
 from processes import Processes
 
 pytestmark = pytest.mark.slow

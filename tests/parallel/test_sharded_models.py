@@ -6,6 +6,7 @@ from typing import Any
 
 import cases
 import pytest
+
 from processes import Processes
 
 pytestmark = pytest.mark.slow

@@ -16,12 +16,12 @@ import cases
 import pytest
 import torch
 import torch.nn.functional as F
-from processes import Processes
 
 import rifflemix as rm
 import rifflemix.cli
 from command_line import Cli
 from fsdp_on_cpu import shard_training
+from processes import Processes
 from rifflemix.files import read_tensors
 from rifflemix.reproduction import ReproduceOptions, plan_reproduction, run_reproduction
 from rifflemix.runs.split import check_split, split_model

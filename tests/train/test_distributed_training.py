@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import toy_training
 from test_resume import outcome
 from toy_training import SETTINGS, ToyTask, make_config, make_model, toy_task
 
+from fsdp_on_cpu import shard_training
+from processes import Processes, torchrun
 from rifflemix.errors import InputError
 from rifflemix.files import read_tensors
 from rifflemix.train import train
@@ -45,27 +49,52 @@ def launch_training(
     return launch(script, out_dir, config, json.dumps({"model": model, **(task or {})}), *more)
 
 
+@pytest.fixture(scope="module")
+def two() -> Iterator[Processes]:
+    """Started once: under torchrun each training would import torch three times."""
+    with Processes(2) as processes:
+        yield processes
+
+
+def train_here(
+    out_dir: Path, settings: dict[str, Any], task: dict[str, Any], model: dict[str, Any], fsdp: bool
+) -> dict[str, Any]:
+    """What each of the processes does, as if torchrun had started it for this alone."""
+    with torchrun() as patch, warnings.catch_warnings():
+        warnings.simplefilter("default")
+        if fsdp:
+            shard_training(patch)
+        result = train(
+            make_model(**model),
+            toy_task(**task),
+            make_config(**settings),
+            out_dir,
+            device="cpu",
+            model_settings=SETTINGS,
+        )
+    return result.to_dict()
+
+
 def checkpoint_tensors(out_dir: Path, prefix: str) -> dict[str, torch.Tensor]:
     tensors, _ = read_tensors(out_dir / "checkpoint.safetensors")
     return {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 @pytest.mark.parametrize(
-    ("script", "settings", "task"),
+    ("fsdp", "settings", "task"),
     [
-        ("toy_training.py", {"batch_size": 64}, {}),
-        ("toy_training.py", {"accumulation": 2}, {}),
-        ("toy_training.py", {"accumulation": 2}, {"counts": True}),
-        ("fsdp_training.py", {"accumulation": 2}, {}),
+        (False, {"batch_size": 64}, {}),
+        (False, {"accumulation": 2}, {}),
+        (False, {"accumulation": 2}, {"counts": True}),
+        (True, {"accumulation": 2}, {}),
     ],
     ids=["ddp-over-epochs", "ddp-accumulation", "ddp-labels", "fsdp-accumulation"],
 )
 def test_two_processes_equal_one(
-    tmp_path: Path, script: str, settings: dict[str, Any], task: dict[str, Any]
+    two: Processes, tmp_path: Path, fsdp: bool, settings: dict[str, Any], task: dict[str, Any]
 ) -> None:
     settings = {"log_every": 1, **settings}
-    done = launch_training(tmp_path / "two", settings, script=script, task=task, **QUIET)
-    assert done.returncode == 0, done.stderr
+    result, _ = two.run(train_here, tmp_path / "two", settings, task, QUIET, fsdp)
     one = train(
         make_model(**QUIET),
         toy_task(**task),
@@ -74,11 +103,10 @@ def test_two_processes_equal_one(
         device="cpu",
         model_settings=SETTINGS,
     )
-    two = json.loads(done.stdout.splitlines()[-1])
-    assert two["processes"] == 2
-    assert (two["samples"], two["tokens"]) == (one.samples, one.tokens)
-    assert two["best_step"] == one.best_step
-    assert two["test"] == pytest.approx(one.test, rel=1e-4)
+    assert result["processes"] == 2
+    assert (result["samples"], result["tokens"]) == (one.samples, one.tokens)
+    assert result["best_step"] == one.best_step
+    assert result["test"] == pytest.approx(one.test, rel=1e-4)
     logs = [(tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("one", "two")]
     for line, twin in zip(*map(list, logs), strict=True):
         entry, other = json.loads(line), json.loads(twin)
@@ -90,17 +118,19 @@ def test_two_processes_equal_one(
 
 
 @pytest.mark.parametrize("script", ["toy_training.py", "fsdp_training.py"], ids=["ddp", "fsdp"])
-def test_two_processes_resume_exactly(tmp_path: Path, script: str) -> None:
-    """With every noise on, which differs between the two."""
-    noisy = {"has_unused": False, "script": script}
-    assert launch_training(tmp_path / "straight", {}, **noisy).returncode == 0
-    assert launch_training(tmp_path / "killed", {}, 14, **noisy).returncode != 0
+def test_two_processes_resume_exactly(two: Processes, tmp_path: Path, script: str) -> None:
+    """With every noise on, which differs between the two; torchrun starts what is killed."""
+    noisy = {"has_unused": False}
+    rest: Any = ({}, {}, noisy, script == "fsdp_training.py")
+    two.run(train_here, tmp_path / "straight", *rest)
+    killed = launch_training(tmp_path / "killed", {}, 14, script=script, **noisy)
+    assert killed.returncode != 0
+    assert (tmp_path / "killed" / "checkpoint.safetensors").exists(), killed.stderr
     assert not (tmp_path / "killed" / "training.json").exists()
-    assert launch_training(tmp_path / "killed", {}, **noisy).returncode == 0
+    two.run(train_here, tmp_path / "killed", *rest)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
-    again = launch_training(tmp_path / "killed", {}, **noisy)
-    assert again.returncode == 0, again.stderr  # of both
-    assert json.loads(again.stdout.splitlines()[-1])["finished"]
+    again = two.run(train_here, tmp_path / "killed", *rest)
+    assert [result["finished"] for result in again] == [True, True]
     rng = checkpoint_tensors(tmp_path / "killed", "rng/")["rng/torch"]
     assert not torch.equal(rng[0], rng[1])
     with pytest.raises(InputError, match="processes = 2, got 1"):

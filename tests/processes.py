@@ -5,15 +5,18 @@ Starting them imports torch in each, which takes seconds: a file of tests starts
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 _START, _RUN = 200.0, 120.0  # seconds until a test fails instead of hanging
 
@@ -100,3 +103,18 @@ def _serve(pipe: Connection, store: str, rank: int, size: int) -> None:
             pipe.send((True, function(*args, **options)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
+
+
+@contextlib.contextmanager
+def torchrun() -> Iterator[pytest.MonkeyPatch]:
+    """Inside, the processes have the variables that torchrun would give them."""
+    import torch
+
+    rank, size = (str(number()) for number in (
+        torch.distributed.get_rank, torch.distributed.get_world_size
+    ))  # fmt: skip
+    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in given.items():
+            patch.setenv(name, value)
+        yield patch
