@@ -119,15 +119,17 @@ def test_two_processes_equal_one(
 
 @pytest.mark.parametrize("script", ["toy_training.py", "fsdp_training.py"], ids=["ddp", "fsdp"])
 def test_two_processes_resume_exactly(two: Processes, tmp_path: Path, script: str) -> None:
-    """With every noise on, which differs between the two; torchrun starts what is killed."""
+    """With every noise on, which differs between the two; what resumes starts in new processes."""
     noisy = {"has_unused": False}
     rest: Any = ({}, {}, noisy, script == "fsdp_training.py")
     two.run(train_here, tmp_path / "straight", *rest)
-    killed = launch_training(tmp_path / "killed", {}, 14, script=script, **noisy)
+    noisy_script = {"script": script, **noisy}
+    killed = launch_training(tmp_path / "killed", {}, 14, **noisy_script)
     assert killed.returncode != 0
     assert (tmp_path / "killed" / "checkpoint.safetensors").exists(), killed.stderr
     assert not (tmp_path / "killed" / "training.json").exists()
-    two.run(train_here, tmp_path / "killed", *rest)
+    resumed = launch_training(tmp_path / "killed", {}, **noisy_script)
+    assert resumed.returncode == 0, resumed.stderr
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "straight")
     again = two.run(train_here, tmp_path / "killed", *rest)
     assert [result["finished"] for result in again] == [True, True]
