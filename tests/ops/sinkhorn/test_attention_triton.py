@@ -128,11 +128,14 @@ HIDDEN_SIZES = [
 ]
 
 
-# Every form where tiles are cut off and where there are several; with the other sizes, the fullest.
+# Every form with odd sizes, the fullest of them with the others too.
 HIDDEN = [
-    *((sizes, form) for sizes in HIDDEN_SIZES[::4] for form in FORMS if form != "plain"),
-    *((sizes, "causal mixture padded") for sizes in HIDDEN_SIZES[1:4]),
-    *((sizes, "argmax rule") for sizes in HIDDEN_SIZES[1:4]),
+    *((HIDDEN_SIZES[0], form) for form in FORMS if form != "plain"),
+    *(
+        (sizes, form)
+        for sizes in HIDDEN_SIZES[1:]
+        for form in ("causal mixture padded", "argmax rule")
+    ),
 ]
 
 
