@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import signal
 from collections.abc import Sequence
@@ -127,6 +129,19 @@ def test_a_sample_that_stops_an_iteration_does_not_end_the_samples(kind: str, wo
         batches = training_batches(ToyTask(), Ending(), trained, config, CPU)
     with pytest.raises(InputError, match="task toy: a sample raised StopIteration"):
         list(batches)
+
+
+def test_loading_processes_end_with_an_error() -> None:
+    """Not when garbage is searched, which then waits five seconds for each of them."""
+    order = EvaluationOrder(50, 4, 0, 1)
+    before = set(multiprocessing.active_children())
+    gc.disable()
+    try:
+        with pytest.raises(InputError) as caught:
+            list(evaluation_batches(ToyTask(), Ending(), order, make_config(num_workers=2), CPU))
+        assert set(multiprocessing.active_children()) <= before, caught
+    finally:
+        gc.enable()
 
 
 class Killed(Failing):

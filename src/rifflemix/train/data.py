@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -197,7 +198,24 @@ def _load(
         pin_memory=device.type == "cuda",
         generator=generator,
     )
-    return _one_sentence_errors(iter(loader), len(order), task.name)
+    batches = _one_sentence_errors(iter(loader), len(order), task.name)
+    return _ending_processes(batches) if config.num_workers else batches
+
+
+def _ending_processes(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """After an error, the loading processes end at once.
+
+    Else the error's traceback holds the loader, until a search for garbage finds both, takes the
+    loader's queues apart first, and then waits five seconds for each process.
+    """
+    try:
+        yield from batches
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            traceback.clear_frames(cause.__traceback__)
+            cause = cause.__cause__
+        raise
 
 
 def _one_sentence_errors(batches: Iterator[Batch], count: int, name: str) -> Iterator[Batch]:
