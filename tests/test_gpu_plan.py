@@ -316,7 +316,7 @@ def test_a_call_that_is_stopped_takes_its_steps_along(name: str, tmp_path: Path)
     path = os.pathsep.join((str(FOLDER), str(REPOSITORY / "src")))
     call = subprocess.Popen(
         # As a shell starts it in the background.
-        ["env", "--ignore-signal=INT", *command, "--out", str(out)],
+        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command, "--out", str(out)],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -106,7 +106,10 @@ def test_tensors_elsewhere_are_no_wild_pointers(name: str) -> None:
 
 
 def laid_out(value: Tensor, layout: int) -> Tensor:
-    """The same values with strides twice as long, the first axis innermost, or rows in turn."""
+    """The same values: strides twice as long, the first axis innermost, or rows before samples.
+
+    Only the last keeps the last axis innermost, without which kernels are given a copy.
+    """
     if layout == 0:
         return torch.stack((value, value), -1)[..., 0]
     if layout == 1:

@@ -128,7 +128,7 @@ def _fixed_cost(
 
 
 def _cheapest(candidates: list[Box], fixed: list[float], others: Sequence[Box | None]) -> Box:
-    """The first of the cheapest; what costs more by itself than another in all is not looked at."""
+    """The first of the cheapest; none is tried whose fixed cost is above the best total so far."""
     there = [other for other in others if other is not None]
     best = (math.inf, 0)
     for i in sorted(range(len(candidates)), key=fixed.__getitem__):

@@ -128,7 +128,7 @@ HIDDEN_SIZES = [
 ]
 
 
-# Every form with odd sizes, the fullest of them with the others too.
+# Every form with odd sizes; the one of most terms, and the other rule, with the other sizes too.
 HIDDEN = [
     *((HIDDEN_SIZES[0], form) for form in FORMS if form != "plain"),
     *(
