@@ -7,7 +7,9 @@ import pytest
 from rich.console import Console
 
 from rifflemix.report.live import LiveTable, PlainLines, live_progress, remaining, status_line
-from rifflemix.runs.status import RunStatus
+from rifflemix.runs import status as runs_status
+from rifflemix.runs.status import RunStatus, StatusFeed
+from rifflemix.train import TrainEvent
 
 TITLES = {"softmax": "Softmax attention", "csp": "[bold]CSP"}
 
@@ -16,6 +18,7 @@ def status(**changes: Any) -> RunStatus:
     values: dict[str, Any] = {
         "mixer": "csp", "seed": 1, "state": "training", "step": 10, "max_steps": 100,
         "loss": 1.25, "score": 0.5, "steps_per_second": 3.0,
+        "seconds_left": 90.0,
     }  # fmt: skip
     return RunStatus(**{**values, **changes})
 
@@ -41,7 +44,7 @@ def test_table_has_a_row_for_every_mixer() -> None:
     headers = ["Mixer", "Seed", "Status", "Step", "Loss", "Validation", "Steps/s", "ETA"]
     assert rows["Mixer"].split() == headers
     assert rows["Softmax"].split() == ["Softmax", "attention", "-", "waiting", *["-"] * 5]
-    for word in ("[bold]CSP", "2/2", "training", "10/100", "1.250", "50.00", "3.00", "30 s"):
+    for word in ("[bold]CSP", "2/2", "training", "10/100", "1.250", "50.00", "3.00", "1 min 30 s"):
         assert word in rows["[bold]CSP"]
 
 
@@ -52,24 +55,37 @@ def test_lines_are_limited_but_no_change_of_state_is_missed() -> None:
             lines.update(status(step=step))
         lines.update(status(step=50, state="done"))
     assert text.getvalue().splitlines() == [
-        "csp seed 1: training, step 0/100, loss 1.250, validation accuracy 50.00 %, 3.00 steps/s",
+        "csp seed 1: training, step 0/100, loss 1.250, validation accuracy 50.00 %, 3.00 steps/s, "
+        "1 min 30 s left",
         "csp seed 1: done, step 50/100, loss 1.250, validation accuracy 50.00 %, 3.00 steps/s",
     ]
 
 
 def test_a_line_says_what_is_known() -> None:
-    unknown = status(loss=None, score=None, steps_per_second=None, trial="lr=0.1")
+    unknown = status(
+        loss=None, score=None, steps_per_second=None, seconds_left=None, trial="lr=0.1"
+    )
     assert status_line(unknown) == "csp seed 1 lr=0.1: training, step 10/100"
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "30 s"),
+        ({}, "1 min 30 s"),
         ({"state": "done"}, "-"),
-        ({"steps_per_second": None}, "-"),
-        ({"step": 100}, "0 s"),
+        ({"seconds_left": None}, "-"),
+        ({"seconds_left": 0.0}, "0 s"),
     ],
 )
 def test_remaining(changes: dict[str, Any], text: str) -> None:
     assert remaining(status(**changes)) == text
+
+
+def test_a_continued_run_is_timed_from_where_it_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier process took for 1,000 steps says nothing of this one."""
+    times, seen = iter([50.0, 52.0, 60.0]), list[RunStatus]()
+    monkeypatch.setattr(runs_status.time, "monotonic", lambda: next(times))
+    feed = StatusFeed("csp", 0, 2000, seen.append, "accuracy")
+    for step in (1000, 1004, 1005):
+        feed.on_event(TrainEvent("step", step, 2000, steps_per_second=0.1))
+    assert [status.seconds_left for status in seen] == [None, 996 * 2 / 4, 995 * 10 / 5]

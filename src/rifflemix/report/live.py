@@ -156,11 +156,13 @@ def status_line(status: RunStatus) -> str:
         parts.append(f"validation {status.metric.replace('_', ' ')} {shown}")
     if status.steps_per_second is not None:
         parts.append(f"{format_rate(status.steps_per_second)} steps/s")
+    if (left := remaining(status)) != MISSING:
+        parts.append(f"{left} left")
     return ", ".join(parts)
 
 
 def remaining(status: RunStatus) -> str:
-    """Time left for this run at the current speed."""
-    if status.state != "training" or not status.steps_per_second:
+    """Time left for this run at its present pace."""
+    if status.state != "training" or status.seconds_left is None:
         return MISSING
-    return format_duration((status.max_steps - status.step) / status.steps_per_second)
+    return format_duration(status.seconds_left)

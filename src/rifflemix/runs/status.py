@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,9 @@ class RunStatus:
         step, max_steps: optimiser updates made and to make.
         loss: mean training loss lately.
         metric, score: what chooses the weights, and its newest value on the validation split.
-        steps_per_second: training speed so far.
+        steps_per_second: training speed since the first step, without evaluations.
+        seconds_left: to the last step, at the pace since this process began or continued the
+            run, with evaluations; None before it is known.
         trial: the settings that are tried, where the run is a trial of tuning.
     """
 
@@ -32,6 +35,7 @@ class RunStatus:
     metric: str = "accuracy"
     score: float | None = None
     steps_per_second: float | None = None
+    seconds_left: float | None = None
     trial: str = ""
 
 
@@ -47,6 +51,7 @@ class StatusFeed:
     ) -> None:
         self._status = RunStatus(mixer, seed, "training", 0, max_steps, metric=metric)
         self._say = say or silent
+        self._first: tuple[int, float] | None = None
 
     def show(self, **changes: Any) -> None:
         """Change the status and tell it."""
@@ -59,7 +64,7 @@ class StatusFeed:
 
     def on_event(self, event: TrainEvent) -> None:
         """The callback of the training loop."""
-        changes: dict[str, Any] = {"step": event.step}
+        changes: dict[str, Any] = {"step": event.step, "seconds_left": self._seconds_left(event)}
         if event.loss is not None:
             changes["loss"] = event.loss
         if event.steps_per_second is not None:
@@ -67,6 +72,15 @@ class StatusFeed:
         if event.kind == "eval" and event.split == "validation":
             changes["score"] = event.metrics.get(self._status.metric)
         self.show(**changes)
+
+    def _seconds_left(self, event: TrainEvent) -> float | None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = event.step, now
+        step, start = self._first
+        if event.step == step:
+            return None
+        return (event.max_steps - event.step) * (now - start) / (event.step - step)
 
 
 def silent(status: RunStatus) -> None:
