@@ -42,7 +42,8 @@ class OwnData:
         Args:
             x: what the samples are is told by shape and type:
                 tokens, integers (M, N) from 0;
-                sequences of vectors, floats (M, N, F), or (M, N) for F = 1, taken as they are;
+                sequences of vectors, floats (M, N, F), or (M, N) for F = 1, taken as they are:
+                models learn from features of about mean 0 and deviation 1;
                 images, (M, H, W) integers from 0 to 255 or (M, H, W, 1 to 4) numbers, brought to
                 mean 0 and deviation 1 by channel, both of the training split;
                 texts, M strings, read as UTF-8 bytes;
