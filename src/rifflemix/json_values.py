@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import sys
@@ -90,8 +91,8 @@ def check_json(value: Any, kind: Any, name: str) -> None:
     elif origin is dict and isinstance(value, dict):
         for key, inner in value.items():
             check_json(inner, parts[1], f"{name}.{key}")
-    elif _has_entries(kind) and isinstance(value, dict):
-        for entry, inner_kind in typing.get_type_hints(kind).items():
+    elif (entries := _entries(kind)) and isinstance(value, dict):
+        for entry, inner_kind in entries.items():
             if entry not in value:
                 raise ValueError(f"expected an entry {name}.{entry}, got none")
             check_json(value[entry], inner_kind, f"{name}.{entry}")
@@ -103,8 +104,11 @@ def check_json(value: Any, kind: Any, name: str) -> None:
 _KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
 
 
-def _has_entries(kind: Any) -> bool:
-    return typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
+@functools.cache
+def _entries(kind: Any) -> Mapping[str, Any]:
+    """The entries of a TypedDict or dataclass, and their types; of other types none."""
+    is_one = typing.is_typeddict(kind) or dataclasses.is_dataclass(kind)
+    return typing.get_type_hints(kind) if is_one else {}
 
 
 def _is_plain(value: Any, kind: Any) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,17 +96,9 @@ class Merged:
         Raises:
             InputError: as `merge_comparisons`.
         """
-        parts = {path: Comparison.load(path).results for path in paths}
-        try:
-            _check(parts)
-            results = _merged(parts, out, order)
+        with _damage_is_told():
+            results = merged_results(paths, out, order)
             return cls(results, comparison_files(results), paths, out)
-        except InputError:
-            raise
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            # Files without a checksum, of an earlier version or another hand.
-            reason = f"{type(error).__name__}: {error}"
-            raise InputError(f"merge: the results of a folder are damaged: {reason}") from error
 
     def write(self) -> None:
         """Write the folder.
@@ -117,6 +110,26 @@ class Merged:
             write_json(self.out / RESULTS_FILE, self.results)
             for name, content in self.files.items():
                 write_bytes(self.out / name, content)
+
+
+def merged_results(paths: Sequence[Path], out: Path, order: Sequence[str] = ()) -> dict[str, Any]:
+    """What results.json of a merge holds; arguments and errors as for `Merged.of`."""
+    parts = {path: Comparison.load(path).results for path in paths}
+    with _damage_is_told():
+        _check(parts)
+        return _merged(parts, out, order)
+
+
+@contextmanager
+def _damage_is_told() -> Iterator[None]:
+    """Files without a checksum, of an earlier version or another hand, may lack anything."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"merge: the results of a folder are damaged: {reason}") from error
 
 
 def merge_settings(parts: Sequence[Path]) -> dict[str, Any]:
