@@ -181,7 +181,7 @@ def commit(swaps: Sequence[Swap]) -> None:
             for parent, attribute in swap.site.places:
                 done.append((parent, attribute, swap.site.module))
                 setattr(parent, attribute, swap.module)
-            swap.module.settings, swap.module.adapter = swap.settings, swap.site.adapter.name
+            swap.module.name_mixer(swap.settings, swap.site.adapter.name, swap.site.name)
         for swap in swaps:
             site = swap.site
             changes = site.adapter.parent_changes(site.module, site.parents)

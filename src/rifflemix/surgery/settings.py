@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,11 +73,25 @@ def name_of(mixer: str | type[TokenMixer]) -> str | type[TokenMixer]:
 
 
 def takes_option(cls: type[TokenMixer], name: str) -> bool:
-    """Whether a mixer can be built with the option `name`."""
-    if name in cls.fixed_options:
-        return False
-    return any(
-        name in inspect.signature(vars(base)["__init__"]).parameters
+    """Return whether a mixer can be built with the option `name`."""
+    return name not in cls.fixed_options and any(name in found for found in _parameters(cls))
+
+
+def default_options(cls: type[TokenMixer]) -> dict[str, Any]:
+    """Return the defaults of a mixer's own options."""
+    return {
+        name: parameter.default
+        for found in reversed(_parameters(cls))
+        for name, parameter in found.items()
+        if parameter.default is not parameter.empty
+        and name not in (*_OF_THE_HOST, *cls.fixed_options)
+    }
+
+
+def _parameters(cls: type[TokenMixer]) -> list[Mapping[str, inspect.Parameter]]:
+    """Return the parameters of each `__init__` between a mixer and `TokenMixer`."""
+    return [
+        inspect.signature(vars(base)["__init__"]).parameters
         for base in cls.__mro__
         if "__init__" in vars(base) and issubclass(base, TokenMixer)
-    )
+    ]
