@@ -6,8 +6,8 @@ where transformers looks for changes to make before it loads weights. The weight
 tensor of a wrong shape for each replaced attention, so that programs without rifflemix fail.
 
 The file uses the names of the model's own state_dict. transformers would rename weights by patterns
-of the model type, and these patterns also match names inside mixers. `rifflemix.surgery.hub.swapped`
-loads the file.
+of the model type, and these patterns also match names inside mixers.
+`rifflemix.surgery.hub.swapped` loads the file.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class SavePretrained:
         swap = describe_swap(model)
         if options.pop("push_to_hub", False):
             raise bad_argument("push_to_hub", "False", True, "call model.push_to_hub(repo_id)")
+        if options.get("distributed_checkpoint"):
+            raise bad_argument(
+                "distributed_checkpoint", "False: transformers cannot load the swap from it", True
+            )
         if options.setdefault("save_original_format", False):
             raise bad_argument(
                 "save_original_format", "False: mixers are not part of that format", True
