@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rifflemix.compat import has_values, values_can_be_read
+from rifflemix.compat import has_values, is_to_empty, values_can_be_read
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer
 from rifflemix.surgery.label import LABEL, check_label, make_label
+from rifflemix.surgery.offloading import load_at_once
 from rifflemix.surgery.settings import MixerSettings
 from rifflemix.surgery.weights import HostWeights, copy_weights
 
@@ -92,6 +93,7 @@ class SwappedAttention(nn.Module):
         self.mixer = mixer
         self._kept = (original,)
         super().train(original.training)
+        self.register_forward_pre_hook(_load_offloaded)
 
     @property
     def original(self) -> nn.Module:
@@ -107,7 +109,13 @@ class SwappedAttention(nn.Module):
         # What was loaded without its old attention has it without memory, which cannot move.
         if not any(parameter.is_meta for parameter in self.original.parameters()):
             self.original._apply(fn, recurse)
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        label = self._buffers.get(LABEL)
+        if is_to_empty(fn) and self.settings is not None and label is not None:
+            label.copy_(make_label(self.settings))
+            if not label.is_meta:
+                self.settings.fill_constants(self.mixer)
+        return self
 
     def name_mixer(self, settings: MixerSettings, adapter: str, place: str) -> None:
         """Set how the mixer was built, by which adapter and where, and add the label."""
@@ -155,6 +163,11 @@ class SwappedAttention(nn.Module):
         if self._awaited:
             self._check_at_next_call()
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def _load_offloaded(module: SwappedAttention, _: Any) -> None:
+    if "_hf_hook" in vars(module):  # accelerate hooks every module that has a buffer
+        load_at_once(module)
 
 
 def _check_loaded(module: SwappedAttention, _: Any) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import TokenMixer, create_mixer, list_mixers, mixer_class
 from rifflemix.mixers.csp import CSP
@@ -56,6 +58,22 @@ class MixerSettings:
         if isinstance(self.mixer, str):
             return create_mixer(self.mixer, self.dim, **shared, **self.options)
         return self.mixer(self.dim, **shared, **self.options)
+
+    def fill_constants(self, mixer: TokenMixer) -> None:
+        """Set the buffers of a mixer that are not in its state_dict, also on the meta device."""
+        saved = mixer.state_dict().keys()
+        names = [name for name, _ in mixer.named_buffers() if name not in saved]
+        if not names:
+            return
+        with torch.random.fork_rng(), torch.device("cpu"):
+            fresh = self.build()
+        for name in names:
+            old, new = mixer.get_buffer(name), fresh.get_buffer(name)
+            owner, _, key = name.rpartition(".")
+            device = new.device if old.is_meta else old.device
+            mixer.get_submodule(owner).register_buffer(
+                key, new.to(device, old.dtype), persistent=False
+            )
 
 
 def class_of(mixer: str | type[TokenMixer]) -> type[TokenMixer]:

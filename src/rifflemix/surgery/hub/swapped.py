@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
@@ -71,7 +70,8 @@ class SwapLoader(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         for module in swapped_in(model).values():
             _hide_original(module)
-            _fill_constants(module)
+            if module.settings is not None:
+                module.settings.fill_constants(module.mixer)
             module.check_loaded()
         self.remove_quantization_config(model)
         for module in model.modules():
@@ -161,18 +161,3 @@ def _hide_original(module: SwappedAttention) -> None:
     for name, part in list(vars(module).items()):
         if isinstance(part, nn.Module | nn.Parameter):
             delattr(module, name)
-
-
-def _fill_constants(module: SwappedAttention) -> None:
-    """Numbers of a mixer that no file holds, which were built without memory."""
-    mixer, settings = module.mixer, module.settings
-    if settings is None:
-        raise InputError("a swapped layer: expected its settings, got none")
-    saved = set(mixer.state_dict())
-    if all(name in saved for name, _ in mixer.named_buffers()):
-        return
-    with torch.random.fork_rng():
-        fresh = settings.build()
-    for name, buffer in fresh.named_buffers():
-        if name not in saved:
-            mixer.get_buffer(name).copy_(buffer)
