@@ -115,6 +115,22 @@ def test_a_saved_model_is_loaded_to_disk(mixer: str, tmp_path: Path) -> None:
         assert torch.equal(outputs_of(again, inputs), expected)
 
 
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_preset_is_loaded_to_disk(mixer: str, tmp_path: Path) -> None:
+    settings = {"image_size": 8, "patch_size": 4, "dim": 16, "num_layers": 2, "num_heads": 2}
+    config = transformers.AutoConfig.for_model(
+        "rifflemix", preset="vit_cifar10", settings={**settings, "mixer": mixer}
+    )
+    auto, pixels = transformers.AutoModelForImageClassification, torch.randn(2, 3, 8, 8)
+    model = auto.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    loaded = auto.from_pretrained(
+        tmp_path, device_map={"": "disk"}, offload_folder=tmp_path / "disk"
+    )
+    for _ in range(2):
+        assert torch.equal(loaded(pixels).logits, model(pixels).logits)
+
+
 class WithBuffer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
