@@ -146,7 +146,9 @@ def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:
     if parameter is None:
         return
     if x.device != parameter.device:
-        hint = "give the mixer memory, or load it without offloading" if parameter.is_meta else ""
+        if parameter.is_meta and any("_hf_hook" in vars(part) for part in layer.modules()):
+            return  # accelerate loads the weights when the submodules are called
+        hint = "load the mixer's weights first" if parameter.is_meta else ""
         raise bad_argument(name, f"the mixer's device {parameter.device}", x.device, hint)
     if x.dtype == parameter.dtype:
         return

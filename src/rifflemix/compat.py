@@ -178,6 +178,11 @@ def shapes_only() -> AbstractContextManager[Any]:
     return FakeTensorMode()
 
 
+def is_to_empty(function: Callable[..., Any]) -> bool:
+    """Return whether a function that `Module._apply` got is the function of `Module.to_empty`."""
+    return getattr(function, "__qualname__", "").startswith("Module.to_empty.")
+
+
 def has_values(tensor: Tensor) -> bool:
     """Whether a tensor has values; within `shapes_only`, and on the device meta, it has none."""
     return type(tensor).__name__ != "FakeTensor" and not tensor.is_meta

@@ -1,77 +1,49 @@
 """Hosts x mixers x properties: what a swapped model must do, as functions that raise.
 
-`HOSTS` and `PROPERTIES` are the axes; tests/surgery/test_matrix.py runs them.
+`all_hosts` of matrix_hosts.py and `PROPERTIES` are the axes; test_matrix.py runs them.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import io
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from matrix_hosts import LONGEST, B, C, Host, N, all_hosts
 from torch import Tensor, nn
 
 import rifflemix as rm
 
-B, N, C, H = 2, 11, 16, 4
-LONGEST = 16
 VALID = 7  # of the second sequence
 TRACED = ("softmax", "tssa", "csp", "linear")  # compiled, exported: seconds a host
 LENGTHS = (N, N + 2, LONGEST)
 
-Run = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
-
-
-@dataclass(frozen=True)
-class Host:
-    """One kind of model.
-
-    Attributes:
-        name: row of the table.
-        build: a tiny random model in evaluation mode, the same at every call.
-        run: (model, tokens (B, N, C), padding (B, N) or None) -> (B, N, C).
-        causal: hides later tokens.
-        masks: takes padding.
-        traced: is compiled and exported too, which takes seconds.
-        cached: the same run piece by piece, with a cache between the pieces.
-        swap: further arguments of replace_attention.
-        quick: a few mixers are tested in it at every run of the tests.
-    """
-
-    name: str
-    build: Callable[[], nn.Module]
-    run: Run
-    causal: bool = False
-    masks: bool = True
-    traced: bool = False
-    cached: Run | None = None
-    swap: dict[str, Any] = field(default_factory=dict)
-    quick: bool = True
-
-
-def seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model that `build` makes from a fixed seed, with weights large enough to matter."""
-    torch.manual_seed(0)
-    model = build().eval()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return model
-
 
 def swapped(host: Host, mixer: str) -> nn.Module:
     model = host.build()
+    swap(model, mixer, **host.swap)
+    return model
+
+
+def swap(model: nn.Module, mixer: str, **arguments: Any) -> None:
     torch.manual_seed(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rotary positions
-        rm.replace_attention(model, mixer, max_length=LONGEST, **host.swap)
-    return model
+        rm.replace_attention(model, mixer, max_length=LONGEST, **arguments)
+
+
+def expect_same_state(model: nn.Module, other: nn.Module) -> None:
+    """Compare all tensors bit for bit: outputs would hide a small weight that is drawn again."""
+    pairs = model.state_dict(), other.state_dict()
+    assert list(pairs[0]) == list(pairs[1])
+    assert [name for name in pairs[0] if not torch.equal(pairs[0][name], pairs[1][name])] == []
+    buffers = dict(model.named_buffers()), dict(other.named_buffers())
+    assert [n for n in buffers[0] if not torch.equal(buffers[0][n], buffers[1][n])] == []
 
 
 def tokens(seed: int = 2, length: int = N) -> Tensor:
@@ -124,7 +96,23 @@ def reload(host: Host, mixer: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rm.save_swapped(model, folder)
         other = rm.load_swapped(folder, host.build())
+    expect_same_state(model, other)
     assert torch.equal(host.run(other, tokens(), None), host.run(model, tokens(), None))
+
+
+def from_pretrained(host: Host, mixer: str) -> None:
+    """`from_pretrained` loads what `save_pretrained` wrote, also in several files."""
+    assert host.pretrained is not None
+    rm.register_hf()
+    model = host.pretrained()
+    # Only Whisper has a decoder, which is causal.
+    swap(model, mixer, layers=lambda _, name: not name.startswith("decoder"))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.add_(1 + number)  # far from any initial value
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, max_shard_size="10KB")
+        expect_same_state(model, type(model).from_pretrained(folder))
 
 
 def restored(host: Host, mixer: str) -> None:
@@ -271,6 +259,7 @@ PROPERTIES: dict[str, Callable[[Host, str], None]] = {
     "two-sided refused": refused,
     "cache = no cache": cached,
     "reload": reload,
+    "from_pretrained": from_pretrained,
     "restore": restored,
     "deepcopy": copied,
     "bfloat16": bfloat16,
@@ -298,172 +287,6 @@ def applies(name: str, host: Host, mixer: str) -> bool:
         "padding amount": host.masks and card.padding,
         "no causal leak": host.causal,
         "two-sided refused": False,
+        "from_pretrained": host.pretrained is not None,
         "cache = no cache": host.cached is not None and card.streaming,
     }.get(name, True)
-
-
-class Holder(nn.Module):
-    """A user's block around torch.nn.MultiheadAttention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(C)
-        self.attention = nn.MultiheadAttention(C, H, batch_first=True)
-
-    def forward(self, x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        y = self.norm(x)
-        mixed: Tensor = self.attention(y, y, y, key_padding_mask=key_padding_mask)[0]
-        return x + mixed
-
-
-def encoder(batch_first: bool) -> Callable[[], nn.Module]:
-    def build() -> nn.Module:
-        layer = nn.TransformerEncoderLayer(C, H, 2 * C, batch_first=batch_first)
-        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-    return lambda: seeded(build)
-
-
-def run_encoder(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    y: Tensor = model(x, src_key_padding_mask=mask)
-    return y
-
-
-def run_batch_second(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    y: Tensor = model(x.transpose(0, 1), src_key_padding_mask=mask).transpose(0, 1)
-    return y
-
-
-def run_causal(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-    y: Tensor = model(x, mask=later, src_key_padding_mask=mask, is_causal=True)
-    return y
-
-
-def run_plain(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    y: Tensor = model(x) if mask is None else model(x, key_padding_mask=mask)
-    return y
-
-
-HOSTS: list[Host] = [
-    Host("torch.nn.MultiheadAttention", lambda: seeded(Holder), run_plain),
-    Host("torch.nn.TransformerEncoder", encoder(True), run_encoder, traced=True),
-    Host("torch.nn.TransformerEncoder, batch second", encoder(False), run_batch_second),
-    Host(
-        "torch.nn.TransformerEncoder, causal",
-        encoder(True),
-        run_causal,
-        causal=True,
-        swap={"causal": True},
-    ),
-]
-
-
-def timm_hosts() -> list[Host]:
-    """Built of timm's own blocks; imported here, since timm may be absent."""
-    from torchvision_shim import declare_operators
-
-    declare_operators()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from timm.models.eva import EvaBlock
-        from timm.models.vision_transformer import Block
-
-    def stack(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        return lambda: seeded(lambda: nn.ModuleList([make() for _ in range(2)]))
-
-    def run(model: nn.Module, x: Tensor, mask: Tensor | None, **arguments: Any) -> Tensor:
-        attend = None if mask is None else ~mask[:, None, None, :]
-        for block in model:  # type: ignore[attr-defined]
-            x = block(x, attn_mask=attend, **arguments)
-        return x
-
-    def run_causal(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-        return run(model, x, mask, is_causal=True)
-
-    return [
-        Host("timm Attention", stack(lambda: Block(C, H)), run, traced=True),
-        Host(
-            "timm Attention, causal",
-            stack(lambda: Block(C, H)),
-            run_causal,
-            causal=True,
-            swap={"causal": True},
-        ),
-        Host("timm EvaAttention", stack(lambda: EvaBlock(C, H)), run),
-    ]
-
-
-def transformers_hosts() -> list[Host]:
-    """Models that are given embeddings in place of ids, and stacks of layers; imported likewise."""
-    import tiny_transformers
-
-    def run(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-        attend = None if mask is None else (~mask).long()
-        y: Tensor = model(inputs_embeds=x, attention_mask=attend)[0]
-        return y
-
-    def run_causal(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-        attend = None if mask is None else (~mask).long()
-        y: Tensor = model(inputs_embeds=x, attention_mask=attend, use_cache=False)[0]
-        return y
-
-    def run_pieces(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-        found, past = [], None
-        for piece in x.split([5, 1, 3, *[1] * (x.shape[1] - 9)], 1):
-            out = model(inputs_embeds=piece, past_key_values=past, use_cache=True)
-            past = out.past_key_values
-            found.append(out[0])
-        return torch.cat(found, 1)
-
-    def run_layers(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-        attend = None if mask is None else ~mask[:, None, None, :]
-        for layer in model:  # type: ignore[attr-defined]
-            y = layer(x, attend)
-            x = y[0] if isinstance(y, tuple) else y
-        return x
-
-    def layers(name: str, of: str) -> Callable[[], nn.Module]:
-        return lambda: tiny_transformers.build(name).get_submodule(of)
-
-    def language(name: str, title: str, *, quick: bool = True, traced: bool = False) -> Host:
-        return Host(
-            f"transformers {title}",
-            lambda: tiny_transformers.build(name),
-            run_causal,
-            causal=True,
-            traced=traced,
-            cached=run_pieces,
-            quick=quick,
-        )
-
-    def encoder(name: str, title: str, *, quick: bool = True, traced: bool = False) -> Host:
-        return Host(
-            f"transformers {title}",
-            lambda: tiny_transformers.build(name),
-            run,
-            traced=traced,
-            quick=quick,
-        )
-
-    return [
-        encoder("bert", "BERT", traced=True),
-        encoder("roberta", "RoBERTa", quick=False),
-        encoder("modernbert", "ModernBERT", quick=False),
-        Host("transformers ViT", layers("vit", "layers"), run_layers, quick=False),
-        Host("transformers Whisper", layers("whisper", "encoder.layers"), run_layers, quick=False),
-        language("gpt2", "GPT-2", traced=True),
-        language("gpt_neox", "GPT-NeoX", quick=False),
-        language("llama", "Llama"),
-        language("qwen2", "Qwen2", quick=False),
-    ]
-
-
-def all_hosts() -> list[Host]:
-    """Those whose libraries are installed."""
-    found = list(HOSTS)
-    if importlib.util.find_spec("timm"):
-        found += timm_hosts()
-    if importlib.util.find_spec("transformers"):
-        found += transformers_hosts()
-    return found

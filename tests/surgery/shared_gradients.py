@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed.nn.functional  # later, its defaults would keep the group alive
-from matrix import HOSTS, Program, swapped, tokens
+from matrix import Program, swapped, tokens
+from matrix_hosts import HOSTS
 
 
 def main(file: Path) -> None:

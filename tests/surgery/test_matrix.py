@@ -10,18 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from matrix import (
-    HOSTS,
-    PROPERTIES,
-    SLOW,
-    TRACED,
-    Host,
-    Program,
-    all_hosts,
-    applies,
-    swapped,
-    tokens,
-)
+from matrix import PROPERTIES, SLOW, TRACED, Program, applies, swapped, tokens
+from matrix_hosts import HOSTS, Host, all_hosts
 
 import rifflemix as rm
 

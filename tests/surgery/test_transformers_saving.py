@@ -196,7 +196,7 @@ def test_weights_that_are_missing_are_not_drawn(tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     del weights["transformer.h.1.attn.mixer.in_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(rm.InputError, match=r"expected 12 tensors of the mixers, got 11"):
+    with pytest.raises(rm.InputError, match=r"weights: .*mixer.in_proj.weight missing"):
         transformers.GPT2LMHeadModel.from_pretrained(folder)
 
 
@@ -223,7 +223,7 @@ def test_a_host_with_mixers_of_its_own_comes_back(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     del weights[next(name for name in weights if name.endswith(".mixer.mixer.qkv.weight"))]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(rm.InputError, match=r"expected \d tensors of the mixers, got \d \(without"):
+    with pytest.raises(rm.InputError, match=r"weights: .*mixer.qkv.weight missing"):
         transformers.NemotronHForCausalLM.from_pretrained(tmp_path)
 
 
@@ -247,7 +247,7 @@ def test_weights_of_another_mixer_are_not_drawn(tmp_path: Path) -> None:
     for layer in config["quantization_config"]["swap"]["layers"].values():
         layer |= {"mixer": "average", "options": {}}
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(rm.InputError, match=r"expected 0 tensors of the mixers, got 12 \(also"):
+    with pytest.raises(rm.InputError, match=r"weights: .* unexpected"):
         transformers.GPT2LMHeadModel.from_pretrained(folder)
 
 

@@ -154,6 +154,24 @@ def _plain(value: Any) -> Any:
     return value.tolist()
 
 
+_OTHER_FOLDERS = (
+    (
+        {"config", "task", "model"},
+        "a training run",
+        "create the model with the run's settings and the sizes of its task, load "
+        "best.safetensors with safetensors.torch.load_model, and save it in another folder",
+    ),
+    ({"mixers"}, "a comparison", "its subfolders MIXER/seedN are training runs"),
+    ({"grid"}, "a sweep", "its subfolders are training runs"),
+    (
+        {"model_type"},
+        "a model of transformers",
+        "call rifflemix.register_hf(), then from_pretrained of transformers",
+    ),
+)
+"""Keys of config.json in other folders, the kind of such a folder, and how to load from it."""
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
@@ -161,6 +179,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{folder} holds no saved model: {CONFIG} is missing; save one with save_pretrained"
         )
     config = read_json(path, "save the model again")
+    for keys, kind, advice in _OTHER_FOLDERS if isinstance(config, dict) else ():
+        if keys <= config.keys():
+            raise bad_argument("folder", "a model that save_pretrained wrote", kind, advice)
     keys = {"format": str, "name": str, "settings": dict, "dtype": str}
     if not isinstance(config, dict) or any(
         not isinstance(config.get(key), kind) for key, kind in keys.items()

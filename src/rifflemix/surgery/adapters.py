@@ -9,8 +9,11 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rifflemix.errors import InputError
+from rifflemix.compat import has_values, is_to_empty, values_can_be_read
+from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers import TokenMixer
+from rifflemix.surgery.label import LABEL, check_label, make_label
+from rifflemix.surgery.offloading import load_at_once
 from rifflemix.surgery.settings import MixerSettings
 from rifflemix.surgery.weights import HostWeights, copy_weights
 
@@ -66,6 +69,11 @@ class SwappedAttention(nn.Module):
     `restore_attention`, outside of parameters and `state_dict`; it follows to other devices and
     dtypes, and it is copied with the module.
 
+    The state_dict has a label, the buffer `mixer_settings`. A state with a label is the whole state
+    of its mixer: `load_state_dict` raises InputError if the label names another mixer, or if the
+    state has unknown keys, even with `strict=False`. Keys that do not come raise at the first call,
+    since the files of a sharded checkpoint are loaded one by one.
+
     Args:
         mixer: what computes the outputs.
         original: the attention that it replaces.
@@ -77,12 +85,15 @@ class SwappedAttention(nn.Module):
     """The name of the adapter that knew the attention."""
     batch_first: bool = True
     """False where the host's tokens are (N, B, C)."""
+    _place: str = ""
+    _awaited: frozenset[str] = frozenset()
 
     def __init__(self, mixer: TokenMixer, original: nn.Module) -> None:
         super().__init__()
         self.mixer = mixer
         self._kept = (original,)
         super().train(original.training)
+        self.register_forward_pre_hook(_load_offloaded)
 
     @property
     def original(self) -> nn.Module:
@@ -98,14 +109,74 @@ class SwappedAttention(nn.Module):
         # What was loaded without its old attention has it without memory, which cannot move.
         if not any(parameter.is_meta for parameter in self.original.parameters()):
             self.original._apply(fn, recurse)
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        label = self._buffers.get(LABEL)
+        if is_to_empty(fn) and self.settings is not None and label is not None:
+            label.copy_(make_label(self.settings))
+            if not label.is_meta:
+                self.settings.fill_constants(self.mixer)
+        return self
+
+    def name_mixer(self, settings: MixerSettings, adapter: str, place: str) -> None:
+        """Set how the mixer was built, by which adapter and where, and add the label."""
+        self.settings, self.adapter, self._place = settings, adapter, place
+        self.register_buffer(LABEL, make_label(settings))
+        if any(parameter.is_meta for parameter in self.mixer.parameters()):
+            self._check_at_next_call()  # some loaders set tensors one by one
+
+    def check_loaded(self) -> None:
+        """Raise InputError unless all weights came, and they are weights of this mixer."""
+        if self._awaited:
+            raise bad_argument(
+                f"weights at {self._place}",
+                f"all weights of {self.mixer.card.name}",
+                f"a state without mixer.{min(self._awaited)}",
+                f"load the whole state, or remove {LABEL!r} from it to load a part on purpose",
+            )
+        if self.settings is not None:
+            check_label(self._place, self.get_buffer(LABEL), self.settings)
+
+    def _check_at_next_call(self) -> None:
+        if _check_loaded not in self._forward_pre_hooks.values():
+            self.register_forward_pre_hook(_check_loaded)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
-        # What files hold of the replaced attention, one number, is for models without the swap.
+        # Files have one number in place of the replaced attention, for programs without rifflemix.
         for name, _ in self.original.named_parameters():
             if getattr(state_dict.get(prefix + name), "shape", None) == (1,):
                 del state_dict[prefix + name]
+        label, place = state_dict.get(prefix + LABEL), prefix + "mixer."
+        there = {key.removeprefix(place) for key in state_dict if key.startswith(place)}
+        own = self.mixer.state_dict().keys()
+        if isinstance(label, Tensor) and self.settings is not None:
+            check_label(self._place, label, self.settings)
+            if there - own:
+                raise bad_argument(
+                    f"weights at {self._place}",
+                    f"weights of {self.mixer.card.name}",
+                    f"a state with mixer.{min(there - own)}",
+                    "load the state that was saved from this swap",
+                )
+            self._awaited = frozenset(own - there)
+        else:
+            self._awaited -= there  # the next file of a sharded checkpoint
+        if self._awaited:
+            self._check_at_next_call()
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def _load_offloaded(module: SwappedAttention, _: Any) -> None:
+    if "_hf_hook" in vars(module):  # accelerate hooks every module that has a buffer
+        load_at_once(module)
+
+
+def _check_loaded(module: SwappedAttention, _: Any) -> None:
+    if not (values_can_be_read() and has_values(module.get_buffer(LABEL))):
+        return
+    module.check_loaded()
+    hooks = module._forward_pre_hooks
+    for key in [key for key, hook in hooks.items() if hook is _check_loaded]:
+        del hooks[key]
 
 
 class Adapter:

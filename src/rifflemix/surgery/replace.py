@@ -164,6 +164,8 @@ def prepare(site: Site, settings: MixerSettings, init: str) -> Swap:
         # Not on torch's default device, which may be meta, and on meta without memory.
         with torch.device("meta" if place[0].type == "meta" else "cpu"):
             mixer = settings.build().to(device=place[0], dtype=place[1])
+        if place[0].type == "meta" and not _has_no_memory(site.parents[0]):
+            settings.fill_constants(mixer)
     copied: list[str] = []
     if init == "copy":
         compute_weights(original)
@@ -171,6 +173,15 @@ def prepare(site: Site, settings: MixerSettings, init: str) -> Swap:
     wrapped = site.adapter.wrap(original, mixer)
     module = returned(site.adapter, "wrap", wrapped, SwappedAttention)
     return Swap(site, settings, module, copied)
+
+
+def _has_no_memory(model: nn.Module) -> bool:
+    """Return whether constants belong on the meta device, with the weights of a model.
+
+    `accelerate.init_empty_weights` keeps them in memory, since no file can fill them.
+    """
+    on_meta = torch.get_default_device().type == "meta"
+    return on_meta or any(buffer.is_meta for buffer in model.buffers())
 
 
 def commit(swaps: Sequence[Swap]) -> None:
@@ -181,7 +192,7 @@ def commit(swaps: Sequence[Swap]) -> None:
             for parent, attribute in swap.site.places:
                 done.append((parent, attribute, swap.site.module))
                 setattr(parent, attribute, swap.module)
-            swap.module.settings, swap.module.adapter = swap.settings, swap.site.adapter.name
+            swap.module.name_mixer(swap.settings, swap.site.adapter.name, swap.site.name)
         for swap in swaps:
             site = swap.site
             changes = site.adapter.parent_changes(site.module, site.parents)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from rifflemix.errors import bad_argument
 from rifflemix.mixers import TokenMixer, create_mixer, list_mixers, mixer_class
@@ -56,6 +59,22 @@ class MixerSettings:
             return create_mixer(self.mixer, self.dim, **shared, **self.options)
         return self.mixer(self.dim, **shared, **self.options)
 
+    def fill_constants(self, mixer: TokenMixer) -> None:
+        """Set the buffers of a mixer that are not in its state_dict, also on the meta device."""
+        saved = mixer.state_dict().keys()
+        names = [name for name, _ in mixer.named_buffers() if name not in saved]
+        if not names:
+            return
+        with torch.random.fork_rng(), torch.device("cpu"):
+            fresh = self.build()
+        for name in names:
+            old, new = mixer.get_buffer(name), fresh.get_buffer(name)
+            owner, _, key = name.rpartition(".")
+            device = new.device if old.is_meta else old.device
+            mixer.get_submodule(owner).register_buffer(
+                key, new.to(device, old.dtype), persistent=False
+            )
+
 
 def class_of(mixer: str | type[TokenMixer]) -> type[TokenMixer]:
     """The class that a name or a class stands for; an unknown name suggests the nearest."""
@@ -72,11 +91,25 @@ def name_of(mixer: str | type[TokenMixer]) -> str | type[TokenMixer]:
 
 
 def takes_option(cls: type[TokenMixer], name: str) -> bool:
-    """Whether a mixer can be built with the option `name`."""
-    if name in cls.fixed_options:
-        return False
-    return any(
-        name in inspect.signature(vars(base)["__init__"]).parameters
+    """Return whether a mixer can be built with the option `name`."""
+    return name not in cls.fixed_options and any(name in found for found in _parameters(cls))
+
+
+def default_options(cls: type[TokenMixer]) -> dict[str, Any]:
+    """Return the defaults of a mixer's own options."""
+    return {
+        name: parameter.default
+        for found in reversed(_parameters(cls))
+        for name, parameter in found.items()
+        if parameter.default is not parameter.empty
+        and name not in (*_OF_THE_HOST, *cls.fixed_options)
+    }
+
+
+def _parameters(cls: type[TokenMixer]) -> list[Mapping[str, inspect.Parameter]]:
+    """Return the parameters of each `__init__` between a mixer and `TokenMixer`."""
+    return [
+        inspect.signature(vars(base)["__init__"]).parameters
         for base in cls.__mro__
         if "__init__" in vars(base) and issubclass(base, TokenMixer)
-    )
+    ]

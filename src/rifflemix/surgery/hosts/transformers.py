@@ -29,6 +29,11 @@ from rifflemix.surgery.adapters import (
     has_class_token,
     is_linear,
 )
+from rifflemix.surgery.hosts.transformers_lengths import (
+    embeddings_around,
+    image_length,
+    longest,
+)
 from rifflemix.surgery.hosts.transformers_lost import NORM, lost, notes_of
 from rifflemix.surgery.hosts.transformers_maps import (
     maps_of,
@@ -185,16 +190,16 @@ class TransformersAttention(Adapter):
         if refusal or maps is None:
             return HostAttention(dim=1, num_heads=1, refusal=refusal)
         inner, dim = read_weights(module, maps).value.weight.shape
-        images = _image_length(parents)
+        images = image_length(parents)
         return HostAttention(
             dim=dim,
             num_heads=num_heads(module, maps),
             causal=_is_causal(module),
             dropout=_dropout(module),
             inner_dim=inner,
-            max_length=None if images else _longest(parents),
+            max_length=None if images else longest(parents),
             usual_length=images,
-            class_token=has_class_token(_embeddings(parents)),
+            class_token=has_class_token(embeddings_around(parents)),
             notes=notes_of(module),
             warnings=lost(module),
         )
@@ -393,38 +398,3 @@ def _reads_two_widths(module: nn.Module) -> bool:
     maps = maps_of(module)
     parts = [] if maps is None else [getattr(module, name) for name in (maps.query, maps.key)]
     return len({part.in_features for part in parts if is_linear(part)}) > 1
-
-
-def _embeddings(parents: Sequence[nn.Module]) -> list[nn.Module]:
-    """The embeddings of the innermost model around the attention, where it has any."""
-    found = (getattr(parent, "embeddings", None) for parent in reversed(parents))
-    return [part for part in found if isinstance(part, nn.Module)][:1]
-
-
-def _image_length(parents: Sequence[nn.Module]) -> int | None:
-    """Tokens of an image of the usual size; hosts stretch the table of positions for others."""
-    for embeddings in _embeddings(parents):
-        table = getattr(embeddings, "position_embeddings", None)
-        if isinstance(table, Tensor) and table.dim() == 3:
-            registers = getattr(embeddings, "register_tokens", None)  # which have no position
-            return table.shape[1] + (0 if registers is None else registers.shape[1])
-    return None
-
-
-def _longest(parents: Sequence[nn.Module]) -> int | None:
-    """The most tokens of the innermost model that says so."""
-    for embeddings in _embeddings(parents):
-        table = getattr(embeddings, "position_embeddings", None)
-        if isinstance(table, nn.Embedding):
-            first = 0 if table.padding_idx is None else table.padding_idx + 1
-            return table.num_embeddings - first
-    for parent in reversed(parents):
-        for owner, name in (
-            (parent, "max_target_positions"),
-            (parent, "max_source_positions"),
-            (getattr(parent, "config", None), "max_position_embeddings"),
-        ):
-            limit = getattr(owner, name, None)
-            if isinstance(limit, int):
-                return limit
-    return None

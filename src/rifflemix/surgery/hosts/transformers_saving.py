@@ -1,10 +1,13 @@
 """`save_pretrained` of swapped models of transformers.
 
-transformers builds a model from its config alone and fills in weights by name; what is missing it
-draws at random, with no more than a message. So the swap is written into the config, where
-transformers looks for ways to change a model before its weights come (`quantization_config`), and
-the file of the weights has a tensor of another shape under a name of each replaced attention: a
-program that does not know the swap fails on it. `rifflemix.surgery.hub.swapped` reads it.
+transformers builds a model from its config alone and loads weights by name. It initializes missing
+weights at random and only logs a message. So rifflemix writes the swap into `quantization_config`,
+where transformers looks for changes to make before it loads weights. The weights file also has one
+tensor of a wrong shape for each replaced attention, so that programs without rifflemix fail.
+
+The file uses the names of the model's own state_dict. transformers would rename weights by patterns
+of the model type, and these patterns also match names inside mixers.
+`rifflemix.surgery.hub.swapped` loads the file.
 """
 
 from __future__ import annotations
@@ -39,11 +42,11 @@ class SavePretrained:
     def __call__(
         self, save_directory: Any, *, state_dict: Mapping[str, Tensor] | None = None, **options: Any
     ) -> Any:
-        """See `PreTrainedModel.save_pretrained`.
+        """Save as `PreTrainedModel.save_pretrained` does, with `save_original_format=False`.
 
         Raises:
-            InputError: a mixer that no file can name or that was changed since, such as by a
-                parametrization; weights that are quantised as well.
+            InputError: a mixer has no registry name or was changed after the swap, such as by a
+                parametrization; the weights are also quantized; `save_original_format=True`.
         """
         with without_wrappers(self.model) as model:
             if not swapped_in(model):  # each was restored by itself
@@ -57,6 +60,14 @@ class SavePretrained:
         swap = describe_swap(model)
         if options.pop("push_to_hub", False):
             raise bad_argument("push_to_hub", "False", True, "call model.push_to_hub(repo_id)")
+        if options.get("distributed_checkpoint"):
+            raise bad_argument(
+                "distributed_checkpoint", "False: transformers cannot load the swap from it", True
+            )
+        if options.setdefault("save_original_format", False):
+            raise bad_argument(
+                "save_original_format", "False: mixers are not part of that format", True
+            )
         if _is_quantised(model.config):
             raise bad_argument(
                 "model", "weights that are not quantised", "a quantization_config beside the swap"

@@ -29,12 +29,14 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.mixers import TokenMixer
 from rifflemix.models import Model, create_model, model_card, model_settings
 from rifflemix.models.language.gpt import GPT
 from rifflemix.models.sequence.classifier import SequenceClassifier
 from rifflemix.surgery.hub.card import card_of_preset
 from rifflemix.surgery.hub.pushing import push
 from rifflemix.surgery.masks import key_padding_mask
+from rifflemix.surgery.offloading import load_at_once
 
 MODEL_TYPE = "rifflemix"
 
@@ -97,6 +99,7 @@ class RifflemixPreTrainedModel(PreTrainedModel):
                 f"{config.preset}, a {type(self.model).__name__} of {_inputs(config)}",
             )
         self.post_init()
+        self.register_forward_pre_hook(_load_offloaded_mixers)
 
     def _build(self) -> Model:
         return create_model(self.config.preset, **self.config.settings)
@@ -227,6 +230,13 @@ def register_models() -> None:
         (AutoModelForSequenceClassification, RifflemixForSequenceClassification),
     ):
         auto.register(RifflemixConfig, cls, exist_ok=True)
+
+
+def _load_offloaded_mixers(model: RifflemixPreTrainedModel, _: Any) -> None:
+    if "_hf_hook" in vars(model):  # accelerate also hooks the whole model
+        for module in model.modules():
+            if isinstance(module, TokenMixer):
+                load_at_once(module)
 
 
 def _inputs(config: RifflemixConfig) -> str:

@@ -5,14 +5,12 @@ Imported by `rifflemix.register_hf`; the file itself tells transformers of the t
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
-import torch
-from safetensors import safe_open
 from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -20,6 +18,7 @@ from rifflemix.errors import InputError
 from rifflemix.surgery.adapters import SwappedAttention
 from rifflemix.surgery.description import check_description, describe_swap
 from rifflemix.surgery.hosts.transformers_saving import METHOD, replaced_weights, swapped_in
+from rifflemix.surgery.label import LABEL
 from rifflemix.surgery.storage import apply_swap
 
 
@@ -54,23 +53,26 @@ class SwapLoader(HfQuantizer):
         """Yes."""
         return True
 
-    def _process_model_before_weight_loading(self, model: Any, **options: Any) -> Any:
+    def update_weight_conversions(self, weight_conversions: list[Any], *_: Any) -> list[Any]:
+        """Keep the caller's `key_mapping` only; the file has the model's own names."""
+        return weight_conversions[: len(weight_conversions) - self.num_conversions]
+
+    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
         swap = _not_made_yet(model, _named_for(model, self.quantization_config.swap))
         if swap["layers"]:
             apply_swap(model, swap)
         for module in swapped_in(model).values():
             _show_original(module)
-        _check_all_are_there(model, options.get("checkpoint_files"))
-        # A body in a saved head has longer names in the file.
-        ignored = {rf"(^|\.){re.escape(name)}$" for name in replaced_weights(model)}
-        known = model._keys_to_ignore_on_load_unexpected or set()
-        model._keys_to_ignore_on_load_unexpected = set(known) | ignored
+        self.num_conversions = len(get_model_conversion_mapping(model))
+        model._adjust_missing_and_unexpected_keys = partial(_check_keys, model)
         return model
 
-    def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         for module in swapped_in(model).values():
             _hide_original(module)
-            _fill_constants(module)
+            if module.settings is not None:
+                module.settings.fill_constants(module.mixer)
+            module.check_loaded()
         self.remove_quantization_config(model)
         for module in model.modules():
             if hasattr(getattr(module, "config", None), "_is_quantized"):
@@ -99,49 +101,48 @@ def _not_made_yet(model: nn.Module, swap: dict[str, Any]) -> dict[str, Any]:
     return {**swap, "layers": layers}
 
 
-def _check_all_are_there(model: nn.Module, files: Sequence[str] | None) -> None:
-    """Raise unless files hold the weights of these mixers; others transformers draws at random."""
-    if not files or not all(str(file).endswith(".safetensors") for file in files):
-        return
-    # What stands before a mixer transformers may rename, what stands after it is ours.
-    saved: Counter[str] = Counter()
-    others = _around_other_mixers(model)
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            saved += _in_mixers(file.keys(), others)
-    own = _in_mixers(
-        f"{name}.mixer.{key}"
-        for name, module in swapped_in(model).items()
-        for key in module.mixer.state_dict()
-    )
-    missing, unknown = own - saved, saved - _in_mixers(model.state_dict(), others)
-    if missing or unknown:
-        there = own.total() - missing.total() + unknown.total()
-        raise InputError(
-            f"{files[0]}: expected {own.total()} tensors of the mixers, got {there} "
-            f"({'without' if missing else 'also'} {min(missing or unknown)}); the weights are not "
-            "those that were saved with this config"
-        )
+def _check_keys(model: Any, info: Any) -> None:
+    """Raise unless the weights of all mixers, and no others, were loaded.
 
-
-def _around_other_mixers(model: nn.Module) -> set[str]:
-    """What modules are called in which a host calls a part of its own "mixer" (Nemotron-H)."""
-    swapped = swapped_in(model)
-    parts = (name.rpartition(".") for name, _ in model.named_modules())
-    around = {name for name, _, part in parts if part == "mixer"} - swapped.keys()
-    return {name.rpartition(".")[2] for name in around}
-
-
-def _in_mixers(names: Iterable[str], others: Collection[str] = ()) -> Counter[str]:
-    """Names after the last "mixer." in them, and how often each is there.
+    Takes the place of `_adjust_missing_and_unexpected_keys` of `model` while weights are loaded.
 
     Args:
-        names: of tensors.
-        others: what the modules around mixers are called that are none of ours.
+        model: the model with its swap.
+        info: `LoadStateDictInfo` of transformers; names of replaced attention are removed from it.
     """
-    parts = (name.rpartition(".mixer.") for name in names)
-    ours = ((a, key) for a, _, key in parts if a and a.rpartition(".")[2] not in others)
-    return Counter(key for _, key in ours)
+    del model._adjust_missing_and_unexpected_keys
+    prefix = f"{model.base_model_prefix}."
+    replaced = {name.removeprefix(prefix) for name in replaced_weights(model)}
+    info.unexpected_keys = {
+        key for key in info.unexpected_keys if key.removeprefix(prefix) not in replaced
+    }
+    places = {name.removeprefix(prefix) for name in swapped_in(model)}
+    places |= {
+        key.removeprefix(prefix).removesuffix(f".{LABEL}")
+        for key in info.unexpected_keys
+        if key.endswith(f".{LABEL}")
+    }
+    for problem, keys in (
+        ("missing", info.missing_keys),
+        ("unexpected", info.unexpected_keys),
+        ("of another shape", {key for key, *_ in info.mismatched_keys}),
+    ):
+        found = sorted(key for key in keys if _is_in(key.removeprefix(prefix), places))
+        if found:
+            info.mismatched_keys.clear()  # transformers would report these instead
+            raise InputError(
+                f"weights: expected the weights of the mixers in this config, got {found[0]} "
+                f"{problem}. Load the files that were saved with this config"
+            )
+    model._adjust_missing_and_unexpected_keys(info)
+
+
+def _is_in(key: str, places: Collection[str]) -> bool:
+    """Return whether a key names a tensor of the mixer at one of these places."""
+    place, _, rest = key.rpartition(f".{LABEL}")
+    if place in places and not rest:
+        return True
+    return any(key.startswith(f"{place}.mixer.") for place in places)
 
 
 def _show_original(module: SwappedAttention) -> None:
@@ -160,18 +161,3 @@ def _hide_original(module: SwappedAttention) -> None:
     for name, part in list(vars(module).items()):
         if isinstance(part, nn.Module | nn.Parameter):
             delattr(module, name)
-
-
-def _fill_constants(module: SwappedAttention) -> None:
-    """Numbers of a mixer that no file holds, which were built without memory."""
-    mixer, settings = module.mixer, module.settings
-    if settings is None:
-        raise InputError("a swapped layer: expected its settings, got none")
-    saved = set(mixer.state_dict())
-    if all(name in saved for name, _ in mixer.named_buffers()):
-        return
-    with torch.random.fork_rng():
-        fresh = settings.build()
-    for name, buffer in fresh.named_buffers():
-        if name not in saved:
-            mixer.get_buffer(name).copy_(buffer)

@@ -1,0 +1,73 @@
+"""Weights that accelerate offloads: `cpu_offload`, `disk_offload`, `device_map` with "disk".
+
+accelerate loads the weights of each submodule when the submodule is called. A mixer also reads
+weights of submodules without a call, and `prefill` and `step` are no calls of the mixer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def load_at_once(module: nn.Module) -> None:
+    """Have accelerate load all weights of a module before each call of it.
+
+    Does nothing if no submodule is offloaded, so also the second time.
+
+    Args:
+        module: a module whose submodules may have hooks of accelerate.
+    """
+    hooks = {name: _offloading(part) for name, part in module.named_modules()}
+    one = next((hook for name, hook in hooks.items() if name and hook is not None), None)
+    if one is None:
+        return
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
+    from accelerate.utils import set_module_tensor_to_device
+
+    maps: dict[str, Mapping[str, Tensor]] = {}
+    for name, part in module.named_modules():
+        hook = hooks[name]
+        own = dict(part.named_parameters(recurse=False)) | dict(part.named_buffers(recurse=False))
+        maps[name] = own if hook is None else hook.weights_map
+    weights = _Weights(maps)
+    remove_hook_from_module(module, recurse=True)
+    # Buffers stay: with offload_buffers accelerate looks for those of submodules in the module.
+    for name, buffer in module.named_buffers():
+        if buffer.is_meta:
+            set_module_tensor_to_device(module, name, one.execution_device, weights[name])
+    whole = AlignDevicesHook(
+        execution_device=one.execution_device,
+        offload=True,
+        weights_map=weights,
+        place_submodules=True,
+        skip_keys=one.skip_keys,
+        tied_params_map=one.tied_params_map,
+    )
+    add_hook_to_module(module, whole)
+
+
+def _offloading(part: nn.Module) -> Any:
+    """Return the hook of a module that offloads its weights, or None."""
+    hook = vars(part).get("_hf_hook")
+    several = getattr(hook, "hooks", (hook,))
+    return next((one for one in several if getattr(one, "offload", False)), None)
+
+
+class _Weights(Mapping[str, Tensor]):
+    """The weights of several submodules, each read when it is needed."""
+
+    def __init__(self, maps: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.maps = maps
+
+    def __getitem__(self, name: str) -> Tensor:
+        part, _, key = name.rpartition(".")
+        return self.maps[part][key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{part}.{key}" if part else key for part in self.maps for key in self.maps[part])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
