@@ -205,10 +205,12 @@ def table4_transformer(task: str, mixer: str) -> Recipe:
 def _csp_notes(task: str) -> tuple[str, ...]:
     same = f"the printed figure is that of sliceformer/table2-{task}-ascending"
     sorted_too = "padding is sorted with the rest, as released"
+    decay = (lra.DECOUPLED_DECAY,) if lra.BASE[task].weight_decay else ()
     if task in _SLICEFORMERS:
-        return f"{same}, which is the same model and training", sorted_too
+        return f"{same}, which is the same model and training", sorted_too, *decay
     return (
         f"{same}; the settings are this paper's Table 6, which differ",
+        *decay,
         "Table 6 prints no width of the MLP, dropout or warm-up: dropout, warm-up and the ratio of "
         "the MLP to the model are those of the released host's Transformer",
         *((_SIZE_NOTES[task],) if task in _SIZE_NOTES else ()),

@@ -109,7 +109,7 @@ def table4(task: str, row: str) -> Recipe:
     quoted = ("quoted from MEGA's paper: settings of MEGA's released command",)
     is_released = is_own and task != _SHIFT_ONLY
     released = ("sorted ascending and shifted as released",) if is_released else ()
-    own = (*released, *_CSP_NOTES.get(task, ()))
+    own = (*released, *_CSP_NOTES.get(task, ()), lra.DECOUPLED_DECAY)
     return Recipe(
         name=f"csp/table4-{task}-{row}",
         paper=PAPER,

@@ -316,7 +316,8 @@ def table5(row: str) -> Recipe:
             "the release trains on 40,000 of all 50,000 reviews, drawn at random, and measures on "
             "the others; here the published halves, a tenth of the training reviews validates",
             "a tenth of the rate from the 12th epoch on, as released",
-            "the release reads pieces of a SentencePiece model that it does not hold, here words",
+            "the release reads pieces of a SentencePiece model that it does not contain; here they "
+            "are words in lower case",
             "its trainer draws the fixed sinusoids anew, as normal numbers; here they stay",
             "the release takes the softmax of the outputs in the model and in the loss, and its "
             "maximum over the tokens counts padding; here neither",
