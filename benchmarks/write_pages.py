@@ -54,6 +54,7 @@ from rifflemix.comparison.suites import HEADLINE
 from rifflemix.comparison.table import (
     baseline_row,
     comparison_rows,
+    is_slower,
     markdown_body,
     table_cells,
     table_headers,
@@ -335,7 +336,7 @@ def _in_brief(page: Path, folder: Path) -> str:
         for line in table_cells(rows)
     ]
     lines = table_lines([headers[c] for c in kept], cells, range(1, len(kept)))
-    source = f"From {_cited(page, paths[-1])}; bold: not distinguishable from the column's best."
+    source = f"From {_cited(page, paths[-1])}; bold: no other mixer is significantly better."
     return f"{_meaning(shown)}\n\n" + "\n".join(lines) + f"\n\n{source}\n"
 
 
@@ -343,18 +344,15 @@ def _meaning(result: dict[str, Any]) -> str:
     """Who beats softmax attention in what was measured, by more than noise."""
     rows = comparison_rows(result)
     differences = differences_from_softmax(rows)
+    shown = [d for d in differences if d.decision.is_shown]
     baseline = baseline_row(rows)
     assert baseline is not None
     groups = {
-        "more accurate": [d.row for d in differences if d.is_shown and not d.is_loss],
-        "less accurate": [d.row for d in differences if d.is_loss],
-        "no significant difference in accuracy": [d.row for d in differences if not d.is_shown],
-        "faster with every seed": [
-            row for row in rows if (row.slowest or 0.0) > (baseline.fastest or 0.0)
-        ],
-        "slower with every seed": [
-            row for row in rows if (row.fastest or 0.0) < (baseline.slowest or 0.0)
-        ],
+        "more accurate": [d.row for d in shown if not d.decision.is_loss],
+        "less accurate": [d.row for d in shown if d.decision.is_loss],
+        "no significant difference in accuracy": [d.row for d in differences if d not in shown],
+        "faster with every seed": [row for row in rows if is_slower(baseline, row)],
+        "slower with every seed": [row for row in rows if is_slower(row, baseline)],
     }
     said = [f"{words}: {', '.join(r.title for r in of)}" for words, of in groups.items() if of]
     seeds, length = len(result["seeds"]), result["task"]["max_length"]

@@ -9,8 +9,8 @@ from results_common import RESULTS, Answer, listed, scores, task_title
 from results_pictures import Mark, Row, dots
 from results_suite import suite_tasks
 
+from rifflemix.comparison.decisions import Decisions
 from rifflemix.comparison.merging import merged_results
-from rifflemix.comparison.paired import LEVEL, Difference, holm
 from rifflemix.comparison.table import Row as Compared
 from rifflemix.comparison.table import comparison_rows
 from rifflemix.mixers import list_mixers
@@ -28,14 +28,18 @@ def every_mixer() -> Answer:
         key=lambda row: -row.test.mean if row.test else 0.0,
     )
     without = next(row for row in rows if row.name == WITHOUT_MIXING)
-    found = [(row, _difference(row, without)) for row in rows if row is not without]
-    corrected = holm([difference.probability for _, difference in found])
+    scores_of = {row.name: row.test for row in rows}
+    decided = Decisions(scores_of, higher_is_better=True, baseline=WITHOUT_MIXING)
+    others = [row for row in rows if row is not without]
     drawn, table, counts = [], [], {"more": 0, "less": 0}
-    for (row, difference), p in zip(found, corrected, strict=True):
+    for row in others:
+        of = decided.from_baseline(row.name, WITHOUT_MIXING)
+        assert of is not None, f"{row.name} shares no two seeds with {without.name}"
+        difference, p = of.difference, of.probability
         mean, low, high = (100 * v for v in (difference.mean, difference.low, difference.high))
-        if p < LEVEL:
-            counts["more" if mean > 0 else "less"] += 1
-        mark = Mark(mean, "main" if p < LEVEL else "other", low, high)
+        if of.is_shown:
+            counts["less" if of.is_loss else "more"] += 1
+        mark = Mark(mean, "main" if of.is_shown else "other", low, high)
         drawn.append(Row(row.title, (mark,), f"{row.test} %"))
         compared = {"above": mean, "above_low": low, "above_high": high, "above_p": p}
         table.append(scores(NAME, row) | compared)
@@ -43,25 +47,17 @@ def every_mixer() -> Answer:
     rates, seeds = len(results["tuning"]["grid"]["lr"]), len(results["seeds"])
     said = (
         f"On {task_title(results)}, a model without mixing reaches {without.test} %. Of the other "
-        f"{len(found)} mixers {counts['more']} do better than it and {counts['less']} worse by "
+        f"{len(others)} mixers {counts['more']} do better than it and {counts['less']} worse by "
         f"more than chance explains; ahead are {_ahead(rows)}. Each has the learning rate that "
-        f"validation chose out of {rates}; means of {seeds} seeds. Disks "
+        f"validation chose out of {rates}; means of {seeds} seeds. Circles "
         "are points of test accuracy above the model without mixing, with 95 % intervals paired "
-        "over seeds; full ones differ from it after Holm's correction. Only accuracy is told: "
+        "over seeds; filled circles differ from it after Holm's correction. Only accuracy is told: "
         f"the parts of this comparison ran on different machines.{_left_out(rows)}"
     )
     title = "Test accuracy minus that of a model without mixing, points"
     return Answer("What does every mixer reach on one task?", said, "every-mixer",
                   dots(title, drawn, rule=0.0), table, paths,
                   [part["command"] for part in results["merged"]])  # fmt: skip
-
-
-def _difference(row: Compared, other: Compared) -> Difference:
-    assert row.test is not None
-    assert other.test is not None
-    difference = row.test.difference(other.test)
-    assert difference is not None, f"{row.name} shares no two seeds with {other.name}"
-    return difference
 
 
 def _left_out(rows: Sequence[Compared]) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 
 from results_common import RESULTS, Answer, by_time, listed, read
 from results_pictures import Mark, Row, dots
-from results_printed import over_seeds, row_name, standard_error
+from results_printed import over_seeds, row_key, row_name
 
 from rifflemix.mixers.named import mixer_card
 from rifflemix.report.markdown import table_lines
+from rifflemix.reproduction.agreement import standard_error
 
 _ROWS = "dimension_mixer/table5-listops-"
 
@@ -22,8 +23,8 @@ _ROWS = "dimension_mixer/table5-listops-"
 def one_host() -> Answer:
     """ListOps of full length in the host of Dimension Mixer's Table 5, in full."""
     sources = host_files()
-    found = sorted(map(read, sources), key=row_name)
-    rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_name)]
+    found = sorted(map(read, sources), key=row_key)
+    rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_key)]
     rows.sort(key=lambda result: -result["ours"])
     best = rows[0]
     behind = [_name(r) for r in rows if best["ours"] - r["ours"] > 2 * _error_of_both(best, r)]
@@ -118,8 +119,8 @@ def _machine(result: Mapping[str, Any]) -> str:
 
 
 def _error(result: Mapping[str, Any]) -> float:
-    """Standard error of a row's mean: of the test samples, or of the seeds where that is more."""
-    samples = standard_error(result)
+    """Standard error of a row's mean: that of the test samples or of the seeds, the larger."""
+    samples = standard_error(result) or 0.0
     each = result["each"]
     seeds = statistics.stdev(each) / math.sqrt(len(each)) if len(each) > 1 else 0.0
     return max(samples, seeds)

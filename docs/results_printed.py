@@ -15,6 +15,12 @@ from results_pictures import Mark, Row, dots
 from rifflemix.recipes import get_recipe, list_recipes
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_percent
+from rifflemix.reproduction.agreement import (
+    OTHER_DATA,
+    agreement,
+    changed_settings,
+    count_test_samples,
+)
 from rifflemix.reproduction.tables import one_per_seed
 
 _PLATEAU = "#when-do-mixers-leave-the-commonest-answer-on-listops"
@@ -29,8 +35,8 @@ def printed() -> Answer:
     """Rows of the papers' tables that were run."""
     kept = sorted((RESULTS / "reproduce").glob("*.json"))
     sources = [path for path in kept if read(path)["printed"] is not None]
-    found = sorted((read(path) for path in sources), key=row_name)
-    rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_name)]
+    found = sorted((read(path) for path in sources), key=row_key)
+    rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_key)]
     last_weights, sweeps = by_time("last-weights-*.json"), by_time("sweep-*.json")
     measured = [row for path in last_weights for row in read(path)["rows"]]
     by_last_weights = {
@@ -56,35 +62,72 @@ def printed() -> Answer:
 
 def _says(rows: Sequence[Mapping[str, Any]]) -> str:
     numbers = sum(get_recipe(name).printed is not None for name in list_recipes())
-    full = [result for result in rows if not result["is_reduced"]]
-    near = len(full) - sum(map(_is_beyond, full))
+    whole = [result for result in rows if not result["is_reduced"]]
+    full = [result for result in whole if not result["changed"]]
+    near = sum(not result["agreement"].is_beyond for result in full)
+    begun = len({row_name(result) for result in rows})
     return (
-        f"Of {numbers} printed numbers with a recipe, {len(rows)} were begun and {len(full)} run "
-        f"in full. Of these, {near} lie within two standard errors of the test samples; the table "
-        "says what is known of the others; a recipe's notes, which its run prints, say where it is "
-        "not the published one. A reduced run reproduces nothing: it only shows that "
-        "the model learns. Disks are ours, rings are printed. "
+        f"Of {numbers} recipes with a printed number, {begun} were begun. {_counted(whole, full)}"
+        f"Of these {len(full)}, {near} lie within two standard errors of the printed number. The "
+        "errors are those of the test samples of both numbers. "
+        f"{_one_sided(full)}"
+        "The table says what is known of the others. A recipe's notes, which its run prints, say "
+        "where it is not the published one. A reduced run reproduces nothing: it only shows that "
+        "the model learns. Filled circles are ours, rings are printed. "
         "[The whole table](reproduced/report.md)."
     )
 
 
+def _counted(whole: Sequence[Mapping[str, Any]], full: Sequence[Mapping[str, Any]]) -> str:
+    """Say how many rows in full count as reproduced, and why the others do not."""
+    if len(whole) == len(full):
+        return f"{len(full)} rows were run in full. "
+    data = sum(result["changed"] == OTHER_DATA for result in whole)
+    settings = len(whole) - len(full) - data
+    reasons = [
+        f"{count} {'has' if count == 1 else 'have'} other {what} than the recipe now"
+        for count, what in ((data, "data"), (settings, "settings"))
+        if count
+    ]
+    return (
+        f"{len(whole)} rows were run in full. {listed(reasons)}: they have no difference from the "
+        f"printed number until they are run again. {len(full)} of {len(whole)} rows remain. "
+    )
+
+
+def _one_sided(full: Sequence[Mapping[str, Any]]) -> str:
+    """Name the rows of which only one of the two errors is known."""
+    names = [f"`{row_name(result)}`" for result in full if result["agreement"].unknown]
+    return f"Only one error is known of {listed(names)}. " if names else ""
+
+
 def _drawn(result: Mapping[str, Any]) -> Row:
+    name, ours = row_name(result).partition("/")[2], f"{result['ours']:.2f}"
+    if result["changed"]:
+        return Row(name, (Mark(result["ours"], "main"),), f"{ours}, {result['changed']}")
     share = result["steps"] / result["steps_planned"]
     reduced = f", {format_percent(share)} % run" if result["is_reduced"] else ""
-    words = f"{result['ours']:.2f} of {result['printed']:.2f}{reduced}"
     marks = (Mark(result["ours"], "main"), Mark(result["printed"], "other"))
-    return Row(row_name(result).partition("/")[2], marks, words)
+    return Row(name, marks, f"{ours} of {result['printed']:.2f}{reduced}")
 
 
 def _line(result: Mapping[str, Any], by_last_weights: Mapping[str, float]) -> dict[str, Any]:
-    """A line of the CSV file."""
-    kept = ("printed", "ours", "unit", "steps", "steps_planned", "is_reduced", "seeds")
+    """A line of the CSV file; a reduced or changed run has no errors."""
+    found = result["agreement"]
+    kept = ("ours", "unit", "steps", "steps_planned", "is_reduced", "changed", "seeds")
     return {
         "recipe": row_name(result),
+        "printed": _text(result["printed"]),
         **{key: result[key] for key in kept},
-        "standard_error": "" if result["is_reduced"] else standard_error(result),
+        "test_samples": "" if found is None else _text(count_test_samples(result)),
+        "standard_error": "" if found is None else _text(found.reproduced_error),
+        "standard_error_printed": "" if found is None else _text(found.reported_error),
         "last_weights": by_last_weights.get(row_name(result), ""),
     }
+
+
+def _text(value: float | None) -> float | str:
+    return "" if value is None else value
 
 
 def _in_full(
@@ -93,16 +136,17 @@ def _in_full(
     varied: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """The rows that were run in full, as a table."""
-    headers = ("Row in full", "Printed", "Ours", "Difference", "Standard error", "Seeds", "Why")
+    headers = (
+        "Row in full", "Printed", "Ours", "Difference", "Standard error of both", "Seeds", "Why",
+    )  # fmt: skip
     cells = [
         [
-            f"`{row_name(result)}`",
-            f"{result['printed']:.2f}",
+            ", ".join(filter(None, [f"`{row_name(result)}`", result["changed"]])),
+            "" if result["changed"] else f"{result['printed']:.2f}",
             f"{result['ours']:.2f}" + (f" ({_each(result)})" if result["runs"] > 1 else ""),
-            f"{result['difference']:+.2f}",
-            f"{standard_error(result):.2f}",
+            *_compared(result),
             str(result["runs"]),
-            _why(result, by_last_weights, varied) if _is_beyond(result) else "",
+            "" if result["changed"] else _why(result, by_last_weights, varied),
         ]
         for result in rows
         if not result["is_reduced"]
@@ -110,8 +154,13 @@ def _in_full(
     return "\n".join(table_lines(headers, cells, range(1, len(headers) - 1)))
 
 
-def _is_beyond(result: Mapping[str, Any]) -> bool:
-    return bool(abs(result["difference"]) > 2 * standard_error(result))
+def _compared(result: Mapping[str, Any]) -> tuple[str, str]:
+    """The difference from the printed number and its standard error; empty if changed."""
+    found = result["agreement"]
+    if found is None:
+        return "", ""
+    error = "" if found.error is None else f"{found.error:.2f}"
+    return f"{found.difference:+.2f}", error
 
 
 def row_name(result: Mapping[str, Any]) -> str:
@@ -119,10 +168,16 @@ def row_name(result: Mapping[str, Any]) -> str:
     return str(result["recipe"]["name"])
 
 
+def row_key(result: Mapping[str, Any]) -> tuple[str, str]:
+    """The recipe of a result, and what the run has that the recipe has not."""
+    return row_name(result), changed_settings(result)
+
+
 def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A row of the mean over the seeds that went furthest, `of_seeds`.
+    """Average the seeds of one `row_key` that went furthest, `of_seeds`.
 
     Of a seed that was run in several precisions, the recipe's own counts; the rest are `others`.
+    A row of other data or settings has no printed number.
     """
     most = max(result["steps"] for result in results)
     furthest = [result for result in results if result["steps"] == most]
@@ -131,7 +186,9 @@ def over_seeds(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **kept[0],
         "ours": ours,
-        "difference": None if kept[0]["printed"] is None else ours - kept[0]["printed"],
+        "printed": None if changed_settings(kept[0]) else kept[0]["printed"],
+        "changed": changed_settings(kept[0]),
+        "agreement": agreement(kept),
         "runs": len(kept),
         "seeds": " ".join(str(result["seed"]) for result in kept),
         "each": [result["ours"] for result in kept],
@@ -146,13 +203,6 @@ def _each(result: Mapping[str, Any]) -> str:
 
 def _command(path: Path) -> str:
     return str(read(path)["environment"]["command"])
-
-
-def standard_error(result: Mapping[str, Any]) -> float:
-    """Of an accuracy in percent on the row's test samples."""
-    task, share = result["task"], result["ours"] / 100
-    size = task["sizes"]["test"] if "sizes" in task else task["options"]["num_test"]
-    return 100 * math.sqrt(share * (1 - share) / size)
 
 
 def learned_from(result: Mapping[str, Any]) -> int | None:
@@ -177,7 +227,7 @@ def _why(
     by_last_weights: Mapping[str, float],
     varied: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """What is known of a difference from the printed number."""
+    """Say which seeds learned nothing, or what is known of a difference beyond the errors."""
     others = [
         f"{r['ours']:.2f} in {r['result']['precision']} of seed {r['seed']}"
         for r in result["others"]
@@ -191,6 +241,8 @@ def _why(
         elif _leaves_when_shorter(result):
             words += f", though [with fewer positions]({_PLATEAU}) it does"
         return "; ".join([words, *others])
+    if not result["agreement"].is_beyond:
+        return ""
     curve = result["result"]["validation"]
     best, last = max(curve, key=lambda point: point["accuracy"]), curve[-1]
     words = f"weights of step {best['step']:,}, which validation chose; those of the last step "

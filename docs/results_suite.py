@@ -20,7 +20,7 @@ from rifflemix.report.units import format_duration
 SUITE = "lra-small"
 FOLDER = RESULTS / "suites" / SUITE
 _SCORES = (
-    "Bold: not distinguishable from the best of the task; nothing, where that holds for all. "
+    "Bold: no other mixer is significantly better on the task; nothing, if that holds for all. "
     "Means and standard deviations over seeds of what validation chose; speed and memory: "
     "geometric means over tasks, times softmax attention's."
 )

@@ -65,11 +65,18 @@ def _card(page: Path, names: Iterable[str]) -> str:
         "padding masks": [_yes(entry["padding"]) for entry in chosen],
         "padding before or between tokens": [_place_of_padding(entry) for entry in chosen],
         "packed sequences": [_yes(entry["packed"]) for entry in chosen],
-        "sees the order of tokens": [_yes(not e["permutation_equivariant"]) for e in chosen],
+        "outputs of permuted tokens": [_if_permuted(entry) for entry in chosen],
         f"parameters ({size})": [f"{entry['parameters']:,}" for entry in chosen],
     }
     headers = ["", *(f"`{entry['name']}`" for entry in chosen)]
     return "\n".join(table_lines(headers, ([key, *cells] for key, cells in lines.items()))) + "\n"
+
+
+def _if_permuted(entry: dict[str, Any]) -> str:
+    """Say what permuting the tokens does to the outputs, by the card."""
+    if entry["permutation_invariant"]:
+        return "unchanged"
+    return "permuted in the same way" if entry["permutation_equivariant"] else "different"
 
 
 def _place_of_padding(entry: dict[str, Any]) -> str:

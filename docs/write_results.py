@@ -70,7 +70,7 @@ def accuracy() -> Answer:
         for row in (row for row in rows if row.name in HEADLINE):
             line = scores(path, row) | {"result": name}
             if row.name in shown:
-                of = shown[row.name]
+                of = shown[row.name].decision
                 low, mean, high = (
                     metric_value(row.metric, value)
                     for value in (of.difference.low, of.difference.mean, of.difference.high)
@@ -86,10 +86,10 @@ def accuracy() -> Answer:
         f"Of {verdict.total()} comparisons of our mixers with softmax attention under the same "
         f"budget, {verdict['more']} shows a more accurate mixer, {verdict['less']} a less accurate "
         f"one, and {verdict['not told apart']} no significant difference. The picture shows points "
-        "of test accuracy above softmax attention, with 95 % intervals paired over seeds. A full "
-        "disk is a difference that remains significant after Holm's correction within its "
-        "comparison; for the small suite, above, that correction counts the peers too. Comparisons "
-        "with one seed are in the table only."
+        "of test accuracy above softmax attention, with 95 % intervals paired over seeds. A filled "
+        "circle is a difference that remains significant after Holm's correction within its "
+        "comparison, by the rule that also decides bold and ranks. Comparisons with one seed are "
+        "in the table only."
     )
     picture = dots("Test accuracy minus softmax attention's, points", drawn, rule=0.0)
     made = [RESULTS / "suites" / SUITE / "results.json", *others.values()]

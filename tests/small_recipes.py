@@ -40,6 +40,11 @@ def made_up(**changes: Any) -> dict[str, Any]:
         "status": "complete",
         "recipe": recipe.to_dict(),
         "seed": 0,
+        "task": {
+            "name": recipe.task,
+            "options": dict(recipe.task_options),
+            "sizes": {"test": 10_000},
+        },
         "printed": recipe.printed,
         "ours": 60.0,
         "difference": 10.0,

@@ -186,8 +186,8 @@ display(Markdown(table.partition("\n\n")[2].replace("\n## ", "\n### ")))
 #    nearer end is what you may claim.
 # 2. **Then *p*.** Three mixers are two differences, and whoever looks often enough finds something:
 #    *p* is corrected for the number of rows (Holm). Below 0.05 counts as shown.
-# 3. **Then bold.** Bold is not distinguishable from the best of its column: two bold mixers are a
-#    draw.
+# 3. **Then bold.** Bold means that no other mixer is significantly better, by the same test: two
+#    bold mixers are a draw.
 # 4. **Only then the means.**
 # 5. **And the other columns.** Speed, memory and parameters have winners of their own.
 #

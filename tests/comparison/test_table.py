@@ -6,6 +6,7 @@ import pytest
 from fake_comparison import comparison, mixer, run, unfinished, with_perplexity
 
 from rifflemix.cli.compare import terminal_table
+from rifflemix.comparison.decisions import Decision
 from rifflemix.comparison.differences import (
     difference_cells,
     differences_from_softmax,
@@ -14,6 +15,7 @@ from rifflemix.comparison.differences import (
 from rifflemix.comparison.notes import bold_note, comparison_notes, softmax_note
 from rifflemix.comparison.scores import pooled_spread
 from rifflemix.comparison.table import (
+    Row,
     comparison_rows,
     markdown_table,
     table_cells,
@@ -135,6 +137,11 @@ def test_without_two_common_seeds_no_score_is_bold() -> None:
     assert difference_cells(comparison_rows(results)) == []
 
 
+def pairs_of(rows: list[Row]) -> list[tuple[str, Decision]]:
+    """Each mixer and the decision about its difference from softmax attention."""
+    return [(of.row.name, of.decision) for of in differences_from_softmax(rows)]
+
+
 def test_differences_from_softmax() -> None:
     results = results_of(
         softmax=[(0.80, 1.0), (0.82, 1.0), (0.81, 1.0)],
@@ -146,7 +153,7 @@ def test_differences_from_softmax() -> None:
     csp, tssa = difference_cells(comparison_rows(results))
     assert csp[:2] == ["Csp", "+10.33"]
     assert tssa[0:2] == ["Tssa", "+0.00"]
-    first, second = differences_from_softmax(comparison_rows(results))
+    first, second = (of.decision for of in differences_from_softmax(comparison_rows(results)))
     alone = first.difference
     assert first.probability == pytest.approx(2 * alone.probability)
     assert alone.low < 0.1033 < alone.high
@@ -164,17 +171,21 @@ def test_differences_from_softmax() -> None:
 def test_a_probability_is_not_rounded_across_the_level(
     probability: float, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rifflemix.comparison.differences.holm", lambda found: [probability])
+    monkeypatch.setattr(
+        "rifflemix.comparison.decisions.holm", lambda found: [probability] * len(found)
+    )
     scores = {"softmax": [(0.80, 1.0), (0.82, 1.0)], "csp": [(0.9, 1.0), (0.93, 1.0)]}
     rows = comparison_rows(results_of(**scores))
     ((*_, shown, _),) = difference_cells(rows)
     assert shown == text
-    assert differences_from_softmax(rows)[0].is_shown == (text.startswith("<") or text < "0.050")
+    assert differences_from_softmax(rows)[0].decision.is_shown == (
+        text.startswith("<") or text < "0.050"
+    )
 
 
 def test_a_lower_perplexity_is_no_loss() -> None:
     results = results_of(softmax=[(0.80, 1.0), (0.80, 1.0)], csp=[(0.99, 1.0), (0.99, 1.0)])
-    (of,) = differences_from_softmax(comparison_rows(with_perplexity(results)))
+    ((_, of),) = pairs_of(comparison_rows(with_perplexity(results)))
     assert of.difference.mean < 0
     assert (of.is_shown, of.is_loss) == (True, False)
 
@@ -307,7 +318,7 @@ def test_the_finite_split_counts_for_other_metrics_where_it_was_measured(
         own = [r["test"]["perplexity"] for r in results["runs"] if r["mixer"] == of["name"]]
         of["metric"]["test"] = summarise(own)
     rows = comparison_rows(results)
-    (found,) = differences_from_softmax(rows)
+    ((_, found),) = pairs_of(rows)
     assert found.is_shown is not is_measured
     assert ("Both count the finite test set" in markdown_differences(rows)) is is_measured
     assert ("with the error of the finite split" in bold_note(results)) is is_measured

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rifflemix as rm
-from rifflemix.models.graphs.graph_encoding import GraphAttention, GraphBias
+from rifflemix.models.graphs.graph_encoding import GraphAttention, GraphBias, haar_columns
 
 SMALL: dict[str, Any] = {
     "dim": 12,
@@ -26,8 +26,10 @@ SMALL: dict[str, Any] = {
 }
 NAMES = ("graphormer_pcqm4m", "sliceformer_graph_pcqm4m")
 EXCHANGE: dict[str, Any] = {"mixer_options": {"variant": "max_exchange"}}
+INTERLEAVE: dict[str, Any] = {"mixer_options": {"variant": "interleave"}}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": (NAMES[0], {}),
+    "interleave": (NAMES[1], INTERLEAVE),
     "ascending": (NAMES[1], {"mixer_options": {"variant": "ascending"}}),
     "max_exchange": (NAMES[1], EXCHANGE),
 }
@@ -153,6 +155,79 @@ def test_max_exchange_is_the_literal_definition() -> None:
     torch.testing.assert_close(layer(x, bias, key_padding_mask=mask)[~mask], expected[~mask])
 
 
+def literal_haar_columns(width: int, layer: int) -> list[int]:
+    """The released loop: runs of `interval` columns, then the rest of the head."""
+    interval = max(1, width // 2**layer)
+    listed: list[int] = []
+    for k in range(width // (2 * interval)):
+        listed += range((2 * k + 1) * interval, (2 * k + 2) * interval)
+    if 2**layer > 1 and listed:
+        listed += range(listed[-1] + interval, width)
+    return listed
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 8, 10, 12, 23, 24])
+def test_haar_columns_are_those_of_the_released_loop(width: int) -> None:
+    for layer in range(12):
+        assert haar_columns(width, layer) == literal_haar_columns(width, layer)
+
+
+def test_the_rest_of_a_head_descends_in_haar_columns() -> None:
+    assert haar_columns(10, 2) == [2, 3, 6, 7, 9]
+    assert haar_columns(7, 1) == [3, 4, 5]
+    assert haar_columns(24, 3) == [3, 4, 5, 9, 10, 11, 15, 16, 17, 21, 22, 23]
+
+
+@pytest.mark.parametrize("basis", [1, 2, 4])
+def test_haar_columns_are_those_of_the_released_code(golden: Any, basis: int) -> None:
+    fixture = golden("sliceformer_haar_basis")
+    for width in (8, 10, 64):
+        if f"idx_{width}_{basis}" in fixture:
+            expected = sorted(fixture[f"idx_{width}_{basis}"].tolist())
+            assert haar_columns(width, basis.bit_length() - 1) == expected
+
+
+def literal_interleave(v: Tensor, mask: Tensor, width: int, layer: int) -> Tensor:
+    """Sort the valid tokens channel by channel; the released columns of each head descend."""
+    out = v.clone()
+    for sample in range(len(v)):
+        valid = [position for position in range(v.shape[1]) if not mask[sample, position]]
+        for channel in range(v.shape[2]):
+            is_down = channel % width in literal_haar_columns(width, layer)
+            values = sorted((v[sample, at, channel].item() for at in valid), reverse=is_down)
+            for position, value in zip(valid, values, strict=True):
+                out[sample, position, channel] = value
+    return out
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_interleave_is_the_literal_loop_in_every_layer(layer: int) -> None:
+    options: dict[str, Any] = {"dim": 20, "num_heads": 2, "num_layers": 4}
+    model = rm.create_model(NAMES[1], **{**SMALL, **options}, **INTERLEAVE).double().eval()
+    attention = model.blocks[layer].attention
+    mask = torch.tensor([[False] * 6, [False, True, False, False, True, True]])
+    x, bias = torch.randn(2, 6, 20).double(), torch.randn(2, 2, 6, 6).double()
+    bias = bias.masked_fill(mask[:, None, None], -torch.inf)
+    v = attention.maps(x)
+    heads = [v[:, :, :10], v[:, :, 10:]]
+    attended = torch.cat([bias[:, h].softmax(-1) @ heads[h] for h in (0, 1)], -1)
+    expected = attention.proj(attended + literal_interleave(v, mask, 10, layer))
+    found = attention(x, bias, key_padding_mask=mask)
+    torch.testing.assert_close(found[~mask], expected[~mask])
+
+
+def test_interleaved_columns_survive_the_meta_device() -> None:
+    """They are in no file: a model that is built without memory must compute them anew."""
+    options: dict[str, Any] = {**SMALL, **INTERLEAVE}
+    with torch.device("meta"):
+        empty = rm.create_model(NAMES[1], **options)
+    model = rm.create_model(NAMES[1], **options).eval()
+    filled = empty.to_empty(device="cpu")
+    filled.load_state_dict(model.state_dict())
+    g = graph()
+    assert torch.equal(filled.eval()(**g), model(**g))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_nodes_changes_nothing_in_attention(name: str) -> None:
     """The sort gives its values to positions: there the order of the nodes counts."""
@@ -235,8 +310,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "mixer_options: expected options of sliceformer .variant., got 'reverse'",
     ),
     "variant": (
-        {"mixer": "sliceformer", "mixer_options": {"variant": "interleave"}},
-        "variant: expected one of ascending, max_exchange, got 'interleave'",
+        {"mixer": "sliceformer", "mixer_options": {"variant": "descending"}},
+        "variant: expected one of ascending, interleave, max_exchange, got 'descending'",
     ),
     "no mapping": ({"mixer_options": 3}, "mixer_options: expected a mapping"),
 }

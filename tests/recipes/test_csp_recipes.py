@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from rifflemix.errors import InputError
 from rifflemix.mixers.csp import CSP
 from rifflemix.models import create_model
 from rifflemix.recipes import Recipe, get_recipe
@@ -53,10 +54,32 @@ def test_pairs_keep_the_stride_of_two() -> None:
     assert len(set(mixer._shift_steps(64, 64, 2, torch.device("cpu")).tolist())) == 32
 
 
-def test_mega_shifts_every_channel_of_an_image_otherwise() -> None:
-    permutation = built("csp/table4-image-mega_csp").blocks[0].mixer.permutation
-    steps = where_tokens_go(permutation, 1024).tolist()
-    assert steps == [max(channel - 1, 0) for channel in range(320)]
+def test_mega_shifts_an_image_by_the_printed_steps() -> None:
+    """c ceil(N / C) for N = 1,024 and C = 320 channels counted from 0, and no sort."""
+    for block in built("csp/table4-image-mega_csp").blocks:
+        steps = where_tokens_go(block.mixer.permutation, 1024).tolist()
+        assert steps == [4 * channel % 1024 for channel in range(320)]
+        assert max(steps) == 1020
+
+
+@pytest.mark.parametrize(("column", "groups"), [("cifar10", 32), ("cifar100", 128)])
+def test_group_sorting_has_the_groups_of_table_5_and_no_shift(column: str, groups: int) -> None:
+    recipe = get_recipe(f"csp/table3-{column}-group_sort")
+    model = built(recipe.name)
+    assert (model.settings["pool"], model.num_patches) == ("mean", 2 * groups)
+    v = torch.randn(2, model.num_patches, 512)
+    expected = v.view(2, groups, 2, 512).sort(dim=2).values.view_as(v)
+    for block in model.blocks:
+        assert torch.equal(block.mixer.permute(v, None)[0], expected)
+    whole = get_recipe(f"csp/table3-{column}-sort")
+    assert recipe.printed == whole.printed
+    assert built(whole.name).blocks[0].mixer.num_groups == 1
+
+
+def test_table_5_leaves_imagenet_sorted_as_a_whole() -> None:
+    """Its printed accuracy is that of Sliceformer, which has one group."""
+    with pytest.raises(InputError, match="recipe"):
+        get_recipe("csp/table3-imagenet-group_sort")
 
 
 @pytest.mark.parametrize(
@@ -64,11 +87,12 @@ def test_mega_shifts_every_channel_of_an_image_otherwise() -> None:
     [("cifar10", 6.38, 9.52), ("cifar100", 6.50, 9.65), ("imagenet", 18.50, 22.05)],
 )
 def test_counts_are_the_printed_ones(column: str, count: float, wide: float) -> None:
+    extra = () if column == "imagenet" else ("group_sort",)
     counted = {
         row: round(parameters(get_recipe(f"csp/table3-{column}-{row}")) / MILLION, 2)
-        for row in ("vit", "shift", "sort", "csp", "csp_wide")
+        for row in ("vit", "shift", "sort", *extra, "csp", "csp_wide")
     }
-    small = dict.fromkeys(("shift", "sort", "csp"), count)
+    small = dict.fromkeys(("shift", "sort", *extra, "csp"), count)
     assert counted == {"vit": wide, "csp_wide": wide, **small}
 
 

@@ -80,7 +80,8 @@ def changed(place: str, value: Any) -> dict[str, Any]:
         ("recipe", {}), ("recipe", []), ("recipe", None), ("recipe.train", 3),
         ("recipe.train.batch_size", "8"), ("recipe.train.new", 1), ("recipe.newer", 1),
         ("recipe.name", 3), ("recipe.row", None), ("recipe.printed", "50"), ("recipe.notes", 3),
-        ("recipe.width", "1"), ("seed", "0"), ("ours", "x"),
+        ("recipe.width", "1"), ("seed", "0"), ("ours", "x"), ("task", {}), ("task.options", []),
+        ("task.sizes", {"train": 5}), ("task.sizes", {"test": "many"}), ("task.name", 3),
         ("ours", float("nan")), ("ours", True), ("validation", []), ("steps", None),
         ("steps", 8.5), ("steps_planned", 0), ("parameters", None),
         ("steps_per_second", "fast"), ("utilisation", {}), ("utilisation", 0.25),
@@ -157,12 +158,12 @@ def test_report_tables(tmp_path: Path, found: list[tuple[Path, dict[str, Any]]])
     ]
     runs = next(place for place, row in enumerate(page.rows) if row[0] == "Run")
     assert page.rows[runs + 1 :] == [
-        ["TSSA", "Digits", "50.00", "20.00", "4 of 8", "64 of 64", "1", "1", "12,345", "20.0",
+        ["TSSA", "Digits", "50.00", "20.00", "", "4 of 8", "64 of 64", "1", "1", "12,345", "20.0",
          "25.00", "256 MiB", "seed 0"],
-        ["TSSA", "Digits", "50.00", "62.00 ± 2.00", "8 of 8", "64 of 64", "1", "3", "12,345",
-         "20.0", "25.00", "256 MiB", "seed 0, seed 1, seed 2"],
-        ["CSP", "Digits", "-", "80.00 (val.)", "3 of 8", "64 of 64", "1", "1", "12,345", "20.0",
-         "", "256 MiB", "seed 0"],
+        ["TSSA", "Digits", "50.00", "62.00 ± 2.00", "+12.00 (0.70)", "8 of 8", "64 of 64", "1",
+         "3", "12,345", "20.0", "25.00", "256 MiB", "seed 0, seed 1, seed 2"],
+        ["CSP", "Digits", "-", "80.00 (val.)", "", "3 of 8", "64 of 64", "1", "1", "12,345",
+         "20.0", "", "256 MiB", "seed 0"],
     ]  # fmt: skip
 
 
@@ -184,7 +185,7 @@ def test_markdown_tables_are_whole(
     widths = [
         {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()} for block in blocks
     ]
-    assert widths == [{5}, {3}, {14}]
+    assert widths == [{5}, {3}, {15}]
     assert "| TSSA | 50.00 / **62.00 ± 2.00** |" in text
     assert "| CSP | - / **80.00 (val.)**\\* |" in text
     assert "| Never \\| run | 70.25 |" in text

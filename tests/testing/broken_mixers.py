@@ -94,7 +94,9 @@ class WritesItsInput(Mean):
 class UnstableOrder(BothWays):
     """Sorted by the first channel; equal values come in any order."""
 
-    card = replace(BothWays.card, padding=False, permutation_equivariant=False)
+    card = replace(
+        BothWays.card, padding=False, permutation_equivariant=False, permutation_invariant=True
+    )
 
     def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         keys = x[..., 0].double()
@@ -304,6 +306,11 @@ class KnowsPositions(BothWays):
 @breaks("card_tells_permutation_equivariance")
 class SaysItKnowsPositions(Mean):
     card = replace(Mean.card, permutation_equivariant=False)
+
+
+@breaks("card_tells_permutation_invariance")
+class SaysThatOrderIsLost(Mean):
+    card = replace(Mean.card, permutation_invariant=True)
 
 
 @breaks("every_parameter_is_used")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rifflemix.comparison.paired import LEVEL, Difference, holm
+from rifflemix.comparison.decisions import Decision, Decisions
+from rifflemix.comparison.paired import LEVEL
 from rifflemix.comparison.table import Row, baseline_row, counts_samples
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import SHARES, metric_title, metric_value
@@ -22,47 +23,24 @@ _SAMPLES = {
 
 @dataclass(frozen=True)
 class RowDifference:
-    """One mixer's test score minus that of softmax attention.
-
-    Attributes:
-        row: the mixer's.
-        difference: over the seeds that both have.
-        probability: of one as large where there is none, corrected for the number of mixers.
-    """
+    """One mixer's test score minus that of softmax attention, and the decision about it."""
 
     row: Row
-    difference: Difference
-    probability: float
+    decision: Decision
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether the difference is larger than noise."""
-        return self.probability < LEVEL
 
-    @property
-    def is_loss(self) -> bool:
-        """Whether softmax attention is better, by more than noise."""
-        ahead = self.difference.mean > 0
-        return self.is_shown and ahead != self.row.higher_is_better
+def decisions(rows: Sequence[Row]) -> Decisions:
+    """Decide all pairs of rows by their test scores."""
+    return Decisions({row.name: row.test for row in rows}, rows[0].higher_is_better)
 
 
 def differences_from_softmax(rows: Sequence[Row]) -> list[RowDifference]:
-    """Of every mixer that shares two seeds with softmax attention; none without softmax."""
-    baseline = baseline_row(rows)
-    if baseline is None or baseline.test is None:
+    """Return those of every mixer that shares two seeds with softmax attention."""
+    if baseline_row(rows) is None:
         return []
-    found = [
-        (row, difference)
-        for row in rows
-        if row is not baseline
-        and row.test is not None
-        and (difference := row.test.difference(baseline.test)) is not None
-    ]
-    corrected = holm([difference.probability for _, difference in found])
-    return [
-        RowDifference(row, difference, probability)
-        for (row, difference), probability in zip(found, corrected, strict=True)
-    ]
+    decided = decisions(rows)
+    found = [(row, decided.from_baseline(row.name)) for row in rows]
+    return [RowDifference(row, decision) for row, decision in found if decision is not None]
 
 
 def how_to_read(rows: Sequence[Row]) -> str:
@@ -93,12 +71,12 @@ def markdown_differences(rows: Sequence[Row]) -> str:
 
 
 def _cells(of: RowDifference) -> list[str]:
-    metric, difference = of.row.metric, of.difference
+    metric, difference = of.row.metric, of.decision.difference
     return [
         of.row.title,
         _signed(metric, difference.mean),
         f"{_signed(metric, difference.low)} to {_signed(metric, difference.high)}",
-        _probability(of.probability),
+        _probability(of.decision.probability),
         str(difference.seeds),
     ]
 

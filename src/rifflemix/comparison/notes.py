@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from rifflemix.comparison.decisions import BASELINE, RULE
 from rifflemix.comparison.differences import RowDifference, differences_from_softmax
 from rifflemix.comparison.table import (
-    BASELINE,
     Row,
     baseline_row,
     comparison_rows,
@@ -74,11 +74,11 @@ def bold_note(results: Mapping[str, Any]) -> str:
         return "Bold: the least memory, the fewest parameters; with one seed no score and no speed."
     if not nothing_learned(rows):
         return (
-            "Bold: not distinguishable from the best of its column; where that holds for every "
-            "mixer, nothing is bold. Scores are compared seed by seed (t test, variance estimated "
-            f"from all rows, {_split_error(rows)}, Holm-corrected, 5 %). Speeds differ if every "
-            "seed of one mixer is faster than every seed of the other. A mixer with one seed, or "
-            "with fewer than two seeds in common with the best, is not compared."
+            "Bold: no other mixer is significantly better; if that holds for every mixer, nothing "
+            f"is bold. Scores are compared seed by seed ({RULE}; variance estimated from all rows, "
+            f"{_split_error(rows)}). Speeds differ if every seed of one mixer is faster than every "
+            "seed of the other. A mixer with one seed, or with fewer than two seeds in common with "
+            "the best, is not compared."
         )
     best = max((row for row in rows if row.test), key=lambda row: row.test.mean if row.test else 0)
     task = results["task"]
@@ -105,7 +105,9 @@ def softmax_note(results: Mapping[str, Any]) -> str:
     others = [row for row in rows if row is not softmax and row.test is not None]
     differences = differences_from_softmax(rows)
     contests = {
-        f"better mean test {_metric(softmax)}": [of.row for of in differences if of.is_loss],
+        f"better mean test {_metric(softmax)}": [
+            of.row for of in differences if of.decision.is_loss
+        ],
         "faster training": [row for row in others if is_slower(row, softmax)],
         "less memory": [row for row in others if _is_larger(row, softmax)],
         "fewer parameters": [row for row in others if row.parameters > softmax.parameters],
@@ -133,7 +135,7 @@ def softmax_note(results: Mapping[str, Any]) -> str:
 def _no_difference(metric: str, others: list[Row], differences: list[RowDifference]) -> str:
     known = {of.row.name for of in differences}
     unknown = [row.title for row in others if row.name not in known]
-    alike = [of.row.title for of in differences if not of.is_shown]
+    alike = [of.row.title for of in differences if not of.decision.is_shown]
     said = ""
     if alike:
         is_all = len(alike) == len(others)

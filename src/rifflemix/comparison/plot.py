@@ -14,8 +14,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from rifflemix.comparison.decisions import BASELINE
 from rifflemix.comparison.labels import Box, Disk, place_labels
-from rifflemix.comparison.table import BASELINE, Row, comparison_rows
+from rifflemix.comparison.table import Row, comparison_rows
 from rifflemix.report.figure import figure_png
 from rifflemix.report.units import SHARES, metric_title, metric_value
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
-from rifflemix.comparison.paired import LEVEL, holm
+from rifflemix.comparison.differences import decisions
 from rifflemix.comparison.table import Row, baseline_row, comparison_rows, nothing_learned
 
 
@@ -50,33 +49,14 @@ class Ranking:
 def ranking(results: Mapping[str, Any]) -> Ranking | None:
     """The ranking of a comparison; None where it is not finished, or nothing learned.
 
-    All pairs of mixers are compared, by the differences of `Score.difference`, and Holm's
-    correction counts all of them.
+    The pairs are those of `decisions`, which also decide bold and the sentences of the task.
     """
     rows = comparison_rows(results)
     if results["status"] != "complete" or nothing_learned(rows):
         return None
     finished = [row for row in rows if row.test is not None]
     ahead = {(row.name, other.name) for row in finished for other in rows if other.test is None}
-    return Ranking(frozenset(ahead | _shown(finished)), tuple(row.name for row in rows))
-
-
-def _shown(rows: Sequence[Row]) -> set[tuple[str, str]]:
-    pairs = [
-        (one, other, difference)
-        for one, other in combinations(rows, 2)
-        if one.test is not None
-        and other.test is not None
-        and (difference := one.test.difference(other.test)) is not None
-    ]
-    corrected = holm([difference.probability for *_, difference in pairs])
-    return {
-        (one.name, other.name)
-        if (difference.mean > 0) == one.higher_is_better
-        else (other.name, one.name)
-        for (one, other, difference), probability in zip(pairs, corrected, strict=True)
-        if probability < LEVEL
-    }
+    return Ranking(frozenset(ahead) | decisions(rows).ahead, tuple(row.name for row in rows))
 
 
 def mean_standing(rankings: Sequence[Ranking], name: str) -> Standing | None:

@@ -1,12 +1,12 @@
-"""Scores over seeds, and which of them differ by more than noise."""
+"""Scores over seeds, and differences between them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rifflemix.comparison.paired import LEVEL, Difference, holm, paired_difference
+from rifflemix.comparison.paired import Difference, paired_difference
 from rifflemix.comparison.spread import SeedSpread
 from rifflemix.report.units import SHARES, format_percent
 
@@ -84,20 +84,6 @@ class Score:
 
     def _text(self, value: float) -> str:
         return format_percent(value) if self.metric in SHARES else f"{value:.4g}"
-
-
-def told_apart(score: Score, others: Sequence[Score]) -> list[bool | None] | None:
-    """Which others differ from `score` by more than noise.
-
-    Of one that shares fewer than two seeds with it nothing is known (None), and none else is
-    corrected for it; None where that is so of all.
-    """
-    differences = [score.difference(other) for other in others]
-    known = [difference.probability for difference in differences if difference is not None]
-    if not known:
-        return None
-    corrected = iter(holm(known))
-    return [None if found is None else next(corrected) < LEVEL for found in differences]
 
 
 def pooled_spread(stds: Iterable[tuple[float | None, int]]) -> float | None:

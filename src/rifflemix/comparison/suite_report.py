@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rifflemix.comparison.decisions import BASELINE, RULE
 from rifflemix.comparison.differences import difference_cells, differences_from_softmax
 from rifflemix.comparison.notes import brief_notes, done_so_far
 from rifflemix.comparison.ranking import (
@@ -17,7 +18,6 @@ from rifflemix.comparison.ranking import (
     unbeaten,
 )
 from rifflemix.comparison.table import (
-    BASELINE,
     Cell,
     comparison_rows,
     nothing_learned,
@@ -33,15 +33,14 @@ Comparisons = Mapping[str, Mapping[str, Any]]
 
 _RANKS = (
     "Mean rank: 1 is the best; in brackets the mean ranks that undecided differences leave open. "
-    "Two mixers differ on a task where the difference, paired over seeds, is larger than noise (t "
-    "test with the error of the finite test split, Holm-corrected over all pairs of the task, "
-    "5 %); else they share their places. Bold: no other mixer is ahead of it on more tasks than it "
-    "is ahead of that one. Ahead and behind: against softmax attention alone, corrected for the "
-    "number of mixers. Speed and memory: geometric means over tasks, times softmax attention's."
+    f"Two mixers differ on a task if their test scores do ({RULE}, with the error of the finite "
+    "test split); else they share their places. Bold: no other mixer is ahead of it on more tasks "
+    "than it is ahead of that one. Ahead and behind: against softmax attention. Speed and memory: "
+    "geometric means over tasks, times softmax attention's."
 )
 _SCORES = (
     "Test score of the weights that validation chose, mean ± standard deviation over seeds. Bold: "
-    "not distinguishable from the best of the task; nothing, where that holds for every mixer."
+    "no other mixer is significantly better on the task; nothing, if that holds for every mixer."
 )
 _DIFFERENCES = (
     "Test score minus softmax attention's, paired over seeds, with its 95 % interval; a star where "
@@ -111,7 +110,8 @@ def _decided(results: Mapping[str, Any]) -> dict[str, bool]:
     rows = comparison_rows(results)
     if nothing_learned(rows):
         return {}
-    return {of.row.name: of.is_loss for of in differences_from_softmax(rows) if of.is_shown}
+    found = differences_from_softmax(rows)
+    return {of.row.name: of.decision.is_loss for of in found if of.decision.is_shown}
 
 
 def answers(comparisons: Comparisons) -> list[str]:
@@ -257,7 +257,7 @@ def _column(comparisons: Comparisons, start: str) -> list[list[Cell]]:
 def _differences(results: Mapping[str, Any]) -> list[Cell]:
     rows = comparison_rows(results)
     cells = {line[0]: line for line in difference_cells(rows)}
-    shown = {of.row.title for of in differences_from_softmax(rows) if of.is_shown}
+    shown = {of.row.title for of in differences_from_softmax(rows) if of.decision.is_shown}
     return [
         Cell(f"{cells[r.title][1]} ({cells[r.title][2]}){' *' if r.title in shown else ''}")
         if r.title in cells

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rifflemix.comparison.scores import Score, pooled_spread, told_apart
+from rifflemix.comparison.decisions import BASELINE, Ahead, Decisions, ahead_by, unbeaten
+from rifflemix.comparison.scores import Score, pooled_spread
 from rifflemix.comparison.spread import SeedSpread, seed_spread
 from rifflemix.comparison.tuning import settings_text
 from rifflemix.report.markdown import table_lines
@@ -20,9 +21,8 @@ from rifflemix.report.units import (
     metric_title,
 )
 
-BASELINE = "softmax"
-Apart = Sequence[bool | None] | None
-"""Whether each of some rows differs from another by more than noise; None where nobody knows."""
+Decided = tuple[Ahead, Callable[[str, str], bool]]
+"""Which rows are ahead of which, by name, and whether two rows are compared at all."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell's text, and whether it cannot be told from the best of its column."""
+    """A cell's text, and whether no other row of its column is shown to be better."""
 
     text: str
     best: bool = False
@@ -74,16 +74,15 @@ class Cell:
 class _Column:
     """How a column is shown and ranked; `value` is None for columns that rank nothing.
 
-    `told_apart` says which rows differ from the best by more than noise, or None where nothing
-    is known of the noise, and `value` is None of a single seed then. Counts and bytes have none:
-    what is not equal differs.
+    `decide` says which rows are ahead of others, and whether two rows are compared at all. Columns
+    of counts and bytes have no `decide`: what is not equal differs.
     """
 
     header: str
     show: Callable[[Row, Row | None], str]
     value: Callable[[Row], float | None] | None = None
     higher_is_better: bool = True
-    told_apart: Callable[[Row, Sequence[Row]], Apart] | None = None
+    decide: Callable[[Sequence[Row]], Decided] | None = None
 
 
 def comparison_rows(results: Mapping[str, Any]) -> list[Row]:
@@ -131,7 +130,7 @@ def table_headers(rows: list[Row]) -> list[str]:
 
 
 def table_cells(rows: list[Row]) -> list[list[Cell]]:
-    """Cells of each row; those that cannot be told from the best of their column are marked."""
+    """Cells of each row; a cell is marked if no other row is shown to be better."""
     baseline = baseline_row(rows)
     columns = _columns(rows)
     texts = [[column.show(row, baseline) for column in columns] for row in rows]
@@ -268,31 +267,30 @@ def _score_column(header: str, name: str, higher_is_better: bool) -> _Column:
         found = score(row)
         return None if found is None or found.n < 2 else found.shown
 
-    def differ(best: Row, others: Sequence[Row]) -> Apart:
-        first, rest = score(best), [found for row in others if (found := score(row)) is not None]
-        return None if first is None else told_apart(first, rest)
+    def decide(rows: Sequence[Row]) -> Decided:
+        found = Decisions({row.name: score(row) for row in rows}, higher_is_better)
+        return found.ahead, found.is_compared
 
-    return _Column(header, lambda row, _: _show_score(score(row)), shown, higher_is_better, differ)
+    return _Column(header, lambda row, _: _show_score(score(row)), shown, higher_is_better, decide)
 
 
 def _best(column: _Column, rows: list[Row]) -> list[bool]:
-    """Which rows cannot be told from the best; none where that is so of all, or not known."""
+    """Which rows no other row is shown to be better than; none if no row is better than another.
+
+    A row that is not compared with the best of these is not among them.
+    """
     if column.value is None:
         return [False] * len(rows)
-    values = [column.value(row) for row in rows]
-    ranked = {index: value for index, value in enumerate(values) if value is not None}
-    if len(ranked) < 2:
-        return [False] * len(rows)
-    best = (max if column.higher_is_better else min)(ranked.values())
-    if column.told_apart is None:
-        differs = len(set(ranked.values())) > 1
-        return [differs and value == best for value in values]
-    first, *others = sorted(ranked, key=lambda index: ranked[index] != best)
-    apart = column.told_apart(rows[first], [rows[index] for index in others])
-    if apart is None or not any(apart):
-        return [False] * len(rows)
-    level = {index for index, is_apart in zip(others, apart, strict=True) if is_apart is False}
-    return [index == first or index in level for index in range(len(rows))]
+    ranked = {row.name: value for row in rows if (value := column.value(row)) is not None}
+    sign = 1.0 if column.higher_is_better else -1.0
+    decided = None if column.decide is None else column.decide(rows)
+    ahead, is_compared = decided or (
+        ahead_by(list(ranked), lambda a, b: sign * ranked[a] > sign * ranked[b]),
+        _is_counted,
+    )
+    first = sorted(unbeaten(ranked, ahead), key=lambda name: -sign * ranked[name])
+    best = {name for name in first if name == first[0] or is_compared(name, first[0])}
+    return [row.name in best for row in rows]
 
 
 def is_slower(row: Row, other: Row) -> bool:
@@ -300,8 +298,15 @@ def is_slower(row: Row, other: Row) -> bool:
     return row.fastest is not None and other.slowest is not None and row.fastest < other.slowest
 
 
-def _speeds_apart(best: Row, others: Sequence[Row]) -> list[bool]:
-    return [is_slower(row, best) for row in others]
+def _decide_speeds(rows: Sequence[Row]) -> Decided:
+    by_name = {row.name: row for row in rows}
+    ahead = ahead_by(list(by_name), lambda one, other: is_slower(by_name[other], by_name[one]))
+    return ahead, _is_counted
+
+
+def _is_counted(_one: str, _other: str) -> bool:
+    """Numbers without noise are always compared."""
+    return True
 
 
 def _show_score(score: Score | None) -> str:
@@ -344,7 +349,7 @@ _COLUMNS = (
         "Steps/s (vs softmax)",
         _show_speed,
         lambda row: None if row.slowest is None else row.steps_per_second,
-        told_apart=_speeds_apart,
+        decide=_decide_speeds,
     ),
     _Column(
         "Peak memory (vs softmax)",

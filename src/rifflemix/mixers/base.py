@@ -54,6 +54,7 @@ class MixerCard:
         packed: takes `cu_seqlens`, several sequences in one row.
         streaming: has `init_state` and `step` (when built with `causal=True`).
         permutation_equivariant: permuting the tokens permutes the outputs.
+        permutation_invariant: permuting the tokens leaves all outputs as they are.
         layout_over_length: empty, or why outputs may depend on the padded length N itself even
             where `max_length` is given.
         by_position: empty, or what the two-sided form lays out over positions, padding included, so
@@ -80,6 +81,7 @@ class MixerCard:
     packed: bool = False
     streaming: bool = False
     permutation_equivariant: bool = False
+    permutation_invariant: bool = False
     layout_over_length: str = ""
     by_position: str = ""
     needs_max_length: bool = False

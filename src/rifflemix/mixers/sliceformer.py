@@ -62,6 +62,7 @@ class Sliceformer(PermutedValues):
         causal=True,
         streaming=True,
         packed=True,
+        permutation_invariant=True,
     )
 
     descending: Tensor

@@ -38,6 +38,12 @@ RETRIEVAL_NOTES = (
 )
 """Notes on Retrieval in the JAX code."""
 
+DECOUPLED_DECAY = (
+    "the paper prints Adam with weight decay; the released optimizer decouples the decay from the "
+    "gradient, as AdamW does"
+)
+"""A note on rows that train with AdamW although the paper prints Adam."""
+
 S4_DROPOUT = (
     "the release's dropout takes whole channels, before the last map of a layer too; here single "
     "entries, after that map alone"
@@ -127,7 +133,7 @@ _NYSTROM_NOTES: dict[str, tuple[str, ...]] = {
 
 
 def nystrom_notes(task: str) -> tuple[str, ...]:
-    """How that code's host treats one task's inputs, and in what it computes."""
+    """Return how that code's host treats one task's inputs, and its number format."""
     return (*_NYSTROM_NOTES.get(task, ()), "float16 by autocast in the released code, float32 here")
 
 

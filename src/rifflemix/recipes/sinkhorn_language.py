@@ -88,6 +88,10 @@ _TPUS = (
     "torch's Adafactor: its rate is at most 1 / sqrt(step), and it takes the sorting network's "
     "weights head by head",
 )
+_STRIDE = (
+    "a stride of 64 with 8 summary positions is that of Table 2; section 5.2 prints a block length "
+    "of 128 for characters and does not say whether this row has it"
+)
 _MIXTURE = "the blocks of this table's mixture are not said: 32 here"
 _CORPORA: dict[bool, tuple[_Corpus, _Corpus]] = {  # by character: the paper's and a small one
     False: (
@@ -152,6 +156,7 @@ def _recipe(
             *corpus.notes,
             *_TPUS,
             *((_MIXTURE,) if "mixture" in options and not by_character else ()),
+            *((_STRIDE,) if mixer == "sparse_transformer" and by_character else ()),
             *tuning(mixing),
         ),
     )

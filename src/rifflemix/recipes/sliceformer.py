@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from rifflemix.models import model_settings
 from rifflemix.recipes import csp, lra
 from rifflemix.recipes.base import Recipe
-from rifflemix.recipes.images import vit_row
+from rifflemix.recipes.images import DATA, vit_row
 from rifflemix.train import TrainConfig
 
 PAPER = "Yuan and Xu, Sliceformer"
@@ -42,17 +43,66 @@ _NOTES: dict[str, tuple[str, ...]] = {
     "retrieval": lra.RETRIEVAL_NOTES,
 }
 
-_IMAGE_ROWS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
-    "vit": ("ViT", {"mixer": "softmax"}, (79.03, 98.78, 80.98, 53.99, 52.74)),
-    "max_exchange": (
-        "Sliceformer, max-exchange",
-        {"mixer": "sliceformer", "mixer_options": {"variant": "max_exchange"}},
-        (79.71, 98.81, 82.16, 54.24, 51.77),
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of Table IV, V or VI.
+
+    Attributes:
+        words: name of the row.
+        settings: of the model.
+        printed: one number for each column; empty for a variant that the table does not print.
+        notes: of the row.
+    """
+
+    words: str
+    settings: Mapping[str, Any]
+    printed: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def _sort(variant: str, **options: Any) -> dict[str, Any]:
+    return {"mixer": "sliceformer", "mixer_options": {"variant": variant, **options}}
+
+
+_TWO_ROWS = "certain: the table prints two rows named Sliceformer without their variants"
+_ORDER = "their order is that of Table II, where interleave precedes ascending"
+_IMAGES_INFERRED = (
+    f"{_TWO_ROWS}; section 4.3 says that both models trained on CIFAR-10 have sorted columns",
+    f"inferred: the two rows are interleave and ascending, the variants that sort; {_ORDER}",
+    "the released log of CIFAR names interleave next to max-exchange, which does not sort: a row "
+    "without a printed number",
+)
+_REVIEWS_INFERRED = (
+    f"{_TWO_ROWS}; max-exchange is the active operator of the code released for this table",
+    "inferred: the other row is ascending; their order is that of Table II, where max-exchange "
+    "precedes ascending",
+)
+_MOLECULES_INFERRED = (
+    f"{_TWO_ROWS}; the code released for this table adds an ascending sort, has interleave as a "
+    "comment, and has no max-exchange in any commit",
+    f"inferred: the two rows are interleave and ascending; {_ORDER}",
+)
+_IMAGE_ROWS: dict[str, _Row] = {
+    "vit": _Row("ViT", {"mixer": "softmax"}, (79.03, 98.78, 80.98, 53.99, 52.74)),
+    "max_exchange": _Row(
+        "Sliceformer, max-exchange", _sort("max_exchange"), notes=_IMAGES_INFERRED
     ),
-    "ascending": (
+    "interleave": _Row(
+        "Sliceformer, order-interleave",
+        _sort("interleave", reverse=True),
+        (79.71, 98.81, 82.16, 54.24, 51.77),
+        (
+            *_IMAGES_INFERRED,
+            "columns descend in runs within each head, the finest runs in the first layer, as in "
+            "the released vision code",
+        ),
+    ),
+    "ascending": _Row(
         "Sliceformer, ascending",
-        {"mixer": "sliceformer", "mixer_options": {"variant": "ascending"}},
+        _sort("ascending"),
         (79.87, 99.00, 83.54, 54.70, 52.40),
+        _IMAGES_INFERRED,
     ),
 }
 _IMAGE_COLUMNS = ("dogs", "mnist", "cifar10", "cifar100", "tiny")
@@ -64,58 +114,57 @@ _CIFAR10_PATCHES: dict[int, str] = {
     "configuration has patches of 4 (table4-cifar10-...)",
 }
 
-# Two rows of Tables IV to VI bear the name Sliceformer and no variant.
-_GUESSED = (
-    "the table prints two rows of one name; that they are max-exchange and ascending, in this "
-    "order, is a guess: section 4.3 says that the columns of both are sorted, and the released log "
-    "of CIFAR names interleave beside max-exchange"
-)
-
 _LOGGED = (
-    "100 epochs as in the released configuration, whose log has runs of 300 epochs of this data "
-    "too: which are printed is not said"
+    "100 epochs as in the released configuration; its log also has runs of 300 epochs of this "
+    "data, and the paper does not say which runs it prints"
 )
 
 # Table V.
-_REVIEWS: dict[str, tuple[str, dict[str, Any], float, tuple[str, ...]]] = {
-    "transformer": (
+_REVIEWS: dict[str, _Row] = {
+    "transformer": _Row(
         "Transformer",
         {"mixer": "softmax"},
-        83.05,
-        ("the released softmax is N times what it should be; ours is not",),
+        (83.05,),
+        ("the released softmax is multiplied by N; here it is not",),
     ),
-    "max_exchange": (
+    "max_exchange": _Row(
         "Sliceformer, max-exchange",
-        {"mixer": "sliceformer", "mixer_options": {"variant": "max_exchange", "bias": True}},
-        84.91,
-        (_GUESSED,),
+        _sort("max_exchange", bias=True),
+        (84.91,),
+        _REVIEWS_INFERRED,
     ),
-    "ascending": (
-        "Sliceformer, ascending",
-        {"mixer": "sliceformer", "mixer_options": {"variant": "ascending", "bias": True}},
-        84.55,
-        (_GUESSED,),
+    "ascending": _Row(
+        "Sliceformer, ascending", _sort("ascending", bias=True), (84.55,), _REVIEWS_INFERRED
     ),
 }
 # Table VI.
-_NODES_ALONE = "the release sorts the padding of a batch with the nodes, here the nodes alone"
-_MOLECULES: dict[str, tuple[str, str, dict[str, Any], float, tuple[str, ...]]] = {
-    "graphormer": ("Graphormer", "graphormer_pcqm4m", {}, 0.1287, ()),
-    "max_exchange": (
-        "Sliceformer, max-exchange",
-        "sliceformer_graph_pcqm4m",
-        {"mixer_options": {"variant": "max_exchange"}},
-        0.1308,
-        (_NODES_ALONE, _GUESSED),
+_NODES_ALONE = "the release sorts the padding of a batch with the nodes; here only nodes are sorted"
+_MOLECULES: dict[str, _Row] = {
+    "graphormer": _Row("Graphormer", {}, (0.1287,)),
+    "interleave": _Row(
+        "Sliceformer, order-interleave",
+        {"mixer_options": {"variant": "interleave"}},
+        (0.1308,),
+        (_NODES_ALONE, *_MOLECULES_INFERRED),
     ),
-    "ascending": (
+    "ascending": _Row(
         "Sliceformer, ascending",
-        "sliceformer_graph_pcqm4m",
         {"mixer_options": {"variant": "ascending"}},
-        0.1342,
-        (_NODES_ALONE, _GUESSED),
+        (0.1342,),
+        (_NODES_ALONE, *_MOLECULES_INFERRED),
     ),
 }
+
+# Long Range Arena tasks on which the released Sliceformer is not the Transformer's size.
+MATCHED_TASKS = ("image", "pathfinder")
+_SIZE_NOTES: dict[str, str] = {
+    "image": "released sizes: 343,370 parameters, the Transformer of this table has 248,458",
+    "pathfinder": "released sizes: 2,160,322 parameters, the Transformer of this table has 26,530",
+}
+_SIZE_CLAIM = (
+    "the paper says that depth and width are equal and that Sliceformer has fewer parameters; "
+    "{} compares at equal size"
+)
 
 
 def table2(task: str, variant: str) -> Recipe:
@@ -152,7 +201,54 @@ def table2(task: str, variant: str) -> Recipe:
             **_POSITIONS.get(task, {}),
         },
         train=replace(lra.BASE[task], **_TRAIN[task]),
-        notes=("padding is sorted with the rest, as released", *_NOTES.get(task, ())),
+        notes=(
+            "padding is sorted with the rest, as released",
+            *_size_notes(task),
+            *_NOTES.get(task, ()),
+        ),
+    )
+
+
+def _size_notes(task: str) -> tuple[str, ...]:
+    if task not in MATCHED_TASKS:
+        return ()
+    return (_SIZE_NOTES[task], _SIZE_CLAIM.format(_matched_name(task, "softmax")))
+
+
+def _matched_name(task: str, mixer: str) -> str:
+    size = "sliceformer" if mixer == "softmax" else "transformer"
+    return f"sliceformer/table2-{task}-{mixer}-{size}_size"
+
+
+def table2_matched(task: str, mixer: str) -> Recipe:
+    """Build a Transformer of Sliceformer's size, or a Sliceformer of the Transformer's size.
+
+    Host and training are those of the row whose size it has. Only the mixer differs.
+    """
+    if mixer == "softmax":
+        host, words = table2(task, "ascending"), "Transformer, Sliceformer's size"
+        emb, inner = _SIZES[task][:2]
+        options: dict[str, Any] = {} if inner == emb else {"inner_dim": inner}
+    else:
+        host = table2_baseline(task, "softmax")
+        words = "Sliceformer, ascending, the Transformer's size"
+        options = {
+            "variant": mixer,
+            "heads": lra.SIZES[task]["softmax"].heads,
+            "out_bias": False,
+            "inner_dim": lra.SIZES[task]["softmax"].inner,
+        }
+    return replace(
+        host,
+        name=_matched_name(task, mixer),
+        row=words,
+        printed=None,
+        model_settings={
+            **host.model_settings,
+            "mixer": "softmax" if mixer == "softmax" else "sliceformer",
+            "mixer_options": options,
+        },
+        notes=(f"no row of the paper: {host.name} with another mixer",),
     )
 
 
@@ -164,8 +260,11 @@ def table2_baseline(task: str, mixer: str) -> Recipe:
 
 def table4(column: str, row: str, patch: int | None = None) -> Recipe:
     """A row of Table IV: the ViT of that data with MHA or a sort; CIFAR-10 in patches of 4 or 2."""
-    words, settings, printed = _IMAGE_ROWS[row]
-    notes = () if row == "vit" else (_GUESSED,)
+    of = _IMAGE_ROWS[row]
+    settings, notes = of.settings, of.notes
+    if row == "interleave":
+        heads = model_settings(DATA[column].model)["num_heads"]
+        settings = {**settings, "mixer_options": {**settings["mixer_options"], "heads": heads}}
     if row != "vit" and column.startswith("cifar"):
         notes = (_LOGGED, *notes)
     where: dict[str, Any] = {"name": f"sliceformer/table4-{column}-{row}"}
@@ -182,28 +281,28 @@ def table4(column: str, row: str, patch: int | None = None) -> Recipe:
         notes=notes,
         paper=PAPER,
         table="Table IV",
-        row=words,
-        printed=printed[_IMAGE_COLUMNS.index(column)],
+        row=of.words,
+        printed=of.printed[_IMAGE_COLUMNS.index(column)] if of.printed else None,
         **where,
     )
 
 
 def table5(row: str) -> Recipe:
     """A row of Table V: film reviews of 512 words, 30 epochs."""
-    words, settings, printed, notes = _REVIEWS[row]
+    of = _REVIEWS[row]
     batch, epochs, reviews = 128, 30, 22_500
     epoch = reviews // batch
     return Recipe(
         name=f"sliceformer/table5-imdb-{row}",
         paper=PAPER,
         table="Table V",
-        row=words,
+        row=of.words,
         column="IMDB",
-        printed=printed,
+        printed=of.printed[0],
         task="text",
         task_options={"level": "word", "max_length": 512, "vocab_size": 16_000},
         model="imdb_classifier",
-        model_settings=settings,
+        model_settings=of.settings,
         train=TrainConfig(
             max_steps=epochs * epoch,
             batch_size=batch,
@@ -217,30 +316,31 @@ def table5(row: str) -> Recipe:
             "the release trains on 40,000 of all 50,000 reviews, drawn at random, and measures on "
             "the others; here the published halves, a tenth of the training reviews validates",
             "a tenth of the rate from the 12th epoch on, as released",
-            "the release reads pieces of a SentencePiece model that it does not hold, here words",
+            "the release reads pieces of a SentencePiece model that it does not contain; here they "
+            "are words in lower case",
             "its trainer draws the fixed sinusoids anew, as normal numbers; here they stay",
             "the release takes the softmax of the outputs in the model and in the loss, and its "
             "maximum over the tokens counts padding; here neither",
-            *notes,
+            *of.notes,
         ),
     )
 
 
 def table6(row: str) -> Recipe:
     """A row of Table VI: the HOMO-LUMO gap of molecules, a million updates."""
-    words, model, settings, printed, notes = _MOLECULES[row]
+    of = _MOLECULES[row]
     return Recipe(
         name=f"sliceformer/table6-pcqm4m-{row}",
         paper=PAPER,
         table="Table VI",
-        row=words,
+        row=of.words,
         column="PCQM4M-LSC",
-        printed=printed,
+        printed=of.printed[0],
         metric="mae",
         unit="eV",
         task="pcqm4m",
-        model=model,
-        model_settings=settings,
+        model="graphormer_pcqm4m" if row == "graphormer" else "sliceformer_graph_pcqm4m",
+        model_settings=of.settings,
         train=TrainConfig(
             max_steps=1_000_000,
             batch_size=256,
@@ -261,7 +361,7 @@ def table6(row: str) -> Recipe:
             "processes with so many each",
             "the loss is of targets with mean 0 and deviation 1, in the release of the gap itself",
             "our own splits: the targets of the published test split are hidden",
-            *notes,
+            *of.notes,
         ),
     )
 
@@ -269,6 +369,11 @@ def table6(row: str) -> Recipe:
 _ALL: tuple[Callable[[], Recipe], ...] = (
     *(partial(table2, task, variant) for variant in _VARIANTS for task in _TASKS),
     *(partial(table2_baseline, task, mixer) for mixer in csp.TRANSFORMERS for task in _TASKS),
+    *(
+        partial(table2_matched, task, mixer)
+        for mixer in ("softmax", "ascending")
+        for task in MATCHED_TASKS
+    ),
     *(
         partial(table4, column, row, patch)
         for column in _IMAGE_COLUMNS

@@ -46,24 +46,24 @@ def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.2f}"
 
 
+def is_share(name: str) -> bool:
+    """Return whether a metric is one of `SHARES`, on the test split or on another split."""
+    return f"_{name}".endswith(tuple(f"_{share}" for share in SHARES))
+
+
 def metric_title(name: str) -> str:
     """As in headers and on axes: "accuracy, %", "bits per byte"."""
-    return name.replace("_", " ") + (", %" if _is_share(name) else "")
+    return name.replace("_", " ") + (", %" if is_share(name) else "")
 
 
 def metric_value(name: str, value: float) -> float:
     """In the unit of its title: a share in percent."""
-    return 100 * value if _is_share(name) else value
+    return 100 * value if is_share(name) else value
 
 
 def format_metric(name: str, value: float) -> str:
     """A share as "98.77 %"; any other metric (perplexity, bits) in four significant digits."""
-    return f"{format_percent(value)} %" if _is_share(name) else f"{value:.4g}"
-
-
-def _is_share(name: str) -> bool:
-    """Whether a metric is one of `SHARES`, of the test split or, after its name, of another."""
-    return f"_{name}".endswith(tuple(f"_{share}" for share in SHARES))
+    return f"{format_percent(value)} %" if is_share(name) else f"{value:.4g}"
 
 
 def _three_digits(value: float) -> str:

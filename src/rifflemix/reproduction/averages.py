@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rifflemix.recipes import dimension_mixer, mega, sliceformer, tost_lra
+from rifflemix.recipes import dimension_mixer_lra, mega, sliceformer, tost_lra
 
 _CHANCE = 50.0
 
@@ -97,7 +97,7 @@ _TABLES: dict[tuple[str, str], Mapping[str, Average]] = {
     (sliceformer.PAPER, "Table II"): _SLICEFORMER_TABLE_2,
     (tost_lra.PAPER, "Table 3"): _TOST_TABLE_3,
     (tost_lra.PAPER, "Table 4"): _TOST_TABLE_4,
-    (dimension_mixer.PAPER, "Table 5"): _DIMENSION_MIXER_TABLE_5,
+    (dimension_mixer_lra.PAPER, "Table 5"): _DIMENSION_MIXER_TABLE_5,
 }
 
 

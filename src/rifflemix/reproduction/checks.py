@@ -20,6 +20,10 @@ def check_results(value: Any) -> None:
     for name, kind in _LATER_ENTRIES.items():
         if name in value:
             check_json(value[name], kind, name)
+    if "sizes" in value["task"]:
+        check_json(value["task"]["sizes"], dict[str, int], "task.sizes")
+        if "test" not in value["task"]["sizes"]:
+            raise ValueError("expected the size of the test split in task.sizes, got none")
     if value["steps_planned"] < 1:
         raise ValueError(f"expected steps_planned of at least 1, got {value['steps_planned']}")
     if not all("step" in at for at in value["result"]["validation"]):
@@ -51,6 +55,11 @@ class _Result(TypedDict):
     validation: list[dict[str, float]]
 
 
+class _Task(TypedDict):
+    name: str
+    options: dict[str, Any]
+
+
 class _Origin(TypedDict):
     recipe: str
     step: int
@@ -73,6 +82,7 @@ class _Row(TypedDict):
 
 class _Results(TypedDict):
     recipe: dict[str, Any]
+    task: _Task
     seed: int
     ours: float | None
     validation: float | None

@@ -14,7 +14,8 @@ from rifflemix.report.curves import panels
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.page import render
 from rifflemix.report.units import format_bytes, format_percent, format_rate
-from rifflemix.reproduction.tables import Entry, Found, PaperTable, Result, paper_tables
+from rifflemix.reproduction.agreement import Result
+from rifflemix.reproduction.tables import Entry, Found, PaperTable, decimals, paper_tables
 
 _TITLE = "rifflemix: the papers' tables"
 _EXPLAINED = (
@@ -24,6 +25,11 @@ _EXPLAINED = (
     "is empty; - stands where the paper prints no number for this data.",
     "* marks a reduced run: fewer steps than the paper's run makes, smaller batches, or a narrower "
     "model. Its number is no reproduction of the printed one.",
+    "† marks a run of other data or settings than its recipe has now. It has no difference from "
+    "the printed number.",
+    "A difference is ours minus the printed number. The standard error in brackets is that of the "
+    "test samples of both numbers, as if each had a test set of its own; a note says if only one "
+    "of them is known.",
     "A run that started from another's weights says so behind its name; a cell of a table holds "
     "it only where no finished run from its own weights is there.",
     "A run that was stopped shows its best validation value, marked (val.).",
@@ -31,8 +37,8 @@ _EXPLAINED = (
     "it counts multiplications only, sorting counts as nothing.",
 )
 _RUN_HEADERS = (
-    "Run", "Column", "Printed", "Ours", "Steps", "Batch", "Width", "Seeds", "Parameters", "Steps/s",
-    "MFU, %", "Memory", "Files",
+    "Run", "Column", "Printed", "Ours", "Difference", "Steps", "Batch", "Width", "Seeds",
+    "Parameters", "Steps/s", "MFU, %", "Memory", "Files",
 )  # fmt: skip
 _OVERVIEW_HEADERS = ("Table", "Recipes", "Run", "In full")
 
@@ -57,6 +63,7 @@ def _run_cells(entry: Entry) -> list[str]:
         recipe.column,
         entry.printed(),
         entry.ours(),
+        _difference(entry),
         f"{first['steps']:,} of {first['steps_planned']:,}",
         f"{batch:,} of {planned:,}",
         f"{first['recipe']['width']:g}",
@@ -68,17 +75,31 @@ def _run_cells(entry: Entry) -> list[str]:
     ]
 
 
+def _difference(entry: Entry) -> str:
+    """The difference from the printed number with its standard error, or why there is none."""
+    found = entry.agreement
+    if found is None:
+        return entry.changed
+    digits = decimals(entry.recipe.unit, entry.recipe.printed or 0.0)
+    if found.error is None:
+        return f"{found.difference:+{digits}}"
+    without = f" without {found.unknown}" if found.unknown else ""
+    return f"{found.difference:+{digits}} ({found.error:{digits}}{without})"
+
+
 def _start(entry: Entry) -> str:
     """The part of a name that says which run's weights it started from."""
     return "" if entry.started_from is None else f", started from {entry.started_from}"
 
 
 def _cell(entry: Entry | None) -> tuple[str, str]:
-    """The printed number and ours, marked where it is a reduced run's."""
+    """The printed number and ours, marked if the run is reduced or not as its recipe is."""
     if entry is None:
         return "", ""
     ours = entry.ours() if entry.runs else ""
-    return entry.printed(), f"{ours}*" if ours and entry.is_reduced else ours
+    if not ours:
+        return entry.printed(), ""
+    return entry.printed(), ours + "*" * entry.is_reduced + "†" * bool(entry.changed)
 
 
 def _headers(of_paper: PaperTable) -> list[str]:
@@ -120,11 +141,9 @@ def _markdown(tables: Sequence[PaperTable], out: Path) -> str:
 
 def _markdown_cell(cell: tuple[str, str]) -> str:
     printed, ours = cell
-    return (
-        f"{printed} / **{ours.rstrip('*')}**" + ("\\*" if ours.endswith("*") else "")
-        if ours
-        else printed
-    )
+    number = ours.rstrip("*†")
+    marks = ours[len(number) :].replace("*", "\\*")
+    return f"{printed} / **{number}**{marks}" if ours else printed
 
 
 def _markdown_files(entry: Entry, out: Path) -> str:
@@ -200,6 +219,7 @@ def _labels(entries: Sequence[Entry]) -> list[str]:
         batch, planned = entry.batch
         name += "" if batch == planned else f", batch {batch:,}"
         name += "" if width == 1 else f", width {width:g}"
+        name += f", {entry.changed}" if entry.changed else ""
         name += _start(entry)
         again = sum(other == name or other.startswith(f"{name} (") for other in names)
         names.append(f"{name} ({again + 1})" if again else name)

@@ -10,9 +10,19 @@ from typing import Any
 
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
 from rifflemix.report.units import MISSING, format_duration, format_rate
+from rifflemix.reproduction.agreement import (
+    Agreement,
+    Result,
+    agreement,
+    batch_sizes,
+    changed_settings,
+    data_of,
+    is_reduced,
+    settings_of,
+    shares,
+)
 from rifflemix.reproduction.averages import Average, printed_averages
 
-Result = Mapping[str, Any]
 Found = Sequence[tuple[Path, Result]]
 
 
@@ -44,9 +54,18 @@ class Entry:
     @property
     def batch(self) -> tuple[int, int]:
         """Samples per update, and those of the recipe."""
-        first = self.runs[0][1]
-        planned = first.get("batch_size_planned", self.recipe.train.batch_size)
-        return first["recipe"]["train"]["batch_size"], planned
+        return batch_sizes(self.runs[0][1])
+
+    @property
+    def changed(self) -> str:
+        """What the runs have that the recipe has not: other data, other settings, or nothing."""
+        return changed_settings(self.runs[0][1])
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """The difference from the reported value, None if the runs cannot be compared with it."""
+        finished = one_per_seed([run for _, run in self.runs if run["ours"] is not None])
+        return agreement(finished) if finished else None
 
     @property
     def started_from(self) -> str | None:
@@ -57,14 +76,12 @@ class Entry:
     @property
     def is_reduced(self) -> bool:
         """Narrower than the paper's model, trained for fewer updates or on smaller batches."""
-        return self.runs[0][1]["recipe"]["width"] != 1 or min(self.share) < 1
+        return is_reduced(self.runs[0][1])
 
     @property
     def share(self) -> tuple[float, float, float]:
         """The shares of the paper's run: of its width, of its updates, of its batch."""
-        first, (batch, planned) = self.runs[0][1], self.batch
-        steps = first["steps"] / first["steps_planned"]
-        return first["recipe"]["width"], steps, min(1.0, batch / planned)
+        return shares(self.runs[0][1])
 
     def ours(self) -> str:
         """Mean and deviation over the seeds; of a stopped run the best validation value."""
@@ -122,7 +139,7 @@ class PaperTable:
         columns = [column for column, _ in self.columns if column not in average.without]
         cells = {column: self.at(row, column) for column in columns}
         entries = {column: entry for column, entry in cells.items() if entry is not None}
-        if not all(entry.runs and entry.values for entry in entries.values()):
+        if not all(e.runs and e.values and not e.changed for e in entries.values()):
             return ""
         ours = average.of({c: statistics.fmean(entry.values) for c, entry in entries.items()})
         is_reduced = any(entry.is_reduced for entry in entries.values())
@@ -134,21 +151,24 @@ class PaperTable:
         return [entry for entry in self.entries if entry.runs]
 
     def at(self, row: str, column: str) -> Entry | None:
-        """The entry of a cell; of several the one that is most of the paper's run.
+        """Return the entry of a cell: of several the one that is most of the paper's run.
 
-        A finished run comes before a stopped one, then one from its own weights before one that
-        started from another's.
+        Finished runs come before stopped runs, then the recipe's data and settings before others,
+        then runs from their own weights before runs that started from other weights.
         """
         here = [e for e in self.entries if (e.recipe.row, e.recipe.column) == (row, column)]
         was_run = [entry for entry in here if entry.runs]
         if was_run:
-            return max(was_run, key=lambda e: (bool(e.values), e.started_from is None, *e.share))
+            return max(
+                was_run,
+                key=lambda e: (bool(e.values), not e.changed, e.started_from is None, *e.share),
+            )
         return here[0] if here else None
 
     def counts(self) -> tuple[int, int, int]:
-        """Numbers in the table, those that were run, and those run in full."""
+        """Numbers in the table, those that were run, and those run in full as the recipe is."""
         names = {entry.recipe.name for entry in self.entries}
-        full = {e.recipe.name for e in self.runs if not e.is_reduced and e.values}
+        full = {e.recipe.name for e in self.runs if e.values and not (e.is_reduced or e.changed)}
         return len(names), len({entry.recipe.name for entry in self.runs}), len(full)
 
 
@@ -181,6 +201,7 @@ def summary_rows(results: Result) -> list[tuple[str, str]]:
         ("printed", _number(results["printed"], unit)),
         ("ours (test)", _number(results["ours"], unit)),
         ("difference", _difference(results)),
+        *_standard_error(results),
         ("best on validation", _number(results["validation"], unit)),
         ("steps", f"{results['steps']:,} of the paper's {results['steps_planned']:,}"),
     ]
@@ -225,10 +246,19 @@ def report_entries(found: Found) -> list[dict[str, Any]]:
             "printed": entry.recipe.printed,
             "unit": entry.recipe.unit,
             "ours": entry.values,
+            "changed": entry.changed if entry.runs else "",
+            **_compared(entry.agreement),
             "files": [str(path) for path, _ in entry.runs],
         }
         for entry in _entries(found)
     ]
+
+
+def _compared(found: Agreement | None) -> dict[str, float | None]:
+    """The difference from the reported value and its standard error as JSON values."""
+    if found is None:
+        return {"difference": None, "standard_error": None}
+    return {"difference": found.difference, "standard_error": found.error}
 
 
 def _entries(found: Found) -> list[Entry]:
@@ -239,7 +269,9 @@ def _entries(found: Found) -> list[Entry]:
         train = recipe["train"]
         start = (run.get("started_from") or {}).get("blake2b", "")
         reduction = (train["max_steps"], run["steps"], recipe["width"], train["batch_size"], start)
-        groups.setdefault(recipe["name"], {}).setdefault(reduction, []).append((path, run))
+        made_of = (changed_settings(run), data_of(run), "" if is_reduced(run) else settings_of(run))
+        same = groups.setdefault(recipe["name"], {}).setdefault((*reduction, *made_of), [])
+        same.append((path, run))
     entries = []
     for name in list_recipes():
         runs = groups.pop(name, {})
@@ -257,6 +289,16 @@ def _difference(results: Result) -> str:
     if results["difference"] is None:
         return MISSING
     return f"{results['difference']:+{decimals(results['unit'], results['printed'])}}"
+
+
+def _standard_error(results: Result) -> list[tuple[str, str]]:
+    """The standard error of the difference, in a row of the summary if an error is known."""
+    found = None if results["ours"] is None else agreement([results])
+    if found is None or found.error is None:
+        return []
+    text = _number(found.error, results["unit"])
+    of = f"without that of {found.unknown}, which is unknown" if found.unknown else "of both values"
+    return [("standard error", f"{text}, {of}")]
 
 
 def _origin(started_from: Mapping[str, Any]) -> str:

@@ -122,6 +122,7 @@ PROPERTIES = (
     Property(independence.outputs_ignore_later_tokens, _causal),
     Property(independence.causal_is_refused, _never_causal),
     Property(independence.card_tells_permutation_equivariance, _in_both_directions),
+    Property(independence.card_tells_permutation_invariance, _in_both_directions),
     Property(streams.steps_equal_the_parallel_form, _streams),
     Property(streams.prefill_equals_steps, _streams),
     Property(streams.states_have_a_row_for_each_sequence, _streams),

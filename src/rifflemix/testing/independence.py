@@ -192,3 +192,15 @@ def card_tells_permutation_equivariance(form: Form) -> None:
     equivariant = torch.allclose(mixer(x[:, order]), mixer(x)[:, order], atol=1e-9)
     told = form.card.permutation_equivariant
     require(equivariant == told, f"the card says {told}, permuted tokens say {equivariant}")
+
+
+def card_tells_permutation_invariance(form: Form) -> None:
+    """Permuted tokens give the same outputs exactly if the card declares it."""
+    mixer = form.build()
+    x, order = tokens(2, 16, DIM), torch.randperm(16)
+    invariant = torch.allclose(mixer(x[:, order]), mixer(x), atol=1e-9)
+    told = form.card.permutation_invariant
+    require(
+        invariant == told,
+        f"permutation_invariant: expected {invariant}, as permuted tokens show, got {told}",
+    )

@@ -34,6 +34,7 @@ class AveragePooling(TokenMixer):
         causal=True,
         streaming=True,
         permutation_equivariant=True,
+        permutation_invariant=True,
     )
 
     def __init__(self, dim: int, **shared: Any) -> None:

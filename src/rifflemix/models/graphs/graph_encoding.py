@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from rifflemix.checks import check_divides, check_integer, check_probability, shown
 from rifflemix.errors import bad_argument, check_choice
 from rifflemix.models.base import check_ids
+from rifflemix.nn.constants import KeepsConstants
 from rifflemix.ops import group_sort, max_exchange
 from rifflemix.ops.dropout.unchecked import dropout as drop
 from rifflemix.ops.dropout.unchecked import dropout_attention
 
 MIXINGS = ("attention", "sort")
-VARIANTS = ("ascending", "max_exchange")
+VARIANTS = ("ascending", "interleave", "max_exchange")
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
@@ -135,27 +136,30 @@ def check_graph(
         raise bad_argument("path_edges", layout, tuple(path_edges.shape))
 
 
-class GraphAttention(nn.Module):
-    """Attention with a bias on its scores, or without queries and keys, with a sort beside it.
+class GraphAttention(KeepsConstants):
+    """Attention with a bias on its scores, or a sort in place of queries and keys.
 
-    "attention": softmax(q k^T / sqrt(D) + bias) v. "sort": softmax(bias) v + sort(v), each
-    channel by itself over the valid tokens, so that heads do not matter to it.
+    "attention": softmax(q k^T / sqrt(D) + bias) v. "sort": softmax(bias) v + sort(v), where each
+    channel is sorted over the valid tokens.
 
     Args:
         dim: channels C.
         num_heads: heads H, a divisor of C.
         mixing: "attention" or "sort".
         dropout: probability of dropping an attention weight.
-        variant: of the sort: "ascending", or "max_exchange", where only the first token and the
-            largest change positions; unset, "ascending". Only for "sort".
+        variant: of the sort, None without one. "ascending" is the default. "interleave" sorts the
+            channels of `haar_columns` in descending order. "max_exchange" exchanges the first token
+            and the largest token of each channel.
+        layer_index: 0-based position of the layer in its stack, for "interleave".
 
     Raises:
         InputError: an argument out of range, or a variant without a sort.
 
     Source: Ying et al. 2021, equation (6); "sort": Yuan and Xu, "Sliceformer: Make Multi-head
-    Attention as Simple as Sorting in Discriminative Tasks", section 4.2.3, in the form of the
-    released code.
+    Attention as Simple as Sorting in Discriminative Tasks", section 4.2.3, as in the released code.
     """
+
+    descending: Tensor | None
 
     def __init__(
         self,
@@ -165,6 +169,7 @@ class GraphAttention(nn.Module):
         mixing: str = "attention",
         dropout: float = 0.0,
         variant: str | None = None,
+        layer_index: int = 0,
     ) -> None:
         super().__init__()
         check_choice("mixing", mixing, MIXINGS)
@@ -174,6 +179,8 @@ class GraphAttention(nn.Module):
         self.dropout = check_probability("dropout", dropout)
         self.is_sort = mixing == "sort"
         self.exchanges = variant == "max_exchange"
+        columns = haar_columns(dim // num_heads, layer_index) if variant == "interleave" else None
+        self.keep_constants(lambda: {"descending": _mask_of(columns, dim // num_heads, num_heads)})
         self.maps = nn.Linear(dim, dim if self.is_sort else 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
@@ -199,15 +206,47 @@ class GraphAttention(nn.Module):
         return out
 
     def _permute(self, v: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, N, C) -> (B, N, C), every channel sorted as the variant says."""
+        """Sort every channel of (B, N, C) as the variant defines."""
         if self.exchanges:
             return max_exchange(v, key_padding_mask=mask)
-        return group_sort(v, order="ascending", key_padding_mask=mask)
+        return group_sort(v, order="ascending", descending=self.descending, key_padding_mask=mask)
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, N, C) -> (B, H, N, D)."""
         heads: Tensor = x.unflatten(-1, (self.num_heads, -1))
         return heads.transpose(1, 2)
+
+
+def haar_columns(width: int, layer_index: int) -> list[int]:
+    """List the columns of a head that the released Graphormer sorts in descending order.
+
+    The runs of columns are those of `rifflemix.ops.interleave_columns`. If they do not fill the
+    head, the rest begins one run after the last listed column.
+
+    Args:
+        width: columns of a head.
+        layer_index: 0-based position of the layer in its stack.
+
+    Returns:
+        Column indices in ascending order; none for layer 0 and for heads of one column.
+    """
+    level = check_integer("layer_index", layer_index, 0)
+    run = max(1, width >> level)
+    columns = [
+        column
+        for pair in range(width // (2 * run))
+        for column in range((2 * pair + 1) * run, (2 * pair + 2) * run)
+    ]
+    return columns + list(range(columns[-1] + run, width)) if columns else columns
+
+
+def _mask_of(columns: list[int] | None, width: int, num_heads: int) -> Tensor | None:
+    """Mark these columns of every head in a (C,) bool tensor."""
+    if columns is None:
+        return None
+    head = torch.zeros(width, dtype=torch.bool)
+    head[columns] = True
+    return head.repeat(num_heads)
 
 
 def _check_variant(variant: str, mixing: str) -> None:

@@ -65,8 +65,10 @@ class Graphormer(Model):
 
     Args:
         mixer: "softmax", or "sliceformer" for softmax(S + E) V + sort(V) without queries and keys.
-        mixer_options: for "sliceformer", variant: "ascending" (the default) or "max_exchange",
-            where only the graph token and the largest value of each channel change positions.
+        mixer_options: for "sliceformer", `variant`: "ascending" (the default), "interleave" or
+            "max_exchange". "interleave" sorts some channels of each head in descending order, in
+            runs that halve from layer to layer. "max_exchange" exchanges the graph token and the
+            largest value of each channel.
         dim: channels C.
         num_layers: blocks.
         num_heads: heads, a divisor of C.
@@ -137,13 +139,18 @@ class Graphormer(Model):
         self.blocks = nn.ModuleList(
             GraphormerBlock(
                 GraphAttention(
-                    dim, num_heads, mixing=MIXERS[mixer], dropout=attention_dropout, **options
+                    dim,
+                    num_heads,
+                    mixing=MIXERS[mixer],
+                    dropout=attention_dropout,
+                    layer_index=index,
+                    **options,
                 ),
                 FeedForward(dim, hidden_dim, dropout=dropout, hidden_dropout=0.0),
                 dim,
                 dropout,
             )
-            for _ in range(num_layers)
+            for index in range(num_layers)
         )
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, check_integer("num_classes", num_classes, 1))
