@@ -1,4 +1,4 @@
-"""What the papers' claims are made of: evidence, judges and verdicts.
+"""Claims of papers: evidence, judges and verdicts.
 
 A claim names its evidence. The evidence writes docs/claims/NAME.json. A judge turns the data of
 this file into a judgement.
@@ -18,7 +18,7 @@ HOLDS, PART, FAILS = "holds", "holds in part", "does not hold here"
 DEPENDS = "depends on the measure"
 UNDECIDED = "within the noise"
 NOT_RUN = "not run yet"
-VERDICTS = (HOLDS, PART, FAILS, DEPENDS, UNDECIDED, NOT_RUN)
+VERDICTS = (HOLDS, FAILS, PART, DEPENDS, UNDECIDED, NOT_RUN)
 
 Data = Mapping[str, Any]
 SEEDS = (0, 1, 2)
@@ -78,7 +78,7 @@ class Check:
 
     Attributes:
         name: name of the result file.
-        title: what is measured.
+        title: title of the measurement.
         measure: returns the data, as JSON values.
         trained: commands that train the models that it reads first.
     """
@@ -100,7 +100,7 @@ class Runs:
 
     Attributes:
         name: name of the result file.
-        title: what the rows are.
+        title: title of the rows.
         rows: short name of each row -> recipe.
         steps: updates of each run.
         batch_size: samples per update.
@@ -131,15 +131,15 @@ class Claim:
 
     Attributes:
         paper: title of the paper.
-        says: the claim, and the section that makes it.
-        shows: what the paper shows for it.
-        evidence: what is measured here.
+        text: the claim, and the section that makes it.
+        shows: the paper's own evidence.
+        evidence: the measurement here.
         judge: function from the evidence's data to the judgement.
-        picture: analysis whose picture shows the claim, if the evidence has no picture.
+        picture: analysis with a picture of the claim, if the evidence has no picture.
     """
 
     paper: str
-    says: str
+    text: str
     shows: str
     evidence: Evidence
     judge: Judge

@@ -133,7 +133,7 @@ _DIMENSION: Mapping[str, float] = {
 def tied_step(make: Make = rm.create_mixer) -> dict[str, Any]:
     """Measure how the operator of equation (10) changes the bound, with W_O tied to the bases.
 
-    The bases are orthonormal. Memberships are those of the input, before and after the step.
+    The bases are orthonormal. The memberships of the input are kept after the step.
 
     Source: ToST, section 3.2, equation (10).
     """
@@ -162,9 +162,9 @@ def tied_step(make: Make = rm.create_mixer) -> dict[str, Any]:
 def foreground() -> dict[str, Any]:
     """Compare memberships and class-token maps with the digit that an image shows.
 
-    A patch is foreground if one of its pixels is brighter than half.
-    Memberships: the largest difference, over heads and layers, between the shares of foreground
-    and background patches whose likeliest head it is. Class token: area under the ROC curve of the
+    A patch is foreground if one of its pixels is brighter than half. Memberships: the share of
+    foreground patches with a certain likeliest head minus the share of background patches, for
+    the head with the largest difference. Class token: area under the ROC curve of the
     penultimate layer's mean map as a detector of foreground patches, image by image.
 
     Source: ToST, Figures 4b, 5, 9 and 10.

@@ -1,4 +1,4 @@
-"""What is measured for the papers' claims: analyses, checks and trainings."""
+"""Evidence for the papers' claims: analyses, checks and trainings."""
 
 from __future__ import annotations
 

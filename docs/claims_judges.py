@@ -1,4 +1,4 @@
-"""Judges of claims whose evidence is an analysis."""
+"""Judges of claims that analyses test."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def all_ones(data: Data) -> Judgement:
 def slower_decay(label: str, place: str = "before_projection") -> Judge:
     """Make a judge that compares the spectra of a model and of softmax attention.
 
-    A measure says "holds" if the model is above softmax in every layer, "does not hold" if it is
-    above in no layer, and "holds in part" otherwise.
+    The verdict of a measure is "holds" if the model is above softmax in every layer, "does not
+    hold here" if it is above in no layer, and "holds in part" otherwise.
     """
 
     def judge(data: Data) -> Judgement:
@@ -83,8 +83,8 @@ def theorem_1(data: Data) -> Judgement:
     change = max(found["change"])
     shows = (
         "the permutations change the distance of a channel from its center by at most "
-        f"{change:.0e} of it, and equation (12) of the proof says 0; the residual is at most its "
-        f"bound at every depth. The bound alone says little: after {len(ratios) - 1} layers the "
+        f"{change:.0e} of it (equation (12) of the proof: 0); the residual is at most its bound "
+        f"at every depth. The bound is loose: after {len(ratios) - 1} layers the "
         f"residual is {ratios[-1]:.0e} of it"
     )
     holds = max(ratios) <= 1 + 1e-9 and change <= 1e-9
@@ -129,8 +129,8 @@ def low_risk(data: Data) -> Judgement:
     listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in kept.items())
     depth = len(means["residual"]) - 1
     shows = (
-        "sorting the whole sequence is a permutation of each channel, too. What a stack of "
-        f"{depth} sorts keeps of its input's measure: {listed}"
+        "sorting the whole sequence permutes each channel, too. Share of its input's measure that "
+        f"a stack of {depth} sorts keeps: {listed}"
     )
     return Judgement(agreed([HOLDS if share >= 0.5 else FAILS for share in kept.values()]), shows)
 
@@ -141,7 +141,7 @@ def order_free(data: Data) -> Judgement:
     other = mean_of(of(data, "csp"), "order_change")
     shows = (
         f"the outputs of a layer change by {change:.1g} of their size if its input tokens are "
-        f"reordered; those of CSP by {other:.2g}"
+        f"reordered; CSP changes by {other:.2g}"
     )
     return Judgement(HOLDS if change < 1e-5 < other else FAILS, shows)
 
@@ -163,14 +163,14 @@ def noise_spread(data: Data) -> Judgement:
 
 
 def indistinguishable(data: Data) -> Judgement:
-    """Judge whether weights become alike: their deviation relative to their mean 1 / N."""
+    """Judge whether the deviation of weights falls relative to their mean 1 / N."""
     noise, layers = data["noise"], of(data, "softmax")
     lengths = sorted(map(int, layers[0]["deviation"]))
     trained = [n * float(np.mean([x["deviation"][str(n)] for x in layers])) for n in lengths]
     random = [n * d for n, d in zip(noise["tokens"], noise["deviation"], strict=True)]
     slopes = slope_of(lengths, trained), slope_of(noise["tokens"][-4:], random[-4:])
     shows = (
-        "deviation over the mean weight 1 / N, which is 0 for equal weights: trained attention "
+        "deviation over the mean weight 1 / N (0 for equal weights): trained attention "
         f"{trained[0]:.2f} with {lengths[0]} tokens and {trained[-1]:.2f} with {lengths[-1]}, "
         f"random vectors {random[0]:.2f} with {noise['tokens'][0]} entries and {random[-1]:.2f} "
         f"with {noise['tokens'][-1]}"
@@ -200,10 +200,10 @@ def bound_falls(data: Data) -> Judgement:
 
 
 def operator_lowers(data: Data) -> Judgement:
-    """Judge whether trained operators, whose output map is free, lower their own bound."""
+    """Judge whether trained operators with a free output map lower the bound."""
     layers = of(data, "tssa")
     lower = sum(layer["bound_after"] < layer["bound"] for layer in layers)
-    shows = f"{lower} of {len(layers)} trained operators lower the bound of their own input"
+    shows = f"{lower} of {len(layers)} trained operators lower the bound of their input"
     return Judgement(HOLDS if lower == len(layers) else PART if lower else FAILS, shows)
 
 
@@ -214,7 +214,7 @@ def bound_is_above(data: Data) -> Judgement:
     gaps = [layer["gap"] for layer in layers]
     shows = (
         f"the gap is {min(gaps):.3f} to {max(gaps):.3f} nats by layer, and {least:.3f} in the "
-        "sample where it is smallest"
+        "sample with the smallest"
     )
     return Judgement(HOLDS if least >= -1e-9 else FAILS, shows)
 

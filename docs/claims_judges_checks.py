@@ -1,4 +1,4 @@
-"""Judges of claims whose evidence is a check in Python."""
+"""Judges of claims that checks in Python test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rifflemix.comparison.paired import paired_difference
 
 
 def own_maps(data: Data) -> Judgement:
-    """Judge whether every channel of CSP has a map of its own."""
+    """Judge whether no two channels of CSP share a map."""
     channels, count = data["channels"], data["maps"]["shift_and_pairs"]
     shows = f"{count} different maps among {channels} channels of {data['tokens']} tokens"
     return Judgement(HOLDS if count == channels else FAILS, shows)
@@ -39,7 +39,7 @@ def optimal(data: Data) -> Judgement:
 
 
 def converges(data: Data) -> Judgement:
-    """Judge whether doubly stochastic maps approach those of CSP as the temperature falls."""
+    """Judge whether doubly stochastic maps approach CSP's maps as the temperature falls."""
     distance = data["distance"]
     listed = ", ".join(
         f"{d:.2g} at {t:g}" for t, d in zip(data["temperatures"], distance, strict=True)
@@ -68,7 +68,7 @@ def third_of_parameters(data: Data) -> Judgement:
     whole, inputs = layer["csp"] / layer["softmax"], maps["csp"] / maps["softmax"]
     shows = (
         f"{inputs:.3f} of the parameters of the query, key and value maps; {whole:.3f} with the "
-        "output map, which the printed model sizes include"
+        "output map (the printed model sizes include it)"
     )
     if inputs > 1 / 3 + 0.005:
         return Judgement(FAILS, shows)
@@ -126,7 +126,7 @@ def fewer_than_baselines(data: Data) -> Judgement:
         f"{tasks[task]['softmax']:,})"
         for task, count in fewer.items()
     )
-    shows = f"of {whole} baselines, so many have more parameters in the released sizes: {listed}"
+    shows = f"baselines of {whole} with more parameters, in the released sizes: {listed}"
     counts = list(fewer.values())
     if min(counts) == whole:
         return Judgement(HOLDS, shows)
@@ -148,9 +148,9 @@ def foreground_has_a_head(data: Data) -> Judgement:
     best = max(data["group_difference"])
     listed = ", ".join(f"{100 * value:.0f}" for value in data["group_difference"])
     shows = (
-        "share of foreground patches whose likeliest head is the same minus the share of "
-        f"background patches, in points by layer, the best head: {listed}. One head for all of "
-        "the foreground alone has 100"
+        "share of foreground patches with the same likeliest head minus the share of background "
+        f"patches, in points by layer, for the best head: {listed}. A head with all of the "
+        "foreground and no background has 100"
     )
     return Judgement(HOLDS if best >= 0.8 else PART if best >= 0.5 else FAILS, shows)
 

@@ -1,4 +1,4 @@
-"""Judges of claims whose evidence is rows of a table, trained with several seeds.
+"""Judges of claims that trainings with several seeds test.
 
 Differences are paired over seeds, with the error of the test set and Holm's correction, as in
 `rifflemix compare`.
@@ -62,8 +62,8 @@ def verdict_of(differences: Sequence[Difference], need: int | None = None) -> st
         need: comparisons that suffice; all if None.
 
     Returns:
-        HOLDS if enough are significantly positive, FAILS if none is and one is significantly
-        negative, UNDECIDED if none is significant, and PART otherwise.
+        HOLDS if enough are significantly positive, PART if some are. Otherwise FAILS if one is
+        significantly negative, and UNDECIDED if no difference is significant.
     """
     need = len(differences) if need is None else need
     corrected = holm([difference.probability for difference in differences])
@@ -142,7 +142,7 @@ def splitting_does_not_help(dense: Sequence[str], split: Sequence[str]) -> Judge
         if found is None:
             raise ValueError("seeds: expected at least two")
         text = (
-            "accuracy of split networks minus that of dense ones with as many parameters, points: "
+            "accuracy of split networks minus dense ones of equal size, points: "
             f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
         )
         verdict = HOLDS if found.high < 1 else FAILS if found.low > 1 else UNDECIDED

@@ -1,4 +1,4 @@
-"""The papers' claims: what each says, what the paper shows, the evidence and the judge.
+"""The papers' claims, their evidence and their judges.
 
 A claim keeps its number, so new claims are at the end. docs/write_claims.py sorts them by paper.
 """
@@ -87,26 +87,26 @@ TOST, DIM, SINK = "Token Statistics Transformer", "Dimension Mixer", "Sparse Sin
 NORM, SKIP, ALONE = "with norm", "with norm and skip", "mixers alone"
 
 
-def _csp(says: str, shows: str, evidence: Evidence, judge: Judge) -> Claim:
-    return Claim(CSP, says, shows, evidence, judge)
+def _csp(text: str, shows: str, evidence: Evidence, judge: Judge) -> Claim:
+    return Claim(CSP, text, shows, evidence, judge)
 
 
-def _slice(says: str, shows: str, evidence: Evidence, judge: Judge) -> Claim:
-    return Claim(SLICE, says, shows, evidence, judge)
+def _slice(text: str, shows: str, evidence: Evidence, judge: Judge) -> Claim:
+    return Claim(SLICE, text, shows, evidence, judge)
 
 
 def _tost(
-    says: str, shows: str, evidence: Evidence, judge: Judge, picture: Analysis | None = None
+    text: str, shows: str, evidence: Evidence, judge: Judge, picture: Analysis | None = None
 ) -> Claim:
-    return Claim(TOST, says, shows, evidence, judge, picture)
+    return Claim(TOST, text, shows, evidence, judge, picture)
 
 
-def _dim(says: str, shows: str, evidence: Evidence, judge: Judge) -> Claim:
-    return Claim(DIM, says, shows, evidence, judge)
+def _dim(text: str, shows: str, evidence: Evidence, judge: Judge) -> Claim:
+    return Claim(DIM, text, shows, evidence, judge)
 
 
-def _sink(says: str, shows: str, evidence: Evidence, judge: Judge) -> Claim:
-    return Claim(SINK, says, shows, evidence, judge)
+def _sink(text: str, shows: str, evidence: Evidence, judge: Judge) -> Claim:
+    return Claim(SINK, text, shows, evidence, judge)
 
 
 _MACS = (
@@ -121,11 +121,11 @@ _MACS = (
 CLAIMS = (
     _csp("The implicit maps are permutations, so their spectrum is all ones (section 1).",
          "an argument", SPECTRUM, all_ones),
-    _csp("The spectra of CSP's outputs decay more slowly than those of attention (section 4.1).",
+    _csp("The spectra of CSP's outputs decay more slowly than attention's (section 4.1).",
          "Figure 3, on ImageNet-1k", SPECTRUM, slower_decay("csp")),
     _csp("The spectra of shifting alone decay more slowly, too (section 4.1).",
          "Figure 3, on ImageNet-1k", SPECTRUM, slower_decay("shift")),
-    _csp("The rank residual after l layers is bounded as theorem 1 says.",
+    _csp("The rank residual after l layers has the bound of theorem 1.",
          "a proof", FRESH, theorem_1),
     _csp("Without skip connections, softmax attention collapses and CSP does not (section 3.2.1).",
          "theorem 1, and Dong et al. 2021 for attention",
@@ -137,17 +137,17 @@ CLAIMS = (
          "nothing: the bound is for any weights",
          DEEP, collapses("softmax", "csp", (ALONE, ALONE))),
     _csp("Maps that are permutations carry a low risk of rank collapse (section 3.2.1).",
-         "theorem 1, whose measure is the rank residual", FRESH, low_risk),
+         "theorem 1, with the rank residual as its measure", FRESH, low_risk),
     _csp("Skip connections keep softmax attention from collapsing (Dong et al. 2021).",
          "section 3.2.1 quotes that it collapses without them",
          FRESH, collapses("softmax", "softmax", (NORM, SKIP))),
-    _csp("Every channel has a map of its own, as many heads as channels (section 3.2).",
+    _csp("Every channel has its own map: one head per channel (section 3.2).",
          "equation (4)", HEADS, own_maps),
-    _csp("Shifts and pairs let all tokens meet within a few layers (section 3.2.2).",
+    _csp("Shifts and pairs connect all tokens within a few layers (section 3.2.2).",
          "Figure 2, the shifting strategies", PATTERN, connected("csp", 2, 0.9)),
     _slice("One layer of sorting does not depend on the order of the tokens (section 4).",
            "section 4 announces a test", PERMUTATION, order_free),
-    _slice("Singular values of its outputs decay more slowly than those of ViT (section 4.3).",
+    _slice("Singular values of its outputs decay more slowly than ViT's (section 4.3).",
            "Figure 4, on CIFAR-10", SPECTRUM, slower_decay("sliceformer")),
     _slice("Max-exchange moves two values of a channel, the largest to the front (section 3.3).",
            "a definition", EXCHANGE, only_the_largest),
@@ -160,14 +160,14 @@ CLAIMS = (
     _tost("The compression term mostly falls from layer to layer (section 4.1).",
           "Figure 4a, on ImageNet-1k", RATE, bound_falls),
     _tost("Each trained operator lowers the variational bound of its input (section 3.2).",
-          "equation (10), where the output map is tied to the input map", RATE, operator_lowers),
+          "equation (10), with the output map tied to the input map", RATE, operator_lowers),
     _tost("The variational form is an upper bound of the coding rate (section 3.1).",
           "equation (4) and a proof", RATE, bound_is_above),
     _tost("Memberships cluster the tokens: the foreground goes to one head (section 4.1).",
           "Figures 4b and 9, ToST-S on ImageNet-1k", FOREGROUND, foreground_has_a_head, MEMBERSHIP),
     _tost("The learned subspaces of the heads are approximately incoherent (appendix D.4).",
           "Figure 11, ToST-S", COHERENCE, incoherent),
-    _tost("The class token's maps segment better than those of XCiT and ViT (section 4.2).",
+    _tost("The class token's maps segment better than XCiT's and ViT's (section 4.2).",
           "Figures 5 and 10, the penultimate layer", FOREGROUND, segments_better, CLASS_TOKEN),
     _dim("Butterfly attention with blocks of sqrt(N) mixes all tokens in two layers (Figure 3a).",
          "Figures 3a and 4", PATTERN, connected("butterfly", 2, 0.125)),
@@ -175,8 +175,8 @@ CLAIMS = (
          "Figure 4", REPEATED, equal_strides_do_not_mix),
     _dim("Token-parallel attention mixes all tokens in one layer (Figure 5).",
          "Figure 5", PATTERN, connected("token_parallel", 1, 0.0)),
-    *(_dim(f"{says} ({table}).", table, macs(model), printed_macs(model))
-      for says, table, model in _MACS),
+    *(_dim(f"{text} ({table}).", table, macs(model), printed_macs(model))
+      for text, table, model in _MACS),
     _sink("A few iterations make the sorting matrices doubly stochastic (sections 3 and 6.3).",
           "5 to 10 iterations are best, Figure 4", SORTING, balanced),
     _sink("A lower temperature sorts harder (section 6.2).",
@@ -187,7 +187,7 @@ CLAIMS = (
          "an argument", HEADS, pairs_add_maps),
     _csp("Sorting a group is the optimal transport to the reference channel (appendix B).",
          "a derivation", TRANSPORT, optimal),
-    _csp("Doubly stochastic maps converge to those of CSP as the temperature falls (theorem 2).",
+    _csp("Doubly stochastic maps converge to CSP's maps as the temperature falls (theorem 2).",
          "a proof by citation", ENTROPIC, converges),
     _csp("The shift is redundant if the whole sequence is sorted, K = 1 (section 3.2.2).",
          "an argument", REDUNDANT, shift_is_redundant),

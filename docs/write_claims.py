@@ -1,6 +1,6 @@
 """Write docs/claims.md: the papers' claims, judged by measurements made here.
 
-No number there is typed. All come from the files in docs/claims, which docs/run_claims.py writes.
+docs/run_claims.py writes the files in docs/claims. All numbers of the page come from them.
 
     python docs/write_claims.py
 """
@@ -81,7 +81,7 @@ def page() -> str:
     claims = by_paper()
     counts = summary([judgement.verdict for *_, judgement in claims])
     table = "\n".join(
-        f"| [{number}](#{number}) {claim.paper}: {claim.says} | {judgement.verdict} |"
+        f"| [{number}](#{number}) {claim.paper}: {claim.text} | {judgement.verdict} |"
         for number, claim, judgement in claims
     )
     parts = [
@@ -101,7 +101,7 @@ def page() -> str:
 def _section(number: int, claim: Claim, judgement: Judgement, shown: set[str]) -> str:
     found, name = stored(claim.evidence), claim.evidence.name
     lines = [
-        f'\n<a id="{number}"></a>\n**{number}. {claim.says}**\n',
+        f'\n<a id="{number}"></a>\n**{number}. {claim.text}**\n',
         f"- The paper shows: {claim.shows}.",
     ]
     if found is None:

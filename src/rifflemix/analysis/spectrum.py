@@ -106,7 +106,7 @@ class LayerSpectrum:
 
     @property
     def shown(self) -> Spectrum:
-        """Spectrum before the output projection, or of the output if there is none."""
+        """Spectrum before the output projection, or of the output in layers without one."""
         return self.before if self.before.count else self.after
 
 
@@ -180,7 +180,7 @@ _CAPTION = (
     "of the entropy of the singular values. Stable rank is the sum of their squares over the "
     "largest square. s2/s1 is the second over the first. The maps of permutation layers are "
     "measured from the position that each value comes from. Layers without a map over tokens, or "
-    f"whose matrices have more than {MOST_MAP_TOKENS} tokens, have no map in the table."
+    f"with matrices of more than {MOST_MAP_TOKENS} tokens, have no map in the table."
 )
 
 
