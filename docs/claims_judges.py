@@ -1,249 +1,282 @@
-"""How the numbers of an analysis decide each of the papers' claims in claims_list.py.
-
-A judge takes an analysis's data to the verdict and to what ours shows.
-"""
+"""Judges of claims that analyses test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from claims_base import DEPENDS, FAILS, HOLDS, PART, Data, Judge, Judgement
 
-HOLDS, PART, FAILS = "holds", "holds in part", "does not hold here"
-Data = Mapping[str, Any]
-Judge = Callable[[Data], tuple[str, str]]
+MEASURES = {
+    "effective_rank": "effective rank",
+    "stable_rank": "stable rank",
+    "second_over_first": "s2/s1",
+}
+# The same measures of collapse, the level up to which a stack counts as collapsed, and digits.
+LEVELS = {
+    "effective": ("effective rank", 1.5, 1),
+    "stable": ("stable rank", 1.1, 2),
+    "second": ("s2/s1", 0.1, 3),
+}
 
 
 def of(data: Data, label: str) -> Any:
-    """What an analysis holds of one model."""
+    """Read the results of one model."""
     return data["models"][label]
 
 
-def mean_of(layers: list[Data], key: str) -> float:
-    """A number's mean over layers."""
+def mean_of(layers: Sequence[Data], key: str) -> float:
+    """Average a number over layers."""
     return float(np.mean([layer[key] for layer in layers]))
 
 
-def full_rank(data: Data) -> tuple[str, str]:
-    layers = of(data, "csp")
-    least = min(layer["map_effective_rank"] for layer in layers)
-    tokens = layers[0]["tokens"]
-    ours = f"every map of the trained layers has effective rank {least:.1f} of {tokens}"
-    return (HOLDS if least > tokens - 1e-6 else FAILS), ours
+def agreed(verdicts: Sequence[str]) -> str:
+    """Return the verdict of all measures, or "depends on the measure" if they differ."""
+    return verdicts[0] if len(set(verdicts)) == 1 else DEPENDS
 
 
-def slower_decay(label: str) -> Judge:
-    def judge(data: Data) -> tuple[str, str]:
-        ours, softmax = of(data, label), of(data, "softmax")
-        pairs = [
-            (a["effective_rank"], b["effective_rank"]) for a, b in zip(ours, softmax, strict=True)
-        ]
-        wins = sum(a > b for a, b in pairs)
-        listed = "; ".join(f"{a:.1f} and {b:.1f}" for a, b in pairs)
-        text = f"effective rank of the outputs by layer, {label} and softmax: {listed}"
-        return (HOLDS if wins == len(pairs) else PART if wins else FAILS), text
+def all_ones(data: Data) -> Judgement:
+    """Judge claim 1 by the smallest and largest singular value of all maps."""
+    maps = [layer["map"] for layer in of(data, "csp")]
+    if None in maps:
+        return Judgement(FAILS, "the layers of the model have no map over tokens")
+    least, most = min(m["smallest"] for m in maps), max(m["largest"] for m in maps)
+    rank, tokens = min(m["stable_rank"] for m in maps), of(data, "csp")[0]["tokens"]
+    shows = (
+        f"the singular values of all maps of the trained layers are between {least:.6g} and "
+        f"{most:.6g}; their stable rank is {rank:.1f} of {tokens}"
+    )
+    is_one = abs(least - 1) < 1e-9 and abs(most - 1) < 1e-9
+    return Judgement(HOLDS if is_one else FAILS, shows)
+
+
+def slower_decay(label: str, place: str = "before_projection") -> Judge:
+    """Make a judge that compares the spectra of a model and of softmax attention.
+
+    The verdict of a measure is "holds" if the model is above softmax in every layer, "does not
+    hold here" if it is above in no layer, and "holds in part" otherwise.
+    """
+
+    def judge(data: Data) -> Judgement:
+        pairs = list(zip(of(data, label), of(data, "softmax"), strict=True))
+        verdicts, texts = [], []
+        for key, name in MEASURES.items():
+            values = [(ours[place][key], softmax[place][key]) for ours, softmax in pairs]
+            wins = sum(ours > softmax for ours, softmax in values)
+            verdicts.append(HOLDS if wins == len(values) else PART if wins else FAILS)
+            listed = "; ".join(f"{ours:.3g} and {softmax:.3g}" for ours, softmax in values)
+            texts.append(f"{name} {listed}")
+        shows = f"{place.replace('_', ' the output ')}, {label} and softmax by layer: " + ". ".join(
+            texts
+        ).replace("stable", "Stable")
+        return Judgement(agreed(verdicts), shows)
 
     return judge
 
 
-def theorem_1(data: Data) -> tuple[str, str]:
+def theorem_1(data: Data) -> Judgement:
+    """Judge theorem 1 by its bound and by the equality in its proof."""
     found = of(data, "csp")["theorem_1"]
     ratios = [r / b for r, b in zip(found["residual"], found["bound"], strict=True)]
-    ours = (
-        f"at every depth the residual is at most its bound; after {len(ratios) - 1} layers it is "
-        f"{ratios[-1]:.0e} of it"
+    change = max(found["change"])
+    shows = (
+        "the permutations change the distance of a channel from its center by at most "
+        f"{change:.0e} of it (equation (12) of the proof: 0); the residual is at most its bound "
+        f"at every depth. The bound is loose: after {len(ratios) - 1} layers the "
+        f"residual is {ratios[-1]:.0e} of it"
     )
-    return (HOLDS if max(ratios) <= 1 + 1e-9 else FAILS), ours
+    holds = max(ratios) <= 1 + 1e-9 and change <= 1e-9
+    return Judgement(HOLDS if holds else FAILS, shows)
 
 
-def last(data: Data, label: str, stack: str = "with norm") -> tuple[float, float]:
-    """Residual and effective rank after the last layer."""
+def last(data: Data, label: str, stack: str) -> Mapping[str, float]:
+    """Read all measures after the last layer of a stack."""
     means = of(data, label)["stacks"][stack]
-    return means["residual"][-1], means["effective"][-1]
+    return {name: values[-1] for name, values in means.items()}
 
 
-def no_collapse(data: Data) -> tuple[str, str]:
-    (_, csp), (_, softmax) = last(data, "csp"), last(data, "softmax")
-    ours = f"effective rank {csp:.1f} with CSP and {softmax:.1f} with softmax attention"
-    return (HOLDS if csp > 10 * softmax else PART if csp > softmax else FAILS), ours
+def collapses(expected: str, kept: str, stacks: tuple[str, str]) -> Judge:
+    """Make a judge: one stack collapses and the other does not, by each measure.
 
+    Args:
+        expected: model that should collapse.
+        kept: model that should not.
+        stacks: the stack of each.
+    """
 
-def alone(data: Data) -> tuple[str, str]:
-    (residual, csp), (_, softmax) = (last(data, m, "mixers alone") for m in ("csp", "softmax"))
-    ours = (
-        f"effective rank {csp:.1f} with CSP and {softmax:.1f} with softmax attention, and CSP's "
-        f"residual is {residual:.1e} of the tokens' size: what differs between tokens fades "
-        "against the biases of the output maps, which theorem 1 leaves out"
-    )
-    return (HOLDS if csp > 10 * softmax else PART if csp > 2 * softmax else FAILS), ours
-
-
-def hidden_collapse(data: Data) -> tuple[str, str]:
-    (residual, rank), (_, csp) = last(data, "sliceformer"), last(data, "csp")
-    ours = (
-        f"the whole-sequence sort, a permutation as well, keeps a residual of {residual:.2f} while "
-        f"its effective rank falls to {rank:.1f}, where CSP with pairs keeps {csp:.1f}: the "
-        "published measure says no collapse, the spectrum says otherwise"
-    )
-    return (HOLDS if rank > 0.5 * csp else PART if residual > 0.5 else FAILS), ours
-
-
-def skips_save_softmax(data: Data) -> tuple[str, str]:
-    stacks = {name: last(data, "softmax", name)[1] for name in ("with norm", "with norm and skip")}
-    alone, skip = stacks.values()
-    ours = f"softmax attention: effective rank {alone:.1f} without skips, {skip:.1f} with them"
-    return (HOLDS if alone < 1.5 < 0.5 * skip else PART), ours
-
-
-def distinct_maps(data: Data) -> tuple[str, str]:
-    layers = of(data, "csp")
-    distinct, channels = mean_of(layers, "distinct"), layers[0]["channels"]
-    ours = f"{distinct:.1f} different permutations among {channels} channels"
-    return (HOLDS if distinct > 0.9 * channels else PART), ours
-
-
-def order_free(data: Data) -> tuple[str, str]:
-    change = max(layer["order_change"] for layer in of(data, "sliceformer"))
-    other = mean_of(of(data, "csp"), "order_change")
-    ours = (
-        f"a layer's outputs change by {change:.1g} of their size when its input tokens are "
-        f"reordered; CSP's by {other:.2g}"
-    )
-    return (HOLDS if change < 1e-5 else FAILS), ours
-
-
-def exchange_is_local(data: Data) -> tuple[str, str]:
-    layers = of(data, "exchange")
-    share = mean_of(layers, "moved_share")
-    ours = f"max-exchange moves {100 * share:.1f} % of the values, the sort "
-    ours += f"{100 * mean_of(of(data, 'sliceformer'), 'moved_share'):.1f} %"
-    return (HOLDS if share < 0.1 else PART), ours
-
-
-def noise_spread(data: Data) -> tuple[str, str]:
-    tokens, deviation = data["noise"]["tokens"], data["noise"]["deviation"]
-    slope = float(np.polyfit(np.log(tokens[-4:]), np.log(deviation[-4:]), 1)[0])
-    ours = (
-        f"{deviation[0]:.2g} at {tokens[0]} entries, {deviation[-1]:.2g} at {tokens[-1]}: it falls "
-        f"as N to the power {slope:.2f}"
-    )
-    return (HOLDS if slope < -0.5 else FAILS), ours
-
-
-def trained_spread(data: Data) -> tuple[str, str]:
-    layers = of(data, "softmax")
-    lengths = sorted(map(int, layers[0]["deviation"]))
-    ends = [float(np.mean([x["deviation"][str(n)] for x in layers])) for n in lengths]
-    falls = all(a > b for a, b in pairwise(ends))
-    ours = f"{ends[0]:.2g} with {lengths[0]} tokens, {ends[-1]:.2g} with {lengths[-1]}"
-    return (HOLDS if falls else PART if ends[-1] < ends[0] else FAILS), ours
-
-
-def doubly_stochastic(data: Data) -> tuple[str, str]:
-    curve = [float(np.mean(at["column_sums"])) for at in data["training"]["softmax"]]
-    first, last = curve[0], curve[-1]
-    ours = (
-        f"column sums of softmax attention lie {first:.2f} from 1 on average before training and "
-        f"{last:.2f} after it"
-    )
-    verdict = HOLDS if last < 0.05 and last <= first else PART if last < max(0.15, first) else FAILS
-    return verdict, ours
-
-
-def bound_falls(data: Data) -> tuple[str, str]:
-    values = [layer["bound"] for layer in of(data, "tssa")]
-    falls = sum(b < a for a, b in pairwise(values))
-    listed = ", ".join(f"{value:.3f}" for value in values)
-    ours = f"bound by layer, nats: {listed}; it falls {falls} of {len(values) - 1} times"
-    steps = len(values) - 1
-    return (HOLDS if falls == steps else PART if falls > steps / 2 else FAILS), ours
-
-
-def operator_lowers(data: Data) -> tuple[str, str]:
-    layers = of(data, "tssa")
-    lower = sum(layer["bound_after"] < layer["bound"] for layer in layers)
-    ours = f"{lower} of {len(layers)} trained operators lower the bound of their own input"
-    return (HOLDS if lower == len(layers) else PART if lower else FAILS), ours
-
-
-def bound_is_above(data: Data) -> tuple[str, str]:
-    gaps = [layer["gap"] for layer in of(data, "tssa")]
-    ours = f"the gap is {min(gaps):.3f} to {max(gaps):.3f} nats, never below 0"
-    return (HOLDS if min(gaps) >= -1e-9 else FAILS), ours
-
-
-def tokens_cluster(data: Data) -> tuple[str, str]:
-    layers = of(data, "tssa")
-    heads = len(layers[0]["head_share"])
-    share = min(layer["entropy"] for layer in layers) / np.log(heads)
-    ours = (
-        f"a token's distribution over {heads} heads keeps at least {100 * share:.1f} % of the "
-        "largest entropy: it hardly chooses"
-    )
-    if share < 0.7:
-        ours = f"the entropy of a token over the heads falls to {100 * share:.0f} % of the largest"
-    return (HOLDS if share < 0.7 else PART if share < 0.9 else FAILS), ours
-
-
-def incoherent(data: Data) -> tuple[str, str]:
-    layers = of(data, "tssa")
-    between, random = mean_of(layers, "between"), layers[0]["expected"]
-    ours = f"mean |cosine| between heads {between:.3f}; random directions have {random:.3f}"
-    return (HOLDS if between < 1.25 * random else PART if between < 2 * random else FAILS), ours
-
-
-def sharper_maps(data: Data) -> tuple[str, str]:
-    found = {name: of(data, name)[-2]["entropy"] for name in ("tssa", "xca", "softmax")}
-    listed = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
-    ours = (
-        f"entropy of the maps over that of equal weights: {listed}; all three pick a few patches "
-        "at the stroke or beside it, none outlines the digit"
-    )
-    is_sharper = found["tssa"] < min(found["xca"], found["softmax"]) - 0.05  # one seed differs less
-    return (PART if is_sharper else FAILS), ours
-
-
-def connected(label: str, after: int, share: float) -> Judge:
-    def judge(data: Data) -> tuple[str, str]:
-        shares = of(data, label)["connected_share"]
-        listed = ", ".join(f"{100 * s:.0f} %" for s in shares)
-        ours = f"pairs of tokens connected after 1, 2, 3 layers: {listed}"
-        return (HOLDS if shares[after - 1] >= share else FAILS), ours
+    def judge(data: Data) -> Judgement:
+        lost, own = last(data, expected, stacks[0]), last(data, kept, stacks[1])
+        verdicts, texts = [], []
+        for key, (name, level, digits) in LEVELS.items():
+            does, does_not = lost[key] <= level, own[key] > level
+            verdicts.append(HOLDS if does and does_not else PART if does_not else FAILS)
+            texts.append(
+                f"{name} {own[key]:.{digits}f} and {lost[key]:.{digits}f}, collapsed up to {level}"
+            )
+        names = (kept, expected) if kept != expected else stacks[::-1]
+        return Judgement(agreed(verdicts), f"{names[0]} and {names[1]}: {'; '.join(texts)}")
 
     return judge
 
 
-def never_connected(data: Data) -> tuple[str, str]:
-    shares = of(data, "local")["connected_share"]
-    ours = f"equal blocks in all layers connect {100 * shares[-1]:.0f} % of the pairs, after 1 or 3"
-    return (HOLDS if shares[-1] < 1.0 and shares[0] == shares[-1] else FAILS), ours
+def low_risk(data: Data) -> Judgement:
+    """Judge whether a stack of permutations keeps at least half of each measure of its input."""
+    means = of(data, "sliceformer")["stacks"]["with norm"]
+    names = {"residual": "rank residual"} | {key: name for key, (name, *_) in LEVELS.items()}
+    kept = {name: means[key][-1] / means[key][0] for key, name in names.items()}
+    listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in kept.items())
+    depth = len(means["residual"]) - 1
+    shows = (
+        "sorting the whole sequence permutes each channel, too. Share of its input's measure that "
+        f"a stack of {depth} sorts keeps: {listed}"
+    )
+    return Judgement(agreed([HOLDS if share >= 0.5 else FAILS for share in kept.values()]), shows)
+
+
+def order_free(data: Data) -> Judgement:
+    """Judge whether one layer's outputs depend on the order of its tokens."""
+    change = max(layer["order_change"] for layer in of(data, "sliceformer"))
+    other = mean_of(of(data, "csp"), "order_change")
+    shows = (
+        f"the outputs of a layer change by {change:.1g} of their size if its input tokens are "
+        f"reordered; CSP changes by {other:.2g}"
+    )
+    return Judgement(HOLDS if change < 1e-5 < other else FAILS, shows)
+
+
+def slope_of(lengths: Sequence[float], values: Sequence[float]) -> float:
+    """Fit the power of N by which values fall or rise."""
+    return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
+
+
+def noise_spread(data: Data) -> Judgement:
+    """Judge the deviation of softmax weights of random vectors against their number."""
+    tokens, deviation = data["noise"]["tokens"], data["noise"]["deviation"]
+    slope = slope_of(tokens[-4:], deviation[-4:])
+    shows = (
+        f"{deviation[0]:.2g} with {tokens[0]} entries and {deviation[-1]:.2g} with {tokens[-1]}: "
+        f"it falls as N to the power {slope:.2f}. A row with one weight of 1 has the power -0.5"
+    )
+    return Judgement(HOLDS if slope < -0.75 else FAILS, shows)
+
+
+def indistinguishable(data: Data) -> Judgement:
+    """Judge whether the deviation of weights falls relative to their mean 1 / N."""
+    noise, layers = data["noise"], of(data, "softmax")
+    lengths = sorted(map(int, layers[0]["deviation"]))
+    trained = [n * float(np.mean([x["deviation"][str(n)] for x in layers])) for n in lengths]
+    random = [n * d for n, d in zip(noise["tokens"], noise["deviation"], strict=True)]
+    slopes = slope_of(lengths, trained), slope_of(noise["tokens"][-4:], random[-4:])
+    shows = (
+        "deviation over the mean weight 1 / N (0 for equal weights): trained attention "
+        f"{trained[0]:.2f} with {lengths[0]} tokens and {trained[-1]:.2f} with {lengths[-1]}, "
+        f"random vectors {random[0]:.2f} with {noise['tokens'][0]} entries and {random[-1]:.2f} "
+        f"with {noise['tokens'][-1]}"
+    )
+    falls = sum(slope < -0.25 for slope in slopes)
+    return Judgement((FAILS, PART, HOLDS)[falls], shows)
+
+
+def doubly_stochastic(data: Data) -> Judgement:
+    """Judge whether training brings the column sums of attention maps to 1."""
+    curve = [float(np.mean(at["column_sums"])) for at in data["training"]["softmax"]]
+    first, final = curve[0], curve[-1]
+    shows = (
+        f"column sums of softmax attention are {first:.2f} from 1 on average before training and "
+        f"{final:.2f} after it"
+    )
+    return Judgement(FAILS if final >= first else HOLDS if final < 0.05 else PART, shows)
+
+
+def bound_falls(data: Data) -> Judgement:
+    """Judge whether the variational bound falls from layer to layer."""
+    values = [layer["bound"] for layer in of(data, "tssa")]
+    falls, steps = sum(b < a for a, b in pairwise(values)), len(values) - 1
+    listed = ", ".join(f"{value:.3f}" for value in values)
+    shows = f"bound by layer, nats: {listed}; it falls {falls} of {steps} times"
+    return Judgement(HOLDS if falls == steps else PART if falls > steps / 2 else FAILS, shows)
+
+
+def operator_lowers(data: Data) -> Judgement:
+    """Judge whether trained operators with a free output map lower the bound."""
+    layers = of(data, "tssa")
+    lower = sum(layer["bound_after"] < layer["bound"] for layer in layers)
+    shows = f"{lower} of {len(layers)} trained operators lower the bound of their input"
+    return Judgement(HOLDS if lower == len(layers) else PART if lower else FAILS, shows)
+
+
+def bound_is_above(data: Data) -> Judgement:
+    """Judge the gap between the variational form and the coding rate, sample by sample."""
+    layers = of(data, "tssa")
+    least = min(layer["least_gap"] for layer in layers)
+    gaps = [layer["gap"] for layer in layers]
+    shows = (
+        f"the gap is {min(gaps):.3f} to {max(gaps):.3f} nats by layer, and {least:.3f} in the "
+        "sample with the smallest"
+    )
+    return Judgement(HOLDS if least >= -1e-9 else FAILS, shows)
+
+
+def incoherent(data: Data) -> Judgement:
+    """Judge the angles between the bases of different heads."""
+    layers = of(data, "tssa")
+    between, random = mean_of(layers, "between"), layers[0]["expected"]
+    shows = f"mean |cosine| between heads {between:.3f}; random directions have {random:.3f}"
+    verdict = HOLDS if between < 1.25 * random else PART if between < 2 * random else FAILS
+    return Judgement(verdict, shows)
+
+
+def connected(label: str, after: int, share_before: float) -> Judge:
+    """Make a judge: all pairs of tokens are connected after some layers, and not before.
+
+    Args:
+        label: model.
+        after: layers that must connect all pairs.
+        share_before: largest share of pairs that fewer layers may connect.
+    """
+
+    def judge(data: Data) -> Judgement:
+        shares = of(data, label)["connected_share"]
+        listed = ", ".join(f"{100 * s:.0f} %" for s in shares)
+        shows = f"pairs of tokens connected after 1, 2, 3 layers: {listed}"
+        before = max(shares[: after - 1], default=0.0)
+        holds = shares[after - 1] == 1.0 and before <= share_before
+        return Judgement(HOLDS if holds else FAILS, shows)
+
+    return judge
 
 
 def printed_macs(name: str) -> Judge:
-    def judge(data: Data) -> tuple[str, str]:
+    """Make a judge: the counted multiply-accumulates are the printed ones."""
+
+    def judge(data: Data) -> Judgement:
         found = of(data, name)
         millions, printed = found["macs"] / 1e6, found["printed_macs_millions"]
-        ours = f"{millions:.2f} M multiply-accumulates, {found['parameters']:,} parameters"
-        return (HOLDS if abs(millions / printed - 1) < 0.005 else FAILS), ours
+        shows = f"{millions:.2f} M multiply-accumulates, {found['parameters']:,} parameters"
+        return Judgement(HOLDS if abs(millions / printed - 1) < 0.005 else FAILS, shows)
 
     return judge
 
 
-def balanced(data: Data) -> tuple[str, str]:
+def balanced(data: Data) -> Judgement:
+    """Judge how far the sums of sorting matrices are from 1, by iterations."""
     errors = of(data, "sinkhorn")["sums_from_1"]
-    ours = (
-        f"row and column sums lie {errors['1']:.2g} from 1 after one iteration, {errors['5']:.2g} "
-        f"after 5, {errors['20']:.2g} after 20"
+    one, few, many = errors["1"], errors["5"], errors["20"]
+    shows = (
+        f"row and column sums are {one:.2g} from 1 after one iteration, {few:.2g} after 5 and "
+        f"{many:.2g} after 20"
     )
-    few, many = errors["5"], errors["20"]
-    return (HOLDS if few < 0.05 else PART if many < few < errors["1"] else FAILS), ours
+    falls = many < few < one
+    return Judgement(HOLDS if falls and few < 0.05 else PART if falls else FAILS, shows)
 
 
-def harder(data: Data) -> tuple[str, str]:
+def harder(data: Data) -> Judgement:
+    """Judge the entropy of the rows of sorting matrices, by temperature."""
     softness = of(data, "sinkhorn")["softness"]
-    values = list(softness.values())
     listed = ", ".join(f"{value:.2f} at {t}" for t, value in softness.items())
-    ours = f"entropy of a row over the largest, by temperature: {listed}"
-    return (HOLDS if values == sorted(values) else FAILS), ours
+    shows = f"entropy of a row over the largest, by temperature: {listed}"
+    ordered = [softness[t] for t in sorted(softness, key=float)]
+    rises = sum(b > a + 1e-6 for a, b in pairwise(ordered))
+    return Judgement(HOLDS if rises == len(ordered) - 1 else FAILS, shows)

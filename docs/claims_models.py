@@ -1,4 +1,4 @@
-"""The small image model whose checkpoints docs/claims.md looks into; `--plugin` takes this file."""
+"""Plugin with the small image model that docs/claims.md analyzes."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
+_KEY_COLUMNS = 3
 _WIDTH, _NAMES, _WORDS, _LINE, _HEAD, _FOOT = 780, 230, 170, 19, 34, 40
 
 
@@ -159,7 +160,7 @@ def scatter(title: str, drawn: Mapping[str, Sequence[Point]]) -> str:
 def verdicts(
     title: str, judged: Mapping[str, Sequence[tuple[int, str]]], kinds: Sequence[str]
 ) -> str:
-    """A row of numbered squares for each name; `kinds` are the verdicts that there are."""
+    """Draw a row of numbered squares for each name, and a key of the verdicts `kinds`."""
     parts = [_text(_NAMES + 30, 18, title, "title")]
     for row, (name, of) in enumerate(judged.items()):
         y = _HEAD + 30 * row
@@ -171,7 +172,9 @@ def verdicts(
             parts.append(_text(x + 13, y + 17, number, f"small middle {kind}"))
     y = _HEAD + 30 * len(judged) + 8
     for place, verdict in enumerate(kinds):
-        x = _NAMES + 30 + 150 * place
+        x = _NAMES + 30 + 170 * (place % _KEY_COLUMNS)
+        if place and not place % _KEY_COLUMNS:
+            y += 20
         parts.append(f'<rect class="v{place}" x="{x}" y="{y}" width="14" height="14" rx="2"/>')
         parts.append(_text(x + 20, y + 11, verdict, "small"))
     said = "; ".join(
@@ -281,6 +284,9 @@ _SHEET = (
  rect.v0 {{ fill: #0072b2; }} text.v0 {{ fill: #ffffff; }}
  rect.v1 {{ fill: #ffffff; stroke: #b05000; stroke-width: 2; }}
  rect.v2 {{ fill: #f0c04a; }} text.v2 {{ fill: #222222; }}
+ rect.v3 {{ fill: #cc79a7; }} text.v3 {{ fill: #222222; }}
+ rect.v4 {{ fill: #bdbdbd; }} text.v4 {{ fill: #222222; }}
+ rect.v5 {{ fill: none; stroke: #8a8a8a; stroke-dasharray: 3 2; }}
 """
     + _coloured(_CURVES)
     + """

@@ -1,139 +1,137 @@
-"""Write docs/claims.md: the papers' claims, held against analyses of models trained here.
+"""Write docs/claims.md: the papers' claims, judged by measurements made here.
 
-No number there is typed: they come from the files in docs/claims, which `rifflemix analyze` wrote.
+docs/run_claims.py writes the files in docs/claims. All numbers of the page come from them.
 
-    python docs/write_claims.py                 the page, from the files that are there
-    python docs/write_claims.py LOOKS RUNS      take the files from folders of analyses and of
-                                                runs first
+    python docs/write_claims.py
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from claims_judges import FAILS, HOLDS, PART
-from claims_list import CLAIMS, Claim
+from claims_base import FILES, NOT_RUN, VERDICTS, Claim, Judgement, Runs, judged, stored
+from claims_evidence import DIGITS, MNIST
+from claims_list import CLAIMS
 
-FOLDER = Path(__file__).resolve().parent
-PAGE, FILES = FOLDER / "claims.md", FOLDER / "claims"
-DIGITS = (
-    "rifflemix compare --task digits",
-    "--mixers softmax,csp,sliceformer,tssa,butterfly,sinkhorn,shift=csp,exchange=sliceformer",
-    "--mixer-option exchange.variant=max_exchange --mixer-option shift.group_size=1",
-    "--dim 32 --layers 4 --max-steps 500 --batch-size 32 --seeds 1 --threads 1 --keep-weights",
-    "--out runs/digits",
-)
-MNIST = (
-    "rifflemix compare --plugin docs/claims_models.py --model small_tost",
-    "--task mnist --task-option layout=image --task-option max_samples=4000 --data-dir data",
-    "--mixers tssa,xca,softmax --dim 32 --layers 4 --max-steps 1000 --batch-size 32 --lr 2e-3",
-    "--seeds 1 --threads 1 --keep-weights --out runs/mnist",
-)
+PAGE = Path(__file__).resolve().parent / "claims.md"
 INTRODUCTION = """# The papers' claims, tested
 
-Claims of five papers, each with the command that tests it, what the paper shows, what our models
-show, and a verdict. `python docs/write_claims.py` writes this page from the files in
-[claims](claims), which `rifflemix analyze` wrote; [analysis.md](analysis.md) defines the measures.
+Claims of five papers. Each has the command that tests it, the paper's evidence, the numbers
+measured here, and a verdict. `python docs/run_claims.py NAME` measures and
+`python docs/write_claims.py` writes this page from the files in [claims](claims).
+[analysis.md](analysis.md) defines the measures. Run all commands in the root of the repository,
+with the data files in the folder `data`.
 
-Our models were trained for minutes on a CPU, or have fresh weights; those of the papers were
-trained for days on ImageNet-1k and other data. A claim that does not hold here may hold there: the
-verdict is on these checkpoints, and the number beside it says how far off they are. Training:
+| Verdict | Meaning |
+| --- | --- |
+| holds | the numbers agree with the claim |
+| holds in part | they agree with a part of it |
+| does not hold here | they contradict it |
+| depends on the measure | effective rank, stable rank, s2/s1 (or the rank residual) disagree |
+| within the noise | no difference is significant over the seeds |
+| not run yet | no measurement exists; the command makes it |
+
+The models here are small and trained for minutes, or have fresh weights. The papers trained for
+days on ImageNet-1k and other data. A claim that does not hold here may hold there. Trainings state
+their size next to the verdict. Two sets of small models are trained for the analyses:
 
 ```
 {digits}
 {mnist}
 ```
 
-What they reached: {reached}.
+They reach {reached}.
 """
 
 
-def stored(claim: Claim) -> dict[str, Any]:
-    """The analysis that a claim is tested by."""
-    text = (FILES / f"{claim.look}-{claim.kind}.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
 def reached() -> str:
-    """The validation accuracy of each checkpoint."""
+    """Write the validation accuracy of each small model."""
     scores = json.loads((FILES / "accuracy.json").read_text(encoding="utf-8"))
     runs = (
-        f"{run} " + ", ".join(f"{mixer} {100 * score:.0f} %" for mixer, score in of.items())
+        f"on {run} " + ", ".join(f"{mixer} {100 * score:.0f} %" for mixer, score in of.items())
         for run, of in scores.items()
     )
     return "; ".join(runs) + " (validation accuracy)"
 
 
+def by_paper() -> list[tuple[int, Claim, Judgement]]:
+    """Number and judge all claims, and sort them by paper."""
+    papers = list(dict.fromkeys(claim.paper for claim in CLAIMS))
+    numbered = [(number, claim, judged(claim)) for number, claim in enumerate(CLAIMS, start=1)]
+    return sorted(numbered, key=lambda entry: papers.index(entry[1].paper))
+
+
+def summary(verdicts: Sequence[str]) -> str:
+    """Count the verdicts in words: "4 hold, 1 does not hold here"."""
+    counts = Counter(verdicts)
+    texts = []
+    for verdict in VERDICTS:
+        if count := counts[verdict]:
+            plural = verdict.replace("holds", "hold").replace("does", "do")
+            plural = plural.replace("depends", "depend")
+            texts.append(f"{count} {verdict if count == 1 else plural}")
+    return ", ".join(texts)
+
+
 def page() -> str:
-    """The whole page."""
-    judged = [(claim, *claim.judge(stored(claim)["data"])) for claim in CLAIMS]
-    counts = Counter(verdict for _, verdict, _ in judged)
-    summary = f"{counts[HOLDS]} hold, {counts[PART]} hold in part, {counts[FAILS]} do not hold here"
-    parts = [
-        INTRODUCTION.format(digits=" ".join(DIGITS), mnist=" ".join(MNIST), reached=reached()),
-        f"Of {len(CLAIMS)} claims: {summary}.\n",
-        "| Claim | Verdict |\n| --- | --- |",
-    ]
-    parts[-1] += "".join(
-        f"\n| [{number}](#{number}) {claim.paper}: {claim.says} | {verdict} |"
-        for number, (claim, verdict, _) in enumerate(judged, start=1)
+    """Write the whole page."""
+    claims = by_paper()
+    counts = summary([judgement.verdict for *_, judgement in claims])
+    table = "\n".join(
+        f"| [{number}](#{number}) {claim.paper}: {claim.text} | {judgement.verdict} |"
+        for number, claim, judgement in claims
     )
-    paper, shown = "", set()
-    for number, (claim, verdict, ours) in enumerate(judged, start=1):
+    parts = [
+        INTRODUCTION.format(digits=DIGITS, mnist=MNIST, reached=reached()),
+        f"Of {len(claims)} claims: {counts}.\n",
+        f"| Claim | Verdict |\n| --- | --- |\n{table}",
+    ]
+    paper, shown = "", set[str]()
+    for number, claim, judgement in claims:
         if claim.paper != paper:
             paper = claim.paper
             parts.append(f"\n## {paper}")
-        parts.append(_section(number, claim, verdict, ours, shown))
+        parts.append(_section(number, claim, judgement, shown))
     return "\n".join(parts) + "\n"
 
 
-def _section(number: int, claim: Claim, verdict: str, ours: str, shown: set[str]) -> str:
-    analysis = stored(claim)
-    name = f"{claim.look}-{claim.kind}"
-    picture = f"claims/{name}.png"
+def _section(number: int, claim: Claim, judgement: Judgement, shown: set[str]) -> str:
+    found, name = stored(claim.evidence), claim.evidence.name
     lines = [
-        f'\n<a id="{number}"></a>\n**{number}. {claim.says}**\n',
+        f'\n<a id="{number}"></a>\n**{number}. {claim.text}**\n',
         f"- The paper shows: {claim.shows}.",
-        f"- Ours shows: {ours}.",
-        f"- Verdict: **{verdict}**.",
-        f"- `{analysis['environment']['command']}` ([numbers](claims/{name}.json), "
-        f"[picture]({picture}))",
     ]
-    if name not in shown:
-        shown.add(name)
-        lines.append(f"\n![{analysis['title']}]({picture})\n\n> {analysis['caption']}")
+    if found is None:
+        assert judgement.verdict == NOT_RUN
+        lines += [f"- Verdict: **{NOT_RUN}**.", f"- `{claim.evidence.command}`{_size(claim)}"]
+        return "\n".join(lines)
+    lines += [
+        f"- Measured: {judgement.shows}.",
+        f"- Verdict: **{judgement.verdict}**.",
+        f"- `{claim.evidence.command}` ([numbers](claims/{name}.json))",
+    ]
+    picture = (claim.picture or claim.evidence).name
+    if (FILES / f"{picture}.png").is_file() and picture not in shown:
+        shown.add(picture)
+        drawn = json.loads((FILES / f"{picture}.json").read_text(encoding="utf-8"))
+        lines.append(f"\n![{drawn['title']}](claims/{picture}.png)\n\n> {drawn['caption']}")
     return "\n".join(lines)
 
 
-def take(looks: Path, runs: Path) -> None:
-    """Copy what the claims need from folders of analyses and runs.
-
-    Tables, which repeat the numbers, stay there.
-    """
-    FILES.mkdir(exist_ok=True)
-    scores = {}
-    for run in ("digits", "mnist"):
-        results = json.loads((runs / run / "results.json").read_text(encoding="utf-8"))
-        scores[run] = {one["mixer"]: one["validation"]["accuracy"] for one in results["runs"]}
-    (FILES / "accuracy.json").write_text(json.dumps(scores, indent=1) + "\n", encoding="utf-8")
-    for look, kind in sorted({(claim.look, claim.kind) for claim in CLAIMS}):
-        analysis = json.loads((looks / look / f"{kind}.json").read_text(encoding="utf-8"))
-        kept = {key: value for key, value in analysis.items() if key not in ("rows", "headers")}
-        for layers in kept["data"].get("models", {}).values():
-            for layer in layers if isinstance(layers, list) else ():
-                layer.pop("displacements", None)  # the picture has them
-        text = json.dumps(kept, indent=1) + "\n"
-        (FILES / f"{look}-{kind}.json").write_text(text, encoding="utf-8")
-        shutil.copyfile(looks / look / f"{kind}.png", FILES / f"{look}-{kind}.png")
+def _size(claim: Claim) -> str:
+    """Describe the size of trainings that have not been run."""
+    runs = claim.evidence
+    if not isinstance(runs, Runs):
+        return ""
+    width = "" if runs.scale == 1 else f"{100 * runs.scale:g} % of the width, "
+    return (
+        f" trains {len(runs.rows)} rows with {len(runs.seeds)} seeds: {width}{runs.steps:,} steps "
+        f"of {runs.batch_size} samples"
+    )
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        take(Path(sys.argv[1]), Path(sys.argv[2]))
     PAGE.write_text(page(), encoding="utf-8")

@@ -17,6 +17,7 @@ from typing import Any
 
 import write_claims
 import write_mixers
+from claims_base import VERDICTS
 from results_beyond import grouped, sharding, text
 from results_common import RESULTS, Answer, by_time, listed, pages, read, scores, task_title
 from results_every import every_mixer
@@ -235,28 +236,23 @@ def distillation() -> Answer:
 
 
 def claims() -> Answer:
-    """The verdicts of docs/claims.md."""
-    judged = [
-        (number, claim, claim.judge(write_claims.stored(claim)["data"])[0])
-        for number, claim in enumerate(write_claims.CLAIMS, start=1)
-    ]
-    kinds = (write_claims.HOLDS, write_claims.FAILS, write_claims.PART)
-    plural = {kind: kind.replace("holds", "hold").replace("does", "do") for kind in kinds}
+    """Show the verdicts of docs/claims.md."""
+    judged = write_claims.by_paper()
     papers: dict[str, list[tuple[int, str]]] = {}
-    for number, claim, verdict in judged:
-        papers.setdefault(claim.paper, []).append((number, verdict))
-    counts = Counter(verdict for _, _, verdict in judged)
+    for number, claim, judgement in judged:
+        papers.setdefault(claim.paper, []).append((number, judgement.verdict))
     says = (
         f"Of {len(judged)} claims "
-        + ", ".join(f"{counts[kind]} {plural[kind]}" for kind in kinds)
-        + ", on models trained here for minutes. A number is that of [the claim](claims.md)."
+        + write_claims.summary([judgement.verdict for *_, judgement in judged])
+        + ", on models trained here for minutes. The number of a square is that of "
+        "[the claim](claims.md)."
     )
     table = [
-        {"claim": number, "paper": claim.paper, "says": claim.says, "verdict": verdict}
-        for number, claim, verdict in judged
+        {"claim": number, "paper": claim.paper, "says": claim.text, "verdict": judgement.verdict}
+        for number, claim, judgement in judged
     ]
     return Answer("Are the papers' claims right?", says, "claims",
-                  verdicts("Claims of five papers", papers, kinds), table,
+                  verdicts("Claims of five papers", papers, VERDICTS), table,
                   [FOLDER / "claims.md"], ["python docs/write_claims.py"])  # fmt: skip
 
 

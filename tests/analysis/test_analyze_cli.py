@@ -71,7 +71,7 @@ def test_one_kind_of_a_run(call: Any, runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "looks"
     code, printed, _ = call("analyze", "spectrum", runs / "train", "--out", out, "--samples", 5)
     assert code == 0
-    assert "softmax: outputs of effective rank" in printed
+    assert "softmax: outputs before the output projection have effective rank" in printed
     names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
     expected = {"analysis.html", "config.json", "spectrum.json", "spectrum.npz", "spectrum.png"}
     assert names == expected
@@ -81,7 +81,7 @@ def test_one_kind_of_a_run(call: Any, runs: Path, tmp_path: Path) -> None:
     assert "rifflemix analyze" in stored["environment"]["command"]
     assert len(stored["data"]["models"]["softmax"]) == 2
     with np.load(out / "spectrum.npz") as arrays:
-        assert arrays["softmax/blocks.0.mixer/outputs"].shape == (8,)
+        assert arrays["softmax/blocks.0.mixer/before the output projection"].shape == (8,)
     assert png_width(out / "spectrum.png") == 1200
     page = (out / "analysis.html").read_text()
     assert "data:image/png;base64," in page

@@ -39,6 +39,8 @@ def test_theorem_1_holds(
     check = collapse_bound(x, weights, lambda v: channel_permute(v, steps, groups), activation=f)
     assert check.residual.shape == check.bound.shape == (layers + 1, 2)
     assert check.holds(1e-9)
+    assert check.change.shape == (layers, 2)
+    assert check.change.max() < 1e-9
 
 
 def test_bound_by_hand() -> None:
@@ -53,6 +55,21 @@ def test_a_map_that_is_no_permutation_can_break_it() -> None:
     x = torch.randn(1, 8, 4, dtype=torch.float64)
     check = collapse_bound(x, [torch.eye(4).double()], lambda v: 100 * v)
     assert not check.holds()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda v: 2 * v, lambda v: (v + v.flip(1)) / 2, lambda v: v[:, [0, 0, 1, 2, 3, 4, 5, 6]]],
+    ids=["scaled", "averaged", "a token twice"],
+)
+def test_a_map_that_is_no_permutation_changes_distances(
+    wrong: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    x = torch.randn(1, 8, 4, dtype=torch.float64)
+    weight = torch.randn(4, 4, dtype=torch.float64)
+    check = collapse_bound(x, [weight, weight], wrong)
+    assert check.holds(), "the bound is too loose to notice"
+    assert check.change[0].min() > 0.01
 
 
 def test_bad_arguments() -> None:

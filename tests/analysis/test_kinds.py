@@ -15,8 +15,10 @@ from rifflemix.analysis.collapse import ALONE, NORM, SKIP, WHOLE, collapse_of
 from rifflemix.analysis.pattern import reach_after, reach_of
 from rifflemix.analysis.permutation import layer_permutations, order_change
 from rifflemix.analysis.spectrum import layer_spectra
-from rifflemix.errors import InputError
+from rifflemix.errors import InputError, RunFailed
 from rifflemix.mixers import MixerCard, TokenMixer
+from rifflemix.mixers.csp import CSP
+from rifflemix.ops.permutation.spec import Permuted
 from rifflemix.report.figure import figure_png
 
 N, C = 6, 4
@@ -61,23 +63,79 @@ def mixer(name: str, layer: int = 0, layers: int = 1, **options: Any) -> TokenMi
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
-def test_spectra_are_those_of_numpy(masked: bool) -> None:
+def test_ranks_of_outputs_agree_with_numpy(masked: bool) -> None:
     subject = subject_of(mixer("softmax"), mixer("csp"), masked=masked)
     layers = layer_spectra(subject)
     (calls,) = trace(subject.model, subject.batches)
     for layer, call in zip(layers, calls, strict=True):
-        ranks = []
-        for sample in range(2):
-            y = call.y[sample].numpy()
-            values = np.linalg.svd(y[~MASK[sample].numpy()] if masked else y, compute_uv=False)
-            share = values / values.sum()
-            ranks.append(np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum()))
-        assert layer.effective == pytest.approx(np.mean(ranks))
+        values = [np.linalg.svd(y, compute_uv=False) for y in valid_rows(call.y, masked)]
+        shares = [of / of.sum() for of in values]
+        found = layer.after.means()
+        assert found["effective_rank"] == pytest.approx(
+            np.mean([np.exp(-(s * np.log(np.maximum(s, 1e-300))).sum()) for s in shares])
+        )
+        assert found["stable_rank"] == pytest.approx(
+            np.mean([(of**2).sum() / of[0] ** 2 for of in values])
+        )
+        assert found["second_over_first"] == pytest.approx(
+            np.mean([of[1] / of[0] for of in values])
+        )
     valid = float((~MASK).sum(1).double().mean()) if masked else N
-    assert layers[1].map_effective == pytest.approx(valid), "a permutation has full rank"
-    assert layers[1].map_stable == pytest.approx(valid)
-    assert layers[0].map_effective is not None
-    assert 1.0 <= layers[0].map_effective < N
+    of_csp, of_softmax = layers[1].maps, layers[0].maps
+    assert (of_csp.least, of_csp.most) == (1.0, 1.0), "a permutation has singular values 1 only"
+    assert of_csp.count == 2 * C, "one map for each channel of each sample"
+    assert 1.0 <= of_softmax.means()["effective_rank"] < valid
+
+
+def valid_rows(y: Tensor, masked: bool) -> list[np.ndarray]:
+    return [of[~MASK[n]].numpy() if masked else of.numpy() for n, of in enumerate(y)]
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", ["csp", "sliceformer"])
+def test_spectra_before_the_projection_are_those_of_the_permuted_values(
+    name: str, masked: bool
+) -> None:
+    subject = subject_of(mixer(name), masked=masked)
+    (layer,) = layer_spectra(subject)
+    ((call,),) = trace(subject.model, subject.batches)
+    mask = MASK if masked else None
+    x = call.x.masked_fill(MASK.unsqueeze(-1), 0.0) if masked else call.x
+    with torch.no_grad():
+        permuted = call.module.permute(call.module.value(x), mask)[0]
+    values = [np.linalg.svd(y, compute_uv=False) for y in valid_rows(permuted, masked)]
+    expected = np.mean([of[1] / of[0] for of in values])
+    assert layer.before.means()["second_over_first"] == pytest.approx(expected)
+    assert layer.after.means()["second_over_first"] != pytest.approx(expected, rel=1e-3)
+
+
+class Repeats(CSP):
+    """CSP whose first token also takes the place of the second."""
+
+    def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
+        y, index = super().permute(v, mask, with_index=True)
+        keep = torch.arange(y.shape[1]).clamp_min(1)
+        keep[0] = 1
+        return y[:, keep], index[:, keep]
+
+
+class WrongIndex(CSP):
+    """CSP that reports a reversed index."""
+
+    def permute(self, v: Tensor, mask: Tensor | None, *, with_index: bool = False) -> Permuted:
+        y, index = super().permute(v, mask, with_index=True)
+        return y, index.flip(1)
+
+
+def test_a_map_that_repeats_a_token_does_not_have_full_rank() -> None:
+    layer = layer_spectra(subject_of(Repeats(C)))[0].maps
+    assert (layer.least, layer.most) == (0.0, pytest.approx(np.sqrt(2)))
+    assert layer.means()["stable_rank"] == pytest.approx(N / 2)
+
+
+def test_an_index_that_does_not_select_the_values_is_reported() -> None:
+    with pytest.raises(RunFailed, match="index"):
+        layer_spectra(subject_of(WrongIndex(C)))
 
 
 def test_a_permutation_in_every_kind() -> None:

@@ -12,6 +12,8 @@ from rifflemix.analysis.measures import (
     effective_rank,
     entropy,
     rank_residual,
+    second_over_first,
+    selection_values,
     singular_values,
     stable_rank,
 )
@@ -36,6 +38,21 @@ def test_ranks_by_hand() -> None:
         [3.0, 1.0, np.exp(-(shares * np.log(shares)).sum()), 0.0]
     )
     assert stable_rank(values).tolist() == pytest.approx([3.0, 1.0, 1.5, 0.0])
+
+
+def test_the_second_singular_value_over_the_first() -> None:
+    values = torch.tensor([[4.0, 1.0, 0.5], [0.0, 0.0, 0.0]])
+    assert second_over_first(values).tolist() == [0.25, 0.0]
+    assert second_over_first(values[:, :1]).tolist() == [0.0, 0.0]
+
+
+def test_singular_values_of_selections_agree_with_their_matrices() -> None:
+    index = torch.tensor([[2, 1, 0], [0, 1, 0], [1, 1, 3]])  # (3 outputs, 3 channels) of 4 rows
+    found = selection_values(index, 4)
+    for channel in range(3):
+        matrix = torch.eye(4)[index[:, channel]]
+        expected = torch.linalg.svdvals(matrix.double())
+        torch.testing.assert_close(found[channel], expected)
 
 
 def test_residual_by_hand() -> None:

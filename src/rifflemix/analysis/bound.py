@@ -22,10 +22,14 @@ class CollapseBound:
             the smallest such distance.
         bound: C^(l/2) (lipschitz * beta)^l times the first residual, with beta the largest
             1-norm among the first l weights.
+        change: (L, B) how much each layer's permutation changes the distance of a channel from
+            its centre, relative to that distance, the largest over channels. Equation (12) of the
+            proof says that it is 0. The bound is too loose to notice a map that is no permutation.
     """
 
     residual: Tensor
     bound: Tensor
+    change: Tensor
 
     def holds(self, relative_tolerance: float = 1e-5) -> bool:
         """Whether no residual is above its bound, up to rounding."""
@@ -93,13 +97,23 @@ def collapse_bound(
     centre = tokens.median(dim=1, keepdim=True).values
     residual = [one_infinity_norm(tokens - centre)]
     bound = [residual[0]]
+    change = []
     beta = tokens.new_zeros(())
     for layer, (weight, apply) in enumerate(zip(weights, permutes, strict=True), start=1):
         matrix = weight.detach().to(tokens.dtype)
-        tokens, centre = apply(tokens @ matrix), centre @ matrix
+        values, centre = tokens @ matrix, centre @ matrix
+        tokens = apply(values)
+        change.append(_distance_change(values, tokens, centre))
         if activation is not None:
             tokens, centre = activation(tokens), activation(centre)
         beta = torch.maximum(beta, matrix.abs().sum(dim=0).amax())
         residual.append(one_infinity_norm(tokens - centre))
         bound.append((channels**0.5 * lipschitz * beta) ** layer * residual[0])
-    return CollapseBound(torch.stack(residual), torch.stack(bound))
+    changes = torch.stack(change) if change else tokens.new_zeros(0, len(tokens))
+    return CollapseBound(torch.stack(residual), torch.stack(bound), changes)
+
+
+def _distance_change(before: Tensor, after: Tensor, centre: Tensor) -> Tensor:
+    """Compare the 1-norm of each channel around its centre before and after a permutation: (B,)."""
+    old, new = ((x - centre).abs().sum(dim=1) for x in (before, after))
+    return ((new - old).abs() / old.clamp_min(torch.finfo(old.dtype).tiny)).amax(dim=1)

@@ -21,6 +21,7 @@ from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
 from rifflemix.analysis.measures import (
     effective_rank,
     rank_residual,
+    second_over_first,
     singular_values,
     stable_rank,
 )
@@ -40,22 +41,24 @@ class Depths:
     residual: list[list[float]] = field(default_factory=list)
     effective: list[list[float]] = field(default_factory=list)
     stable: list[list[float]] = field(default_factory=list)
+    second: list[list[float]] = field(default_factory=list)
 
     def add(self, depth: int, x: Tensor, mask: Tensor | None) -> None:
         """Measure tokens (B, N, C) after so many layers."""
         if depth == len(self.residual):
-            for measure in (self.residual, self.effective, self.stable):
+            for measure in (self.residual, self.effective, self.stable, self.second):
                 measure.append([])
         values = singular_values(x, mask)
         self.residual[depth] += rank_residual(x, mask).tolist()
         self.effective[depth] += effective_rank(values).tolist()
         self.stable[depth] += stable_rank(values).tolist()
+        self.second[depth] += second_over_first(values).tolist()
 
     def means(self) -> dict[str, list[float]]:
         """Each measure's mean over samples by depth."""
         return {
             name: [float(np.mean(samples)) for samples in getattr(self, name)]
-            for name in ("residual", "effective", "stable")
+            for name in ("residual", "effective", "stable", "second")
         }
 
 
@@ -66,6 +69,7 @@ class Collapse:
     stacks: dict[str, Depths] = field(default_factory=dict)
     bound: list[float] | None = None
     bounded_residual: list[float] | None = None
+    change: list[float] | None = None
 
 
 def collapse_of(subject: Subject, tick: Tick = silent) -> Collapse:
@@ -155,6 +159,7 @@ def _check_theorem(calls: Sequence[Call], found: Collapse) -> None:
         )
     found.bound = check.bound.mean(1).tolist()
     found.bounded_residual = check.residual.mean(1).tolist()
+    found.change = check.change.amax(1).tolist()
 
 
 def _is_square(layer: Any) -> bool:
@@ -187,6 +192,7 @@ def collapse(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
             "Rank residual",
             "Effective rank",
             "Stable rank",
+            "s2/s1",
         ),
         rows=tuple(_rows(found)),
         caption=(
@@ -209,7 +215,7 @@ def _numbers(of: Collapse) -> dict[str, object]:
         "stacks": {name: depths.means() for name, depths in of.stacks.items()},
         "theorem_1": None
         if of.bound is None
-        else {"bound": of.bound, "residual": of.bounded_residual},
+        else {"bound": of.bound, "residual": of.bounded_residual, "change": of.change},
     }
 
 
@@ -219,10 +225,9 @@ def _rows(found: Mapping[str, Collapse]) -> list[tuple[str, ...]]:
         for name, depths in of.stacks.items():
             means = depths.means()
             for depth in range(len(means["residual"])):
-                numbers = (means[key][depth] for key in ("residual", "effective", "stable"))
-                residual, effective, stable = numbers
-                shown = (f"{residual:.3g}", f"{effective:.1f}", f"{stable:.2f}")
-                rows.append((label, name, str(depth), *shown))
+                residual, effective, stable, second = (of[depth] for of in means.values())
+                ranks = (f"{residual:.3g}", f"{effective:.1f}", f"{stable:.2f}", f"{second:.3f}")
+                rows.append((label, name, str(depth), *ranks))
     return rows
 
 
@@ -232,8 +237,8 @@ def _sentence(label: str, of: Collapse) -> str:
     depth = len(means["residual"]) - 1
     sentence = (
         f"{label}: {name}, after {depth} layers a rank residual of {means['residual'][-1]:.2f}, an "
-        f"effective rank of {means['effective'][-1]:.1f} and a stable rank of "
-        f"{means['stable'][-1]:.1f}"
+        f"effective rank of {means['effective'][-1]:.1f}, a stable rank of "
+        f"{means['stable'][-1]:.1f} and s2/s1 of {means['second'][-1]:.2f}"
     )
     if of.bound is not None and of.bounded_residual is not None:
         ratio = np.log10(of.bound[-1] / max(of.bounded_residual[-1], 1e-300))

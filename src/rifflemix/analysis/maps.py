@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rifflemix.analysis.attention import TorchAttention
 from rifflemix.analysis.trace import Call, undisturbed
+from rifflemix.errors import RunFailed
 from rifflemix.mixers.cross.base import CrossAttention
 from rifflemix.mixers.csp import CSP
 from rifflemix.mixers.sliceformer import Sliceformer
@@ -26,24 +27,35 @@ def takes_ranks(mixer: nn.Module) -> bool:
 
 
 def permutation_of(call: Call) -> Tensor | None:
-    """Where each output comes from, in a layer that permutes its values channel by channel.
+    """Return the source of each value in a layer that permutes values channel by channel.
 
     Args:
-        call: what `trace` saw.
+        call: a call that `trace` recorded.
 
     Returns:
-        (B, N, C) int64: output n of channel c is the value of token index[b, n, c] there; the
+        (B, N, C) int64: output n of channel c is the value of token index[b, n, c]. It is the
         identity at padded positions. None for all other mixers.
+
+    Raises:
+        RunFailed: the layer's values at the index are not its permuted values.
     """
     mixer = call.module
     if not isinstance(mixer, CSP | Sliceformer) or takes_ranks(mixer):
         return None
     x = _without_padding(call)
     with undisturbed(mixer):
-        index: Tensor | None = mixer.permute(
-            mixer.value(x), call.key_padding_mask, with_index=True
-        )[1]
+        values = mixer.value(x)
+        permuted, index = mixer.permute(values, call.key_padding_mask, with_index=True)
+    if index is not None and not _gathers(values, index, permuted, call.key_padding_mask):
+        raise RunFailed(f"{call.name}: expected the index of its permuted values, got another one")
     return index
+
+
+def _gathers(values: Tensor, index: Tensor, permuted: Tensor, mask: Tensor | None) -> bool:
+    """Check that an index selects the permuted values at valid positions."""
+    selected = values.gather(1, index)
+    differs = (selected != permuted) & ~(selected.isnan() & permuted.isnan())
+    return not bool((differs if mask is None else differs[~mask]).any())
 
 
 def matrix_of(call: Call, *, first: int | None = None) -> Tensor | None:

@@ -37,6 +37,32 @@ def stable_rank(values: Tensor) -> Tensor:
     return squares.sum(-1) / squares.amax(-1).clamp_min(_TINY)
 
 
+def second_over_first(values: Tensor) -> Tensor:
+    """Divide the second of falling singular values (..., R) by the first; 0 for rank 1 or zeros."""
+    if values.shape[-1] < 2:
+        return values.new_zeros(values.shape[:-1], dtype=torch.float64)
+    largest = values[..., 0].double()
+    return values[..., 1].double() / largest.clamp_min(_TINY)
+
+
+def selection_values(index: Tensor, count: int) -> Tensor:
+    """Compute the singular values of 0/1 matrices that select rows, M[n, index[n]] = 1.
+
+    M^T M is diagonal and counts how often each row is selected. Its roots are the singular
+    values: all 1 for a permutation, and sqrt(2) and 0 if one row replaces another.
+
+    Args:
+        index: (N, C) int64, the selected row for each output n and channel c.
+        count: rows to select from.
+
+    Returns:
+        (C, N) float64, falling.
+    """
+    counts = index.new_zeros(count, index.shape[1]).scatter_add_(0, index, torch.ones_like(index))
+    roots = counts.T.double().sqrt().sort(dim=1, descending=True).values
+    return roots[:, : index.shape[0]]
+
+
 def rank_residual(x: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
     """(B,): the distance of tokens (B, N, C) from equal rows, over their own size.
 

@@ -48,6 +48,11 @@ class LayerRates:
         """Mean distance of the bound from the log-det rate in the spans; at least 0."""
         return float(np.mean(np.subtract(self.span_bound, self.span_rate)))
 
+    @property
+    def least_gap(self) -> float:
+        """Smallest distance of a sample."""
+        return float(np.min(np.subtract(self.span_bound, self.span_rate)))
+
 
 def layer_rates(subject: Subject, tick: Tick = silent) -> list[LayerRates]:
     """The rates of every layer of token statistics, in float64.
@@ -163,6 +168,7 @@ def rate(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
                         **{m: float(np.mean(getattr(layer, m))) for m in _MEASURES},
                         "span_bound": float(np.mean(layer.span_bound)),
                         "gap": layer.gap,
+                        "least_gap": layer.least_gap,
                     }
                     for layer in layers
                 ]

@@ -1,198 +1,257 @@
-"""Singular values of what layers put out and of the maps they apply, and the ranks they mean."""
+"""Singular values of layers' outputs and maps, and the ranks that follow from them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rifflemix.analysis.drawing import COLOURS, GREY, legend, panels, tidy
-from rifflemix.analysis.finding import Finding, Subject, Tick, as_array, progress, silent
+from rifflemix.analysis.drawing import COLOURS, GREY, legend, new_figure, tidy
+from rifflemix.analysis.finding import Finding, Subject, Tick, progress, silent
 from rifflemix.analysis.maps import matrix_of, permutation_of
-from rifflemix.analysis.measures import effective_rank, singular_values, stable_rank
+from rifflemix.analysis.measures import (
+    effective_rank,
+    second_over_first,
+    selection_values,
+    singular_values,
+    stable_rank,
+)
+from rifflemix.analysis.projection import before_projection
 from rifflemix.analysis.trace import Call, trace
 
-# A map is measured by N / D passes and takes H N^2 numbers a sample.
+# A matrix needs N / D passes and H N^2 numbers per sample. A permutation needs neither.
 MOST_MAP_TOKENS = 512
+BEFORE, AFTER, MAP = "before the output projection", "after the output projection", "map"
+_COLUMNS = 4
 
 
-@dataclass(frozen=True)
-class LayerSpectrum:
-    """One layer's spectra, means over samples.
+@dataclass
+class Spectrum:
+    """Singular values of a set of matrices, as means over the matrices.
 
     Attributes:
-        name: of the layer.
-        outputs: singular values of its outputs over the largest, falling.
-        effective, stable: ranks of its outputs.
-        map_effective, map_stable: of its map, mean over heads; None where it has no such map.
-        map_values: singular values of its map over the largest; empty where it has none.
-        tokens: most tokens of a sample.
+        count: number of matrices.
+        effective, stable, second: sums of effective rank, stable rank and s2/s1.
+        least, most: smallest and largest singular value of all matrices.
+        scaled: sum of the singular values divided by the largest of each matrix.
+    """
+
+    count: int = 0
+    effective: float = 0.0
+    stable: float = 0.0
+    second: float = 0.0
+    least: float = math.inf
+    most: float = 0.0
+    scaled: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def add(self, values: Tensor) -> None:
+        """Add falling singular values (M, R) of M matrices; R may differ between calls."""
+        if not values.numel():
+            return
+        self.count += len(values)
+        self.effective += float(effective_rank(values).sum())
+        self.stable += float(stable_rank(values).sum())
+        self.second += float(second_over_first(values).sum())
+        self.least = min(self.least, float(values[:, -1].min()))
+        self.most = max(self.most, float(values[:, 0].max()))
+        curve = (values / values[:, :1].clamp_min(1e-300)).sum(0).cpu().numpy()
+        longer, shorter = sorted((self.scaled, curve), key=len, reverse=True)
+        self.scaled = longer.copy()
+        self.scaled[: len(shorter)] += shorter
+
+    @property
+    def curve(self) -> NDArray[np.float64]:
+        """Mean singular values over the largest one, falling; shorter spectra end in zeros."""
+        return self.scaled / self.count
+
+    def means(self) -> dict[str, float]:
+        """Return the three measures, means over the matrices."""
+        return {
+            "effective_rank": self.effective / self.count,
+            "stable_rank": self.stable / self.count,
+            "second_over_first": self.second / self.count,
+        }
+
+
+@dataclass
+class LayerSpectrum:
+    """Spectra of one layer.
+
+    Attributes:
+        name: name of the layer in the model.
+        before: outputs before the output projection; empty if the projection is not separable.
+        after: outputs of the layer.
+        maps: maps over tokens, one per head or channel; empty if the layer has none.
+        tokens: largest number of tokens of a sample.
     """
 
     name: str
-    outputs: NDArray[np.float64]
-    effective: float
-    stable: float
-    map_effective: float | None
-    map_stable: float | None
-    map_values: NDArray[np.float64]
-    tokens: int
+    before: Spectrum = field(default_factory=Spectrum)
+    after: Spectrum = field(default_factory=Spectrum)
+    maps: Spectrum = field(default_factory=Spectrum)
+    tokens: int = 0
+
+    def named(self) -> dict[str, Spectrum]:
+        """Return the spectra that exist, by what they measure."""
+        found = {BEFORE: self.before, AFTER: self.after, MAP: self.maps}
+        return {what: spectrum for what, spectrum in found.items() if spectrum.count}
+
+    @property
+    def shown(self) -> Spectrum:
+        """Spectrum before the output projection, or of the output in layers without one."""
+        return self.before if self.before.count else self.after
 
 
 def layer_spectra(subject: Subject, tick: Tick = silent) -> list[LayerSpectrum]:
-    """The spectra of every mixer of a subject, over all of its batches."""
-    found: dict[str, list[tuple[Tensor, Tensor | None, int]]] = {}
+    """Measure every mixer of a subject over all of its batches."""
+    found: dict[str, LayerSpectrum] = {}
     for calls in progress(subject, trace(subject.model, subject.batches), tick):
         for call in calls:
-            values = singular_values(call.y, call.key_padding_mask).cpu()
-            found.setdefault(call.name, []).append((values, _map_values(call), call.x.shape[1]))
-    return [_layer(name, parts) for name, parts in found.items()]
+            _add(found.setdefault(call.name, LayerSpectrum(call.name)), call)
+    return list(found.values())
 
 
-def _map_values(call: Call) -> Tensor | None:
-    """(maps, N) singular values of every head's map in every sample, falling.
-
-    Those of a permutation of the valid tokens are 1, and 0 for each padded one, as in other maps.
-    """
-    length = call.x.shape[1]
-    if permutation_of(call) is not None:
-        ones = torch.ones(len(call.x), length, dtype=torch.float64)
-        mask = call.key_padding_mask
-        return ones if mask is None else (~mask).cpu().double().sort(descending=True).values
-    if length > MOST_MAP_TOKENS:
-        return None
-    matrix = matrix_of(call)
-    return None if matrix is None else torch.linalg.svdvals(matrix.double()).flatten(0, 1).cpu()
+def _add(layer: LayerSpectrum, call: Call) -> None:
+    layer.tokens = max(layer.tokens, call.x.shape[1])
+    layer.after.add(singular_values(call.y, call.key_padding_mask))
+    before = before_projection(call)
+    if before is not None:
+        layer.before.add(singular_values(before, call.key_padding_mask))
+    for values in _map_values(call):
+        layer.maps.add(values)
 
 
-def _layer(name: str, parts: list[tuple[Tensor, Tensor | None, int]]) -> LayerSpectrum:
-    outputs = [values for values, _, _ in parts]
-    maps = [values for _, values, _ in parts if values is not None]
-    return LayerSpectrum(
-        name=name,
-        outputs=_mean_shape(outputs),
-        effective=_mean(effective_rank, outputs),
-        stable=_mean(stable_rank, outputs),
-        map_effective=_mean(effective_rank, maps) if maps else None,
-        map_stable=_mean(stable_rank, maps) if maps else None,
-        map_values=_mean_shape(maps) if maps else np.zeros(0),
-        tokens=max(length for _, _, length in parts),
-    )
-
-
-def _mean(rank: object, values: list[Tensor]) -> float:
-    return float(torch.cat([rank(part) for part in values]).mean())  # type: ignore[operator]
-
-
-def _mean_shape(values: list[Tensor]) -> NDArray[np.float64]:
-    """Mean of spectra over their largest value; shorter ones end in zeros."""
-    width = max(part.shape[1] for part in values)
-    scaled = [part / part[:, :1].clamp_min(1e-300) for part in values]
-    whole = torch.cat([torch.nn.functional.pad(p, (0, width - p.shape[1])) for p in scaled])
-    return as_array(whole.mean(0))
+def _map_values(call: Call) -> list[Tensor]:
+    """Compute the singular values of the maps of each sample: (maps, n) of its n valid tokens."""
+    mask, batch, length = call.key_padding_mask, len(call.x), call.x.shape[1]
+    valid = [slice(None) if mask is None else ~mask[sample] for sample in range(batch)]
+    index = permutation_of(call)
+    if index is not None:
+        return [selection_values(index[n, valid[n]], length) for n in range(batch)]
+    matrix = matrix_of(call) if length <= MOST_MAP_TOKENS else None
+    if matrix is None:
+        return []
+    maps = [matrix[n][:, valid[n]][:, :, valid[n]] for n in range(batch)]
+    return [torch.linalg.svdvals(of_sample.double()) for of_sample in maps]
 
 
 def spectrum(subjects: Sequence[Subject], tick: Tick = silent) -> Finding:
-    """Spectra and ranks of every layer's outputs and map.
+    """Measure outputs before and after the output projection, and the maps over tokens.
 
-    Source: CSP, Figure 3; Sliceformer, Figure 4.
+    Source: CSP, Figure 3; Sliceformer, Figure 4. Both show outputs before the projection.
     """
     found = {subject.label: layer_spectra(subject, tick) for subject in subjects}
     return Finding(
         kind="spectrum",
-        title="Spectrum of outputs and maps",
+        title=f"Spectrum of outputs {BEFORE} and after it, and of maps",
         source="CSP (Yuan and Xu), Figure 3; Sliceformer (Yuan and Xu), Figure 4",
         seen=tuple(_sentence(label, layers) for label, layers in found.items()),
-        headers=(
-            "Model",
-            "Layer",
-            "Effective rank of outputs",
-            "Stable rank of outputs",
-            "Effective rank of the map",
-            "Stable rank of the map",
+        headers=("Model", "Layer", "Measured", "Effective rank", "Stable rank", "s2/s1"),
+        rows=tuple(
+            (label, layer.name, what, *_texts(of))
+            for label, layers in found.items()
+            for layer in layers
+            for what, of in layer.named().items()
         ),
-        rows=tuple(_row(label, layer) for label, layers in found.items() for layer in layers),
         caption=_CAPTION,
         data={"models": {label: [_numbers(layer) for layer in of] for label, of in found.items()}},
         arrays={
-            f"{label}/{layer.name}/{what}": values
+            f"{label}/{layer.name}/{what}": of.curve
             for label, layers in found.items()
             for layer in layers
-            for what, values in (("outputs", layer.outputs), ("map", layer.map_values))
+            for what, of in layer.named().items()
         },
         figure=_figure(found),
     )
 
 
 _CAPTION = (
-    "Singular values of each layer's outputs over the largest one, means over samples: the first "
-    "layer in blue, the last in orange, those between in grey. A line that stays high fills more "
-    "dimensions. Effective rank is exp of the entropy of the singular values, stable rank the sum "
-    "of their squares over the largest square. A permutation has singular values 1 only, so its "
-    "map has full rank; a layer without a map over tokens, or with more than "
-    f"{MOST_MAP_TOKENS} tokens, shows none."
+    "Singular values of each layer's outputs over the largest one, means over samples. Top: "
+    f"{BEFORE} W_O, as in the papers. Bottom: {AFTER}, bias included. The first layer is blue, the "
+    "last orange, the others grey. A high curve means many dimensions. Effective rank is exp "
+    "of the entropy of the singular values. Stable rank is the sum of their squares over the "
+    "largest square. s2/s1 is the second over the first. The maps of permutation layers are "
+    "measured from the position that each value comes from. Layers without a map over tokens, or "
+    f"with matrices of more than {MOST_MAP_TOKENS} tokens, have no map in the table."
 )
 
 
-def _row(label: str, layer: LayerSpectrum) -> tuple[str, ...]:
-    return (
-        label,
-        layer.name,
-        f"{layer.effective:.1f}",
-        f"{layer.stable:.2f}",
-        "-" if layer.map_effective is None else f"{layer.map_effective:.1f}",
-        "-" if layer.map_stable is None else f"{layer.map_stable:.2f}",
-    )
+def _texts(of: Spectrum) -> tuple[str, ...]:
+    means = of.means()
+    ranks = f"{means['effective_rank']:.1f}", f"{means['stable_rank']:.2f}"
+    return (*ranks, f"{means['second_over_first']:.3f}")
 
 
 def _numbers(layer: LayerSpectrum) -> dict[str, Any]:
+    maps = layer.maps
     return {
         "layer": layer.name,
-        "effective_rank": layer.effective,
-        "stable_rank": layer.stable,
-        "map_effective_rank": layer.map_effective,
-        "map_stable_rank": layer.map_stable,
         "tokens": layer.tokens,
+        "before_projection": layer.before.means() if layer.before.count else None,
+        "after_projection": layer.after.means(),
+        "map": {**maps.means(), "smallest": maps.least, "largest": maps.most}
+        if maps.count
+        else None,
     }
 
 
 def _sentence(label: str, layers: Sequence[LayerSpectrum]) -> str:
     first, last = layers[0], layers[-1]
-    full = len(last.outputs)
+    ends = [of.shown.means()["effective_rank"] for of in (first, last)]
     sentence = (
-        f"{label}: outputs of effective rank {first.effective:.1f} in the first layer and "
-        f"{last.effective:.1f} in the last, of {full} possible"
+        f"{label}: outputs {BEFORE if last.before.count else AFTER} have effective rank "
+        f"{ends[0]:.1f} in the first layer and {ends[1]:.1f} in the last, of "
+        f"{len(last.shown.scaled)} possible"
     )
-    if last.map_effective is not None:
-        sentence += f"; the last map has effective rank {last.map_effective:.1f} of {last.tokens}"
+    if last.maps.count:
+        rank = last.maps.means()["effective_rank"]
+        sentence += f"; the maps of the last layer have effective rank {rank:.1f} of {last.tokens}"
     return f"{sentence}."
 
 
 def _figure(found: dict[str, list[LayerSpectrum]]) -> Figure:
-    figure, axes = panels(len(found), sharey=True, height=2.8)
-    for place, (label, layers) in zip(axes, found.items(), strict=True):
-        for number, layer in enumerate(layers):
-            ends = number in (0, len(layers) - 1)
-            colour = (COLOURS[0] if number == 0 else COLOURS[1]) if ends else GREY
-            name = {len(layers) - 1: "last layer", 0: "first layer"}.get(number)
-            index = np.arange(1, len(layer.outputs) + 1)
-            place.semilogy(
-                index,
-                np.maximum(layer.outputs, 1e-8),
-                color=colour,
-                linestyle="-" if number == 0 or not ends else "--",
-                linewidth=1.8 if ends else 0.9,
-                zorder=3 if ends else 2,
-                label=name,
-            )
-        tidy(place, title=label, x="number of the singular value", y="")
-        place.set_ylim(1e-8, 1.6)
-    axes[0].set_ylabel("singular value over the largest", fontsize=10)
-    legend(axes[0])
+    """Draw a column per model: before the output projection on top, after it below."""
+    columns = min(len(found), _COLUMNS)
+    bands = -(-len(found) // columns)
+    figure = new_figure(2.8 * 2 * bands + 0.4)
+    grid = figure.subplots(2 * bands, columns, squeeze=False, sharey=True)
+    for place in grid.flat:
+        place.set_visible(False)
+    for position, (label, layers) in enumerate(found.items()):
+        band, column = divmod(position, columns)
+        for row, (what, short) in enumerate(((BEFORE, "before W_O"), (AFTER, "after W_O"))):
+            place = grid[2 * band + row, column]
+            place.set_visible(True)
+            _draw(place, [layer.named().get(what) for layer in layers])
+            tidy(place, title=f"{label}, {short}", x="number of the singular value")
+            place.set_ylim(1e-8, 1.6)
+            if column == 0:
+                place.set_ylabel("singular value over the largest", fontsize=10)
+    legend(grid[1, 0])
     return figure
+
+
+def _draw(place: Axes, spectra: Sequence[Spectrum | None]) -> None:
+    last = len(spectra) - 1
+    for number, of in enumerate(spectra):
+        if of is None:
+            continue
+        ends = number in (0, last)
+        colour = (COLOURS[0] if number == 0 else COLOURS[1]) if ends else GREY
+        place.semilogy(
+            np.arange(1, len(of.scaled) + 1),
+            np.maximum(of.curve, 1e-8),
+            color=colour,
+            linestyle="-" if number == 0 or not ends else "--",
+            linewidth=1.8 if ends else 0.9,
+            zorder=3 if ends else 2,
+            label={last: "last layer", 0: "first layer"}.get(number),
+        )

@@ -1,0 +1,159 @@
+"""Judges of claims that trainings with several seeds test.
+
+Differences are paired over seeds, with the error of the test set and Holm's correction, as in
+`rifflemix compare`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from claims_base import FAILS, HOLDS, PART, UNDECIDED, Data, Judge, Judgement
+
+from rifflemix.comparison.paired import LEVEL, Difference, holm, paired_difference
+
+MARGIN = 2.0
+"""Points of accuracy that "comparable" allows; the papers' own losses are 1.5 or less."""
+_HIGHER_IS_BETTER = ("%",)
+
+
+def size_of(data: Data) -> str:
+    """Describe the size of the runs next to the paper's."""
+    size = data["size"]
+    parts = [f"{size['steps']:,} of {size['steps_of_the_paper']:,} steps"]
+    if size["scale"] != 1:
+        parts.insert(0, f"{100 * size['scale']:g} % of the width")
+    if size["batch_size"] != size["batch_size_of_the_paper"]:
+        parts.append(f"batches of {size['batch_size']} (paper: {size['batch_size_of_the_paper']})")
+    return f"{', '.join(parts)}, {len(size['seeds'])} seeds"
+
+
+def advantage(data: Data, better: str, worse: str) -> Difference:
+    """Compare two rows: positive if the first one is better, in the unit of the table."""
+    ours, theirs = (_scores(data, row) for row in (better, worse))
+    if data["rows"][better]["unit"] not in _HIGHER_IS_BETTER:
+        ours, theirs = theirs, ours
+    found = paired_difference(ours, theirs, _sampling_error(data, better, worse))
+    if found is None:
+        raise ValueError(f"{better}, {worse}: expected at least two common seeds")
+    return found
+
+
+def _scores(data: Data, row: str) -> dict[int, float]:
+    return {int(seed): float(value) for seed, value in data["rows"][row]["test"].items()}
+
+
+def _sampling_error(data: Data, *rows: str) -> float:
+    """Standard error of a difference of accuracies, in points; 0 for other metrics."""
+    if data["rows"][rows[0]]["unit"] != "%":
+        return 0.0
+    shares = [np.mean(list(_scores(data, row).values())) / 100 for row in rows]
+    variance = sum(share * (1 - share) for share in shares) / data["size"]["test_samples"]
+    return 100 * math.sqrt(variance)
+
+
+def verdict_of(differences: Sequence[Difference], need: int | None = None) -> str:
+    """Judge whether differences are positive.
+
+    Args:
+        differences: one for each comparison.
+        need: comparisons that suffice; all if None.
+
+    Returns:
+        HOLDS if enough are significantly positive, PART if some are. Otherwise FAILS if one is
+        significantly negative, and UNDECIDED if no difference is significant.
+    """
+    need = len(differences) if need is None else need
+    corrected = holm([difference.probability for difference in differences])
+    signs = [
+        np.sign(difference.mean) if probability < LEVEL else 0
+        for difference, probability in zip(differences, corrected, strict=True)
+    ]
+    ahead, behind = sum(s > 0 for s in signs), sum(s < 0 for s in signs)
+    if ahead >= need:
+        return HOLDS
+    if ahead:
+        return PART
+    return FAILS if behind else UNDECIDED
+
+
+def is_better(*pairs: tuple[str, str], need: int | None = None) -> Judge:
+    """Make a judge: the first row of each pair is better than the second."""
+
+    def judge(data: Data) -> Judgement:
+        differences = [advantage(data, *pair) for pair in pairs]
+        texts = [
+            f"{better} over {worse} {d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
+            for (better, worse), d in zip(pairs, differences, strict=True)
+        ]
+        return Judgement(verdict_of(differences, need), _shows(data, texts))
+
+    return judge
+
+
+def is_comparable(*pairs: tuple[str, str]) -> Judge:
+    """Make a judge: the first row of each pair is at most `MARGIN` points below the second."""
+
+    def judge(data: Data) -> Judgement:
+        differences = [advantage(data, *pair) for pair in pairs]
+        verdicts = [
+            HOLDS if d.low > -MARGIN else FAILS if d.high < -MARGIN else UNDECIDED
+            for d in differences
+        ]
+        texts = [
+            f"{row} minus {baseline} {d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
+            for (row, baseline), d in zip(pairs, differences, strict=True)
+        ]
+        texts.append(f"comparable means at most {MARGIN:g} points less")
+        return Judgement(_common(verdicts), _shows(data, texts))
+
+    return judge
+
+
+def _common(verdicts: Sequence[str]) -> str:
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    return PART if HOLDS in verdicts else UNDECIDED
+
+
+def splitting_does_not_help(dense: Sequence[str], split: Sequence[str]) -> Judge:
+    """Make a judge: networks with split channels are no better than dense ones of equal size.
+
+    The accuracy of a dense network of the same size is read from the line through the dense
+    networks, over the logarithm of the number of parameters. One point is the margin.
+    """
+
+    def judge(data: Data) -> Judgement:
+        rows, excess = data["rows"], {}
+        sizes = np.log([rows[row]["parameters"] for row in dense])
+        for seed in data["size"]["seeds"]:
+            line = np.polyfit(sizes, [_scores(data, row)[seed] for row in dense], 1)
+            excess[seed] = float(
+                np.mean(
+                    [
+                        _scores(data, row)[seed] - np.polyval(line, np.log(rows[row]["parameters"]))
+                        for row in split
+                    ]
+                )
+            )
+        found = paired_difference(excess, dict.fromkeys(excess, 0.0))
+        if found is None:
+            raise ValueError("seeds: expected at least two")
+        text = (
+            "accuracy of split networks minus dense ones of equal size, points: "
+            f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
+        )
+        verdict = HOLDS if found.high < 1 else FAILS if found.low > 1 else UNDECIDED
+        return Judgement(verdict, _shows(data, [text]))
+
+    return judge
+
+
+def _shows(data: Data, texts: Sequence[str]) -> str:
+    rows: Mapping[str, Data] = data["rows"]
+    unit = next(iter(rows.values()))["unit"]
+    means = ", ".join(f"{row} {np.mean(list(of['test'].values())):.2f}" for row, of in rows.items())
+    word = "accuracy in %" if unit == "%" else unit
+    return f"at {size_of(data)}: test {word} {means}; {'; '.join(texts)}"
