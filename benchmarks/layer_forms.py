@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import rifflemix as rm
 from rifflemix.bench.rows import write_dated
-from rifflemix.comparison.suites import HEADLINE
 from rifflemix.files import make_folder
+from rifflemix.mixers import HEADLINE
 from rifflemix.ops.dispatch import prefer_backend
 from rifflemix.runs.environment import environment
 from rifflemix.runs.measure import median_seconds, peak_memory

@@ -50,7 +50,6 @@ from rifflemix.bench.tables import (
 from rifflemix.comparison.differences import differences_from_softmax
 from rifflemix.comparison.notes import comparison_notes
 from rifflemix.comparison.plot import comparison_plot
-from rifflemix.comparison.suites import HEADLINE
 from rifflemix.comparison.table import (
     baseline_row,
     comparison_rows,
@@ -60,7 +59,7 @@ from rifflemix.comparison.table import (
     table_headers,
 )
 from rifflemix.comparison.tuning import markdown_tuning
-from rifflemix.mixers import list_mixers
+from rifflemix.mixers import HEADLINE, list_mixers
 from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_duration
 from rifflemix.reproduction import load_results

@@ -26,13 +26,13 @@ from typing import Any
 from rifflemix.bench.read import read_result
 from rifflemix.bench.tables import crossover_text
 from rifflemix.comparison.table import Row, comparison_rows
+from rifflemix.mixers import HEADLINE
 from rifflemix.mixers.catalogue import mixer_entries
 from rifflemix.report.markdown import table_lines
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "benchmarks" / "results"
 PAGES = (FOLDER / "choose.md", *sorted((FOLDER / "mixers").glob("*.md")))
-HEADLINE = ("csp", "sliceformer", "tssa", "butterfly", "token_parallel", "sinkhorn", "softmax")
 SHOWN_AT = 4096
 _BLOCK = re.compile(r"(<!-- (card|measured|choose)(?:: ([\w, ]+))? -->\n).*?(<!-- /\2 -->)", re.S)
 _PASSES = ("forward", "forward_backward")

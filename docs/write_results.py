@@ -32,8 +32,8 @@ from results_suite import SUITE, small_tasks, suite_tasks, which_mixer
 
 from rifflemix.bench import decode
 from rifflemix.comparison.differences import differences_from_softmax
-from rifflemix.comparison.suites import HEADLINE
 from rifflemix.comparison.table import comparison_rows
+from rifflemix.mixers import HEADLINE
 from rifflemix.report.units import metric_value
 
 FOLDER = Path(__file__).resolve().parent
@@ -95,7 +95,16 @@ def accuracy() -> Answer:
     picture = dots("Test accuracy minus softmax attention's, points", drawn, rule=0.0)
     made = [RESULTS / "suites" / SUITE / "results.json", *others.values()]
     return Answer("Is it as accurate as softmax attention?", says, "accuracy", picture, table,
-                  list(sources.values()), [read(path)["command"] for path in made])  # fmt: skip
+                  list(sources.values()), [command_of(read(path)) for path in made])  # fmt: skip
+
+
+def command_of(results: Mapping[str, Any]) -> str:
+    """The command of a comparison; it names all mixers, which were the default at first."""
+    command: str = results["command"]
+    is_unnamed = command.startswith("rifflemix compare --task") and "--mixers" not in command
+    if is_unnamed and len(results["config"]["mixers"]) > len(HEADLINE):
+        return command.replace(" --out", " --mixers all --out")
+    return command
 
 
 def speed() -> Answer:
@@ -108,12 +117,12 @@ def speed() -> Answer:
             **{f"{kind}_ms": 1e3 * passes[kind]["p50"] for kind in passes},
             **{f"{kind}_x_softmax": passes[kind]["ratios"].get("softmax", "") for kind in passes},
         }
-        for name in write_mixers.HEADLINE
+        for name in HEADLINE
         for tokens, passes in write_mixers.passes_by_tokens(result, name).items()
     ]
     words = [
         f"{name} from N = {write_mixers.crossover(result, name, 'forward_backward')}"
-        for name in write_mixers.HEADLINE
+        for name in HEADLINE
         if name != "softmax"
     ]
     says = (
@@ -129,7 +138,7 @@ def memory() -> Answer:
     path, result = write_mixers.newest_scaling()
     base = write_mixers.passes_by_tokens(result, "softmax")
     drawn, table = [], []
-    for name in write_mixers.HEADLINE:
+    for name in HEADLINE:
         points = []
         for tokens, passes in write_mixers.passes_by_tokens(result, name).items():
             held = passes["forward_backward"]["peak_memory_bytes"]

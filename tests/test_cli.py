@@ -18,7 +18,7 @@ from rifflemix.cli.interrupt import StopRequest
 from rifflemix.cli.options import parse_mixer_options, parse_mixers, parse_names, parse_value
 from rifflemix.comparison import CompareConfig, default_budget
 from rifflemix.errors import InputError
-from rifflemix.mixers import list_mixers
+from rifflemix.mixers import HEADLINE, list_mixers
 from rifflemix.models import list_models
 from rifflemix.tasks import list_tasks
 
@@ -276,8 +276,15 @@ def test_compare_end_to_end(cli: Cli, tmp_path: Path) -> None:
     assert {name: (out / name).read_bytes() for name in pictures} == pictures
 
 
-def test_compare_takes_every_mixer_by_default(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "mixers"), [((), list(HEADLINE)), (("--mixers", "all"), list_mixers())]
+)
+def test_compare_takes_the_headline_mixers_or_all(
+    options: tuple[str, ...],
+    mixers: list[str],
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def stop(config: CompareConfig, *_: object, **__: object) -> None:
         planned.append(config)
@@ -285,13 +292,14 @@ def test_compare_takes_every_mixer_by_default(
 
     planned: list[CompareConfig] = []
     monkeypatch.setattr("rifflemix.comparison.plan_comparison", stop)
-    assert cli("compare", *TINY, "--out", str(tmp_path)).code == 130
-    assert list(planned[0].mixers) == list_mixers()
+    assert cli("compare", *TINY, *options, "--out", str(tmp_path)).code == 130
+    assert list(planned[0].mixers) == mixers
 
 
 @pytest.mark.slow
 def test_compare_trains_every_mixer(cli: Cli, tmp_path: Path) -> None:
-    outcome = cli("compare", *TINY, "--max-steps", "1", "--out", str(tmp_path), "--json")
+    options = ("--mixers", "all", "--max-steps", "1", "--out", str(tmp_path), "--json")
+    outcome = cli("compare", *TINY, *options)
     results = json.loads(outcome.out)
     assert [mixer["name"] for mixer in results["mixers"]] == list_mixers()
     assert all(mixer["test"]["n"] == 1 for mixer in results["mixers"])

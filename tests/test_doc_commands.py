@@ -70,7 +70,7 @@ def test_commands_parse(page: Path) -> None:
             value = values.get(name)
             assert value is None or is_own or value in known, shlex.join(arguments)
         named = {mixer.rpartition("=")[2] for mixer in str(values.get("mixers") or "").split(",")}
-        assert named <= {"", *list_mixers(), *(OWN if is_own else ())}, shlex.join(arguments)
+        assert named <= {"", "all", *list_mixers(), *(OWN if is_own else ())}, shlex.join(arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from rifflemix.ops.permutation import cpu_common as permutation
 from rifflemix.ops.statistics import cpu_common as statistics
 from rifflemix.runs import doctor
 from rifflemix.runs.doctor import ABSENT, BROKEN, OK, Finding, examine
+from rifflemix.runs.imports import failed_imports
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,6 +32,36 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def imports(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take for granted that packages can be imported, which takes seconds to find out."""
+    if "real_imports" not in request.fixturenames:
+        monkeypatch.setattr(doctor, "failed_imports", lambda targets: {})
+
+
+@pytest.fixture
+def real_imports() -> None:
+    """Import packages for real."""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install a package of one module, perhaps with entry points, for this and new processes."""
+    folder = tmp_path / "installed"
+
+    def install(name: str, code: str, points: str = "") -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.py").write_text(code)
+        about = folder / f"{name}-1.2.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (about / "entry_points.txt").write_text(points)
+
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    return install
 
 
 @pytest.fixture
@@ -70,7 +102,23 @@ def test_a_sound_installation(
     assert found["compiled kernels"]["state"] == OK
     assert found["compiled kernels"]["detail"].startswith(str(native._FOLDER))
     assert not any(entry["state"] == BROKEN for entry in found.values())
-    assert run(monkeypatch) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("real_imports")
+def test_extras_are_broken_exactly_if_python_cannot_import_them() -> None:
+    """A torchvision for another torch breaks timm and transformers."""
+    found = {one.name: one.state for one in examine()}
+    for extra, module in {"compare": "accelerate", "data": "datasets", "vision": "timm"}.items():
+        command = [sys.executable, "-c", f"import {module}"]
+        done = subprocess.run(command, capture_output=True, timeout=240)
+        assert found[f"extra {extra}"] == (BROKEN if done.returncode else OK)
+
+
+def test_findings_are_printed_as_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch)
     assert "compiled kernels" in capsys.readouterr().out
 
 
@@ -130,6 +178,65 @@ def test_an_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = finding("extra compare")
     assert found.state == ABSENT
     assert found.detail == 'no no-such-thing: pip install "rifflemix[compare]"'
+
+
+BROKEN_CODE = {
+    "import no_such_dependency": "ModuleNotFoundError: No module named 'no_such_dependency'",
+    "raise RuntimeError('first\\nsecond')": "RuntimeError: first second",
+    "raise SystemExit(3)": "SystemExit: 3",
+    "import os; os._exit(3)": "the import ended Python with exit code 3",
+    "import os; os.kill(os.getpid(), 11)": "the import ended Python with SIGSEGV",
+    "import time; time.sleep(600)": "the import takes more than 2 s",
+    "import os, time; os.fork() or time.sleep(600)": "",
+    "print('noise'); import sys; sys.stderr.write('more')": "",
+}
+
+
+def test_imports_that_fail_crash_or_hang_have_a_reason_in_one_line(
+    package: Callable[..., None],
+) -> None:
+    expected = {}
+    for index, (code, reason) in enumerate(BROKEN_CODE.items()):
+        package(f"broken_{index}", code)
+        expected[f"broken_{index}"] = reason
+    start = time.monotonic()
+    found = failed_imports([*expected, "broken_7:absent", "no_such_module"], seconds=2)
+    assert time.monotonic() - start < 60
+    assert found == {name: reason for name, reason in expected.items() if reason} | {
+        "broken_7:absent": "AttributeError: module 'broken_7' has no attribute 'absent'",
+        "no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
+    }
+
+
+@pytest.mark.usefixtures("real_imports")
+def test_an_extra_that_cannot_be_imported_is_broken(
+    package: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package("sick", "import ctypes; ctypes.CDLL('libsick.so')")
+    monkeypatch.setattr(doctor, "EXTRAS", {"vision": ("sick", "no-such-thing"), "cli": ("typer",)})
+    found = finding("extra vision")
+    assert found.state == BROKEN
+    assert re.fullmatch(
+        r"cannot import sick 1\.2: OSError: libsick\.so: .*; "
+        r'no no-such-thing: pip install "rifflemix\[vision\]"',
+        found.detail,
+    )
+    assert finding("extra cli").state == OK
+    assert run(monkeypatch) == 1
+
+
+@pytest.mark.usefixtures("real_imports")
+def test_plugins_are_examined_without_an_import_here(
+    package: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "EXTRAS", {})
+    package("sound", "Mixer = 1", "[rifflemix.mixers]\nmine = sound:Mixer\n")
+    package("sick", "import os; os._exit(1)", "[rifflemix.tasks]\nill = sick:Task\n")
+    found = {one.name: one for one in examine()}
+    assert found["mixer mine"] == Finding("mixer mine", OK, "sound:Mixer of package sound")
+    assert found["task ill"].state == BROKEN
+    assert found["task ill"].detail.endswith("the import ended Python with exit code 1")
+    assert "sound" not in sys.modules
 
 
 def test_a_cache_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from document_scripts import load_script
+from rifflemix.mixers import HEADLINE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LOADED = re.compile(r"""(?:src|href)=["']?(https?://[^"' >]+)[^>]*""")
@@ -31,7 +32,7 @@ def test_the_pages_of_the_mixers_are_up_to_date(writer: ModuleType) -> None:
 
 def test_every_headline_mixer_has_a_page_with_its_card_and_times(writer: ModuleType) -> None:
     texts = "".join(page.read_text(encoding="utf-8") for page in writer.PAGES)
-    for name in writer.HEADLINE:
+    for name in HEADLINE:
         assert re.search(rf"<!-- card: (\w+, )*{name}\b", texts)
         assert f"<!-- measured: {name} -->" in texts
 

@@ -194,9 +194,9 @@ def test_train_has_curves_too(
 
 @pytest.mark.slow
 def test_wandb_itself_without_a_network(tmp_path: Path) -> None:
-    """The package, not what stands in for it above: its file holds our curves."""
+    """The package writes the curves of a run to its file."""
     if find_spec("wandb") is None:
-        pytest.skip("wandb is not installed")  # 80 MB, for this alone
+        pytest.skip("wandb is not installed")
     words = ["train", *TINY, "--mixer", "identity", "--out", str(tmp_path / "out")]
     command = [sys.executable, "-m", "rifflemix", *words, "--tracker", "wandb"]
     environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}

@@ -63,9 +63,13 @@ def test_a_browser_shows_the_patterns_of_the_operators(writer: ModuleType, tmp_p
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.skip("chromium is not installed")
+    options = (
+        "--headless --no-sandbox --disable-gpu --disable-background-networking --no-first-run "
+        "--disable-sync --disable-component-update"
+    )
+    page = f"{(DOCS / 'try.html').as_uri()}#all"
     done = subprocess.run(
-        [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
-         "--dump-dom", f"{(DOCS / 'try.html').as_uri()}#all"],
+        [chromium, *options.split(), f"--user-data-dir={tmp_path}", "--dump-dom", page],
         capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
     shown = re.search(r'<p id="share" role="status">(.*?)</p>', done.stdout)

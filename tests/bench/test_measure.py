@@ -118,3 +118,33 @@ def test_the_command_is_as_a_reader_types_it(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert environment()["command"] == f"{start} bench parallel"
+
+
+CALLS = """
+import os
+import torch
+from torch import nn
+import rifflemix as rm
+from rifflemix.runs.measure import kernel_share
+
+size = {"max_steps": 1, "batch_size": 8, "dim": 8, "num_layers": 1, "num_heads": 2}
+rm.compare("digits", ["identity"], task_options={"patch_size": 4}, **size)
+layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+rm.measure_swap(model, ["tssa"], lambda n: torch.zeros(1, n, 8), [4], repeats=1)
+kernel_share(lambda: torch.ones(8) + 1, torch.device("cpu"))
+print(os.environ.get("KINETO_LOG_LEVEL"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", [None, "7"])
+def test_measurements_write_nothing_to_stderr(level: str | None) -> None:
+    """libkineto logs each start of a profiler; its level stays as the user has set it."""
+    environment = {k: v for k, v in os.environ.items() if k != "KINETO_LOG_LEVEL"}
+    if level is not None:
+        environment["KINETO_LOG_LEVEL"] = level
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{level}\n", "")

@@ -236,7 +236,7 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "task": (3, ["csp"], {}, "task: expected the name of a task, or a Task, got 3"),
     "task name": ("digit", ["csp"], {}, "unknown task 'digit'; did you mean digits"),
     "mixer": (None, ["cps"], {}, "unknown mixer 'cps'"),
-    "text": (None, "csp", {}, "mixers: expected a list of names or classes, or a mapping"),
+    "text": (None, "csp", {}, "mixers: expected .*, got 'csp'"),
     "module": (None, [nn.Linear], {}, "mixers: expected names or subclasses of TokenMixer"),
     "twice": (None, ["csp", "csp"], {}, "each only once, got 'csp' twice"),
     "none": (None, [], {}, "mixers: expected at least one, got none"),

@@ -22,9 +22,10 @@ from rifflemix.comparison import (
     run_comparison,
     train_config,
 )
+from rifflemix.comparison.config import all_mixers, takes_graphs
 from rifflemix.comparison.files import comparison_files
 from rifflemix.errors import InputError
-from rifflemix.mixers import TokenMixer, list_mixers, mixer_card
+from rifflemix.mixers import HEADLINE, TokenMixer, list_mixers, mixer_card
 from rifflemix.models import GPT, Seq2Seq, model_card
 from rifflemix.tasks import list_tasks, load_task, task_card
 
@@ -84,11 +85,28 @@ def test_every_card_names_a_backbone(task: str) -> None:
         assert "vectors" in model_card(default_model(task, {"layout": "sequence"})).inputs
 
 
-def test_mixers_that_look_ahead_are_left_out() -> None:
-    assert default_mixers("digits") == tuple(list_mixers())
-    causal = default_mixers("ptb")
-    assert set(causal) == {name for name in list_mixers() if mixer_card(name).causal}
-    assert "fnet" not in causal
+def test_default_and_all_mixers_leave_out_mixers_that_do_not_fit_the_task() -> None:
+    assert default_mixers("digits") == HEADLINE
+    assert all_mixers("digits") == tuple(list_mixers())
+    causal = {name for name in list_mixers() if mixer_card(name).causal}
+    assert set(all_mixers("ptb")) == causal
+    assert default_mixers("ptb") == tuple(name for name in HEADLINE if name in causal)
+    assert "butterfly" not in causal
+    graphs = next(name for name in list_tasks() if takes_graphs(task_card(name)))
+    assert default_mixers(graphs) == all_mixers(graphs) == ("softmax", "sliceformer")
+
+
+def test_the_default_is_softmax_and_every_mixer_of_a_paper_with_recipes() -> None:
+    """The cards of the headline mixers name the five papers, and no other card does."""
+    papers = (
+        "Channel-wise",
+        "Sliceformer",
+        "Token Statistics",
+        "Dimension Mixer",
+        "Sparse Sinkhorn",
+    )
+    of_papers = {name for name in list_mixers() if any(p in mixer_card(name).paper for p in papers)}
+    assert of_papers - {"grouped"} == set(HEADLINE) - {"softmax"}
 
 
 @pytest.mark.parametrize("task", ["ptb", "sort"])
@@ -171,9 +189,15 @@ def test_train_command_shows_the_tasks_metric(texts: Path, tmp_path: Path) -> No
     assert results["config"]["model"] == "gpt"
 
 
-def test_compare_command_says_what_it_leaves_out(texts: Path, tmp_path: Path) -> None:
-    # A batch that is too large ends it right after.
-    options = ["--task", "ptb", "--data-dir", str(texts), "--batch-size", "9999"]
-    done = CliRunner().invoke(app, ["compare", *options, "--out", str(tmp_path / "out")])
-    assert done.exit_code != 0
-    assert "left out, since they look ahead: Butterfly" in done.output
+def test_the_command_names_default_mixers_that_do_not_fit(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise InputError("enough")
+
+    monkeypatch.setattr("rifflemix.cli.compare.run_shown", stop)
+    options = ["--task", "ptb", "--data-dir", str(texts), "--batch-size", "4", "--dim", "16"]
+    options += ["--heads", "2", "--task-option", "max_length=16", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["compare", *options])
+    assert str(done.exception) == "enough"
+    assert "left out: butterfly" in done.output

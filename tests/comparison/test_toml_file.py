@@ -38,7 +38,7 @@ patch_size = 4
 def resolved(text: str) -> dict[str, Any]:
     """The configuration that a file stands for."""
     values = tomllib.loads(text)
-    labels, _ = chosen_mixers(values.pop("mixers"))
+    labels, _ = chosen_mixers(values.pop("mixers"), values["task"])
     seeds = chosen_seeds(values.pop("seeds"))
     return resolve(task_card(values.pop("task")), labels, seeds, **values).to_dict()
 
@@ -140,7 +140,7 @@ def test_a_file_chooses_and_options_win(
         ("max_step = 5", "unknown key 'max_step'; did you mean max_steps"),
         ("out = 'x'", "unknown key 'out'"),
         ("task = 5", "task: expected the name of a task, got 5"),
-        ("mixers = 'csp'", "mixers: expected a list of names, or a table from labels to names"),
+        ("mixers = 'csp'", "mixers: expected 'all', a list of names, or a table from labels"),
         ("seeds = true", "seeds: expected a number of seeds, or a list of them, got True"),
         ("max_steps = 'many'", "max_steps: expected a whole number, got 'many'"),
         ("max_steps = 1.5", "max_steps: expected a whole number, got 1.5"),

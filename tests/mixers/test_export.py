@@ -17,13 +17,12 @@ from torch import Tensor
 
 import rifflemix as rm
 from rifflemix.errors import InputError
-from rifflemix.mixers import TokenMixer, mixer_class
+from rifflemix.mixers import HEADLINE, TokenMixer, mixer_class
 from rifflemix.ops.permutation import eager
 from rifflemix.testing import Form, forms_of
 from rifflemix.testing.forms import DIM, MAX_LENGTH
 from rifflemix.testing.graphs import runs_as_onnx
 
-HEADLINE = ("csp", "sliceformer", "tssa", "butterfly", "token_parallel", "sinkhorn", "softmax")
 FORMS = [form for name in HEADLINE for form in forms_of(mixer_class(name))]
 slow = pytest.mark.slow
 SIZES = ((3, 24), (2, 17), (5, 64), (2, 33), (1, 7), (4, 2), (1, 1))

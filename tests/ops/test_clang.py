@@ -29,7 +29,15 @@ pytestmark = [
 ]
 SOURCES = sorted(native._FOLDER.glob("*.cpp"))
 # As in setup.py, but not optimised, which is most of the time.
-FLAGS = ["-std=c++17", "-O0", "-fno-math-errno", "-fvisibility=hidden", "-pthread", "-fPIC"]
+FLAGS = [
+    "-std=c++17",
+    "-O0",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-fPIC",
+    "-Wno-psabi",
+]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +65,16 @@ def symbols(library: Path) -> Counter[str]:
 def test_every_instruction_set_is_there(folder: Path) -> None:
     found = symbols(folder / native._LIBRARY)
     assert found["v4"] == found["v3"] > 0
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
+def test_functions_with_vector_arguments_are_always_inlined(folder: Path) -> None:
+    """A call across instruction sets would pass a vector by two conventions."""
+    command = ["nm", "--demangle", str(folder / native._LIBRARY)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = [re.sub(r".*\{lambda.*?\}::", "", line) for line in printed.splitlines()]
+    by_value = re.compile(r"(__vector\(\d+\)|::Type|::Integers)([,)]| rifflemix)")
+    assert not [name for name in names if by_value.search(name)]
 
 
 def test_it_is_loaded_and_chooses_as_the_other(

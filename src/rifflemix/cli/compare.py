@@ -52,7 +52,10 @@ def compare(
     out: Out,
     mixers: Annotated[
         str | None,
-        Option("Names, or LABEL=NAME for one more setting, with commas between; all if unset."),
+        Option(
+            "Names, or LABEL=NAME for one more setting, with commas between; all: every mixer. "
+            "If unset: softmax and the mixers of the five papers."
+        ),
     ] = None,
     seeds: Annotated[
         str | None,
@@ -92,6 +95,8 @@ def compare(
     chosen = compare_config(given.task, given.mixers, given.seeds, run, given.settings)
     with DataProgress(progress_console()) as progress:
         plan = plan_comparison(chosen, out, data_dir=given.data_dir, progress=progress)
+    if given.is_default:
+        _tell_default(given.task, tuple(given.mixers))
     results, _ = run_shown(plan, run)
     if is_main_process():
         write_comparison_files(plan.out, results)
@@ -114,10 +119,11 @@ def _tell(out: Path, results: dict[str, Any], as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class _Choices:
-    """What is compared, from options and from a file; `settings` are the file's others."""
+    """The choices of options and of a file; `settings` are the other settings of the file."""
 
     task: str
     mixers: dict[str, str]
+    is_default: bool  # neither the options nor the file name mixers
     seeds: tuple[int, ...]
     data_dir: Path | None
     settings: dict[str, Any]
@@ -130,9 +136,9 @@ def _choices(
     data_dir: Path | None,
     file: Path | None,
 ) -> _Choices:
-    from rifflemix.comparison import default_mixers
     from rifflemix.comparison.choices import chosen_mixers, chosen_seeds
     from rifflemix.comparison.toml_file import read_config
+    from rifflemix.mixers.named import ALL
 
     of_file = {} if file is None else read_config(file)
     task = task or of_file.pop("task", None)
@@ -141,41 +147,40 @@ def _choices(
     of_file.pop("task", None)
     mixers_of_file, seeds_of_file = of_file.pop("mixers", None), of_file.pop("seeds", 1)
     data_dir_of_file = of_file.pop("data_dir", None)
-    if mixers_of_file is not None:
-        names, _ = chosen_mixers(mixers_of_file)
-    else:
-        names = {name: name for name in default_mixers(task)}
+    names, _ = chosen_mixers(mixers_of_file, task)
     if mixers is not None:
-        chosen = options.parse_mixers(mixers)
-        not_chosen = names.keys() - chosen.keys()
+        chosen, _ = chosen_mixers(options.parse_mixers(mixers), task)
+        known = ALL if mixers_of_file is None else mixers_of_file
+        not_chosen = chosen_mixers(known, task)[0].keys() - chosen.keys()
         of_mixers = of_file.pop("mixer_options", {})
         of_file["mixer_options"] = {k: v for k, v in of_mixers.items() if k not in not_chosen}
         names = chosen
-    elif mixers_of_file is None:
-        _tell_left_out(task, tuple(names))
     return _Choices(
         task,
         names,
+        mixers is None and mixers_of_file is None,
         chosen_seeds(seeds_of_file) if seeds is None else options.parse_seeds(seeds),
         Path(data_dir_of_file) if data_dir is None and data_dir_of_file else data_dir,
         of_file,
     )
 
 
-def _tell_left_out(task: str, names: tuple[str, ...]) -> None:
-    """Say which mixers are left out by default, and why."""
+def _tell_default(task: str, names: tuple[str, ...]) -> None:
+    """Print the default mixers, and which of them do not fit the task."""
     from rifflemix.comparison.config import takes_graphs
-    from rifflemix.mixers import mixer_card, usable_mixers
+    from rifflemix.mixers import HEADLINE
     from rifflemix.tasks import task_card
 
-    left_out = ", ".join(mixer_card(name).title for name in usable_mixers() if name not in names)
-    if not left_out:
-        return
-    if takes_graphs(task_card(task)):
-        reason = f"needs a backbone for graphs, which takes only {' and '.join(names)}; left out"
-    else:
-        reason = "predicts tokens from those before them; left out, since they look ahead"
-    progress_console().print(f"task {task} {reason}: {left_out}", soft_wrap=True)
+    console = progress_console()
+    every = "`--mixers all` trains every mixer that fits the task"
+    console.print(f"mixers: {', '.join(names)}; {every}", soft_wrap=True)
+    left_out = ", ".join(name for name in HEADLINE if name not in names)
+    if left_out:
+        if takes_graphs(task_card(task)):
+            reason = f"has graphs, and the backbone for graphs takes only {' and '.join(names)}"
+        else:
+            reason = "predicts each token from the tokens before it and needs causal mixers"
+        console.print(f"task {task} {reason}; left out: {left_out}", soft_wrap=True)
 
 
 def terminal_table(results: Mapping[str, Any]) -> Table:

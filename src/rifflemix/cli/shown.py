@@ -26,10 +26,10 @@ def run_shown(plan: ComparePlan, options: RunOptions) -> tuple[dict[str, Any], b
     live = live_progress(progress_console(), titles, plan.config.seeds)
 
     with live, StopRequest(live.note) as stop:
-        say = live.update if is_main_process() else None
         results = run_comparison(
             plan,
-            on_status=say,
+            on_status=live.update if is_main_process() else None,
+            on_estimate=lambda estimate: live.note(str(estimate)),
             should_stop=stop,
             tracker=options.tracker,
             keep_weights=options.keep_weights,

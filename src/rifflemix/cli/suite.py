@@ -53,15 +53,17 @@ def compare_suite(
         InputError: an unknown name, an option that does not go with a suite, or as plan_suite.
     """
     from rifflemix.comparison import check_any_finished, get_suite, plan_suite, run_suite
-    from rifflemix.comparison.choices import chosen_seeds
+    from rifflemix.comparison.choices import chosen_mixers, chosen_seeds
     from rifflemix.runs.processes import is_main_process
 
     chosen = get_suite(suite)
     _check_others({**others, **{name: getattr(run, name) for name in _OWN}}, suite)
-    labels = parse_mixers(",".join(chosen.mixers) if mixers is None else mixers)
+    typed = chosen.mixers if mixers is None else parse_mixers(mixers)
     numbers = chosen_seeds(chosen.seeds) if seeds is None else parse_seeds(seeds)
     configs = {
-        name: compare_config(task.task, labels, numbers, run, chosen.settings(task))
+        name: compare_config(
+            task.task, chosen_mixers(typed, task.task)[0], numbers, run, chosen.settings(task)
+        )
         for name, task in chosen.chosen(tasks and parse_names(tasks, "--tasks")).items()
     }
     with DataProgress(progress_console()) as progress:

@@ -16,7 +16,7 @@ from rifflemix.comparison.choices import (
     chosen_seeds,
     resolve,
 )
-from rifflemix.comparison.config import FORMAT, default_mixers
+from rifflemix.comparison.config import FORMAT
 from rifflemix.comparison.files import write_comparison_files
 from rifflemix.comparison.notes import comparison_notes, done_so_far
 from rifflemix.comparison.page import html_fragment
@@ -154,7 +154,7 @@ def _run_row(run: Mapping[str, Any], splits: Iterable[str]) -> dict[str, Any]:
 
 def compare(
     task: str | Task,
-    mixers: Sequence[Any] | Mapping[str, Any] | None = None,
+    mixers: str | Sequence[Any] | Mapping[str, Any] | None = None,
     *,
     seeds: int | Sequence[int] = 1,
     out: str | Path | None = None,
@@ -170,7 +170,9 @@ def compare(
         task: registry name, or a loaded `Task`, such as `Task.from_arrays` makes.
         mixers: names and classes of mixers; or a mapping from labels to names, classes, or pairs
             of one and its options, `{"csp-4": ("csp", {"num_groups": 4}), "softmax": "softmax"}`.
-            A class that is not registered is. None takes all that fit the task.
+            rifflemix registers a class that is not registered. None takes softmax and the mixers of
+            the five papers, "all" every registered mixer; both leave out mixers that do not fit
+            the task.
         seeds: number of seeds 0, 1, ..., or the seeds.
         out: results folder, new or to be continued, with results.json, table.md, plot.png and
             report.html; None keeps the results in memory only.
@@ -201,7 +203,7 @@ def compare(
     if out is None and is_one_of_many():
         raise bad_argument("out", "a results folder, which all processes see", "None")
     loaded, card, is_own = _task(task, data_dir, settings)
-    labels, options = chosen_mixers(default_mixers(card) if mixers is None else mixers)
+    labels, options = chosen_mixers(mixers, card)
     options |= dict(settings.pop("mixer_options", {}))
     config = resolve(
         card, labels, chosen_seeds(seeds), is_own=is_own, mixer_options=options, **settings
@@ -244,15 +246,22 @@ def compare_plan(
     """`run_comparison`, with a live table on a terminal where nobody else is told."""
     titles = {name: title_of(plan.config, name) for name in plan.config.mixers}
     live: Any = nullcontext()
+    on_estimate = None
     if on_status is None and is_main_process() and sys.stderr is not None and sys.stderr.isatty():
         from rich.console import Console
 
         from rifflemix.report.live import live_progress
 
         live = live_progress(Console(stderr=True, highlight=False), titles, plan.config.seeds)
-        on_status = live.update
+        on_status, on_estimate = live.update, lambda estimate: live.note(str(estimate))
     with live:
-        return run_comparison(plan, on_status=on_status, tracker=tracker, keep_weights=keep_weights)
+        return run_comparison(
+            plan,
+            on_status=on_status,
+            on_estimate=on_estimate,
+            tracker=tracker,
+            keep_weights=keep_weights,
+        )
 
 
 def _task(

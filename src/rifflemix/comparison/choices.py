@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
 from rifflemix.comparison.budgets import NO_OPTIONS, default_budget, train_config
-from rifflemix.comparison.config import MOST_SEEDS, CompareConfig, default_model
+from rifflemix.comparison.config import (
+    MOST_SEEDS,
+    CompareConfig,
+    all_mixers,
+    default_mixers,
+    default_model,
+)
 from rifflemix.errors import bad_argument, check_choice, unknown_name
 from rifflemix.mixers import TokenMixer, mixer_card, register_mixer
+from rifflemix.mixers.named import ALL
 from rifflemix.models.pretrained import as_json
 from rifflemix.runs.device import resolve_device
 from rifflemix.runs.options import PRECISIONS
@@ -165,13 +172,19 @@ def _is_of(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def chosen_mixers(mixers: Any) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """Label -> name, and label -> options, of what `rifflemix.compare` takes as mixers.
+def chosen_mixers(
+    mixers: Any, task: str | TaskCard
+) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+    """Label -> name, and label -> options, of the `mixers` of `rifflemix.compare` on a task.
 
     Raises:
         InputError: neither names, classes nor labels of these.
     """
-    what = "a list of names or classes, or a mapping from labels"
+    what = f"'{ALL}', a list of names or classes, or a mapping from labels"
+    if mixers is None:
+        mixers = default_mixers(task)
+    elif isinstance(mixers, str) and mixers == ALL:
+        mixers = [ALL]
     if isinstance(mixers, Mapping):
         given: Iterable[tuple[Any, Any]] = mixers.items()
     elif isinstance(mixers, Sequence) and not isinstance(mixers, str):
@@ -180,7 +193,7 @@ def chosen_mixers(mixers: Any) -> tuple[dict[str, str], dict[str, dict[str, Any]
         raise bad_argument("mixers", what, repr(mixers))
     labels: dict[str, str] = {}
     options: dict[str, dict[str, Any]] = {}
-    for label, mixer in given:
+    for label, mixer in _without_all(given, task):
         if isinstance(mixer, tuple) and label is not None:
             if len(mixer) != 2 or not isinstance(mixer[1], Mapping):
                 raise bad_argument(
@@ -193,6 +206,17 @@ def chosen_mixers(mixers: Any) -> tuple[dict[str, str], dict[str, dict[str, Any]
             raise bad_argument("mixers", "each only once", f"{label!r} twice")
         labels[label] = name
     return labels, options
+
+
+def _without_all(
+    given: Iterable[tuple[Any, Any]], task: str | TaskCard
+) -> Iterator[tuple[Any, Any]]:
+    """The same labels and mixers, with every mixer that fits the task in place of "all"."""
+    for label, mixer in given:
+        if isinstance(mixer, str) and mixer == ALL and label in (None, ALL):
+            yield from ((None, name) for name in all_mixers(task))
+        else:
+            yield label, mixer
 
 
 def _name(mixer: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rifflemix.comparison.budgets import train_config
 from rifflemix.errors import bad_argument, unregistered_name
-from rifflemix.mixers import list_mixers, mixer_card, usable_mixers
+from rifflemix.mixers import HEADLINE, list_mixers, mixer_card, usable_mixers
 from rifflemix.models import list_models, model_card
 from rifflemix.models.graphs.graphormer import MIXERS as GRAPH_MIXERS
 from rifflemix.runs.device import check_device
@@ -93,7 +93,7 @@ class CompareConfig:
                     "mixers",
                     f"causal ones, since task {self.task} predicts tokens from those before them",
                     name,
-                    f"causal are {', '.join(default_mixers(card))}",
+                    f"causal are {', '.join(all_mixers(card))}",
                 )
         for name in self.mixer_options:
             if name not in self.mixers:
@@ -187,6 +187,12 @@ def _plugins(mixers: Iterable[str], model: str) -> dict[str, Any]:
 
 
 def default_mixers(task: str | TaskCard) -> tuple[str, ...]:
+    """Mixers of a comparison that names none: softmax and the papers' mixers that fit the task."""
+    names = all_mixers(task)
+    return tuple(name for name in HEADLINE if name in names)
+
+
+def all_mixers(task: str | TaskCard) -> tuple[str, ...]:
     """All registered mixers that can be compared on a task."""
     card = task_card(task) if isinstance(task, str) else task
     if takes_graphs(card):

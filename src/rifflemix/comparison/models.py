@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rifflemix.comparison.config import CompareConfig
 from rifflemix.errors import InputError
@@ -86,27 +87,39 @@ def training_memory(config: CompareConfig, task: Task, mixer: str) -> int:
     engine = None
     if config.context_parallel > 1:
         engine = Engine(config.train, config.device, config.context_parallel)
-    parts = _first_parts(config, task, device)
+    parts = first_parts(config, task, device)
     built = build_model(config, task, mixer, config.seeds[0])
-    bf16, smoothing = config.train.precision == "bf16", config.train.label_smoothing
 
     def two_steps() -> None:
         model = copy.deepcopy(built).to(device).train()
         if engine is not None:
             split_model(model, engine)
         optimizer = build_optimizer(model, config.train)
-        for _ in range(2):  # the second one runs beside the optimiser's state
-            for batch in parts:
-                with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-                    outputs = run_model(model, batch)
-                training_loss(task, outputs, batch, smoothing).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        for _ in range(2):  # the optimizer's state exists in the second update only
+            update(model, optimizer, config, task, parts)
 
     return peak_memory(two_steps, device)
 
 
-def _first_parts(config: CompareConfig, task: Task, device: torch.device) -> list[Batch]:
+def update(
+    model: nn.Module, optimizer: Optimizer, config: CompareConfig, task: Task, parts: list[Batch]
+) -> None:
+    """Make one update of a model outside a run, with a backward pass for each part of a batch."""
+    for batch in parts:
+        outputs = outputs_of(model, config, batch)
+        training_loss(task, outputs, batch, config.train.label_smoothing).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def outputs_of(model: nn.Module, config: CompareConfig, batch: Batch) -> Tensor:
+    """Run a model in the precision of a comparison."""
+    kind, bf16 = torch.device(config.device).type, config.train.precision == "bf16"
+    with torch.autocast(kind, dtype=torch.bfloat16, enabled=bf16):
+        return run_model(model, batch)
+
+
+def first_parts(config: CompareConfig, task: Task, device: torch.device) -> list[Batch]:
     """The first update's batch as training sees it: a part for each backward pass."""
     train = task.split("train")
     count = min(config.train.batch_size, len(train))

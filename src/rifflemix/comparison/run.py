@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rifflemix.comparison.config import CompareConfig
+from rifflemix.comparison.estimate import Estimate, TimeLeft, estimate_comparison
 from rifflemix.comparison.models import build_model, training_memory
 from rifflemix.comparison.plan import FREE, RESULTS_FILE, RUNS_ARE_KEPT, ComparePlan
 from rifflemix.comparison.progress import Progress, stored_progress
@@ -54,6 +56,7 @@ def run_comparison(
     plan: ComparePlan,
     *,
     on_status: OnStatus | None = None,
+    on_estimate: Callable[[Estimate], object] | None = None,
     should_stop: ShouldStop | None = None,
     tracker: str | None = None,
     keep_weights: bool = False,
@@ -65,7 +68,9 @@ def run_comparison(
 
     Args:
         plan: a checked comparison.
-        on_status: told where the current run stands, at every step.
+        on_status: called with the status of the current run at every step.
+        on_estimate: called before the first run with an estimate of the time of all runs. Without
+            it, and with several processes, rifflemix makes no estimate.
         should_stop: polled at every step; when True the current run is checkpointed and left.
         tracker: "tensorboard" or "wandb", which is told losses and evaluations of every run.
         keep_weights: also keep the weights of every evaluation, as in `rifflemix.train.train`.
@@ -85,6 +90,11 @@ def run_comparison(
         progress = Progress() if stored is None else stored_progress(stored)
         if stored is not None and _is_complete(plan, progress):
             return dict(stored)
+        if on_estimate is not None and engine.processes == 1:
+            estimate = estimate_comparison(plan, progress, caller.say, caller.is_stopped)
+            if estimate is not None:
+                on_estimate(estimate)
+                caller = replace(caller, say=TimeLeft(estimate, caller.say))
         for seed, point, mixer in plan.trials:
             if not progress.has_trial(plan.config.folder(mixer, seed, point)):
                 if caller.is_stopped() or not _try(plan, seed, point, mixer, progress, caller):

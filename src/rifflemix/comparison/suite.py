@@ -79,7 +79,7 @@ class SuiteComparison:
 
 def compare_suite(
     suite: str,
-    mixers: Sequence[Any] | Mapping[str, Any] | None = None,
+    mixers: str | Sequence[Any] | Mapping[str, Any] | None = None,
     *,
     out: str | Path,
     tasks: Sequence[str] | None = None,
@@ -111,19 +111,14 @@ def compare_suite(
     for name in OF_THE_SUITE:
         if name in settings:
             raise bad_argument(name, "none beside a suite, which has its own", repr(settings[name]))
-    labels, options = chosen_mixers(chosen.mixers if mixers is None else mixers)
-    options |= dict(settings.pop("mixer_options", {}))
+    own_options = dict(settings.pop("mixer_options", {}))
     numbers = chosen_seeds(chosen.seeds if seeds is None else seeds)
-    configs = {
-        name: resolve(
-            task_card(task.task),
-            labels,
-            numbers,
-            mixer_options=options,
-            **{**chosen.settings(task), **settings},
-        )
-        for name, task in chosen.chosen(tasks).items()
-    }
+    configs = {}
+    for name, task in chosen.chosen(tasks).items():
+        card = task_card(task.task)
+        labels, options = chosen_mixers(chosen.mixers if mixers is None else mixers, card)
+        every = {**chosen.settings(task), **settings}
+        configs[name] = resolve(card, labels, numbers, mixer_options=options | own_options, **every)
     folder = None if data_dir is None else user_path("data_dir", data_dir)
     plan = plan_suite(chosen, configs, user_path("out", out), data_dir=folder)
     results = run_suite(plan, lambda one: compare_plan(one, on_status))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rifflemix.errors import bad_argument, unknown_name
+from rifflemix.mixers import HEADLINE
 
-HEADLINE = ("softmax", "csp", "sliceformer", "tssa", "butterfly", "token_parallel", "sinkhorn")
 PEERS = ("s5", "mlp_mixer", "s4", "linformer", "nystromformer", "long_conv", "mega", "spade")
 """The eight baselines of highest validation accuracy on the digits, with one untuned seed each.
 

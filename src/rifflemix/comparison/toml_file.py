@@ -11,6 +11,7 @@ from typing import Any
 from rifflemix.comparison.choices import SETTINGS, check_settings
 from rifflemix.comparison.config import CompareConfig
 from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.mixers.named import ALL
 from rifflemix.runs.options import PRECISIONS
 
 _MOST_BYTES = 1 << 20
@@ -18,7 +19,7 @@ TOML_FILE = "config.toml"
 _CHOICES = {"task": str, "mixers": (list, dict), "seeds": (int, list), "data_dir": str}
 _WORDS = {
     "task": "the name of a task",
-    "mixers": "a list of names, or a table from labels to names",
+    "mixers": "'all', a list of names, or a table from labels to names",
     "seeds": "a number of seeds, or a list of them",
     "data_dir": "the path of a folder",
 }
@@ -46,7 +47,8 @@ def read_config(path: Path) -> dict[str, Any]:
         for name, value in values.items():
             if name not in known:
                 raise unknown_name("key", name, known)
-            if name in _CHOICES and not _is_of(value, _CHOICES[name]):
+            is_all = name == "mixers" and value == ALL
+            if name in _CHOICES and not is_all and not _is_of(value, _CHOICES[name]):
                 raise bad_argument(name, _WORDS[name], repr(value))
         check_settings({name: values[name] for name in values if name in SETTINGS})
     except InputError as error:

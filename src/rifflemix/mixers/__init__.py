@@ -13,11 +13,12 @@ from rifflemix.mixers.named import (
     register_mixer,
     usable_mixers,
 )
-from rifflemix.mixers.registry import MIXERS
+from rifflemix.mixers.registry import HEADLINE, MIXERS
 
 add_mixers(MIXERS)
 
 __all__ = [
+    "HEADLINE",
     "MixerCard",
     "SinkhornCrossAttention",
     "SoftmaxCrossAttention",

@@ -18,6 +18,9 @@ from rifflemix.plugins import Outside, check_new_name
 
 _Class = TypeVar("_Class", bound=type[TokenMixer])
 
+ALL = "all"
+"""Stands for every mixer where a comparison takes names."""
+
 _MIXERS: dict[str, type[TokenMixer]] = {}
 
 
@@ -166,6 +169,8 @@ def _check_class(cls: Any) -> None:
     name, card = cls.__name__, getattr(cls, "card", None)
     if not isinstance(card, MixerCard):
         raise bad_argument(f"card of {name}", "a MixerCard", repr(card))
+    if card.name == ALL:
+        raise bad_argument(f"card of {name}, name", "the name of one mixer", repr(ALL))
     for entry, kind in inspect.get_annotations(MixerCard, eval_str=True).items():
         value = getattr(card, entry)
         is_number = isinstance(value, int) and kind is float and not isinstance(value, bool)

@@ -1,6 +1,6 @@
-"""The one list of mixers. A new mixer is one file and one line here.
+"""The list of mixers. A new mixer is one file and one line here.
 
-Mixers of other people come from `register_mixer` and from entry points `rifflemix.mixers`.
+Third-party mixers come from `register_mixer` and from entry points `rifflemix.mixers`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,21 @@ from rifflemix.mixers.sliceformer import Sliceformer
 from rifflemix.mixers.token_parallel import TokenParallel
 from rifflemix.mixers.tssa import TSSA
 
-MIXERS: tuple[type[TokenMixer], ...] = (
+_HEADLINE: tuple[type[TokenMixer], ...] = (
     SoftmaxAttention,
     CSP,
     Sliceformer,
     TSSA,
     Butterfly,
-    Grouped,
     TokenParallel,
     Sinkhorn,
+)
+HEADLINE = tuple(mixer.card.name for mixer in _HEADLINE)
+"""Softmax attention and the mixers of the five papers: the default of every comparison."""
+
+MIXERS: tuple[type[TokenMixer], ...] = (
+    *_HEADLINE,
+    Grouped,
     LocalAttention,
     LinearAttention,
     Sinkformer,

@@ -66,6 +66,7 @@ class LiveTable:
         self._titles = titles
         self._seeds = seeds
         self._latest: dict[str, RunStatus] = {}
+        self._in_all: float | None = None
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
 
     def __enter__(self) -> Self:
@@ -83,13 +84,17 @@ class LiveTable:
     def update(self, status: RunStatus) -> None:
         """Show where a run stands."""
         self._latest[status.mixer] = status
+        self._in_all = status.seconds_left_in_all
 
     def note(self, text: str) -> None:
         """Print above the table."""
         self._live.console.print(text, markup=False, highlight=False)
 
     def _table(self) -> Table:
-        table = Table(box=SIMPLE_HEAD)
+        left = (
+            None if self._in_all is None else f"about {format_duration(self._in_all)} left in all"
+        )
+        table = Table(box=SIMPLE_HEAD, caption=left)
         table.add_column("Mixer")
         for header in ("Seed", "Status", "Step", "Loss", "Validation", "Steps/s", "ETA"):
             table.add_column(header, justify="left" if header == "Status" else "right")
@@ -158,6 +163,8 @@ def status_line(status: RunStatus) -> str:
         parts.append(f"{format_rate(status.steps_per_second)} steps/s")
     if (left := remaining(status)) != MISSING:
         parts.append(f"{left} left")
+    if status.seconds_left_in_all is not None:
+        parts.append(f"about {format_duration(status.seconds_left_in_all)} left in all")
     return ", ".join(parts)
 
 

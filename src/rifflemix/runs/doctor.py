@@ -1,13 +1,13 @@
-"""What this installation can do, and why it cannot do the rest: `rifflemix doctor`."""
+"""Examine an installation for `rifflemix doctor`."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from rifflemix.ops.native import build_log, find_library, instruction_level
 from rifflemix.ops.permutation import cpu as permutation
 from rifflemix.ops.statistics import cpu as statistics
 from rifflemix.ops.triton_support import why_not_triton
+from rifflemix.runs.imports import failed_imports
 from rifflemix.tasks import list_tasks, task_status
 from rifflemix.tasks.data_io.files import cache_root
 
@@ -34,6 +35,15 @@ EXTRAS = {
     "hf": ("transformers",),
     "gpu": ("triton",),
 }
+# Modules to import where the name of a distribution is none, or imports only a part of it.
+_MODULES = {
+    "matplotlib": "matplotlib.figure",
+    "pillow": "PIL.Image",
+    "rdkit": "rdkit.Chem",
+    "scipy": "scipy.sparse.csgraph",
+    "transformers": "transformers.modeling_utils",
+}
+_KINDS = ("mixer", "model", "task")
 _LEVELS = {4: "AVX-512", 3: "AVX2", 2: "NEON", 1: "no vector instructions"}
 
 
@@ -56,7 +66,9 @@ class Finding:
 
 
 def examine(data_dir: Path | None = None) -> list[Finding]:
-    """Look at the installation, its fast paths, extras, devices, cache folder and data.
+    """Examine the installation, its fast paths, extras, plugins, devices, cache folder and data.
+
+    Optional packages are imported in processes of their own.
 
     Args:
         data_dir: folder of data files, as the commands take it.
@@ -64,15 +76,20 @@ def examine(data_dir: Path | None = None) -> list[Finding]:
     Raises:
         InputError: `data_dir` is no folder.
     """
+    versions = {name: _version(name) for names in EXTRAS.values() for name in names}
+    modules = [_module(name) for name, version in versions.items() if version is not None]
+    points = [point for kind in _KINDS for point in entry_points(group=f"rifflemix.{kind}s")]
+    failures = failed_imports([*modules, *(point.value for point in points)])
     return [
         _versions(),
         _kernels(),
         *_fast_paths(),
         _threads(),
         _gpu(),
-        *_extras(),
+        *_extras(versions, failures),
+        *_plugins(points, failures),
         _cache(),
-        _data(data_dir),
+        _data(data_dir, {point.name for point in points if point.group == "rifflemix.tasks"}),
     ]
 
 
@@ -133,20 +150,42 @@ def _gpu() -> Finding:
     return Finding("GPU", ABSENT, "torch finds none")
 
 
-def _extras() -> Iterator[Finding]:
+def _extras(versions: Mapping[str, str | None], failures: Mapping[str, str]) -> Iterator[Finding]:
     for extra, distributions in EXTRAS.items():
-        found = {name: _version(name) for name in distributions}
-        missing = [name for name, version in found.items() if version is None]
-        detail = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+        missing = [name for name in distributions if versions[name] is None]
+        broken = [name for name in distributions if _module(name) in failures]
+        state, parts = OK, [f"{name} {versions[name]}" for name in distributions]
+        if missing or broken:
+            state = BROKEN if broken else ABSENT
+            parts = [
+                f"cannot import {name} {versions[name]}: {failures[_module(name)]}"
+                for name in broken
+            ]
         if missing:
-            detail = f'no {", ".join(missing)}: pip install "rifflemix[{extra}]"'
-        yield Finding(f"extra {extra}", ABSENT if missing else OK, detail)
+            parts.append(f'no {", ".join(missing)}: pip install "rifflemix[{extra}]"')
+        yield Finding(f"extra {extra}", state, (", " if state == OK else "; ").join(parts))
+
+
+def _module(distribution: str) -> str:
+    return _MODULES.get(distribution, distribution)
+
+
+def _plugins(points: Sequence[EntryPoint], failures: Mapping[str, str]) -> Iterator[Finding]:
+    for point in points:
+        kind = point.group.removeprefix("rifflemix.").removesuffix("s")
+        package = "an unknown package" if point.dist is None else f"package {point.dist.name}"
+        detail = f"{point.value} of {package}"
+        if point.value in failures:
+            reason = failures[point.value]
+            yield Finding(f"{kind} {point.name}", BROKEN, f"cannot import {detail}: {reason}")
+        else:
+            yield Finding(f"{kind} {point.name}", OK, detail)
 
 
 def _version(distribution: str) -> str | None:
     try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+        return version(distribution)
+    except PackageNotFoundError:
         return None
 
 
@@ -164,8 +203,9 @@ def _cache() -> Finding:
     )
 
 
-def _data(data_dir: Path | None) -> Finding:
-    names = list_tasks()
+def _data(data_dir: Path | None, of_plugins: Set[str]) -> Finding:
+    """Count the tasks with data, without tasks that this process would have to import."""
+    names = [name for name in list_tasks() if name not in of_plugins]
     count = sum(task_status(name, data_dir).available for name in names)
     where = "without --data-dir" if data_dir is None else f"with --data-dir {data_dir}"
     detail = f"{count} of {len(names)} tasks have theirs at hand {where}; see `rifflemix data list`"

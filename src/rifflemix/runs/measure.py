@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -14,6 +17,8 @@ from rifflemix.compat import memory_changes, runs_on_gpu
 
 # A call that lasts so long needs no warming up, and is not worth making once more to find out.
 _LONG_SECONDS = 1.0
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 Call = Callable[[], object]
 
@@ -111,7 +116,7 @@ def peak_memory(call: Call, device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return int(torch.cuda.max_memory_allocated(device)) - start
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+    with _quiet_profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         call()
     return _highest_level(record)
 
@@ -133,7 +138,7 @@ def kernel_share(call: Call, device: torch.device, loops: int = 1) -> float:
     """
     on_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities) as record:
+    with _quiet_profile(activities=activities) as record:
         seconds = loops * seconds_of(call, device, loops)
     events = record.key_averages()
     if on_gpu:
@@ -141,6 +146,22 @@ def kernel_share(call: Call, device: torch.device, loops: int = 1) -> float:
     else:
         busy = sum(e.self_cpu_time_total for e in events if _is_operator(e.key))
     return min(1e-6 * float(busy) / seconds, 1.0)
+
+
+@contextmanager
+def _quiet_profile(**options: Any) -> Iterator[profile]:
+    """Profile without the lines that libkineto writes to stderr.
+
+    libkineto reads its level when the first profiler of a process starts. A level of the user wins.
+    """
+    is_set = _LOG_LEVEL in os.environ
+    os.environ.setdefault(_LOG_LEVEL, "6")  # above every level of libkineto
+    try:
+        with profile(**options) as record:
+            yield record
+    finally:
+        if not is_set:
+            del os.environ[_LOG_LEVEL]
 
 
 def _is_operator(key: str) -> bool:

@@ -16,13 +16,14 @@ class RunStatus:
 
     Attributes:
         mixer, seed: which run.
-        state: measuring (memory), training, done, diverged or stopped.
+        state: estimating (time), measuring (memory), training, done, diverged or stopped.
         step, max_steps: optimiser updates made and to make.
         loss: mean training loss lately.
         metric, score: what chooses the weights, and its newest value on the validation split.
         steps_per_second: training speed since the first step, without evaluations.
         seconds_left: to the last step, at the pace since this process began or continued the
             run, with evaluations; None before it is known.
+        seconds_left_in_all: to the end of the comparison, an estimate; None if there is none.
         trial: the settings that are tried, where the run is a trial of tuning.
     """
 
@@ -36,6 +37,7 @@ class RunStatus:
     score: float | None = None
     steps_per_second: float | None = None
     seconds_left: float | None = None
+    seconds_left_in_all: float | None = None
     trial: str = ""
 
 

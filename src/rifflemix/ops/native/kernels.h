@@ -24,6 +24,9 @@
 #define RIFFLEMIX_EXPORT extern "C" __attribute__((visibility("default")))
 
 #define RIFFLEMIX_INLINE inline __attribute__((always_inline))
+// The same for a lambda. Every lambda with a vector as argument needs it: without inlining, the caller
+// passes the vector in a register of its instruction set, and the lambda reads it from memory.
+#define RIFFLEMIX_BODY __attribute__((always_inline))
 
 // A function for each instruction set, and one by its plain name that calls the best of them:
 //   RIFFLEMIX_DISPATCH(Result, name, (parameters), (arguments), { body })

@@ -61,9 +61,6 @@ struct Chunk {
   RIFFLEMIX_INLINE bool padded(int64_t n) const { return padding != nullptr && padding[n] != 0; }
 };
 
-// Of the bodies given to for_vectors.
-#define RIFFLEMIX_BODY __attribute__((always_inline))
-
 // Calls body(d, i, rest) for each vector of head h's features: d is its index there, i that in
 // a row of statistics, and it holds `rest` features, or more where it is whole. Once inlined, whole
 // vectors know that they are, and load and store without a question.

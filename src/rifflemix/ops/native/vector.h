@@ -243,7 +243,7 @@ template <class A, int kBytes = kVectorBytes>
 RIFFLEMIX_INLINE Vector<A, kBytes> exp_of_negative(Vector<A, kBytes> x) {
   using Values = Vector<A, kBytes>;
   if constexpr (sizeof(A) == 4) {
-    const Values y = exponential<kBytes>(x, [](Values p, Values r, Values power) {
+    const Values y = exponential<kBytes>(x, [](Values p, Values r, Values power) RIFFLEMIX_BODY {
       return (p * r + 1.0f) * power;
     });
     return x < Values{} - 87.0f ? Values{} : y;
@@ -258,7 +258,7 @@ template <class A, int kBytes = kVectorBytes>
 RIFFLEMIX_INLINE Vector<A, kBytes> exp_less_one(Vector<A, kBytes> x) {
   using Values = Vector<A, kBytes>;
   if constexpr (sizeof(A) == 4) {
-    return exponential<kBytes>(x, [](Values p, Values r, Values power) {
+    return exponential<kBytes>(x, [](Values p, Values r, Values power) RIFFLEMIX_BODY {
       return p * r * power + (power - 1.0f);
     });
   } else {
