@@ -74,10 +74,10 @@ class ShardedTSSA(ShardedMixer, TSSA):
         squares = w.to(accumulation_dtype(w.dtype)).square()
         if mask is not None:
             squares = squares.masked_fill(mask[:, None, :, None], 0.0)
-        before = StatisticsState.zeros(
-            len(w), w.shape[1], w.shape[3], device=w.device, dtype=w.dtype
-        )._replace(
-            energy=shards.total_before(squares.sum(-2)), position=valid_before(w, mask, shards)
+        before = StatisticsState.zeros(len(w), w.shape[1], w.shape[3], device=w.device)
+        before = before._replace(
+            energy=shards.total_before(squares.sum(-2, dtype=before.energy.dtype)),
+            position=valid_before(w, mask, shards),
         )
 
         def run(before: StatisticsState, p: float) -> tuple[Tensor, Tensor, StatisticsState]:

@@ -119,7 +119,9 @@ def causal_case(
         inputs.append(bias)
     if stated:
         sizes = ((batch, heads, features), (batch, heads, features), (batch, heads))
-        sums = [torch.rand(size, device=DEVICE).requires_grad_() for size in sizes]
+        sums = [
+            torch.rand(size, device=DEVICE, dtype=torch.float64).requires_grad_() for size in sizes
+        ]
         state = StatisticsState(*sums, torch.arange(batch, device=DEVICE))
         inputs += sums
     mask = padding(w) if masked else None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import check_dense, check_tokens
-from rifflemix.compat import has_values, values_can_be_read
+from rifflemix.compat import has_values, values_can_be_read, widest_float
 from rifflemix.errors import bad_argument
 from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
 
@@ -50,8 +50,8 @@ def check_state(state: StatisticsState | None, w: Tensor) -> None:
         raise bad_argument("initial_state", "a StatisticsState", type(state).__name__)
     batch, heads, _, features = w.shape
     shapes = ((batch, heads, features), (batch, heads, features), (batch, heads), (batch,))
-    accumulate = accumulation_dtype(w.dtype)
-    dtypes = (accumulate, accumulate, accumulate, torch.int64)
+    wide = widest_float(w.device)
+    dtypes = (wide, wide, wide, torch.int64)
     for name, field, shape, dtype in zip(
         StatisticsState._fields, state, shapes, dtypes, strict=True
     ):
