@@ -345,6 +345,7 @@ SPECIAL: dict[str, dict[str, Arguments]] = {
     "causal_token_statistics": {"some sums": {"mass": None}, "bias": {"bias": rand(2, H, 70)}},
     "dropout": {
         "integers": {"x": x().int()},
+        "8 bits": {"x": x().to(torch.float8_e4m3fn)},
         "sure": {"p": 1.0},
         "negative": {"p": -0.1},
         "not a number": {"p": float("nan")},

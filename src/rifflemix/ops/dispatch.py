@@ -31,8 +31,8 @@ _changes = threading.Lock()
 def prefer_backend(backend: str) -> Iterator[None]:
     """Make "auto" mean `backend` wherever that backend supports the arguments.
 
-    The preference holds for the current thread or asyncio task. A thread that starts inside does not
-    inherit it, unless the thread runs in `contextvars.copy_context()`. A backward pass uses the
+    The preference holds for the current thread or asyncio task. A thread that starts inside does
+    not inherit it, unless the thread runs in `contextvars.copy_context()`. A backward pass uses the
     backend of its forward pass, on any thread.
 
     Raises:

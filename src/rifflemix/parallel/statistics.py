@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from rifflemix.mixers._attention.linear import sum_of_products
 from rifflemix.mixers.baselines.average import AveragePooling
 from rifflemix.mixers.baselines.identity import Identity
 from rifflemix.mixers.baselines.linear import LinearAttention
@@ -103,7 +104,7 @@ class ShardedLinear(ShardedAttention, LinearAttention):
         q, k, values = q.to(wide), k.to(wide), v.to(wide)
         with without_autocast(v):
             values = torch.cat((values, torch.ones_like(values[..., :1])), -1)
-            sums = k.mT @ values
+            sums = sum_of_products(k, values)
             if self.causal:
                 y = self.weighted_sums(q, k, values) + q @ shards.total_before(sums)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rifflemix.checks import check_dense, check_tokens
+from rifflemix.checks import check_dense, check_float_dtype, check_tokens
 from rifflemix.compat import has_values, values_can_be_read, widest_float
 from rifflemix.errors import bad_argument
 from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
@@ -26,8 +26,7 @@ def check_whole(name: str, z: Tensor) -> None:
 def check_temperature(temperature: Tensor, w: Tensor) -> None:
     """Raise unless `temperature` is a floating-point (H,) tensor where `w` is."""
     _check_tensor("temperature", temperature, f"(H,) = ({w.shape[1]},)", (w.shape[1],), w)
-    if not temperature.is_floating_point():
-        raise bad_argument("temperature", "a floating-point dtype", temperature.dtype)
+    check_float_dtype("temperature", temperature.dtype)
 
 
 def check_groups(membership: Tensor, tokens: Tensor) -> None:

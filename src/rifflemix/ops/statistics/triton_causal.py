@@ -234,7 +234,7 @@ def _backward(
 def _empty_gradients(
     w: Tensor, temperature: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, heads, length, features = w.shape
+    batch, heads, length, _ = w.shape
     return (
         empty_tokens(w),
         float32(w, batch, length, heads),
@@ -325,9 +325,7 @@ def _layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
     return batch * heads * chunks, chunks, {"ROWS": rows, "WIDTH": width, "num_warps": num_warps}
 
 
-def _add_up(
-    sums: Tensor, start: Tensor | None, *, from_end: bool = False
-) -> tuple[Tensor, Tensor]:
+def _add_up(sums: Tensor, start: Tensor | None, *, from_end: bool = False) -> tuple[Tensor, Tensor]:
     """(B, H, chunks + 1, width): running sums over the chunks, from `start` on; the last one."""
     batch, heads, chunks, width = sums.shape
     total = float32(sums, batch, heads, chunks + 1, width)
