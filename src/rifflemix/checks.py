@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from rifflemix.compat import sizes_are_tensors
 from rifflemix.errors import InputError, bad_argument
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""The dtypes that operators compute with. Torch has narrower ones, for storage alone."""
 # Tuples of types, not unions of them: torch 2.8 cannot trace those.
 _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
 
@@ -25,7 +27,7 @@ def check_tokens(name: str, x: Tensor, *, rank: int = 3, layout: str = "(B, N, C
         raise bad_argument(name, f"shape {layout}", tuple(x.shape))
     if (
         not isinstance(x, Tensor)
-        or not x.is_floating_point()
+        or x.dtype not in FLOATS
         or x.layout != torch.strided
         or x.is_nested
     ):
@@ -135,9 +137,16 @@ def check_floating(name: str, x: Any, layout: object) -> None:
     if x.is_nested:
         hint = "pad it with to_padded_tensor(0.0) and mark the padding in key_padding_mask"
         raise bad_argument(name, f"a dense tensor of shape {layout}", "a nested tensor", hint)
-    if not x.is_floating_point():
-        raise bad_argument(name, "a floating-point dtype", x.dtype)
+    check_float_dtype(name, x.dtype)
     check_dense(name, x)
+
+
+def check_float_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raise unless operators compute with this dtype."""
+    if not dtype.is_floating_point:
+        raise bad_argument(name, "a floating-point dtype", dtype)
+    if dtype not in FLOATS:
+        raise bad_argument(name, "float64, float32, bfloat16 or float16", dtype, "cast it first")
 
 
 def check_like_parameters(name: str, x: Tensor, layer: nn.Module) -> None:

@@ -124,6 +124,11 @@ def stable_order(x: Tensor, dim: int) -> Tensor:
     return x.sort(dim=dim, stable=True).indices
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """The dtype for sums that a stream continues without end: float64, which MPS lacks."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def elu_into(x: Tensor, out: Tensor) -> Tensor:
     """Write elu(x) to a tensor of any layout, which torch.nn.functional.elu does not offer."""
     y: Tensor = torch.ops.aten.elu.out(x, out=out)

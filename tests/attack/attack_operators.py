@@ -187,7 +187,7 @@ def causal_token_statistics(draw: random.Random) -> Call:
     state = None
     if draw.random() < 0.5:
         shapes = ((batch, heads, features),) * 2 + ((batch, heads),)
-        sums = [torch.rand(shape, dtype=accumulation_dtype(w.dtype)) for shape in shapes]
+        sums = [torch.rand(shape, dtype=torch.float64) for shape in shapes]
         state = ops.StatisticsState(*sums, torch.randint(0, 4, (batch,)))
     settings = {
         "initial_state": state,

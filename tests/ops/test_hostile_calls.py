@@ -99,6 +99,55 @@ def test_batches_of_none(call: Call, backend: str) -> None:
         y.sum().backward()
 
 
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+@pytest.mark.parametrize("backend", ["auto", "reference", "eager"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_floats_of_8_bits(call: Call, backend: str, dtype: torch.dtype) -> None:
+    """Torch stores them, and computes nothing with them."""
+    with pytest.raises(InputError, match=r"^\w+: expected .*float16, got torch.float8"):
+        call(torch.randn(2, 8, 4).to(dtype), backend)
+
+
+EIGHT = torch.ones(2).to(torch.float8_e5m2)
+IN_EIGHT_BITS: dict[str, Callable[[], object]] = {
+    "temperature": lambda: ops.token_statistics(torch.randn(2, 2, 8, 2), EIGHT),
+    "denominator_bias": lambda: ops.causal_token_statistics(
+        torch.randn(2, 2, 8, 2), TEMPERATURE, torch.ones(2, 8).to(EIGHT.dtype)
+    ),
+    "x": lambda: ops.dropout(EIGHT, 0.5),
+    "weight": lambda: ops.block_linear(torch.randn(3, 4), torch.ones(2, 2, 2).to(EIGHT.dtype)),
+    "noise": lambda: ops.gumbel_sinkhorn(
+        torch.randn(2, 2), 3, noise=torch.ones(2, 2).to(EIGHT.dtype)
+    ),
+    "mask": lambda: ops.dropout_attention(
+        *torch.randn(3, 1, 1, 2, 2), mask=torch.ones(2, 2).to(EIGHT.dtype), dropout_p=0.5
+    ),
+    "dtype": lambda: ops.gumbel_noise((2, 2), dtype=EIGHT.dtype),
+}
+
+
+@pytest.mark.parametrize("name", IN_EIGHT_BITS)
+def test_settings_of_8_bits(name: str) -> None:
+    with pytest.raises(InputError, match=f"^{name}: "):
+        IN_EIGHT_BITS[name]()
+
+
+@pytest.mark.parametrize("name", rm.list_mixers())
+def test_mixers_refuse_floats_of_8_bits(name: str) -> None:
+    causal = rm.mixer_card(name).streaming
+    mixer = rm.create_mixer(name, 32, num_heads=4, max_length=64, causal=causal)
+    with pytest.raises(InputError, match="^x: "):
+        mixer(torch.ones(2, 8, 32).to(EIGHT.dtype))
+    if causal:
+        with pytest.raises(InputError, match="^x_t: "):
+            mixer.step(torch.ones(2, 32).to(EIGHT.dtype), mixer.init_state(2))
+        with pytest.raises(InputError, match="^dtype: "):
+            mixer.init_state(2, dtype=EIGHT.dtype)
+
+
 def test_states_of_none() -> None:
     y, state = ops.causal_token_statistics(
         torch.zeros(0, 2, 8, 2), TEMPERATURE, return_state=True, backend="reference"

@@ -16,19 +16,22 @@ from rifflemix.ops.triton_support import INTERPRETED
 
 def bad_tensors(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "a dimension more", value.unsqueeze(0)
+    yield "nothing", value.new_empty(0)
+    yield "in 8 bits", value.to(torch.float8_e4m3fn)
+    yield "complex", value.to(torch.complex64)
     if value.dim():
         yield "a dimension less", value[0]
     if name in FIRST:
         yield "no tokens", value[..., :0, :]
         yield "no channels", value[..., :0]
         yield "integers", value.int()
-        yield "complex", value.to(torch.complex64)
         return
     for dim in range(value.dim()):
         yield f"less along {dim}", value.narrow(dim, 0, value.shape[dim] - 1)
         yield f"more along {dim}", torch.cat((value, value), dim)
     yield "another type", value.to(torch.int8)
-    yield "floats of another type", value.to(torch.float64)
+    other = torch.float32 if value.dtype == torch.float64 else torch.float64
+    yield "floats of another type", value.to(other)
 
 
 def bad_calls(name: str) -> Iterator[tuple[str, Arguments]]:
@@ -91,6 +94,36 @@ def test_a_bad_call_is_one_sentence(name: str) -> None:
     answers = {kind: answer(name, change) for kind, change in bad_calls(name)}
     assert answers
     assert {k: a for k, a in answers.items() if "\n" in a or "GPU" in a} == {}
+
+
+def takes_none(name: str, argument: str) -> bool:
+    """Whether the schema says that an argument may be absent, or torch reads None as False."""
+    arguments = {a.name: a.type for a in getattr(OPS, name).default._schema.arguments}
+    return isinstance(arguments[argument], (torch.OptionalType, torch.BoolType))
+
+
+@pytest.mark.parametrize("learns", [False, True], ids=["fixed", "learned"])
+@pytest.mark.parametrize("name", CALLS)
+def test_none_is_no_tensor(name: str, learns: bool) -> None:
+    """Torch hands None on as any tensor: a kernel would read where there is nothing."""
+    good = {
+        key: value.clone().requires_grad_(learns)
+        if isinstance(value, Tensor) and value.is_floating_point()
+        else value
+        for key, value in CALLS[name]().items()
+    }
+    for key, value in good.items():
+        if takes_none(name, key):
+            continue
+        with pytest.raises((InputError, RuntimeError), match=key) as raised:
+            call(name, good | {key: None})
+        assert isinstance(raised.value, InputError) or not isinstance(value, Tensor)
+    on_meta = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in good.items()}
+    tensors = [key for key, value in good.items() if isinstance(value, Tensor)]
+    for key in tensors if len(tensors) > 1 else ():
+        if not takes_none(name, key):
+            with pytest.raises(InputError, match=key):
+                call(name, on_meta | {key: None})
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -39,7 +39,7 @@ def inputs() -> Inputs:
 
 
 def state() -> ops.StatisticsState:
-    return ops.StatisticsState.zeros(B, H, SIZE, device="cpu", dtype=torch.float32)
+    return ops.StatisticsState.zeros(B, H, SIZE, device="cpu")
 
 
 def states(i: Inputs) -> ops.StatisticsState:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rifflemix.checks import (
+    FLOATS,
     check_bool,
     check_divides,
     check_integer,
@@ -220,9 +221,9 @@ class TokenMixer(nn.Module):
         self._check_streams()
         rows = check_integer("batch_size", batch_size, 1)
         like = next(self.parameters(), torch.empty(0))  # quantised layers may have none
-        device = like.device if device is None else device
+        device = like.device if device is None else torch.device(device)
         dtype = like.dtype if dtype is None else dtype
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
             raise bad_argument("dtype", "a floating-point dtype of torch's", shown(dtype))
         position = torch.zeros(rows, device=device, dtype=torch.int64)
         return {**self.start_stream(rows, device, dtype), "position": position}

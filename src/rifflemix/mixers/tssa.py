@@ -195,7 +195,6 @@ class TSSA(TokenMixer):
             self.num_heads,
             self.dim // self.num_heads,
             device=device,
-            dtype=dtype,
         )
         return state._asdict()
 

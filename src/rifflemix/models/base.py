@@ -16,7 +16,7 @@ from rifflemix.compat import values_can_be_read
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.mixers.packed import packing_refused
 from rifflemix.models import pretrained
-from rifflemix.models.batch_statistics import has_batch_norm, once_in_statistics
+from rifflemix.models.batch_statistics import contexts_of_passes
 
 
 class Model(nn.Module):
@@ -47,10 +47,9 @@ class Model(nn.Module):
     def run_block(self, block: nn.Module, *inputs: Any, **options: Any) -> Any:
         """Call `block`; with `gradient_checkpointing`, keep only its inputs for the backward."""
         if self.gradient_checkpointing and self.training and is_grad_enabled():
-            # The second pass must not enter the running statistics; in a compiled graph it is
-            # no call of the block, and contexts are refused.
-            if has_batch_norm(block) and not torch.compiler.is_compiling():
-                options["context_fn"] = partial(once_in_statistics, block)
+            # In a compiled graph the second pass is no call of the block, and contexts are refused.
+            if not torch.compiler.is_compiling():
+                options["context_fn"] = partial(contexts_of_passes, block)
             return checkpoint(block, *inputs, use_reentrant=False, **options)
         return block(*inputs, **options)
 

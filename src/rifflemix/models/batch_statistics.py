@@ -1,4 +1,4 @@
-"""Batch norm while activations are computed a second time."""
+"""The second forward pass of gradient checkpointing: what must be as in the first."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from torch import nn
 
 from rifflemix.compat import BatchNorm
+from rifflemix.ops.dispatch import prefer_backend, preferred_backend
 
 
-def has_batch_norm(module: nn.Module) -> bool:
-    """Whether a batch norm, which changes its running statistics in training, is part of it."""
-    return bool(_batch_norms(module))
-
-
-def once_in_statistics(
+def contexts_of_passes(
     module: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of the two passes of gradient checkpointing: only the first changes statistics."""
-    return nullcontext(), kept_running_statistics(module)
+    """Contexts of the two passes of gradient checkpointing; call it before the first.
+
+    Only the first pass changes the statistics of batch norms. The second pass uses the backends of
+    the first, although a GPU runs it on a thread of autograd, which has no preferred backend.
+    """
+    return nullcontext(), _second_pass(module, preferred_backend() or "auto")
+
+
+@contextmanager
+def _second_pass(module: nn.Module, backend: str) -> Iterator[None]:
+    with prefer_backend(backend), kept_running_statistics(module):
+        yield
 
 
 @contextmanager

@@ -7,33 +7,55 @@ family's `unchecked` module, which says what can run them; `Family.pick` does th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+from rifflemix.compat import constant_for_compiler
 from rifflemix.errors import bad_argument, check_choice
 
 BACKENDS = ("auto", "reference", "eager", "cpu", "triton")
 PLAIN = ("reference", "eager")
 """Backends that run any arguments on any device, slowest first."""
 
-_preferred: str | None = None
+_preferred: ContextVar[str | None] = ContextVar("rifflemix_preferred_backend", default=None)
+# The preferences of all threads. Calls outside of any look no further. A compiler cannot guard a
+# context variable: a graph is compiled again when these change.
+_active: tuple[str, ...] = ()
+_changes = threading.Lock()
 
 
 @contextmanager
 def prefer_backend(backend: str) -> Iterator[None]:
-    """Inside, "auto" means `backend` wherever that supports the arguments; for all threads.
+    """Make "auto" mean `backend` wherever that backend supports the arguments.
+
+    The preference holds for the current thread or asyncio task. A thread that starts inside does
+    not inherit it, unless the thread runs in `contextvars.copy_context()`. A backward pass uses the
+    backend of its forward pass, on any thread.
 
     Raises:
         InputError: an unknown name.
     """
-    global _preferred
+    global _active
     check_choice("backend", backend, BACKENDS)
-    before, _preferred = _preferred, backend
+    token = _preferred.set(backend)
+    with _changes:
+        _active = (*_active, backend)
     try:
         yield
     finally:
-        _preferred = before
+        with _changes:
+            at = _active.index(backend)
+            _active = _active[:at] + _active[at + 1 :]
+        _preferred.reset(token)
+
+
+@constant_for_compiler
+def preferred_backend() -> str | None:
+    """Return the preference of the current thread or task; None outside of `prefer_backend`."""
+    return _preferred.get()
 
 
 def choose(backend: str, available: tuple[str, ...]) -> str:
@@ -48,7 +70,8 @@ def choose(backend: str, available: tuple[str, ...]) -> str:
     """
     check_choice("backend", backend, BACKENDS)
     if backend == "auto":
-        return available[-1] if _preferred not in available else _preferred
+        preferred = preferred_backend() if _active else None
+        return available[-1] if preferred not in available else preferred
     if backend not in available:
         raise bad_argument(
             "backend",
@@ -87,7 +110,7 @@ class Family:
             InputError: as `choose`.
         """
         # What nearly every call asks for costs no further call.
-        is_plain = isinstance(backend, str) and backend == "auto" and _preferred is None
+        is_plain = isinstance(backend, str) and backend == "auto" and not _active
         name = available[-1] if is_plain else choose(backend, available)
         if name == "triton" and self._load_triton is not None:
             return self._load_triton()

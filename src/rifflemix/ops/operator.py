@@ -8,12 +8,14 @@ are more than their numbers need the operator; where there are none, its functio
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rifflemix.compat import is_batch, is_zerotensor, operators_are_watched
+from rifflemix.errors import bad_argument
 
 Function = Callable[..., Any]
 
@@ -36,14 +38,35 @@ class Operator:
 
     def __init__(self, function: Function, name: str, **options: Any) -> None:
         self._function = function
-        self._registered = torch.library.custom_op(name, function, mutates_args=(), **options)
+        options.setdefault("schema", torch.library.infer_schema(function, mutates_args=()))
+        self._registered = torch.library.custom_op(
+            name, self._with_tensors(function), mutates_args=(), **options
+        )
         namespace, _, self.name = name.partition("::")
         self.overload = getattr(getattr(torch.ops, namespace), self.name).default
+        self._tensors = [
+            (at, argument.name)
+            for at, argument in enumerate(self.overload._schema.arguments)
+            if isinstance(argument.type, torch.TensorType)
+        ]
         self._differentiable: Any = None
 
     def register_fake(self, fake: Function) -> Function:
         """As of `torch.library.custom_op`."""
-        return self._registered.register_fake(fake)
+        self._registered.register_fake(self._with_tensors(fake))
+        return fake
+
+    def _with_tensors(self, function: Function) -> Function:
+        """The function for callers of `torch.ops`, where None passes for any tensor."""
+
+        @wraps(function)
+        def checked(*arguments: Any) -> Any:
+            for at, name in self._tensors:
+                if arguments[at] is None:
+                    raise bad_argument(name, "a tensor", None)
+            return function(*arguments)
+
+        return checked
 
     def register_autograd(self, backward: Function, *, setup_context: Function) -> None:
         """As of `torch.library.custom_op`."""

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from rifflemix.mixers._attention.linear import sum_of_products
 from rifflemix.mixers.baselines.average import AveragePooling
 from rifflemix.mixers.baselines.identity import Identity
 from rifflemix.mixers.baselines.linear import LinearAttention
@@ -74,10 +75,10 @@ class ShardedTSSA(ShardedMixer, TSSA):
         squares = w.to(accumulation_dtype(w.dtype)).square()
         if mask is not None:
             squares = squares.masked_fill(mask[:, None, :, None], 0.0)
-        before = StatisticsState.zeros(
-            len(w), w.shape[1], w.shape[3], device=w.device, dtype=w.dtype
-        )._replace(
-            energy=shards.total_before(squares.sum(-2)), position=valid_before(w, mask, shards)
+        before = StatisticsState.zeros(len(w), w.shape[1], w.shape[3], device=w.device)
+        before = before._replace(
+            energy=shards.total_before(squares.sum(-2, dtype=before.energy.dtype)),
+            position=valid_before(w, mask, shards),
         )
 
         def run(before: StatisticsState, p: float) -> tuple[Tensor, Tensor, StatisticsState]:
@@ -103,7 +104,7 @@ class ShardedLinear(ShardedAttention, LinearAttention):
         q, k, values = q.to(wide), k.to(wide), v.to(wide)
         with without_autocast(v):
             values = torch.cat((values, torch.ones_like(values[..., :1])), -1)
-            sums = k.mT @ values
+            sums = sum_of_products(k, values)
             if self.causal:
                 y = self.weighted_sums(q, k, values) + q @ shards.total_before(sums)
             else:

@@ -246,3 +246,15 @@ def test_bad_arguments(x, weight, bias, named: str) -> None:
 def test_bad_strides(name: str, stride: Any) -> None:
     with pytest.raises(rm.InputError, match=f"^{name}: expected a"):
         block_linear(torch.randn(2, 18), torch.randn(6, 3, 4), **{name: stride})
+
+
+@pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
+def test_gradients_over_a_million_rows_keep_their_digits() -> None:
+    x, rows = torch.full((1, 1 << 20, 4), 0.3), 1 << 20
+    weight, bias = torch.full((2, 2, 2), 0.7).requires_grad_(), torch.zeros(2, 2).requires_grad_()
+    y = block_linear(x, weight, bias, backend="cpu")
+    for_weight, for_bias = torch.autograd.grad(y, (weight, bias), torch.full_like(y, 0.1))
+    tenth = float(torch.tensor(0.1))
+    exact = rows * tenth * float(x[0, 0, 0])
+    torch.testing.assert_close(for_weight, torch.full((2, 2, 2), exact), rtol=2e-6, atol=0)
+    torch.testing.assert_close(for_bias, torch.full((2, 2), rows * tenth), rtol=2e-6, atol=0)

@@ -253,14 +253,14 @@ def test_state_holds_its_own_small_memory_and_is_not_changed() -> None:
 
 def test_zero_state_is_the_start() -> None:
     w, temperature, bias = make(2, 3, 5, 4, torch.float32)
-    start = StatisticsState.zeros(2, 3, 4, dtype=torch.float32)
+    start = StatisticsState.zeros(2, 3, 4)
     y = causal_token_statistics(w, temperature, bias, initial_state=start)
     assert torch.equal(y, causal_token_statistics(w, temperature, bias))
 
 
 @pytest.mark.parametrize("step", [1, 512, 4096])
 def test_bfloat16_differs_by_the_last_rounding_only(step: int) -> None:
-    """Sums of bfloat16 would stop growing after a few hundred tokens; float32 ones do not."""
+    """Sums in bfloat16 stop growing after a few hundred tokens; these are wider."""
     w, temperature, bias = make(1, 4, 4096 if step > 1 else 64, 8, torch.float32)
     w = w.bfloat16()
     state, pieces = None, []
@@ -268,7 +268,7 @@ def test_bfloat16_differs_by_the_last_rounding_only(step: int) -> None:
         y, state = causal_token_statistics(
             piece, temperature, bias, initial_state=state, return_state=True
         )
-        assert state.energy.dtype == torch.float32
+        assert state.energy.dtype == torch.float64
         pieces.append(y)
     expected = causal_token_statistics(w.double(), temperature.double(), bias.double())
     got = torch.cat(pieces, 2)
@@ -388,7 +388,7 @@ BAD = {
     ),
     "state in half": (
         {"initial_state": STATE._replace(member_count=STATE.member_count.half())},
-        "initial_state.member_count: expected dtype torch.float32, got torch.float16",
+        "initial_state.member_count: expected dtype torch.float64, got torch.float16",
     ),
     "float position": (
         {"initial_state": STATE._replace(position=torch.zeros(2))},

@@ -119,7 +119,9 @@ def causal_case(
         inputs.append(bias)
     if stated:
         sizes = ((batch, heads, features), (batch, heads, features), (batch, heads))
-        sums = [torch.rand(size, device=DEVICE).requires_grad_() for size in sizes]
+        sums = [
+            torch.rand(size, device=DEVICE, dtype=torch.float64).requires_grad_() for size in sizes
+        ]
         state = StatisticsState(*sums, torch.arange(batch, device=DEVICE))
         inputs += sums
     mask = padding(w) if masked else None
@@ -319,8 +321,8 @@ def test_opcheck() -> None:
     operators = torch.ops.rifflemix
     torch.library.opcheck(operators.triton_token_statistics, (w, temperature, mask, True))
     bias = torch.zeros(1, 5, 2, device=DEVICE, requires_grad=True)
-    energy = torch.ones(1, 2, 3, device=DEVICE, requires_grad=True)
-    members = torch.ones(1, 2, 4, device=DEVICE, requires_grad=True)
+    energy = torch.ones(1, 2, 3, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    members = torch.ones(1, 2, 4, device=DEVICE, dtype=torch.float64, requires_grad=True)
     inputs = (w, temperature, bias, energy, members, mask)
     torch.library.opcheck(operators.triton_causal_token_statistics, inputs)
 
@@ -351,13 +353,27 @@ def test_what_kernels_do_not_take_is_refused(w: Tensor) -> None:
 def test_more_chunks_than_a_tile_has(from_end: bool) -> None:
     from rifflemix.ops.statistics import triton_causal, triton_global
 
-    sums, start = torch.randn(1, 2, 300, 33, device=DEVICE), torch.randn(1, 2, 33, device=DEVICE)
-    found = triton_causal._add_up(sums, start, from_end=from_end)
-    parts = torch.cat((start.unsqueeze(2), sums.flip(2) if from_end else sums), 2)
-    torch.testing.assert_close(found, parts.double().cumsum(2).float(), atol=1e-5, rtol=1e-5)
+    sums = torch.randn(1, 2, 300, 33, device=DEVICE)
+    start = torch.randn(1, 2, 33, device=DEVICE, dtype=torch.float64)
+    found, end = triton_causal._add_up(sums, start, from_end=from_end)
+    parts = torch.cat((start.unsqueeze(2), sums.flip(2) if from_end else sums), 2).cumsum(2)
+    torch.testing.assert_close(found, parts.float(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(end, parts[:, :, -1], atol=1e-5, rtol=1e-5)
     total = torch.empty(1, 2, 33, device=DEVICE)
     triton_global._add_chunks(sums, total)
     torch.testing.assert_close(total, sums.double().sum(2).float(), atol=1e-5, rtol=1e-5)
+
+
+def test_sums_of_many_chunks_keep_their_digits() -> None:
+    from rifflemix.ops.statistics import triton_causal, triton_global
+
+    chunks = 1 << 17
+    sums = torch.full((1, 1, chunks, 1), 0.1, device=DEVICE)
+    exact = chunks * float(sums[0, 0, 0, 0])
+    total = torch.empty(1, 1, 1, device=DEVICE)
+    triton_global._add_chunks(sums, total)
+    _, end = triton_causal._add_up(sums, None)
+    assert [float(total), float(end)] == pytest.approx([exact] * 2, rel=1e-6)
 
 
 class TestOnGpu:

@@ -9,11 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rifflemix.checks import autocast_enabled
-from rifflemix.compat import take_first
+from rifflemix.compat import is_known, take_first, widest_float
 from rifflemix.mixers._attention.fused_features import scaled
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.padding import block_of, missing_tokens
 from rifflemix.ops.precision import without_autocast
+
+
+# Tokens whose products a matrix product of torch's adds one after another.
+_TOKENS_TOGETHER = 1024
 
 
 class LinearAttentionMixer(MultiHeadMixer):
@@ -60,8 +64,8 @@ class LinearAttentionMixer(MultiHeadMixer):
         return linear_attention(q, k, v, epsilon=None, causal=self.causal)
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
-        """The sums before the first token, in float32 or float64; their size stays constant."""
-        wide = torch.promote_types(dtype, torch.float32)
+        """The sums before the first token, of constant size, in float64: see `StatisticsState`."""
+        wide = widest_float(device)
         shape = (batch_size, self.num_heads, self.num_features_per_head())
         return {
             "sums": torch.zeros(*shape, self.head_dim, device=device, dtype=wide),
@@ -89,11 +93,10 @@ class LinearAttentionMixer(MultiHeadMixer):
         q, k, v = self.split(self.qkv(x))
         q, k = self.features(q, k, key_padding_mask, None)
         y = self._attend_features(q, k, v)
-        wide = torch.promote_types(v.dtype, torch.float32)
+        widest = widest_float(v.device)
         with without_autocast(v):
-            sums = k.to(wide).mT @ v.to(wide)
-        state = {"sums": sums, "norms": k.sum(-2, dtype=wide)}
-        return self._join(y), state
+            sums = sum_of_products(k.to(_wide(v)), v.to(_wide(v)))
+        return self._join(y), {"sums": sums.to(widest), "norms": k.sum(-2, dtype=widest)}
 
 
 def linear_attention(
@@ -134,16 +137,33 @@ def linear_attention(
     if causal:
         return _causal(q, k, v, epsilon, chunk_size)
     if epsilon is None:
-        return q @ (k.mT @ v)
+        return q @ sum_of_products(k, v)
     if k.dtype == _wide(k) == v.dtype and not autocast:
         # One more value, which is 1 in all tokens, sums the weights on the way.
         # Transposed, for the gradient of `k` then comes as `k` lies.
-        sums = (F.pad(v, (0, 1), value=1.0).mT @ k).mT
+        sums = sum_of_products(F.pad(v, (0, 1), value=1.0), k).mT
         y, total = (q @ sums).split((v.shape[-1], 1), -1)
         # The gradient takes half the passes of that of a quotient.
         return scaled(y, (total + epsilon).reciprocal())
     norms = k.sum(-2, keepdim=True, dtype=_wide(k))
-    return _divided(q @ (k.mT @ v), (q * norms).sum(-1, keepdim=True), epsilon)
+    return _divided(q @ sum_of_products(k, v), (q * norms).sum(-1, keepdim=True), epsilon)
+
+
+def sum_of_products(x: Tensor, y: Tensor) -> Tensor:
+    """Sum over the tokens: x^T y, (..., N, M) and (..., N, D) -> (..., M, D).
+
+    A long sequence is summed in pieces, since a matrix product in float32 loses digits with N.
+    """
+    length = x.shape[-2]
+    if not is_known(length) or length <= _TOKENS_TOGETHER:
+        return x.mT @ y
+    whole = length - length % _TOKENS_TOGETHER
+    pieces = [t.narrow(-2, 0, whole).unflatten(-2, (-1, _TOKENS_TOGETHER)) for t in (x, y)]
+    total = (pieces[0].mT @ pieces[1]).sum(-3)
+    if whole == length:
+        return total
+    rest = [t.narrow(-2, whole, length - whole) for t in (x, y)]
+    return total + rest[0].mT @ rest[1]
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, epsilon: float | None, chunk_size: int) -> Tensor:

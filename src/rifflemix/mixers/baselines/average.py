@@ -7,13 +7,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rifflemix.compat import widest_float
 from rifflemix.mixers.base import MixerCard, TokenMixer
 
 
 class AveragePooling(TokenMixer):
     """The mean of the valid (if causal, of the earlier and own) tokens, without parameters.
 
-    It is attention whose scores are all equal. Sums are kept in float32, or float64 for float64.
+    It is attention whose scores are all equal. Sums are taken in float32, or float64 for float64;
+    the sum in the state of a stream is float64.
 
     Args:
         dim: channels C; see `TokenMixer` for the shared arguments. `num_heads` and `dropout`
@@ -57,8 +59,8 @@ class AveragePooling(TokenMixer):
 
     def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
         """The sum of the tokens so far."""
-        kind = _sum_dtype(dtype)
-        return {"sum": torch.zeros(batch_size, self.dim, device=device, dtype=kind)}
+        wide = widest_float(device)
+        return {"sum": torch.zeros(batch_size, self.dim, device=device, dtype=wide)}
 
     def advance_stream(
         self, x_t: Tensor, state: dict[str, Tensor]
@@ -71,7 +73,7 @@ class AveragePooling(TokenMixer):
         self, x: Tensor, key_padding_mask: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The running mean, and the sum of all tokens; those that are padding are zero."""
-        return self.mix(x, key_padding_mask), {"sum": x.sum(1, dtype=_sum_dtype(x.dtype))}
+        return self.mix(x, key_padding_mask), {"sum": x.sum(1, dtype=widest_float(x.device))}
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rifflemix.mixers._attention.linear import sum_of_products
 from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.base import MixerCard
 from rifflemix.ops.dropout.unchecked import dropout as drop
@@ -52,7 +53,7 @@ class XCA(MultiHeadMixer):
         # Zeros, as where all is padding, have no direction, and float16 has no 1e-12.
         smallest = max(1e-12, torch.finfo(q.dtype).tiny)
         q, k = (F.normalize(t, dim=-2, eps=smallest) for t in (q, k))
-        scores = (q.mT @ k) * self.temperature
+        scores = sum_of_products(q, k) * self.temperature
         weights = drop(scores.softmax(dim=-1), self.dropout_p())
         return v @ weights.to(v.dtype).mT
 

@@ -16,7 +16,7 @@ from rifflemix.errors import InputError
 _LOG = logging.getLogger("rifflemix")
 _FOLDER = Path(__file__).parent
 _LIBRARY = "_kernels.so"  # as setup.py names it
-_INTERFACE = 10  # RIFFLEMIX_INTERFACE of kernels.h
+_INTERFACE = 11  # RIFFLEMIX_INTERFACE of kernels.h
 _BUILD_LOG = "_kernels_build.txt"  # likewise
 # pip would take the package without kernels from its cache.
 _AGAIN = (

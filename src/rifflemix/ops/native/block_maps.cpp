@@ -32,6 +32,7 @@ struct Map {
 
 // Chunks of tiles that are summed apart and then in order: as many for any number of threads.
 constexpr int64_t kChunks = 16;
+constexpr int64_t kTilesTogether = 64;  // that are summed before their sum is set aside
 
 // (outer, inner, features) as they lie in memory; the tokens of `view` are rows, or features where
 // rows lie side by side.
@@ -167,16 +168,30 @@ constexpr int64_t whole_squares(int64_t count) {
   return (count + kSquare<A> - 1) / kSquare<A> * kSquare<A>;
 }
 
-// Sums over the rows of some tiles, as parameters lie but with rows of whole squares.
+// Sums over the rows of some tiles, as parameters lie but with rows of whole squares. `sums` has
+// those of the last tiles, `earlier` the rest: a float that takes up every tile would lose digits.
 template <class A>
 struct Sums {
   const Problem<A>& p;
   Buffer<A> sums;
+  Buffer<double> earlier;
 
   explicit Sums(const Problem<A>& problem) : p(problem) {
     int64_t count = 0;
     for (int64_t l = 0; l < p.sizes.maps; ++l) count += size(p.maps[l]);
     sums.resize(count);
+  }
+
+  double at(int64_t i) const { return earlier.empty() ? sums[i] : earlier[i] + sums[i]; }
+
+  // After tile number `tile` of these sums.
+  void set_aside(int64_t tile) {
+    if (tile % kTilesTogether != kTilesTogether - 1) return;
+    earlier.resize(sums.size());
+    for (std::size_t i = 0; i < sums.size(); ++i) {
+      earlier[i] += sums[i];
+      sums[i] = A(0);
+    }
   }
 
   static int64_t size(const Map& m) { return m.blocks * (m.in + 1) * whole_squares<A>(m.out); }
@@ -321,6 +336,7 @@ RIFFLEMIX_INLINE void sum_tiles_of(Sums<A>& sums, int64_t first, int64_t last) {
     grad.read(t);
     go_back<kBytes>(sums, t, trace, grad.data.data(), needs_x ? grad_x.data.data() : nullptr,
                     room);
+    sums.set_aside(tile - first);
     if (needs_x) grad_x.write(t);
   }
 }
@@ -343,11 +359,11 @@ void add_chunks(const Problem<A>& p, const std::vector<Sums<A>>& chunks) {
     const int64_t all = m.blocks * (m.in + 1), wanted = m.blocks * (m.in + m.has_bias);
     for (int64_t row = 0; row < all; ++row, at += whole_squares<A>(m.out)) {
       if (row >= wanted) continue;
-      std::copy_n(&chunks[0].sums[at], m.out, total);
-      for (std::size_t c = 1; c < chunks.size(); ++c) {
-        for (int64_t i = 0; i < m.out; ++i) total[i] += chunks[c].sums[at + i];
+      for (int64_t i = 0; i < m.out; ++i) {
+        double sum = 0;
+        for (const Sums<A>& chunk : chunks) sum += chunk.at(at + i);
+        *total++ = static_cast<A>(sum);
       }
-      total += m.out;
     }
   }
 }

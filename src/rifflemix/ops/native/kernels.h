@@ -19,7 +19,7 @@
 
 // Raised whenever an exported function comes or changes: the loader refuses a library of another
 // number, as a development checkout may hold an old one.
-#define RIFFLEMIX_INTERFACE 10
+#define RIFFLEMIX_INTERFACE 11
 
 #define RIFFLEMIX_EXPORT extern "C" __attribute__((visibility("default")))
 

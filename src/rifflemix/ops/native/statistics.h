@@ -1,7 +1,8 @@
 // What the kernels of token statistics share: sizes, views, and the softmax over heads.
 //
 // Tokens of a sample are cut into chunks of fixed length, and every sum over tokens is a sum of
-// chunks in order. So results do not depend on the number of threads, and errors stay small.
+// chunks in order, in double. So results do not depend on the number of threads, and rounding errors
+// do not grow with the number of tokens.
 //
 // Statistics per feature have the layout (..., heads, width): the features of a head padded to
 // `width`, a multiple of a vector. Statistics per token have the layout (batch, length, heads).
@@ -153,13 +154,15 @@ RIFFLEMIX_INLINE void softmax_gradient(int64_t heads, const A* membership, A* gr
   for (int64_t h = 0; h < heads; ++h) gradient[h] = membership[h] * (gradient[h] - mean);
 }
 
-// Adds the (parts, size) values of one sample in order.
+// Adds the (parts, size) values of one sample in order. There are as many parts as tokens divided by
+// a constant, so that a float would lose digits.
 template <class A>
-RIFFLEMIX_INLINE void sum_parts(const A* parts, int64_t count, int64_t size, A* total) {
-  std::fill(total, total + size, A(0));
+void sum_parts(const A* parts, int64_t count, int64_t size, A* total) {
+  Buffer<double> sum(size);
   for (int64_t k = 0; k < count; ++k) {
-    for (int64_t i = 0; i < size; ++i) total[i] += parts[k * size + i];
+    for (int64_t i = 0; i < size; ++i) sum[i] += parts[k * size + i];
   }
+  for (int64_t i = 0; i < size; ++i) total[i] = static_cast<A>(sum[i]);
 }
 
 // Defines `dispatch` for tokens of type T: `run` on a share of the chunks, by instruction set, which

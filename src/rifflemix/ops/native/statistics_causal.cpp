@@ -27,23 +27,23 @@ struct Problem {
 };
 
 // Sums before the first token and after the last: (batch, heads, features), of the count
-// (batch, heads). For gradients they are exchanged. Null where they are not given.
-template <class A>
+// (batch, heads). For gradients they are exchanged. Null if they are not given. They are double: a
+// stream adds token after token to them, and a float near 2^24 stays as it is.
 struct Ends {
-  const A *given_energy, *given_mass, *given_count;
-  A *found_energy, *found_mass, *found_count;
+  const double *given_energy, *given_mass, *given_count;
+  double *found_energy, *found_mass, *found_count;
 };
 
 template <class T>
 struct Forward : Problem<T> {
   View<T> y;
-  Ends<Acc<T>> ends;
+  Ends ends;
 };
 
 template <class T>
 struct Backward : Problem<T> {
   using A = Acc<T>;
-  Ends<A> ends;
+  Ends ends;
   View<const T> grad_y;
   const A* grad_membership;  // (batch, length, heads) or null
   View<T> grad_w;
@@ -373,26 +373,26 @@ RIFFLEMIX_DISPATCH_STEPS(Float16)
 // (batch, heads, features).
 template <class A>
 void accumulate_chunks(const Sizes& sizes, int64_t features, int64_t width, bool backwards,
-                       A* parts, const A* given, A* found) {
+                       A* parts, const double* given, double* found) {
   const int64_t row = sizes.heads * width, chunks = sizes.chunks();
-  Buffer<A> sum(row);
+  Buffer<double> sum(row);
   for (int64_t b = 0; b < sizes.batch; ++b, parts += chunks * row) {
     const int64_t end = b * sizes.heads * features;
-    std::fill(sum.begin(), sum.end(), A(0));
+    std::fill(sum.begin(), sum.end(), 0.0);
     for (int64_t h = 0; h < sizes.heads && given != nullptr; ++h) {
-      const A* from = given + end + h * features;
+      const double* from = given + end + h * features;
       std::copy(from, from + features, &sum[h * width]);
     }
     for (int64_t k = 0; k < chunks; ++k) {
       A* part = parts + (backwards ? chunks - 1 - k : k) * row;
       for (int64_t i = 0; i < row; ++i) {
         const A own = part[i];
-        part[i] = sum[i];
+        part[i] = static_cast<A>(sum[i]);
         sum[i] += own;
       }
     }
     for (int64_t h = 0; h < sizes.heads; ++h) {
-      const A* from = &sum[h * width];
+      const double* from = &sum[h * width];
       std::copy(from, from + features, found + end + h * features);
     }
   }
@@ -443,7 +443,7 @@ int backward(const Backward<T>& g) {
       const rifflemix::Acc<T>* temperature, const rifflemix::Acc<T>* bias,                         \
       const int64_t* bias_strides, const uint8_t* mask, rifflemix::Acc<T>* membership,             \
       rifflemix::Acc<T>* energy, rifflemix::Acc<T>* mass, rifflemix::Acc<T>* count,                \
-      const rifflemix::Ends<rifflemix::Acc<T>>* ends, T* y, const int64_t* y_strides) {            \
+      const rifflemix::Ends* ends, T* y, const int64_t* y_strides) {                               \
     return rifflemix::forward<T>(                                                                  \
                           {{*sizes, {w, w_strides}, temperature, {bias, bias_strides}, mask,       \
                             membership, energy, mass, count},                                      \
@@ -455,9 +455,9 @@ int backward(const Backward<T>& g) {
       const rifflemix::Acc<T>* temperature, const rifflemix::Acc<T>* bias,                         \
       const int64_t* bias_strides, const uint8_t* mask, rifflemix::Acc<T>* membership,             \
       rifflemix::Acc<T>* energy, rifflemix::Acc<T>* mass, rifflemix::Acc<T>* count,                \
-      const rifflemix::Ends<rifflemix::Acc<T>>* ends, const T* grad_y,                             \
-      const int64_t* grad_y_strides, const rifflemix::Acc<T>* grad_membership, T* grad_w,          \
-      const int64_t* grad_w_strides, rifflemix::Acc<T>* grad_scores,                               \
+      const rifflemix::Ends* ends, const T* grad_y, const int64_t* grad_y_strides,                 \
+      const rifflemix::Acc<T>* grad_membership, T* grad_w, const int64_t* grad_w_strides,          \
+      rifflemix::Acc<T>* grad_scores,                                                              \
       rifflemix::Acc<T>* grad_temperature, rifflemix::Acc<T>* grad_energy,                         \
       rifflemix::Acc<T>* grad_mass, rifflemix::Acc<T>* grad_count,                                 \
       rifflemix::Acc<T>* grad_counts, rifflemix::Acc<T>* temperature_parts,                        \

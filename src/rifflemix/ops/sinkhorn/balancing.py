@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rifflemix.checks import (
+    FLOATS,
     check_bool,
     check_floating,
     check_integer,
@@ -93,7 +94,7 @@ def gumbel_noise(
     """
     size = check_integers("shape", shape, 0)
     wanted = dtype or torch.get_default_dtype()
-    if not isinstance(wanted, torch.dtype) or not wanted.is_floating_point:
+    if not isinstance(wanted, torch.dtype) or wanted not in FLOATS:
         raise bad_argument("dtype", "a floating-point dtype", shown(wanted))
     return unchecked.gumbel_noise(size, device, wanted, generator)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rifflemix.checks import check_dense, check_tokens
-from rifflemix.compat import has_values, values_can_be_read
+from rifflemix.checks import check_dense, check_float_dtype, check_tokens
+from rifflemix.compat import has_values, values_can_be_read, widest_float
 from rifflemix.errors import bad_argument
 from rifflemix.ops.statistics.common import StatisticsState, accumulation_dtype
 
@@ -26,8 +26,7 @@ def check_whole(name: str, z: Tensor) -> None:
 def check_temperature(temperature: Tensor, w: Tensor) -> None:
     """Raise unless `temperature` is a floating-point (H,) tensor where `w` is."""
     _check_tensor("temperature", temperature, f"(H,) = ({w.shape[1]},)", (w.shape[1],), w)
-    if not temperature.is_floating_point():
-        raise bad_argument("temperature", "a floating-point dtype", temperature.dtype)
+    check_float_dtype("temperature", temperature.dtype)
 
 
 def check_groups(membership: Tensor, tokens: Tensor) -> None:
@@ -50,8 +49,8 @@ def check_state(state: StatisticsState | None, w: Tensor) -> None:
         raise bad_argument("initial_state", "a StatisticsState", type(state).__name__)
     batch, heads, _, features = w.shape
     shapes = ((batch, heads, features), (batch, heads, features), (batch, heads), (batch,))
-    accumulate = accumulation_dtype(w.dtype)
-    dtypes = (accumulate, accumulate, accumulate, torch.int64)
+    wide = widest_float(w.device)
+    dtypes = (wide, wide, wide, torch.int64)
     for name, field, shape, dtype in zip(
         StatisticsState._fields, state, shapes, dtypes, strict=True
     ):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rifflemix.compat import take_first
+from rifflemix.compat import take_first, widest_float
 
 # Floors of the denominators. They are part of the definition: results near them depend on them.
 NORM_FLOOR = 1e-12  # of the norm of a feature column over the tokens
@@ -21,6 +21,9 @@ accumulation_dtype = partial(torch.promote_types, torch.float32)
 
 class StatisticsState(NamedTuple):
     """The state of `causal_token_statistics` after the tokens so far; its size is constant.
+
+    The sums are float64 whatever the tokens are. A sum in float32 stops growing near 2^24 tokens.
+    (On MPS, which has no float64, they are float32.)
 
     Attributes:
         energy: (B, H, D) sum of w^2.
@@ -43,16 +46,16 @@ class StatisticsState(NamedTuple):
         head_dim: int,
         *,
         device: Any = None,
-        dtype: torch.dtype | None = None,
     ) -> StatisticsState:
-        """The state before the first token; `dtype` is that of the tokens to come."""
-        accumulate = accumulation_dtype(dtype or torch.get_default_dtype())
+        """Return the state before the first token."""
         per_feature = (batch_size, num_heads, head_dim)
+        position = torch.zeros(batch_size, device=device, dtype=torch.int64)
+        wide = widest_float(position.device)
         return cls(
-            energy=torch.zeros(per_feature, device=device, dtype=accumulate),
-            member_energy=torch.zeros(per_feature, device=device, dtype=accumulate),
-            member_count=torch.zeros(per_feature[:2], device=device, dtype=accumulate),
-            position=torch.zeros(batch_size, device=device, dtype=torch.int64),
+            energy=torch.zeros(per_feature, device=device, dtype=wide),
+            member_energy=torch.zeros(per_feature, device=device, dtype=wide),
+            member_count=torch.zeros(per_feature[:2], device=device, dtype=wide),
+            position=position,
         )
 
 

@@ -38,6 +38,7 @@ from rifflemix.ops.statistics.cpu_common import (
 from rifflemix.ops.statistics.operands import (
     check_all_or_none,
     check_bias,
+    check_ends,
     check_gradient,
     check_heads,
     check_statistics,
@@ -73,15 +74,22 @@ def causal_token_statistics(
     return y, membership, StatisticsState(energy, mass, count, position)
 
 
+def _empty_ends(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Energy, mass and count of a state, or their gradients."""
+    batch, heads, _, features = w.shape
+    return (
+        w.new_empty((batch, heads, features), dtype=torch.float64),
+        w.new_empty((batch, heads, features), dtype=torch.float64),
+        w.new_empty((batch, heads), dtype=torch.float64),
+    )
+
+
 def _empty_outputs(w: Tensor, temperature: Tensor, *_: Any) -> _EightTensors:
-    per_feature = (w.shape[0], w.shape[1], w.shape[3])
     features_before, counts_before = empty_per_chunk(w, width(w.shape[3]))
     return (
         empty_tokens(w),
         empty_per_token(w),
-        temperature.new_empty(per_feature),
-        temperature.new_empty(per_feature),
-        temperature.new_empty(per_feature[:2]),
+        *_empty_ends(w),
         features_before,
         torch.empty_like(features_before),
         counts_before,
@@ -129,14 +137,11 @@ _forward.register_fake(on_one_device(_empty_outputs))
 
 
 def _empty_gradients(w: Tensor, temperature: Tensor, *_: Any) -> _SixTensors:
-    per_feature = (w.shape[0], w.shape[1], w.shape[3])
     return (
         empty_tokens(w),
         temperature.new_empty(temperature.shape),
         empty_per_token(w),
-        temperature.new_empty(per_feature),
-        temperature.new_empty(per_feature),
-        temperature.new_empty(per_feature[:2]),
+        *_empty_ends(w),
     )
 
 
@@ -170,6 +175,9 @@ def _backward(
         mass_before=(mass_before, per_feature),
         count_before=(count_before, (batch, chunks, heads)),
         grad_membership=(grad_membership, (batch, heads, length)),
+    )
+    check_ends(
+        w,
         grad_energy=(grad_energy, (batch, heads, features)),
         grad_mass=(grad_mass, (batch, heads, features)),
         grad_count=(grad_count, (batch, heads)),
@@ -212,7 +220,7 @@ def _check_sums(w: Tensor, **sums: Tensor | None) -> None:
     check_all_or_none(tuple(sums), tuple(sums.values()))
     batch, heads, _, features = w.shape
     shapes = ((batch, heads, features), (batch, heads, features), (batch, heads))
-    check_statistics(w, **dict(zip(sums, zip(sums.values(), shapes, strict=True), strict=True)))
+    check_ends(w, **dict(zip(sums, zip(sums.values(), shapes, strict=True), strict=True)))
 
 
 def _bias_view(bias: Tensor | None, w: Tensor) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rifflemix.compat import as_constant
+from rifflemix.compat import as_constant, widest_float
 from rifflemix.ops.precision import without_autocast
 from rifflemix.ops.statistics.common import (
     COUNT_OFFSET,
@@ -93,31 +93,32 @@ def causal_from_sums(
     """
     tokens = _valid_tokens(w, key_padding_mask)
     squares = tokens.square()
-    energy = squares.cumsum(-2)
-    if energy_before is not None:
-        energy = energy + energy_before.unsqueeze(-2)
+    energy, last_energy = _sums_so_far(squares, energy_before)
     scores = (squares / energy.clamp_min(ENERGY_FLOOR)).sum(-1)
     if bias is not None:
         # Added to each of the D features before the sum over them: D times in all.
         scores = scores + w.shape[3] * bias.to(scores.dtype)
     membership = _membership(scores, temperature, key_padding_mask)
     weights = membership.unsqueeze(-1)
-    member_energy = (weights * squares).cumsum(-2)
-    member_count = membership.cumsum(-1)
-    if member_energy_before is not None:
-        member_energy = member_energy + member_energy_before.unsqueeze(-2)
-    if member_count_before is not None:
-        member_count = member_count + member_count_before.unsqueeze(-1)
-    moment = member_energy / (member_count.unsqueeze(-1) + COUNT_OFFSET)
+    member_energy, last_member_energy = _sums_so_far(weights * squares, member_energy_before)
+    count_before = None if member_count_before is None else member_count_before.unsqueeze(-1)
+    member_count, last_count = _sums_so_far(weights, count_before)
+    moment = member_energy / (member_count + COUNT_OFFSET)
     y = _gated(tokens, weights, moment, key_padding_mask).to(w.dtype)
-    return (
-        y,
-        membership,
-        # Cloned: a view would keep the sums of all tokens alive.
-        energy[:, :, -1].clone(),
-        member_energy[:, :, -1].clone(),
-        member_count[:, :, -1].clone(),
-    )
+    return y, membership, last_energy, last_member_energy, last_count.squeeze(-1)
+
+
+def _sums_so_far(values: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sum (B, H, N, D) over the tokens up to each one, starting from the sums (B, H, D) before.
+
+    Returns:
+        The sums in the dtype of `values`, and the last sum in the dtype of a state.
+    """
+    sums = values.cumsum(-2)
+    last = sums[:, :, -1].to(widest_float(values.device), copy=True)  # a view keeps all sums alive
+    if before is None:
+        return sums, last
+    return sums + before.to(sums.dtype).unsqueeze(-2), last + before
 
 
 def renormalized_token_statistics(

@@ -57,6 +57,13 @@ def check_statistics(w: Tensor, **statistics: tuple[Tensor | None, tuple[int, ..
             check_operand(name, value, shape, dtype, device)
 
 
+def check_ends(w: Tensor, **ends: tuple[Tensor | None, tuple[int, ...]]) -> None:
+    """Raise unless every (tensor, its shape) is None or fits, in the dtype of a state's sums."""
+    for name, (value, shape) in ends.items():
+        if value is not None:
+            check_operand(name, value, shape, torch.float64, w.device)
+
+
 def check_gradient(name: str, grad: Tensor, w: Tensor) -> None:
     """Raise unless `grad` looks like the output for tokens `w`."""
     check_operand(name, grad, w.shape, w.dtype, w.device)

@@ -52,15 +52,11 @@ def causal_token_statistics(
 ) -> tuple[Tensor, Tensor, StatisticsState]:
     """See `rifflemix.ops.causal_token_statistics`; returns output, membership and state."""
     if not len(w):
-        state = initial_state or StatisticsState.zeros(
-            0, w.shape[1], w.shape[3], device=w.device, dtype=w.dtype
-        )
+        state = initial_state or StatisticsState.zeros(0, w.shape[1], w.shape[3], device=w.device)
         return w.clone(), _accumulated(w[..., 0]), state
     tokens, temperature = _accumulated(w), _accumulated(temperature)
     batch, heads, length, features = w.shape
-    state = initial_state or StatisticsState.zeros(
-        batch, heads, features, device=w.device, dtype=w.dtype
-    )
+    state = initial_state or StatisticsState.zeros(batch, heads, features, device=w.device)
     ys, pis, ends = [], [], []
     for b, valid in enumerate(_valid_positions(w, key_padding_mask)):
         now = StatisticsState(*(field[b] for field in state))
@@ -76,7 +72,7 @@ def causal_token_statistics(
         pis.append(_put_back(pi, valid, length))
         ends.append(now)
     end = StatisticsState(*(torch.stack(fields) for fields in zip(*ends, strict=True)))
-    return torch.stack(ys).to(w.dtype), torch.stack(pis), end
+    return torch.stack(ys).to(w.dtype), torch.stack(pis).to(tokens.dtype), end
 
 
 def renormalized_token_statistics(

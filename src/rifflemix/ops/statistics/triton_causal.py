@@ -25,7 +25,12 @@ from rifflemix.ops.statistics.common import (
     bias_per_token,
     end_position,
 )
-from rifflemix.ops.statistics.operands import check_gradient, check_heads, check_statistics
+from rifflemix.ops.statistics.operands import (
+    check_ends,
+    check_gradient,
+    check_heads,
+    check_statistics,
+)
 from rifflemix.ops.statistics.triton_common import (
     empty_tokens,
     float32,
@@ -99,9 +104,9 @@ def _forward(
     """
     check_heads(w, temperature, mask)
     batch, heads, length, features = w.shape
-    check_statistics(
+    check_statistics(w, bias=(bias, (batch, length, heads)))
+    check_ends(
         w,
-        bias=(bias, (batch, length, heads)),
         energy=(energy, (batch, heads, features)),
         member_sums=(member_sums, (batch, heads, features + 1)),
     )
@@ -110,7 +115,7 @@ def _forward(
     padding, w, mask = mask, with_whole_rows(w), mask_bytes(mask)
     programs, chunks, tile = _layout(w)
     sizes = (heads, length, features, chunks)
-    energy_before = _add_up(sum_squares(w, mask, _layout(w)), energy)
+    energy_before, last_energy = _add_up(sum_squares(w, mask, _layout(w)), energy)
     launch(
         kernels.causal_scores, programs, w,
         w, mask, energy_before, scores, *w.stride()[:3], *sizes, ENERGY_FLOOR, **tile,
@@ -124,13 +129,12 @@ def _forward(
         kernels.causal_member_sums, programs, w,
         w, mask, pi, sums, *w.stride()[:3], *sizes, **tile,
     )  # fmt: skip
-    before = _add_up(sums, member_sums)
+    before, last_sums = _add_up(sums, member_sums)
     launch(
         kernels.causal_gate, programs, w,
         w, mask, pi, before, y, *w.stride()[:3], *y.stride()[:3], *sizes, COUNT_OFFSET, **tile,
     )  # fmt: skip
-    ends = (energy_before[:, :, -1].clone(), before[:, :, -1].clone())
-    return y, pi, *ends, scores, energy_before, before
+    return y, pi, last_energy, last_sums, scores, energy_before, before
 
 
 def _empty_outputs(
@@ -146,8 +150,7 @@ def _empty_outputs(
     return (
         empty_tokens(w),
         float32(w, batch, length, heads),
-        float32(w, batch, heads, features),
-        float32(w, batch, heads, features + 1),
+        *_empty_ends(w),
         float32(w, batch, length, heads),
         float32(w, batch, heads, chunks + 1, features),
         float32(w, batch, heads, chunks + 1, features + 1),
@@ -186,6 +189,9 @@ def _backward(
         energy_before=(energy_before, (batch, heads, ends, features)),
         before=(before, (batch, heads, ends, features + 1)),
         grad_pi=(grad_pi, (batch, length, heads)),
+    )
+    check_ends(
+        w,
         grad_energy=(grad_energy, (batch, heads, features)),
         grad_member_sums=(grad_member_sums, (batch, heads, features + 1)),
     )
@@ -202,7 +208,7 @@ def _backward(
         kernels.causal_gate_gradient_sums, programs, w,
         w, grad, mask, pi, before, sums, *strides, *sizes, COUNT_OFFSET, **tile,
     )  # fmt: skip
-    after = _add_up(sums, grad_member_sums, from_end=True)
+    after, grad_first_sums = _add_up(sums, grad_member_sums, from_end=True)
     launch(
         kernels.causal_membership_gradient, programs, w,
         w, grad, mask, pi, before, after, grad_logits, *strides, *sizes, COUNT_OFFSET, **tile,
@@ -216,24 +222,33 @@ def _backward(
         kernels.causal_energy_gradient_sums, programs, w,
         w, mask, grad_scores, energy_before, sums, *w.stride()[:3], *sizes, ENERGY_FLOOR, **tile,
     )  # fmt: skip
-    energy_after = _add_up(sums, grad_energy, from_end=True)
+    energy_after, grad_first_energy = _add_up(sums, grad_energy, from_end=True)
     launch(
         kernels.causal_token_gradient, programs, w,
         w, grad, mask, pi, grad_scores, energy_before, energy_after, before, after, out,
         *strides, *out.stride()[:3], *sizes, ENERGY_FLOOR, COUNT_OFFSET, **tile,
     )  # fmt: skip
-    return out, grad_logits, energy_after[:, :, -1].clone(), after[:, :, -1].clone()
+    return out, grad_logits, grad_first_energy, grad_first_sums
 
 
 def _empty_gradients(
     w: Tensor, temperature: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, heads, length, features = w.shape
+    batch, heads, length, _ = w.shape
     return (
         empty_tokens(w),
         float32(w, batch, length, heads),
-        float32(w, batch, heads, features),
-        float32(w, batch, heads, features + 1),
+        *_empty_ends(w),
+    )
+
+
+def _empty_ends(w: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of a state, or their gradients."""
+    batch, heads, _, features = w.shape
+    shape = (batch, heads, features)
+    return (
+        w.new_empty(shape, dtype=torch.float64),
+        w.new_empty((*shape[:2], features + 1), dtype=torch.float64),
     )
 
 
@@ -310,14 +325,15 @@ def _layout(w: Tensor) -> tuple[int, int, dict[str, int]]:
     return batch * heads * chunks, chunks, {"ROWS": rows, "WIDTH": width, "num_warps": num_warps}
 
 
-def _add_up(sums: Tensor, start: Tensor | None, *, from_end: bool = False) -> Tensor:
-    """(B, H, chunks + 1, width): running sums over the chunks, from `start` on."""
+def _add_up(sums: Tensor, start: Tensor | None, *, from_end: bool = False) -> tuple[Tensor, Tensor]:
+    """(B, H, chunks + 1, width): running sums over the chunks, from `start` on; the last one."""
     batch, heads, chunks, width = sums.shape
     total = float32(sums, batch, heads, chunks + 1, width)
+    end = sums.new_empty((batch, heads, width), dtype=torch.float64)
     programs, tile = sums_layout(sums)
     launch(
         kernels.add_up_chunks, programs, sums,
-        sums, None if start is None else start.contiguous(), total, chunks, width,
+        sums, None if start is None else start.contiguous(), total, end, chunks, width,
         FROM_END=from_end, **tile,
     )  # fmt: skip
-    return total
+    return total, end

@@ -28,26 +28,30 @@ def _log2(power):
 
 @triton.jit
 def add_up_chunks(
-    sums, start, sums_up_to, num_chunks, width,
+    sums, start, sums_up_to, end, num_chunks, width,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, FROM_END: tl.constexpr,
 ):  # fmt: skip
-    """Running sums over the chunks of a row, from `start` (or 0), first or last chunk first."""
+    """Running sums over the chunks of a row, from `start` (or 0), first or last chunk first.
+
+    `start` and `end`, the sums of a state, are float64.
+    """
     row, column = row_and_columns(width, WIDTH)
     there = column < width
-    carry = tl.zeros((WIDTH,), tl.float32)
+    carry = tl.zeros((WIDTH,), tl.float64)
     if start is not None:
         carry += tl.load(start + row * width + column, mask=there, other=0.0)
     sums_up_to += row * (num_chunks + 1) * width + column
-    tl.store(sums_up_to, carry, mask=there)
+    tl.store(sums_up_to, carry.to(tl.float32), mask=there)
     for first in range(0, num_chunks, ROWS):
         chunk = first + tl.arange(0, ROWS)
         inside = (chunk < num_chunks)[:, None] & there[None, :]
         source = num_chunks - 1 - chunk if FROM_END else chunk
         offset = (row * num_chunks + source)[:, None] * width + column[None, :]
         tile = tl.load(sums + offset, mask=inside, other=0.0)
-        running = tl.cumsum(tile, 0) + carry[None, :]
+        running = tl.cumsum(tile, 0) + carry.to(tl.float32)[None, :]
         tl.store(sums_up_to[None, :] + (chunk + 1)[:, None] * width, running, mask=inside)
         carry += tl.sum(tile, 0)
+    tl.store(end + row * width + column, carry, mask=there)
 
 
 @triton.jit

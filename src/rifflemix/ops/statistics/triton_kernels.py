@@ -1,8 +1,9 @@
 """GPU kernels of token statistics, and what the causal ones share with them.
 
 Tokens w are (B, H, N, D) with any strides but 1 along D; per-token numbers are (B, N, H), sums
-over tokens (B, H, D) and sums of chunks of tokens (B, H, chunks, D), contiguous and float32. Sums
-of chunks are added in order by a second kernel, so that results do not depend on timing.
+over tokens (B, H, D) and sums of chunks of tokens (B, H, chunks, D), contiguous and float32. A
+second kernel adds the sums of chunks in order and in float64: results do not depend on timing, and
+rounding errors do not grow with the number of tokens.
 
 Programs walk through memory in order, or from its end where REVERSED: a pass over the tokens then
 begins with those that the pass before has left in the cache.
@@ -79,13 +80,17 @@ def row_and_columns(width, WIDTH: tl.constexpr):
 
 @triton.jit
 def _total_of_chunks(sums, row, column, num_chunks, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    total = tl.zeros((ROWS, WIDTH), tl.float32)
-    for first in range(0, num_chunks, ROWS):
-        chunk = first + tl.arange(0, ROWS)
-        there = (chunk < num_chunks)[:, None] & (column < width)[None, :]
-        offset = (row * num_chunks + chunk)[:, None] * width + column[None, :]
-        total += tl.load(sums + offset, mask=there, other=0.0)
-    return tl.sum(total, 0)
+    """Sum all chunks of a row; 64 tiles at a time in float32, and these sums in float64."""
+    total = tl.zeros((WIDTH,), tl.float64)
+    for start in range(0, num_chunks, 64 * ROWS):
+        part = tl.zeros((ROWS, WIDTH), tl.float32)
+        for first in range(start, tl.minimum(start + 64 * ROWS, num_chunks), ROWS):
+            chunk = first + tl.arange(0, ROWS)
+            there = (chunk < num_chunks)[:, None] & (column < width)[None, :]
+            offset = (row * num_chunks + chunk)[:, None] * width + column[None, :]
+            part += tl.load(sums + offset, mask=there, other=0.0)
+        total += tl.sum(part, 0)
+    return total.to(tl.float32)
 
 
 @triton.jit
