@@ -82,7 +82,7 @@ def html_fragment(results: Mapping[str, Any], notes: Iterable[str]) -> str:
     Raises:
         InputError: jinja2 or matplotlib is not installed.
     """
-    require_packages("a table with its plot", "compare", "jinja2", "matplotlib")
+    require_packages("a table with its plot", "compare", "jinja2", "matplotlib", "scipy")
     from rifflemix.comparison.plot import comparison_plot
 
     rows = comparison_rows(results)
