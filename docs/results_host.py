@@ -14,7 +14,7 @@ from results_pictures import Mark, Row, dots
 from results_printed import over_seeds, row_name, standard_error
 
 from rifflemix.mixers.named import mixer_card
-from rifflemix.report.markdown import table_lines
+from rifflemix.text import table_lines
 
 _ROWS = "dimension_mixer/table5-listops-"
 

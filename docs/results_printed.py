@@ -13,9 +13,9 @@ from results_common import RESULTS, Answer, by_time, listed, read
 from results_pictures import Mark, Row, dots
 
 from rifflemix.recipes import get_recipe, list_recipes
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_percent
 from rifflemix.reproduction.tables import one_per_seed
+from rifflemix.text import Markdown, code, table_lines
 
 _PLATEAU = "#when-do-mixers-leave-the-commonest-answer-on-listops"
 
@@ -96,13 +96,13 @@ def _in_full(
     headers = ("Row in full", "Printed", "Ours", "Difference", "Standard error", "Seeds", "Why")
     cells = [
         [
-            f"`{row_name(result)}`",
+            code(row_name(result)),
             f"{result['printed']:.2f}",
             f"{result['ours']:.2f}" + (f" ({_each(result)})" if result["runs"] > 1 else ""),
             f"{result['difference']:+.2f}",
             f"{standard_error(result):.2f}",
             str(result["runs"]),
-            _why(result, by_last_weights, varied) if _is_beyond(result) else "",
+            Markdown(_why(result, by_last_weights, varied)) if _is_beyond(result) else "",
         ]
         for result in rows
         if not result["is_reduced"]

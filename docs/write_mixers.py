@@ -27,7 +27,7 @@ from rifflemix.bench.read import read_result
 from rifflemix.bench.tables import crossover_text
 from rifflemix.comparison.table import Row, comparison_rows
 from rifflemix.mixers.catalogue import mixer_entries
-from rifflemix.report.markdown import table_lines
+from rifflemix.text import code, table_lines
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "benchmarks" / "results"
@@ -68,7 +68,7 @@ def _card(page: Path, names: Iterable[str]) -> str:
         "sees the order of tokens": [_yes(not e["permutation_equivariant"]) for e in chosen],
         f"parameters ({size})": [f"{entry['parameters']:,}" for entry in chosen],
     }
-    headers = ["", *(f"`{entry['name']}`" for entry in chosen)]
+    headers = ["", *(code(entry["name"]) for entry in chosen)]
     return "\n".join(table_lines(headers, ([key, *cells] for key, cells in lines.items()))) + "\n"
 
 
@@ -138,7 +138,7 @@ def _choose(page: Path, _: Iterable[str]) -> str:
         accuracy = str(demo[name].test) if name in demo else ""
         rows.append(
             [
-                f"`{name}`",
+                code(name),
                 _yes(entries[name]["causal"]),
                 _yes(entries[name]["streaming"]),
                 crossover(result, name, "forward_backward"),

@@ -10,7 +10,6 @@ from typing import Any
 from rifflemix.comparison.scores import Score, pooled_spread, told_apart
 from rifflemix.comparison.spread import SeedSpread, seed_spread
 from rifflemix.comparison.tuning import settings_text
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import (
     MISSING,
     format_bytes,
@@ -19,6 +18,7 @@ from rifflemix.report.units import (
     format_rate,
     metric_title,
 )
+from rifflemix.text import bold, bullet_lines, markdown_text, table_lines
 
 BASELINE = "softmax"
 Apart = Sequence[bool | None] | None
@@ -145,19 +145,20 @@ def table_cells(rows: list[Row]) -> list[list[Cell]]:
 
 def markdown_table(results: Mapping[str, Any], notes: Iterable[str]) -> str:
     """The first part of table.md: title, table, notes."""
-    return f"# {results['task']['title']}\n\n{markdown_body(results, notes)}"
+    title = markdown_text(results["task"]["title"])
+    return f"# {title}\n\n{markdown_body(results, notes)}"
 
 
 def markdown_body(results: Mapping[str, Any], notes: Iterable[str]) -> str:
     """Table and notes."""
     headers = table_headers(comparison_rows(results))
     rows = (
-        [f"**{cell.text}**" if cell.best else cell.text for cell in cells]
+        [bold(cell.text) if cell.best else cell.text for cell in cells]
         for cells in table_cells(comparison_rows(results))
     )
     lines = table_lines(headers, rows, range(1, len(headers) - 1))
     lines.append("")
-    lines.extend(f"- {note}" for note in notes)
+    lines.extend(bullet_lines(notes))
     return "\n".join(lines) + "\n"
 
 
