@@ -29,9 +29,10 @@ from torch import Tensor
 
 import rifflemix as rm
 from rifflemix.files import write_json
-from rifflemix.report.markdown import table_lines, write_marked_text
+from rifflemix.report.markdown import write_marked_text
 from rifflemix.runs.environment import describe_hardware, environment
 from rifflemix.runs.measure import median, median_seconds
+from rifflemix.text import Markdown, code, table_lines
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "packed.md"
 DIM, HEADS, SEED = 128, 4, 0
@@ -127,7 +128,7 @@ def table(result: dict[str, Any], kind: str) -> str:
             packed = seconds["packed"]
             others = (f"{seconds[way] / packed:.2g}x" for way in WAYS[1:])
             cells += [f"{1e3 * packed:,.0f}", *others]
-        lines.append([f"`{name}`{', causal' if causal else ''}", *cells])
+        lines.append([Markdown(f"{code(name)}{', causal' if causal else ''}"), *cells])
     headers = [
         head
         for phase in PHASES

@@ -32,9 +32,10 @@ from torch.nn import functional
 import rifflemix as rm
 from rifflemix.files import write_json
 from rifflemix.mixers.tssa import TSSA
-from rifflemix.report.markdown import table_lines, write_marked_text
+from rifflemix.report.markdown import write_marked_text
 from rifflemix.runs.environment import describe_hardware, environment
 from rifflemix.tasks import Task, load_task
+from rifflemix.text import table_lines
 from rifflemix.train import TrainConfig, seed_everything, train
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "mixers" / "tssa.md"

@@ -60,10 +60,10 @@ from rifflemix.comparison.table import (
 )
 from rifflemix.comparison.tuning import markdown_tuning
 from rifflemix.mixers import HEADLINE, list_mixers
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_duration
 from rifflemix.reproduction import load_results
 from rifflemix.reproduction.page import report_files
+from rifflemix.text import bold, table_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -193,7 +193,7 @@ def _benchmark(page: Path, results: Path, benchmark: str, device: str, dtype: st
     parts = []
     for table in shown:
         lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
-        parts += [f"**{table.title}**", "", *lines, ""]
+        parts += [bold(table.title), "", *lines, ""]
     return "\n".join([*parts, f"{bench_notes(result)[0]}.", source])
 
 
@@ -331,7 +331,7 @@ def _in_brief(page: Path, folder: Path) -> str:
     headers = table_headers(rows)
     kept = [column for column, header in enumerate(headers) if header not in _LEFT_OUT]
     cells = [
-        [f"**{line[c].text}**" if line[c].best else line[c].text for c in kept]
+        [bold(line[c].text) if line[c].best else line[c].text for c in kept]
         for line in table_cells(rows)
     ]
     lines = table_lines([headers[c] for c in kept], cells, range(1, len(kept)))

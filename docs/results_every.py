@@ -9,6 +9,7 @@ from results_common import RESULTS, Answer, listed, scores, task_title
 from results_pictures import Mark, Row, dots
 from results_suite import suite_tasks
 
+from rifflemix.comparison import Comparison
 from rifflemix.comparison.decisions import Decisions
 from rifflemix.comparison.merging import merged_results
 from rifflemix.comparison.table import Row as Compared
@@ -22,7 +23,8 @@ WITHOUT_MIXING = "identity"
 def every_mixer() -> Answer:
     """Every mixer against a model without mixing: the suite's images, and the same of others."""
     paths = [suite_tasks()["image"], *sorted(RESULTS.glob("every-mixer/*/results.json"))]
-    results = merged_results([path.parent for path in paths], RESULTS)
+    parts = {path.parent: Comparison.load(path.parent).results for path in paths}
+    results = merged_results(parts, RESULTS)
     rows = sorted(
         (row for row in comparison_rows(results) if row.test is not None),
         key=lambda row: -row.test.mean if row.test else 0.0,

@@ -14,8 +14,8 @@ from results_pictures import Mark, Row, dots
 from results_printed import over_seeds, row_key, row_name
 
 from rifflemix.mixers.named import mixer_card
-from rifflemix.report.markdown import table_lines
 from rifflemix.reproduction.agreement import standard_error
+from rifflemix.text import table_lines
 
 _ROWS = "dimension_mixer/table5-listops-"
 

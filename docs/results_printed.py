@@ -13,7 +13,6 @@ from results_common import RESULTS, Answer, by_time, listed, read
 from results_pictures import Mark, Row, dots
 
 from rifflemix.recipes import get_recipe, list_recipes
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_percent
 from rifflemix.reproduction.agreement import (
     OTHER_DATA,
@@ -22,6 +21,7 @@ from rifflemix.reproduction.agreement import (
     count_test_samples,
 )
 from rifflemix.reproduction.tables import one_per_seed
+from rifflemix.text import Markdown, code, table_lines
 
 _PLATEAU = "#when-do-mixers-leave-the-commonest-answer-on-listops"
 
@@ -141,12 +141,12 @@ def _in_full(
     )  # fmt: skip
     cells = [
         [
-            ", ".join(filter(None, [f"`{row_name(result)}`", result["changed"]])),
+            Markdown(", ".join(filter(None, [code(row_name(result)), result["changed"]]))),
             "" if result["changed"] else f"{result['printed']:.2f}",
             f"{result['ours']:.2f}" + (f" ({_each(result)})" if result["runs"] > 1 else ""),
             *_compared(result),
             str(result["runs"]),
-            "" if result["changed"] else _why(result, by_last_weights, varied),
+            "" if result["changed"] else Markdown(_why(result, by_last_weights, varied)),
         ]
         for result in rows
         if not result["is_reduced"]

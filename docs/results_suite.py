@@ -14,8 +14,8 @@ from results_pictures import Mark, Row, dots
 from rifflemix.comparison.suite_report import Overall, answers, overall, parts
 from rifflemix.comparison.suites import get_suite
 from rifflemix.comparison.table import comparison_rows
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_duration
+from rifflemix.text import bold, bullet_lines, table_lines
 
 SUITE = "lra-small"
 FOLDER = RESULTS / "suites" / SUITE
@@ -41,7 +41,7 @@ def which_mixer() -> Answer:
                  f"{line['rank']:.1f}; {line['x_softmax_speed']:.2f} speed, "
                  f"{line['x_softmax_memory']:.2f} memory")
              for line in sorted(table, key=lambda line: float(line["rank"]))]  # fmt: skip
-    says = "\n".join([*(f"- {sentence}" for sentence in answers(comparisons)), "",
+    says = "\n".join([*bullet_lines(answers(comparisons)), "",
                       _how(made, tasks)])  # fmt: skip
     return Answer("Which mixer for me?", says, "suite", dots("Mean rank over the tasks", drawn),
                   table, [FOLDER / "results.json", *tasks.values()],
@@ -65,7 +65,7 @@ def _scores(comparisons: Mapping[str, Any]) -> str:
     rows = [
         [
             mixer.title,
-            *(f"**{cell.text}**" if cell.best else cell.text for cell in by_title[mixer.title]),
+            *(bold(cell.text) if cell.best else cell.text for cell in by_title[mixer.title]),
             f"{mixer.speed:.2f}x",
             f"{mixer.memory:.2f}x",
         ]

@@ -28,7 +28,7 @@ from rifflemix.bench.tables import crossover_text
 from rifflemix.comparison.table import Row, comparison_rows
 from rifflemix.mixers import HEADLINE
 from rifflemix.mixers.catalogue import mixer_entries
-from rifflemix.report.markdown import table_lines
+from rifflemix.text import code, table_lines
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "benchmarks" / "results"
@@ -68,7 +68,7 @@ def _card(page: Path, names: Iterable[str]) -> str:
         "outputs of permuted tokens": [_if_permuted(entry) for entry in chosen],
         f"parameters ({size})": [f"{entry['parameters']:,}" for entry in chosen],
     }
-    headers = ["", *(f"`{entry['name']}`" for entry in chosen)]
+    headers = ["", *(code(entry["name"]) for entry in chosen)]
     return "\n".join(table_lines(headers, ([key, *cells] for key, cells in lines.items()))) + "\n"
 
 
@@ -145,7 +145,7 @@ def _choose(page: Path, _: Iterable[str]) -> str:
         accuracy = str(demo[name].test) if name in demo else ""
         rows.append(
             [
-                f"`{name}`",
+                code(name),
                 _yes(entries[name]["causal"]),
                 _yes(entries[name]["streaming"]),
                 crossover(result, name, "forward_backward"),

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rifflemix.report.markdown import table_lines
 from rifflemix.tasks.pathfinder.pathfinder import CURRICULUM, PRESETS, PathfinderMaker, scenes_of
+from rifflemix.text import table_lines
 
 FOLDER = Path(__file__).resolve().parent
 PAGE = FOLDER / "pathfinder.md"

@@ -28,7 +28,7 @@ EXTRAS = (
 )
 
 # What any room may import; these see each other in this order only.
-GROUND = ("errors", "json_values", "files", "compat", "checks", "plugins")
+GROUND = ("text", "errors", "json_values", "locks", "files", "compat", "checks", "plugins")
 _LAYERS = {"ops", "nn", "mixers", "models"}
 _DATA = {"tasks", "train"}
 MAY_IMPORT: dict[str, set[str]] = {

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +16,10 @@ from rifflemix import files
 from rifflemix.errors import InputError
 from rifflemix.files import (
     first_difference,
-    locked,
     make_folder,
     read_json,
     read_json_lines,
     read_tensors,
-    remove_leftovers,
     user_path,
     write_json,
     write_tensors,
@@ -137,23 +131,6 @@ def test_failed_write_keeps_the_old_file(
     assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_really_full_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte written fails as on a full disk."""
-    link = Path.with_name
-
-    def redirect(self: Path, name: str) -> Path:
-        path = link(self, name)
-        if not path.is_symlink():
-            path.symlink_to("/dev/full")
-        return path
-
-    monkeypatch.setattr(Path, "with_name", redirect)
-    with pytest.raises(InputError, match="cannot write"):
-        write_json(tmp_path / "x.json", {"a": 1})
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_write_is_on_disk_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,49 +142,11 @@ def test_a_write_is_on_disk_before_it_has_its_name(
     assert calls == ["fsync", "replace", "fsync"]
 
 
-def test_leftovers(tmp_path: Path) -> None:
-    (tmp_path / ".x.json.123.tmp").write_text("half")
-    (tmp_path / "kept.tmp").write_text("a user's")
-    remove_leftovers(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["kept.tmp"]
-
-
 @pytest.mark.parametrize("under", ["file", "file/deeper"])
 def test_folder_under_a_file(tmp_path: Path, under: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot make folder"):
         make_folder(tmp_path / under)
-
-
-def test_lock_within_a_process(tmp_path: Path) -> None:
-    with locked(tmp_path):
-        refusal = pytest.raises(InputError, match="in use by another process")
-        with refusal, locked(tmp_path):
-            pass
-    with locked(tmp_path):
-        pass
-
-
-HOLD_AND_FORK = """
-import os, sys, time
-from pathlib import Path
-from rifflemix.files import locked
-with locked(Path(sys.argv[1])):
-    child = os.fork()
-    if child:
-        print(child, flush=True)
-    time.sleep(60)
-"""
-
-
-@pytest.mark.slow
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    with pytest.raises(InputError, match=r"cannot lock .*: Function not impl"), locked(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -225,54 +164,6 @@ def test_little_memory_is_no_damage(
     monkeypatch.setattr(files, "safe_open", fail)
     with pytest.raises(InputError, match=r"cannot read .*x: (no room|.*allocate memory)"):
         read_tensors(tmp_path / "x")
-
-
-def test_lock_is_not_kept_by_a_forked_child(tmp_path: Path) -> None:
-    """As data loading processes are, which outlive a killed parent by seconds."""
-    command = [sys.executable, "-c", HOLD_AND_FORK, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        child = int(holder.stdout.readline())
-        time.sleep(0.2)  # for the child to get going
-        with pytest.raises(InputError, match="in use"), locked(tmp_path):
-            pass
-        holder.kill()
-        holder.wait()
-        try:
-            with locked(tmp_path):
-                pass
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-
-def test_lock_ends_with_its_process(tmp_path: Path) -> None:
-    code = (
-        "import fcntl, os, sys, time\n"
-        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
-        "fcntl.flock(fd, fcntl.LOCK_EX)\n"
-        "print('held', flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / ".lock")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(InputError, match="in use"), locked(tmp_path):
-            pass
-        holder.kill()
-        holder.wait()
-    with locked(tmp_path):
-        pass
-
-
-def test_folders_named_like_temporary_files_are_left_alone(tmp_path: Path) -> None:
-    for name in (".x.tmp", f".a.json.{os.getpid()}.tmp"):
-        (tmp_path / name).mkdir()
-    (tmp_path / ".y.tmp").touch()
-    remove_leftovers(tmp_path)
-    write_json(tmp_path / "a.json", {})
-    found = {path.name for path in tmp_path.iterdir()}
-    assert found == {".x.tmp", f".a.json.{os.getpid()}.tmp", "a.json"}
 
 
 def test_files_with_the_longest_names(tmp_path: Path) -> None:

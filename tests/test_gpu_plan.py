@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 from rifflemix.errors import InputError
-from rifflemix.files import locked
+from rifflemix.locks import locked
 from rifflemix.recipes import get_recipe
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -29,7 +29,8 @@ from sharing import shared_gpu
 from stages import STAGES, Stage, Step
 
 from rifflemix.errors import InputError
-from rifflemix.files import FolderInUse, locked, make_folder, write_json
+from rifflemix.files import make_folder, write_json
+from rifflemix.locks import FolderInUse, locked
 
 # Seconds that are left at the end of a call for packing, and for a step to end in good order.
 _RESERVE, _GRACE = 30, 20

@@ -7,6 +7,8 @@ import importlib.util
 import re
 from collections.abc import Iterable
 
+from rifflemix.text import terminal_text
+
 _LONGEST = 500  # characters of what came, in a sentence
 _MOST_NAMES = 150  # names in one; there are more recipes, and a user's table may have more columns
 
@@ -14,12 +16,12 @@ _MOST_NAMES = 150  # names in one; there are more recipes, and a user's table ma
 class InputError(ValueError):
     """A bad argument, file or setting: one sentence that says what, expected, got and what to do.
 
-    The command line prints it without a traceback and exits with code 2. It stays on one line,
-    whatever names of files or of others' columns it tells.
+    The command line prints it without a traceback and exits with code 2. The message is one line
+    without control characters, whatever names and texts from outside it quotes.
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(" ".join(str(message).splitlines()))
+        super().__init__(terminal_text(" ".join(str(message).splitlines())))
 
 
 class RunFailed(InputError):

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, checked reads, a lock on a folder."""
+"""Files that are either whole or absent: atomic writes, checked reads, the folder of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -21,17 +20,11 @@ from torch import Tensor
 
 from rifflemix.errors import InputError, bad_argument, is_out_of_memory
 from rifflemix.json_values import parse_json
+from rifflemix.locks import LOCK, locked, scratch_folder
 
 _HEADER = "rifflemix"  # the one header entry: safetensors writes several in random order
-_TEMPORARY = ".tmp"
-_LOCK = ".lock"
 _MOST_TEXT = 1 << 28
 START_OVER = "remove the folder to start over, or choose another"
-_held: set[int] = set()  # descriptors of the locks of this process
-
-
-class FolderInUse(InputError):
-    """Another process holds a folder."""
 
 
 def make_folder(folder: Path) -> None:
@@ -40,55 +33,37 @@ def make_folder(folder: Path) -> None:
     Raises:
         InputError: it cannot be made or written to.
     """
-    try:
+    with reported("make folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cannot("make folder", folder, error) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"cannot write to folder {folder}: permission denied")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` on a temporary path beside `path`, flush it to disk, then rename.
+    """Call `write` on a temporary path, flush the file to disk, then move it to `path`.
 
-    At any moment, even after a kill or a power cut, `path` holds the old content or the new.
+    At any moment, even after a kill or a power cut, `path` has the old content or the new one.
 
     Raises:
         InputError: the file cannot be written (no permission, no space ...).
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}{_TEMPORARY}")
     try:
-        temporary.touch(exist_ok=False)
-        mode = temporary.stat().st_mode  # safetensors makes its files private
-        write(temporary)
-        temporary.chmod(mode)
-        flush(temporary)
-        os.replace(temporary, path)
+        with scratch_folder(path.parent) as scratch:
+            temporary = scratch / "file"
+            temporary.touch()
+            mode = temporary.stat().st_mode  # safetensors makes its files private
+            write(temporary)
+            temporary.chmod(mode)
+            flush(temporary)
+            os.replace(temporary, path)
         flush(path.parent)
     except (OSError, SafetensorError) as error:
-        raise _cannot("write", path, error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        raise cannot("write", path, error) from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically."""
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete temporary files of processes killed while writing. Hold the lock.
-
-    Raises:
-        InputError: one cannot be deleted.
-    """
-    for path in folder.glob(f".*{_TEMPORARY}"):
-        try:
-            if path.is_file():
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise _cannot("delete", path, error) from error
 
 
 def user_path(name: str, path: str | os.PathLike[str]) -> Path:
@@ -151,7 +126,7 @@ def read_json(path: Path, advice: str = START_OVER) -> Any:
     try:
         return parse_json(read_text(path))
     except OSError as error:
-        raise _cannot("read", path, error) from error
+        raise cannot("read", path, error) from error
     except ValueError as error:
         raise InputError(f"{path} is damaged: it is not JSON ({error}); {advice}") from error
 
@@ -165,7 +140,7 @@ def read_json_lines(path: Path) -> list[Any]:
     try:
         return [parse_json(line) for line in read_text(path).splitlines()]
     except OSError as error:
-        raise _cannot("read", path, error) from error
+        raise cannot("read", path, error) from error
     except ValueError as error:
         raise damaged_run(path, f"a line is not JSON: {error}") from error
 
@@ -193,11 +168,11 @@ def read_tensors(path: Path, advice: str = START_OVER) -> tuple[dict[str, Tensor
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except (OSError, MemoryError) as error:
-        raise _cannot("read", path, error) from error
+        raise cannot("read", path, error) from error
     # A header may name types that this torch does not have, or shapes that it cannot make.
     except (SafetensorError, RuntimeError, TypeError, ValueError, AttributeError) as error:
         if is_out_of_memory(error):
-            raise _cannot("read", path, error) from error
+            raise cannot("read", path, error) from error
         raise damaged_run(path, str(error).split("\n")[0], advice) from error
     if _HEADER not in header:
         raise InputError(f"{path} was not written by rifflemix: no {_HEADER!r} entry in its header")
@@ -209,35 +184,6 @@ def read_tensors(path: Path, advice: str = START_OVER) -> tuple[dict[str, Tensor
     if not is_whole:
         raise damaged_run(path, "its checksum does not match", advice)
     return tensors, entry["meta"]
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` against other processes; the system frees it however this one ends.
-
-    Raises:
-        FolderInUse: another process holds it.
-        InputError: the lock cannot be made.
-    """
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise _cannot("write", folder / _LOCK, error) from error
-    _held.add(descriptor)
-    try:
-        try:
-            is_free = _try_lock(descriptor)
-        except OSError as error:  # some network file systems have no locks
-            raise _cannot("lock", folder, error) from error
-        if not is_free:
-            raise FolderInUse(
-                f"{folder} is in use by another process; wait for it or choose another folder"
-            )
-        yield
-    finally:
-        if descriptor in _held:
-            _held.remove(descriptor)
-            os.close(descriptor)
 
 
 CONFIG_FILE = "config.json"
@@ -259,17 +205,17 @@ def claimed_folder(
         InputError: it cannot be written, is in use, or holds something else.
     """
     check_same_settings(folder, settings, name=name, free=free)
-    is_new = not folder.exists()
+    with reported("look at", folder):
+        is_new = not folder.exists()
     make_folder(folder)
     with locked(folder):
-        remove_leftovers(folder)
         # Again: another process may have been here.
         check_same_settings(folder, settings, name=name, free=free)
         try:
             write_json(folder / CONFIG_FILE, settings)
         except InputError:
             if is_new:
-                _remove_folder(folder)
+                _remove_empty(folder)
             raise
         yield
 
@@ -277,20 +223,23 @@ def claimed_folder(
 def check_same_settings(
     folder: Path, settings: Mapping[str, Any], *, name: str = "out", free: Collection[str] = ()
 ) -> None:
-    """Raise InputError if a folder holds something else than an earlier start of this very run.
+    """Raise InputError if a folder has something else than an earlier start of this very run.
 
     Arguments as for `claimed_folder`.
     """
-    if not folder.is_dir():
-        return
     path = folder / CONFIG_FILE
-    if not path.exists():
-        for entry in sorted(e.name for e in folder.iterdir() if not e.name.startswith(".")):
-            raise bad_argument(
-                name,
-                f"a new or empty folder, or one with a run's {CONFIG_FILE}",
-                f"{folder}, which holds {entry} without it",
-            )
+    with reported("look at", folder):
+        if not folder.is_dir():
+            return
+        is_claimed, names = path.exists(), sorted(entry.name for entry in folder.iterdir())
+    if not is_claimed:
+        for entry in names:
+            if not entry.startswith("."):
+                raise bad_argument(
+                    name,
+                    f"a new or empty folder, or one with a run's {CONFIG_FILE}",
+                    f"{folder}, which holds {entry} without it",
+                )
         return
     earlier = read_json(path)
     if not isinstance(earlier, dict) or earlier.get("format") != settings.get("format"):
@@ -327,54 +276,23 @@ def first_difference(
     return None
 
 
-def _remove_folder(folder: Path) -> None:
-    for entry in folder.iterdir():
-        entry.unlink()
-    folder.rmdir()
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder that has nothing but its lock, if that is possible."""
+    with contextlib.suppress(OSError):
+        if os.listdir(folder) == [LOCK]:
+            (folder / LOCK).unlink()
+            folder.rmdir()
 
 
-def _forget_locks() -> None:
-    """In a forked child: a data loading process that outlives a kill must not keep the lock."""
-    while _held:
-        os.close(_held.pop())
-
-
-if sys.platform == "win32":
-
-    def _try_lock(descriptor: int) -> bool:
-        import msvcrt
-
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-    def flush(path: Path) -> None:
-        """Force a file to disk (a folder needs nothing here)."""
-        if path.is_file():
-            with open(path, "rb+") as file:
-                os.fsync(file.fileno())
-
-else:
-    import fcntl
-
-    os.register_at_fork(after_in_child=_forget_locks)
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def flush(path: Path) -> None:
-        """Force a file or a folder's entries to disk."""
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def flush(path: Path) -> None:
+    """Force a file or the entries of a folder to disk."""
+    if sys.platform == "win32" and path.is_dir():
+        return  # Windows cannot open a folder, and writes its entries at once
+    descriptor = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _digest(tensors: Mapping[str, Tensor], meta: Any) -> str:
@@ -386,7 +304,17 @@ def _digest(tensors: Mapping[str, Tensor], meta: Any) -> str:
     return digest.hexdigest()
 
 
-def _cannot(verb: str, path: Path, error: Exception) -> InputError:
+@contextlib.contextmanager
+def reported(verb: str, path: Path) -> Iterator[None]:
+    """Raise InputError with one sentence in place of an OSError, such as of a failing disk."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot(verb, path, error) from error
+
+
+def cannot(verb: str, path: Path, error: Exception) -> InputError:
+    """The error for a file or folder that the system refuses."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return InputError(f"cannot {verb} {path}: {reason}")
 

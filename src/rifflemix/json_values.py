@@ -53,18 +53,19 @@ def _parts(value: Any) -> Iterable[Any]:
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON object with a new checksum of its entries, which `check_seal` compares."""
-    return {**value, SEAL: _json_digest(value)}
+    return {**value, SEAL: content_hash(value)}
 
 
 def check_seal(value: Any) -> None:
     """Raise ValueError where a sealed object is not what was written; one without a seal passes."""
     if not isinstance(value, dict) or SEAL not in value:
         return
-    if value[SEAL] != _json_digest(value):
+    if value[SEAL] != content_hash(value):
         raise ValueError("its checksum does not match")
 
 
-def _json_digest(value: Mapping[str, Any]) -> str:
+def content_hash(value: Mapping[str, Any]) -> str:
+    """The checksum of a JSON object's entries, except a checksum among them."""
     unsealed = {name: entry for name, entry in value.items() if name != SEAL}
     return hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()
 

@@ -1,16 +1,19 @@
-"""Commands in processes of their own that need not import anything, to be killed at any moment.
+"""Run commands in forked processes, which need not import anything and can be killed at any moment.
 
-Run as a script, it imports the package once and forks a child for each command that it is told of;
-imported, it is the client of such a server.
+As a script this file is a server: it imports the package once and forks a child for each command.
+Imported, it is the client of that server.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import enum
 import importlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,12 +30,43 @@ HUNG = -1000  # that of a command that had to be ended
 _PATIENCE = 120.0
 
 
+class Fault(enum.IntEnum):
+    """What happens to a file operation, as in faults.c."""
+
+    NONE, KILL, FAIL_ONCE, DISK_FULL = range(4)
+
+
+CHANGES, ALL_OPERATIONS = 1, 3
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One file operation of a process that fails, or that kills it.
+
+    Attributes:
+        folders: absolute paths; operations elsewhere are not counted.
+        fault: what happens.
+        at: number of the operation, from 1 on.
+        error: errno of the failure.
+        kinds: CHANGES counts the operations that change a file or folder, ALL_OPERATIONS also
+            those that read.
+    """
+
+    folders: Sequence[str]
+    fault: Fault = Fault.NONE
+    at: int = 0
+    error: int = 0
+    kinds: int = CHANGES
+
+
 @dataclass(frozen=True)
 class Command:
     """A command line, and what happens to it.
 
     Attributes:
-        arguments: as typed after `rifflemix`.
+        arguments: as typed after `rifflemix`; or `python MODULE:FUNCTION WORDS`, a function of the
+            tests that is called with the words.
+        injection: what happens to its file operations; None counts none.
         signals: (seconds after the start, number) of the signals that it gets.
         environment: variables, for it alone.
         most_bytes: of any file that it may write; None: no bound.
@@ -41,6 +75,7 @@ class Command:
     """
 
     arguments: Sequence[str]
+    injection: Injection | None = None
     signals: Sequence[tuple[float, int]] = ()
     environment: dict[str, str] = field(default_factory=dict)
     most_bytes: int | None = None
@@ -50,12 +85,22 @@ class Command:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: exit code, or minus the signal that ended it."""
+    """How a command ended.
+
+    Attributes:
+        code: exit code, or minus the signal that ended it.
+        out, err: what it printed.
+        seconds: how long it took.
+        operations: number of file operations of a command with an injection that was not killed.
+        struck: the operation that failed or killed it, and its path; empty if none did.
+    """
 
     code: int
     out: str
     err: str
     seconds: float
+    operations: int
+    struck: str
 
     @property
     def is_one_sentence(self) -> bool:
@@ -77,10 +122,16 @@ class Server:
     def __enter__(self) -> Server:
         self.process = subprocess.Popen(
             [sys.executable, __file__],
+            cwd=self.folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(SOURCE),
+                "OMP_NUM_THREADS": "1",
+                **_preloaded(self.folder),
+            },
         )
         assert self._answer() == "ready"
         return self
@@ -99,20 +150,35 @@ class Server:
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         answers = self._answer()
-        return [
-            Ended(code, *(self._said(number, name) for name in ("out", "err")), seconds)
-            for number, (code, seconds) in enumerate(answers)
-        ]
+        return [self._ended(number, *answer) for number, answer in enumerate(answers)]
 
-    def _said(self, number: int, name: str) -> str:
-        return (self.folder / f"{number}.{name}").read_text(encoding="utf-8", errors="replace")
+    def _ended(self, number: int, code: int, seconds: float) -> Ended:
+        out, err, struck, counted = (
+            (self.folder / f"{number}.{name}").read_text(encoding="utf-8", errors="replace")
+            for name in _WRITTEN
+        )
+        return Ended(code, out, err, seconds, int(counted or 0), struck.strip())
 
     def _answer(self) -> Any:
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
 
+def _preloaded(folder: Path) -> dict[str, str]:
+    """The variable that puts faults.c into a process; empty without a C compiler or on a Mac."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or sys.platform != "linux":
+        return {}
+    source, library = Path(__file__).with_name("faults.c"), folder / "faults.so"
+    flags = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror")
+    subprocess.run([compiler, *flags, source, "-o", library, "-ldl"], check=True)
+    return {_LIBRARY: str(library), "LD_PRELOAD": str(library)}
+
+
 # The server.
+
+_WRITTEN = ("out", "err", "struck", "counted")  # files of each child
+_LIBRARY = "RIFFLEMIX_ATTACK_FAULTS"
 
 
 def serve() -> None:
@@ -136,6 +202,7 @@ _IMPORTED = (
     "accelerate", "matplotlib.backends.backend_agg", "torch._dynamo", "torch.profiler",
     "torch.distributed.checkpoint.state_dict", "rifflemix.cli.app", "rifflemix.comparison.files",
     "rifflemix.comparison.page", "rifflemix.models.registry", "rifflemix.tasks.registry",
+    "rifflemix.analysis", "rifflemix.bench.ops", "rifflemix.reproduction.page", "library_writes",
 )  # fmt: skip
 
 
@@ -144,6 +211,7 @@ def _prepare() -> None:
 
     import rifflemix.cli
     import rifflemix.reproduction.utilisation
+    from rifflemix.comparison import suites
     from rifflemix.recipes import registry
     from rifflemix.tasks.data_io import shards
     from small_recipes import QUICK, small
@@ -155,6 +223,9 @@ def _prepare() -> None:
     shards._SHARD, shards._cores = 6, lambda: 1
     rifflemix.reproduction.utilisation.matmul_flops_per_second = lambda *_: 1e12
     registry._RECIPES["test/digits"] = lambda: small(train=QUICK)
+    pieces = suites.SuiteTask("digits", {"patch_size": 4}, {"max_steps": 2, "batch_size": 8})
+    tasks = {"a": pieces, "b": pieces}
+    suites.SUITES["tiny"] = suites.Suite("tiny", "Digits twice", tasks, ("average",), 1, (1e-3,))
     # A refused command imports what parsing needs, which another user might not be able to read.
     sys.argv = ["rifflemix", "data", "prepare", "nothing"]
     with open(os.devnull, "w") as nothing, contextlib.redirect_stderr(nothing):
@@ -162,9 +233,10 @@ def _prepare() -> None:
 
 
 def _child(folder: Path, number: int, command: dict[str, Any]) -> int:
-    for descriptor, name in ((1, "out"), (2, "err")):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        os.dup2(os.open(folder / f"{number}.{name}", flags, 0o644), descriptor)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    opened = {n: os.open(folder / f"{number}.{n}", flags, 0o644) for n in _WRITTEN}
+    os.dup2(opened["out"], 1)
+    os.dup2(opened["err"], 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(command["environment"])
@@ -176,18 +248,41 @@ def _child(folder: Path, number: int, command: dict[str, Any]) -> int:
     if command["is_clock_mad"]:
         ticks = iter(range(10**9, 0, -86_400))
         time.time = lambda: float(next(ticks))
-    sys.argv = ["rifflemix", *command["arguments"]]
-    import rifflemix.cli
-
+    faults = None
+    if command["injection"] is not None:
+        faults = ctypes.CDLL(os.environ[_LIBRARY])
+        injection = Injection(**command["injection"])
+        folders = os.fsencode("\n".join(injection.folders))
+        rest = (injection.fault, injection.error, injection.kinds, opened["struck"])
+        faults.faults_arm(folders, ctypes.c_long(injection.at), *rest)
     try:
-        code = rifflemix.cli.main()
+        code = _call(command["arguments"])
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
         code = TRACEBACK
+    if faults is not None:
+        os.write(opened["counted"], b"%d" % faults.faults_seen())
     with contextlib.suppress(OSError):
         sys.stderr.flush()
     return code
+
+
+def _call(arguments: Sequence[str]) -> int:
+    """Run a command, or a function of the tests, whose InputError ends as that of a command."""
+    import rifflemix.cli
+    from rifflemix.errors import InputError
+
+    if arguments[0] != "python":
+        sys.argv = ["rifflemix", *arguments]
+        return rifflemix.cli.main()
+    module, _, name = arguments[1].partition(":")
+    try:
+        getattr(importlib.import_module(module), name)(*arguments[2:])
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _watch(started: float, children: list[tuple[int, dict[str, Any]]]) -> list[tuple[int, float]]:

@@ -1,9 +1,9 @@
-"""Small runs of the long commands, and what of their folders must be the same each time."""
+"""Small runs of every command that writes, and what of their folders must be the same each time."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,58 @@ TINY = (
     "--heads", "2", "--batch-size", "64", "--threads", "1", "--device", "cpu",
 )  # fmt: skip
 
-COMMANDS: dict[str, Callable[[Path], list[str]]] = {
+SMALL = ("--dim", "8", "--layers", "1", "--heads", "2", "--threads", "1", "--device", "cpu")
+ANALYZE = ("--samples", "4", "--threads", "1")
+
+# Commands that leave inputs of others in the server's folder, where all commands run.
+INPUTS: dict[str, list[str]] = {
+    "one": ["compare", *TINY, "--mixers", "average", "--max-steps", "4", "--out", "one"],
+    "two": ["compare", *TINY, "--mixers", "tssa", "--max-steps", "4", "--out", "two"],
+    "first-suite": ["compare", "--suite", "tiny", *SMALL, "--tasks", "a", "--out", "first-suite"],
+    "second-suite": ["compare", "--suite", "tiny", *SMALL, "--tasks", "b", "--out", "second-suite"],
+    "reproduced": ["reproduce", "test/digits", "--threads", "1", "--out", "reproduced"],
+    "trained": ["train", *TINY, "--mixer", "tssa", "--max-steps", "4", "--out", "trained"],
+}  # fmt: skip
+
+TRAININGS: dict[str, Callable[[str], list[str]]] = {
     "compare": lambda out: [
-        "compare", *TINY, "--mixers", "average,tssa", "--max-steps", "12", "--out", str(out)
+        "compare", *TINY, "--mixers", "average,tssa", "--max-steps", "12", "--out", out
     ],
     "train": lambda out: [
-        "train", *TINY, "--mixer", "tssa", "--max-steps", "30", "--out", str(out)
+        "train", *TINY, "--mixer", "tssa", "--max-steps", "30", "--out", out
     ],
     "reproduce": lambda out: [
-        "reproduce", "test/digits", "--threads", "1", "--device", "cpu", "--out", str(out)
+        "reproduce", "test/digits", "--threads", "1", "--device", "cpu", "--out", out
     ],
     "sweep": lambda out: [
         "sweep", "test/digits", "--set", "num_heads=1,2", "--threads", "1", "--device", "cpu",
-        "--out", str(out)
+        "--out", out
     ],
     # Into the cache folder, which `command` puts there.
     "data prepare": lambda out: ["data", "prepare", "pathfinder32", "--max-samples", "12"],
 }  # fmt: skip
+
+COMMANDS: dict[str, Callable[[str], list[str]]] = {
+    **TRAININGS,
+    "suite": lambda out: ["compare", "--suite", "tiny", *SMALL, "--out", out],
+    "merge": lambda out: ["merge", "one", "two", "--out", out],
+    "merge suites": lambda out: ["merge", "first-suite", "second-suite", "--out", out],
+    "report": lambda out: ["report", "reproduced", "--out", out],
+    "analyze": lambda out: ["analyze", "collapse", "trained", *ANALYZE, "--out", out],
+    "analyze all": lambda out: ["analyze", "all", "trained", *ANALYZE, "--out", out],
+    "bench": lambda out: ["bench", "ops", "--shape", "1,8,8,2", "--repeats", "1", "--out", out],
+    "save_pretrained": lambda out: ["python", "library_writes:save_model", out],
+    "save_swapped": lambda out: ["python", "library_writes:save_swapped_model", out],
+}
+
+
+def make_inputs(server: Server, arguments: Sequence[str]) -> None:
+    """Run the commands whose results are inputs of a command, unless they have run."""
+    for name in INPUTS:
+        if name in arguments and not (server.folder / name).exists():
+            (ended,) = server.run(Command(INPUTS[name]))
+            assert ended.code == 0, ended.err
+
 
 # What depends on the clock, the machine and the command line.
 _MEASURED = {
@@ -45,7 +80,7 @@ _MEASURED = {
 def command(name: str, out: Path, **happens: Any) -> Command:
     """A run of one of `COMMANDS` into a folder."""
     environment = {"RIFFLEMIX_CACHE": str(out if name == "data prepare" else out.parent / "cache")}
-    return Command(COMMANDS[name](out), environment=environment, **happens)
+    return Command(COMMANDS[name](str(out)), environment=environment, **happens)
 
 
 def outcome(folder: Path, pattern: str = "**/*") -> dict[str, Any]:
@@ -81,6 +116,7 @@ def difference(found: dict[str, Any], expected: dict[str, Any]) -> str:
 
 
 def finish(server: Server, name: str, out: Path) -> Ended:
-    """The command again, without a disturbance."""
+    """Run the command without a disturbance."""
+    make_inputs(server, COMMANDS[name](str(out)))
     (ended,) = server.run(command(name, out))
     return ended

@@ -26,7 +26,7 @@ from rifflemix.comparison.suite_report import answers, html, markdown, parts
 from rifflemix.comparison.suites import PEERS, Suite, SuiteTask
 from rifflemix.comparison.table import comparison_rows
 from rifflemix.errors import InputError, RunFailed
-from rifflemix.files import FolderInUse, locked
+from rifflemix.locks import FolderInUse, locked
 from rifflemix.mixers import HEADLINE
 from rifflemix.runs.results import summarise
 from rifflemix.runs.status import RunStatus

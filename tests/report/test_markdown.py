@@ -5,20 +5,7 @@ from pathlib import Path
 import pytest
 
 from rifflemix.errors import InputError
-from rifflemix.report.markdown import marked_text, table_lines, write_marked_text
-
-
-def test_lines_of_a_table() -> None:
-    assert table_lines(["Name", "ms"], [["a|b", "1"], ("c", "2")], range(1, 2)) == [
-        "| Name | ms |",
-        "| --- | ---: |",
-        "| a\\|b | 1 |",
-        "| c | 2 |",
-    ]
-
-
-def test_without_rows_the_head_stands_alone() -> None:
-    assert table_lines(["Row", "Ours"], []) == ["| Row | Ours |", "| --- | --- |"]
+from rifflemix.report.markdown import marked_text, write_marked_text
 
 
 def test_marked_text_is_replaced_and_nothing_else(tmp_path: Path) -> None:

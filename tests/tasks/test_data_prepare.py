@@ -172,7 +172,7 @@ def test_two_prepare_at_once(cache: Path) -> None:
     answers = [process.communicate(timeout=120) for process in running]
     assert [process.returncode for process in running] == [0, 0], answers
     assert len(list(cache.rglob("images.npy"))) == 3
-    assert not list(cache.rglob(".writing-*"))
+    assert not list(cache.rglob(".rifflemix-*"))
 
 
 @pytest.mark.parametrize("task", ["image", "listops", "sst", "esol"])

@@ -11,8 +11,6 @@ import lzma
 import os
 import shutil
 import struct
-import subprocess
-import sys
 import tarfile
 import threading
 import tracemalloc
@@ -32,7 +30,6 @@ from rifflemix.tasks.data_io import bounded, download
 from rifflemix.tasks.data_io.bounded import read_bytes, read_idx, read_lines, read_npy, read_npz
 from rifflemix.tasks.data_io.download import Remote
 from rifflemix.tasks.data_io.files import check_ids, load_arrays, store_arrays
-from rifflemix.tasks.data_io.scratch import scratch_folder
 from rifflemix.tasks.graphs.smiles import decode_molecules, read_csv
 from rifflemix.tasks.own import rows as table_rows
 from rifflemix.tasks.pathfinder.files import read_gray_png
@@ -400,24 +397,6 @@ def test_ids_below_zero(tmp_path: Path) -> None:
     check_ids(tmp_path, "ids", np.zeros(0, dtype=np.int32), 0)
     with pytest.raises(InputError, match="expected ids from 0 to 3, got -1 to 2"):
         check_ids(tmp_path, "ids", np.array([-1, 2]), 4)
-
-
-@pytest.mark.slow
-def test_what_a_killed_writer_left_is_cleared(tmp_path: Path) -> None:
-    code = (
-        "import os, sys; from pathlib import Path; from rifflemix.tasks.data_io.scratch import *\n"
-        "with scratch_folder(Path(sys.argv[1])) as part:\n"
-        "    (part / 'x').write_text('half'); os.kill(os.getpid(), 9)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=False)
-    (left,) = tmp_path.iterdir()
-    with scratch_folder(tmp_path) as mine:
-        assert not left.exists()
-        with scratch_folder(tmp_path) as other:  # one that is in use stays
-            assert mine.is_dir()
-            assert other.is_dir()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_contents_are_checksums(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rifflemix.errors import InputError
-from rifflemix.files import locked
+from rifflemix.locks import locked
 from rifflemix.tasks.data_io import shards
 from rifflemix.tasks.data_io.shards import ShardedImages, prepare_shards, prepare_stack
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from toy_training import ToyTask, make_config, make_model
 
 from rifflemix.errors import InputError
-from rifflemix.files import locked, read_tensors
+from rifflemix.files import read_tensors
+from rifflemix.locks import locked
 from rifflemix.train import TrainConfig, TrainEvent, TrainingDiverged, train
 
 
@@ -64,12 +65,6 @@ def test_folder_with_other_things(tmp_path: Path) -> None:
     (tmp_path / "checkpoint.safetensors").write_text("mine")
     assert "config.json" in refused(tmp_path)
     assert (tmp_path / "checkpoint.safetensors").read_text() == "mine"
-
-
-def test_leftovers_of_a_killed_save_are_removed(tmp_path: Path) -> None:
-    (tmp_path / ".checkpoint.safetensors.7.tmp").write_text("half")
-    run(tmp_path, max_steps=2)
-    assert not list(tmp_path.glob(".*.tmp"))
 
 
 def test_folder_in_use(tmp_path: Path) -> None:

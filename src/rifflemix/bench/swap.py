@@ -17,10 +17,10 @@ from rifflemix.checks import check_integers, shown
 from rifflemix.errors import InputError, bad_argument, require_packages
 from rifflemix.files import user_path, write_bytes
 from rifflemix.models.calling import call_model
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import format_bytes, format_count
 from rifflemix.runs.measure import median, median_seconds, peak_memory
 from rifflemix.surgery import replace_attention
+from rifflemix.text import bullet_lines, table_lines
 
 ORIGINAL = "original"
 PHASES = ("forward", "training")
@@ -82,7 +82,7 @@ class SwapMeasurement:
         notes = [*self._wins(), *(f"{name}: {reason}" for name, reason in self.refused.items())]
         where = f"{self.device}, {self.threads} threads" if self.device == "cpu" else self.device
         notes.append(f"Medians on {where}; memory is what torch's allocator held at most.")
-        return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)])
+        return "\n\n".join([*parts, "\n".join(bullet_lines(notes))])
 
     def __str__(self) -> str:
         """The table."""

@@ -9,7 +9,6 @@ from typing import Any
 from rifflemix.bench import describe_hardware
 from rifflemix.bench.beside import Beside, beside_packages
 from rifflemix.bench.rows import PEER, Key
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import (
     MISSING,
     format_bytes,
@@ -18,6 +17,7 @@ from rifflemix.report.units import (
     format_percent,
     format_rate,
 )
+from rifflemix.text import bold, bullet_lines, table_lines
 
 PASS_TITLES = {
     "forward": "forward",
@@ -95,8 +95,8 @@ def bench_markdown(result: Mapping[str, Any]) -> str:
     parts = []
     for table in bench_tables(result):
         lines = table_lines(table.headers, table.rows, range(1, len(table.headers)))
-        parts.append("\n".join([f"**{table.title}**", "", *lines]))
-    parts.append("\n".join(f"- {note}" for note in bench_notes(result)))
+        parts.append("\n".join([bold(table.title), "", *lines]))
+    parts.append("\n".join(bullet_lines(bench_notes(result))))
     return "\n\n".join(parts) + "\n"
 
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.options import parse_model_settings, parse_names
-from rifflemix.cli.output import print_json, progress_console, show
+from rifflemix.cli.output import DescriptionColumn, print_json, progress_console, show
 from rifflemix.errors import bad_argument
 from rifflemix.runs.options import DataDir, Json, Option, Seed, Threads
 
@@ -111,7 +111,7 @@ class _Bar:
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            DescriptionColumn(),
             BarColumn(30),
             MofNCompleteColumn(),
             console=console,

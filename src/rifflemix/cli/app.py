@@ -132,11 +132,13 @@ def _run() -> int:
             return _fail(f"{place}: {in_a_line(error)}")
         if _is_nowhere():
             return _fail("the current directory is gone; change to one that exists")
-        if not is_out_of_memory(error):
-            raise
-        reason = first_line(error) or type(error).__name__
-        _fail(f"not enough memory ({reason}); a smaller batch or model needs less")
-        return EXIT_FAILED
+        if is_out_of_memory(error):
+            reason = first_line(error) or type(error).__name__
+            _fail(f"not enough memory ({reason}); a smaller batch or model needs less")
+            return EXIT_FAILED
+        if isinstance(error, OSError) and error.strerror:
+            return _fail(f"cannot use {error.filename or 'a file'}: {error.strerror}")
+        raise
     return code if isinstance(code, int) else 0
 
 
@@ -173,5 +175,5 @@ def _warn(
 
 
 def _fail(message: str) -> int:
-    complain("error: " + " ".join(message.split()))
+    complain(f"error: {message}")
     return EXIT_BAD_INPUT

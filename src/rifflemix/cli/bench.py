@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.options import parse_names, parse_threads
-from rifflemix.cli.output import plain_table, print_json, progress_console, show
+from rifflemix.cli.output import (
+    DescriptionColumn,
+    plain_table,
+    print_json,
+    progress_console,
+    show,
+    tell,
+)
 from rifflemix.errors import bad_argument, require_packages
 from rifflemix.runs.options import Device, Json, Option, Threads
 from rifflemix.runs.processes import is_main_process
@@ -410,7 +417,7 @@ class _Bar:
             BarColumn(30),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.description}"),
+            DescriptionColumn(),
             console=console,
             disable=not console.is_terminal,
         )
@@ -433,7 +440,7 @@ class _Bar:
 
     def note(self, text: str) -> None:
         """Print a line."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        tell(self._console, text)
 
 
 def _shapes(texts: list[str] | None) -> tuple[Shape, ...]:

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from rich.text import Text
 
 from rifflemix.cli import options
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED
-from rifflemix.cli.output import print_json, progress_console, show
+from rifflemix.cli.output import print_json, progress_console, show, tell
 from rifflemix.cli.settings import compare_config
 from rifflemix.cli.shown import run_shown
 from rifflemix.cli.suite import compare_suite
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.report.terminal import plain, text_table
 from rifflemix.runs.options import Json, Option, Out, RunOptions, Task
 
 EPILOG = """Examples:
@@ -114,7 +113,7 @@ def _tell(out: Path, results: dict[str, Any], as_json: bool) -> None:
     else:
         _show(out, results)
     if results["status"] != "complete":
-        progress_console().print(partial_note(results), soft_wrap=True)
+        tell(progress_console(), partial_note(results))
 
 
 @dataclass(frozen=True)
@@ -173,14 +172,14 @@ def _tell_default(task: str, names: tuple[str, ...]) -> None:
 
     console = progress_console()
     every = "`--mixers all` trains every mixer that fits the task"
-    console.print(f"mixers: {', '.join(names)}; {every}", soft_wrap=True)
+    tell(console, f"mixers: {', '.join(names)}; {every}")
     left_out = ", ".join(name for name in HEADLINE if name not in names)
     if left_out:
         if takes_graphs(task_card(task)):
             reason = f"has graphs, and the backbone for graphs takes only {' and '.join(names)}"
         else:
             reason = "predicts each token from the tokens before it and needs causal mixers"
-        console.print(f"task {task} {reason}; left out: {left_out}", soft_wrap=True)
+        tell(console, f"task {task} {reason}; left out: {left_out}")
 
 
 def terminal_table(results: Mapping[str, Any]) -> Table:
@@ -188,14 +187,10 @@ def terminal_table(results: Mapping[str, Any]) -> Table:
     from rifflemix.comparison.table import comparison_rows, table_cells, table_headers
 
     rows = comparison_rows(results)
-    table = Table(box=SIMPLE_HEAD, title=Text(results["task"]["title"]))
     headers = table_headers(rows)
-    for index, header in enumerate(headers):
-        inner = 0 < index < len(headers) - 1
-        table.add_column(header, justify="right" if inner else "left", overflow="fold")
-    for cells in table_cells(rows):
-        table.add_row(*(Text(c.text, style="bold" if c.best else "") for c in cells))
-    return table
+    cells = ((plain(c.text, is_bold=c.best) for c in row) for row in table_cells(rows))
+    inner = range(1, len(headers) - 1)
+    return text_table(headers, cells, title=results["task"]["title"], right=inner)
 
 
 def _show(out: Path, results: dict[str, Any]) -> None:

@@ -10,13 +10,12 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TextColumn,
     TimeRemainingColumn,
 )
 
 from rifflemix.cli.commands import Commands
 from rifflemix.cli.options import parse_task_options
-from rifflemix.cli.output import plain_table, print_json, progress_console, show
+from rifflemix.cli.output import DescriptionColumn, plain_table, print_json, progress_console, show
 from rifflemix.runs.options import DataDir, Json, Option, TaskOptions
 
 app = Commands(help="Find and prepare data.")
@@ -77,7 +76,7 @@ class DataProgress:
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            DescriptionColumn(),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),

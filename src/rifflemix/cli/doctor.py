@@ -9,6 +9,7 @@ from rich.text import Text
 
 from rifflemix.cli.output import plain_table, print_json, show
 from rifflemix.runs.options import DataDir, Json
+from rifflemix.text import terminal_lines
 
 EPILOG = "Examples:  rifflemix doctor   |   rifflemix doctor --data-dir data --json"
 
@@ -25,6 +26,7 @@ def doctor(data_dir: DataDir | None = None, json: Json = False) -> None:
         show(plain_table(("What", "State", "Detail"), rows))
         for finding in findings:
             if finding.output:
-                show(Text(f"{finding.name}, in the compiler's words:\n{finding.output}"))
+                show(f"{finding.name}, in the compiler's words:")
+                show(Text(terminal_lines(finding.output)))
     if any(finding.state == BROKEN for finding in findings):
         raise typer.Exit(1)

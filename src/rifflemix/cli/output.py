@@ -7,16 +7,18 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, cast
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
+from rich.progress import ProgressColumn, Task
 from rich.table import Table
 from rich.text import Text
 
 from rifflemix.errors import InputError
+from rifflemix.report.terminal import plain, text_table
 from rifflemix.runs.processes import is_main_process
+from rifflemix.text import terminal_text
 
 
 @contextlib.contextmanager
@@ -50,16 +52,18 @@ def _writing() -> Iterator[None]:
 
 
 def complain(line: str) -> None:
-    """A line on stderr, where there is one that takes it."""
+    """Print one line on stderr, if there is a stderr that takes it."""
     if sys.stderr is not None:  # else print would take stdout
         with contextlib.suppress(OSError):
-            print(line, file=sys.stderr)
+            print(terminal_text(" ".join(line.split())), file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
     """JSON on stdout, and nothing else there."""
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     text = json.dumps(value, indent=2, ensure_ascii=not is_unicode)
+    if not text.replace("\n", "").isprintable():
+        text = json.dumps(value, indent=2)  # with escapes for what would control a terminal
     with _writing():
         sys.stdout.write(text + "\n")
 
@@ -71,9 +75,23 @@ def output_width() -> int:
 
 
 def show(renderable: RenderableType) -> None:
-    """A table or text on stdout."""
+    """Print a table or one line of text on stdout."""
+    shown = plain(renderable) if isinstance(renderable, str) else renderable
     with _writing():
-        _Output(highlight=False, width=output_width()).print(renderable)
+        _Output(highlight=False, width=output_width()).print(shown)
+
+
+def tell(console: Console, line: str) -> None:
+    """Print one line of text, which wraps at any width."""
+    console.print(plain(line), soft_wrap=True)
+
+
+class DescriptionColumn(ProgressColumn):
+    """The column of a progress bar that describes the work."""
+
+    def render(self, task: Task) -> Text:
+        """The description as plain text."""
+        return plain(task.description)
 
 
 class _Output(Console):
@@ -109,11 +127,6 @@ class _Unheard:
             self._stream.flush()
 
 
-def plain_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
-    """A table of texts, never read as markup. The first column, names, is never cut."""
-    table = Table(box=SIMPLE_HEAD)
-    for index, header in enumerate(headers):
-        table.add_column(header, overflow="fold", no_wrap=index == 0)
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))
-    return table
+def plain_table(headers: Sequence[str], rows: Iterable[Iterable[Any]]) -> Table:
+    """A table of texts; the first column, names, is never cut."""
+    return text_table(headers, rows, whole=(0,))

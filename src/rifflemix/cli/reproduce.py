@@ -8,7 +8,7 @@ import typer
 
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
-from rifflemix.cli.output import plain_table, print_json, progress_console, show
+from rifflemix.cli.output import plain_table, print_json, progress_console, show, tell
 from rifflemix.runs.options import Json, Option, Out, ReproduceOptions
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _tell(plan: ReproducePlan, results: dict[str, Any], as_json: bool) -> None:
     else:
         _show(plan, results)
     if results["status"] != "complete":
-        progress_console().print("stopped; run the same command to continue", soft_wrap=True)
+        tell(progress_console(), "stopped; run the same command to continue")
 
 
 def _run(plan: ReproducePlan, budget: float | None) -> tuple[dict[str, Any], bool]:

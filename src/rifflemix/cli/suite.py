@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED
 from rifflemix.cli.options import parse_mixers, parse_names, parse_seeds
-from rifflemix.cli.output import print_json, progress_console, show
+from rifflemix.cli.output import print_json, progress_console, show, tell
 from rifflemix.cli.settings import compare_config
 from rifflemix.cli.shown import run_shown
 from rifflemix.errors import bad_argument
+from rifflemix.report.terminal import plain, text_table
 from rifflemix.runs.options import RunOptions
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ def compare_suite(
 
     def run_one(one: ComparePlan) -> dict[str, Any]:
         place = f"{list(plan.plans).index(one.out.name) + 1} of {len(plan.plans)}"
-        progress_console().print(f"{one.out.name}, task {place}", markup=False, soft_wrap=True)
+        tell(progress_console(), f"{one.out.name}, task {place}")
         results, is_stopped = run_shown(one, run)
         finished[one.out.name] = results
         stops.append(is_stopped)
@@ -102,10 +100,10 @@ def _tell(
     show_suite(summary, finished, plan.out, as_json)
     if summary["status"] != "complete":
         done = sum(task["status"] == "complete" for task in summary["tasks"].values())
-        progress_console().print(
+        tell(
+            progress_console(),
             f"Partial results: {done} of {len(plan.plans)} tasks are done; run the same command "
             "to continue.",
-            soft_wrap=True,
         )
 
 
@@ -119,12 +117,8 @@ def show_suite(
         print_json(dict(summary))
         return
     for part in parts(finished)[:2]:
-        table = Table(box=SIMPLE_HEAD, title=Text(part.heading))
-        for header in part.headers:
-            table.add_column(header, overflow="fold")
-        for row in part.rows:
-            table.add_row(*(Text(c.text, style="bold" if c.best else "") for c in row))
-        show(table)
+        cells = ((plain(c.text, is_bold=c.best) for c in row) for row in part.rows)
+        show(text_table(part.headers, cells, title=part.heading))
     for sentence in summary["answers"]:
         show(sentence)
     show(f"Written to {out}: results.json, table.md, report.html, a folder for each task")

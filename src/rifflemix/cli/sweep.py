@@ -9,7 +9,7 @@ import typer
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
 from rifflemix.cli.options import parse_grid, parse_seeds
-from rifflemix.cli.output import plain_table, print_json, progress_console, show
+from rifflemix.cli.output import plain_table, print_json, progress_console, show, tell
 from rifflemix.errors import RunFailed
 from rifflemix.runs.options import (
     BatchSize,
@@ -85,7 +85,7 @@ def sweep(
         raise RunFailed(f"every run failed; the first: {results['failed_runs'][0]['error']}")
     if results["status"] != "complete":
         done = f"{results['runs_done']} of {results['runs_planned']} runs are done"
-        progress_console().print(f"stopped: {done}; run the same command to continue")
+        tell(progress_console(), f"stopped: {done}; run the same command to continue")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

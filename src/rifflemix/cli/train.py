@@ -9,7 +9,7 @@ import typer
 
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import EXIT_INTERRUPTED, StopRequest
-from rifflemix.cli.output import plain_table, print_json, progress_console, show
+from rifflemix.cli.output import plain_table, print_json, progress_console, show, tell
 from rifflemix.cli.settings import compare_config
 from rifflemix.errors import bad_argument
 from rifflemix.runs.options import Json, Option, Out, RunOptions, Seed, Task
@@ -48,7 +48,7 @@ def train(
         else:
             _show(out, results)
     if not results["result"]["finished"]:
-        progress_console().print("stopped; run the same command to continue", soft_wrap=True)
+        tell(progress_console(), "stopped; run the same command to continue")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

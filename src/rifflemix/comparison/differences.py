@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from rifflemix.comparison.decisions import Decision, Decisions
 from rifflemix.comparison.paired import LEVEL
 from rifflemix.comparison.table import Row, baseline_row, counts_samples
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import SHARES, metric_title, metric_value
+from rifflemix.text import table_lines
 
 _HOW_TO_READ = (
     "Paired over seeds, with a variance estimated from all rows. The interval is not corrected for "

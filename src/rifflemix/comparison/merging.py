@@ -17,7 +17,7 @@ from rifflemix.comparison.progress import Run
 from rifflemix.comparison.results import cost_of, scores_of, tried_of
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import claimed_folder, first_difference, user_path, write_bytes, write_json
-from rifflemix.json_values import sealed
+from rifflemix.json_values import content_hash, sealed
 from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.outside import code_by_name
@@ -42,7 +42,7 @@ def merge_comparisons(folders: Sequence[str | Path], out: str | Path) -> Compari
         folders: results folders of `compare` that differ in mixers or in seeds alone; a run that
             stands in several counts once.
         out: folder for results.json, table.md, plot.png and report.html: new, or of an earlier
-            merge of the same folders.
+            merge of the same results.
 
     Raises:
         InputError: fewer than two folders, one that is not finished, another task, data, model or
@@ -75,13 +75,13 @@ class Merged:
     Attributes:
         results: what results.json is to hold.
         files: the files that show it, by name.
-        parts: the folders put together.
+        parts: checksums of the results put together, wherever their folders are.
         out: where all of it goes.
     """
 
     results: dict[str, Any]
     files: Mapping[str, bytes]
-    parts: Sequence[Path]
+    parts: Sequence[str]
     out: Path
 
     @classmethod
@@ -89,16 +89,18 @@ class Merged:
         """The comparisons of these folders as one.
 
         Args:
-            paths: one or more.
+            paths: folders of one or more comparisons.
             out: where it is to be written.
             order: mixers to name first, in this order.
 
         Raises:
             InputError: as `merge_comparisons`.
         """
+        parts = {path: Comparison.load(path).results for path in paths}
         with _damage_is_told():
-            results = merged_results(paths, out, order)
-            return cls(results, comparison_files(results), paths, out)
+            results = merged_results(parts, out, order)
+            hashes = [content_hash(of) for of in parts.values()]
+            return cls(results, comparison_files(results), hashes, out)
 
     def write(self) -> None:
         """Write the folder.
@@ -112,9 +114,19 @@ class Merged:
                 write_bytes(self.out / name, content)
 
 
-def merged_results(paths: Sequence[Path], out: Path, order: Sequence[str] = ()) -> dict[str, Any]:
-    """What results.json of a merge holds; arguments and errors as for `Merged.of`."""
-    parts = {path: Comparison.load(path).results for path in paths}
+def merged_results(
+    parts: Mapping[Path, Results], out: Path, order: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The content of results.json of a merge.
+
+    Args:
+        parts: folder -> its comparison.
+        out: folder of the merge.
+        order: mixers to name first, in this order.
+
+    Raises:
+        InputError: as `merge_comparisons`.
+    """
     with _damage_is_told():
         _check(parts)
         return _merged(parts, out, order)
@@ -132,9 +144,13 @@ def _damage_is_told() -> Iterator[None]:
         raise InputError(f"merge: the results of a folder are damaged: {reason}") from error
 
 
-def merge_settings(parts: Sequence[Path]) -> dict[str, Any]:
-    """What config.json of a merge holds."""
-    return {"format": FORMAT, "parts": [str(path) for path in parts]}
+def merge_settings(parts: Any) -> dict[str, Any]:
+    """The content of config.json of a merge.
+
+    Args:
+        parts: checksums of what was put together, as JSON values.
+    """
+    return {"format": FORMAT, "parts": parts}
 
 
 def _check(parts: Mapping[Path, Results]) -> None:

@@ -43,7 +43,7 @@ def merge_suites(folders: Sequence[str | Path], out: str | Path) -> SuiteCompari
     Args:
         folders: results folders of `compare --suite`, or of earlier merges of such.
         out: folder for the page over all and a folder for each task: new, or of an earlier merge
-            of the same folders. The runs stay where they are.
+            of the same results. The runs stay where they are.
 
     Raises:
         InputError: fewer than two folders, one that holds no suite or a damaged one, another suite,
@@ -63,7 +63,8 @@ def merge_suites(folders: Sequence[str | Path], out: str | Path) -> SuiteCompari
     done = {name: merged.results for name, merged in made.items()}
     _check_alike(done)
     summary = suite_summary(suite, list(done), done)
-    with claimed_folder(target, merge_settings(paths)):
+    parts = {name: merged.parts for name, merged in made.items()}
+    with claimed_folder(target, merge_settings(parts)):
         for merged in made.values():
             merged.write()
         write_suite_files(target, summary, done)

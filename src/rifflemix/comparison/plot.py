@@ -19,6 +19,7 @@ from rifflemix.comparison.labels import Box, Disk, place_labels
 from rifflemix.comparison.table import Row, comparison_rows
 from rifflemix.report.figure import figure_png
 from rifflemix.report.units import SHARES, metric_title, metric_value
+from rifflemix.text import plot_text
 
 # Okabe and Ito's palette without its yellow, which is too light for outlines; safe for all
 # common kinds of colour blindness. Every disk carries its name, so repeats do no harm.
@@ -75,7 +76,7 @@ def _points(results: Mapping[str, Any]) -> list[_Point]:
     colours = _colours(comparison_rows(results))
     return [
         _Point(
-            label=row.title,
+            label=plot_text(row.title),
             colour=colours[row.name],
             speed=row.steps_per_second,
             speed_range=(min(speeds[row.name]), max(speeds[row.name])),
@@ -95,11 +96,11 @@ def _colours(rows: list[Row]) -> dict[str, str]:
 
 
 def _set_titles(axes: Axes, results: Mapping[str, Any]) -> None:
-    axes.set_title(results["task"]["title"], loc="left", fontsize=11)
+    axes.set_title(plot_text(results["task"]["title"]), loc="left", fontsize=11)
     axes.set_xlabel("training steps per second (further right is faster)")
     first = comparison_rows(results)[0]
     better = "" if first.higher_is_better else " (further down is better)"
-    axes.set_ylabel(f"test {metric_title(first.metric)}{better}")
+    axes.set_ylabel(plot_text(f"test {metric_title(first.metric)}{better}"))
     axes.grid(visible=True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -18,13 +18,13 @@ from rifflemix.comparison.suite_report import answers, html, markdown, overall
 from rifflemix.comparison.suites import Suite, get_suite
 from rifflemix.errors import InputError, bad_argument
 from rifflemix.files import (
-    FolderInUse,
     check_same_settings,
     claimed_folder,
     user_path,
     write_bytes,
     write_json,
 )
+from rifflemix.locks import FolderInUse
 from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.processes import is_main_process

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from rifflemix.comparison.decisions import BASELINE, RULE
 from rifflemix.comparison.differences import difference_cells, differences_from_softmax
@@ -24,9 +25,9 @@ from rifflemix.comparison.table import (
     table_cells,
     table_headers,
 )
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.page import render
 from rifflemix.report.units import MISSING, format_duration, format_percent, metric_title
+from rifflemix.text import bold, bullet_lines, link, markdown_text, table_lines
 
 Comparisons = Mapping[str, Mapping[str, Any]]
 """Task of the suite -> the results of its comparison."""
@@ -290,16 +291,16 @@ def _task(name: str, results: Mapping[str, Any]) -> list[str]:
 
 def markdown(title: str, comparisons: Comparisons) -> str:
     """table.md of a suite."""
-    lines = [f"# {title}", "", *(f"- {sentence}" for sentence in answers(comparisons)), ""]
+    lines = [f"# {markdown_text(title)}", "", *bullet_lines(answers(comparisons)), ""]
     for part in parts(comparisons):
-        rows = [[f"**{cell.text}**" if cell.best else cell.text for cell in row]
-                for row in part.rows]  # fmt: skip
-        lines += [f"## {part.heading}", ""]
+        rows = [[bold(cell.text) if cell.best else cell.text for cell in row] for row in part.rows]
+        lines += [f"## {markdown_text(part.heading)}", ""]
         lines += [*table_lines(part.headers, rows, range(1, len(part.headers))), ""]
-        lines += [part.caption, ""]
+        lines += [markdown_text(part.caption), ""]
     for name, results in comparisons.items():
-        lines += [f"## {name}", "", *(f"- {note}" for note in brief_notes(results)), ""]
-        lines += [f"More in [{name}/table.md]({name}/table.md).", ""]
+        page = f"{name}/table.md"
+        lines += [f"## {markdown_text(name)}", "", *bullet_lines(brief_notes(results)), ""]
+        lines += [f"More in {link(page, quote(page))}.", ""]
     return "\n".join(lines)
 
 

@@ -11,7 +11,6 @@ from rifflemix.comparison.decisions import BASELINE, Ahead, Decisions, ahead_by,
 from rifflemix.comparison.scores import Score, pooled_spread
 from rifflemix.comparison.spread import SeedSpread, seed_spread
 from rifflemix.comparison.tuning import settings_text
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import (
     MISSING,
     format_bytes,
@@ -20,6 +19,7 @@ from rifflemix.report.units import (
     format_rate,
     metric_title,
 )
+from rifflemix.text import bold, bullet_lines, markdown_text, table_lines
 
 Decided = tuple[Ahead, Callable[[str, str], bool]]
 """Which rows are ahead of which, by name, and whether two rows are compared at all."""
@@ -144,19 +144,20 @@ def table_cells(rows: list[Row]) -> list[list[Cell]]:
 
 def markdown_table(results: Mapping[str, Any], notes: Iterable[str]) -> str:
     """The first part of table.md: title, table, notes."""
-    return f"# {results['task']['title']}\n\n{markdown_body(results, notes)}"
+    title = markdown_text(results["task"]["title"])
+    return f"# {title}\n\n{markdown_body(results, notes)}"
 
 
 def markdown_body(results: Mapping[str, Any], notes: Iterable[str]) -> str:
     """Table and notes."""
     headers = table_headers(comparison_rows(results))
     rows = (
-        [f"**{cell.text}**" if cell.best else cell.text for cell in cells]
+        [bold(cell.text) if cell.best else cell.text for cell in cells]
         for cells in table_cells(comparison_rows(results))
     )
     lines = table_lines(headers, rows, range(1, len(headers) - 1))
     lines.append("")
-    lines.extend(f"- {note}" for note in notes)
+    lines.extend(bullet_lines(notes))
     return "\n".join(lines) + "\n"
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from rifflemix.checks import is_number
 from rifflemix.comparison.scores import Score
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import MISSING, format_duration, metric_title
+from rifflemix.text import bold, markdown_text, table_lines
 
 HOW_TO_READ = (
     "Bold is what validation chose: most seeds that did not diverge, then the best mean. Every "
@@ -42,11 +42,11 @@ def markdown_tuning(results: Mapping[str, Any]) -> str:
     if not headers:
         return ""
     rows = (
-        [f"**{text}**" if is_chosen else text for text, is_chosen in cells]
+        [bold(text) if is_chosen else text for text, is_chosen in cells]
         for cells in tuning_cells(results)
     )
     table = table_lines(headers, rows, range(1, len(headers)))
-    lines = ["", f"## {tuning_title(results)}", "", *table, "", HOW_TO_READ, ""]
+    lines = ["", f"## {markdown_text(tuning_title(results))}", "", *table, "", HOW_TO_READ, ""]
     return "\n".join(lines)
 
 

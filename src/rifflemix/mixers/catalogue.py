@@ -6,8 +6,13 @@ from dataclasses import asdict
 from typing import Any
 
 from rifflemix.mixers import create_mixer, mixer_card, usable_mixers
+from rifflemix.text import code, table_lines
 
 _DIM, _HEADS, _LENGTH = 256, 8, 256
+_COLUMNS = (
+    "name", "what it is", "paper", "cost", "causal", "streaming", "packed", "export", "ONNX",
+    "parameters",
+)  # fmt: skip
 
 
 def mixer_entries() -> list[dict[str, Any]]:
@@ -17,16 +22,11 @@ def mixer_entries() -> list[dict[str, Any]]:
 
 def mixers_markdown() -> str:
     """The table as Markdown."""
-    lines = [
-        "| name | what it is | paper | cost | causal | streaming | packed | export | ONNX | "
-        "parameters |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | ---: |",
-    ]
-    for entry in mixer_entries():
-        cells = (
-            f"`{entry['name']}`",
+    rows = [
+        (
+            code(entry["name"]),
             entry["title"],
-            entry["paper"].replace("|", "\\|"),
+            entry["paper"],
             entry["complexity"],
             "yes" if entry["causal"] else "",
             "yes" if entry["streaming"] else "",
@@ -35,19 +35,21 @@ def mixers_markdown() -> str:
             "" if entry["no_onnx"] else "yes",
             f"{entry['parameters']:,}",
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        for entry in mixer_entries()
+    ]
+    return "\n".join(table_lines(_COLUMNS, rows, range(9, 10))) + "\n"
 
 
 def exports_markdown() -> str:
     """As Markdown: what is not exported like the others, and why."""
-    lines = ["| mixer | | why |", "| --- | --- | --- |"]
-    for name in usable_mixers():
-        card = mixer_card(name)
-        for what, why in (("one length", card.one_length), ("no ONNX", card.no_onnx)):
-            if why:
-                lines.append(f"| `{name}` | {what} | {why} |")
-    return "\n".join(lines) + "\n"
+    rows = [
+        (code(name), what, why)
+        for name in usable_mixers()
+        for card in [mixer_card(name)]
+        for what, why in (("one length", card.one_length), ("no ONNX", card.no_onnx))
+        if why
+    ]
+    return "\n".join(table_lines(("mixer", "", "why"), rows)) + "\n"
 
 
 def _entry(name: str) -> dict[str, Any]:

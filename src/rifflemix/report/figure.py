@@ -8,11 +8,22 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
+
+from rifflemix.text import plot_text
+
+
+def clean_texts(figure: Figure) -> None:
+    """Write the titles, labels and legends of a figure as plain text, without formulas."""
+    texts: list[Any] = figure.findobj(Text)  # matplotlib types them as any artists
+    for text in texts:
+        text.set_text(plot_text(text.get_text()))
 
 
 def figure_png(figure: Figure) -> bytes:
     """The figure in a palette of 256 colours, a third of the bytes; the same figure, the same."""
+    clean_texts(figure)
     canvas: Any = FigureCanvasAgg(figure)  # matplotlib does not type all of its methods
     canvas.draw()
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
+from rifflemix.report.terminal import plain, text_table
 from rifflemix.report.units import MISSING, format_duration, format_metric, format_rate
 
 if TYPE_CHECKING:
     from rifflemix.runs.status import RunStatus
 
 _SECONDS_BETWEEN_LINES = 10.0
+_HEADERS = ("Mixer", "Seed", "Status", "Step", "Loss", "Validation", "Steps/s", "ETA")
 
 
 class LiveProgress(Protocol):
@@ -88,18 +88,13 @@ class LiveTable:
 
     def note(self, text: str) -> None:
         """Print above the table."""
-        self._live.console.print(text, markup=False, highlight=False)
+        self._live.console.print(plain(text))
 
     def _table(self) -> Table:
-        left = (
-            None if self._in_all is None else f"about {format_duration(self._in_all)} left in all"
-        )
-        table = Table(box=SIMPLE_HEAD, caption=left)
-        table.add_column("Mixer")
-        for header in ("Seed", "Status", "Step", "Loss", "Validation", "Steps/s", "ETA"):
-            table.add_column(header, justify="left" if header == "Status" else "right")
-        for name, title in self._titles.items():
-            table.add_row(Text(title), *self._cells(self._latest.get(name)))
+        rows = ((t, *self._cells(self._latest.get(name))) for name, t in self._titles.items())
+        table = text_table(_HEADERS, rows, right=(1, 3, 4, 5, 6, 7))
+        if self._in_all is not None:
+            table.caption = f"about {format_duration(self._in_all)} left in all"
         return table
 
     def _cells(self, status: RunStatus | None) -> tuple[str, ...]:
@@ -146,7 +141,7 @@ class PlainLines:
 
     def note(self, text: str) -> None:
         """Print a line."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(plain(text), soft_wrap=True)
 
 
 def status_line(status: RunStatus) -> str:

@@ -1,20 +1,11 @@
-"""Markdown: tables, and the parts of a page that a script writes."""
+"""The parts of a Markdown page that a script writes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rifflemix.errors import InputError
 from rifflemix.files import write_bytes
-
-
-def table_lines(
-    headers: Sequence[str], rows: Iterable[Iterable[str]], right: range = range(0)
-) -> list[str]:
-    """The lines of a table; the columns in `right` are aligned there."""
-    rule = ["---:" if column in right else "---" for column in range(len(headers))]
-    return [_line(cells) for cells in (headers, rule, *rows)]
 
 
 def marked_text(page: Path, mark: str) -> str:
@@ -39,7 +30,3 @@ def _around_marks(page: Path, mark: str) -> tuple[str, str, str]:
     if not (starts and ends):
         raise InputError(f"{page}: expected the lines {start.strip()} and {end.strip()}, got none")
     return before + start, text, end + after
-
-
-def _line(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rifflemix.errors import require_packages
+from rifflemix.text import terminal_lines
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -28,6 +29,11 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
+def _shown(value: Any) -> Any:
+    """A value without control characters; what a template made of values is left alone."""
+    return terminal_lines(value) if type(value) is str else value
+
+
 @functools.cache
 def _environment() -> Environment:
     require_packages("a page", "compare", "jinja2")
@@ -40,6 +46,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        finalize=_shown,
     )
     environment.filters["anchor"] = anchor
     return environment

@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 from rifflemix.recipes import Recipe
 from rifflemix.report.curves import panels
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.page import render
 from rifflemix.report.units import format_bytes, format_percent, format_rate
 from rifflemix.reproduction.agreement import Result
 from rifflemix.reproduction.tables import Entry, Found, PaperTable, decimals, paper_tables
+from rifflemix.text import Markdown, bold, bullet_lines, link, markdown_text, table_lines
 
 _TITLE = "rifflemix: the papers' tables"
 _EXPLAINED = (
@@ -123,16 +123,12 @@ def _link(path: Path, out: Path) -> str:
 
 
 def _markdown(tables: Sequence[PaperTable], out: Path) -> str:
-    lines = [
-        f"# {_TITLE}",
-        "",
-        *[f"- {sentence.replace('*', chr(92) + '*')}" for sentence in _EXPLAINED],
-    ]
+    lines = [f"# {_TITLE}", "", *bullet_lines(_EXPLAINED)]
     lines += ["", *table_lines(_OVERVIEW_HEADERS, _overview(tables))]
     for of_paper in tables:
         headers = _headers(of_paper)
         rows = [[row, *map(_markdown_cell, _cells(of_paper, row))] for row in of_paper.rows]
-        lines += ["", f"## {of_paper.title}", "", *table_lines(headers, rows)]
+        lines += ["", f"## {markdown_text(of_paper.title)}", "", *table_lines(headers, rows)]
         if of_paper.runs:
             runs = [[*_run_cells(entry), _markdown_files(entry, out)] for entry in of_paper.runs]
             lines += ["", *table_lines(_RUN_HEADERS, runs)]
@@ -141,13 +137,16 @@ def _markdown(tables: Sequence[PaperTable], out: Path) -> str:
 
 def _markdown_cell(cell: tuple[str, str]) -> str:
     printed, ours = cell
+    if not ours:
+        return printed
     number = ours.rstrip("*†")
-    marks = ours[len(number) :].replace("*", "\\*")
-    return f"{printed} / **{number}**{marks}" if ours else printed
+    marks = markdown_text(ours.removeprefix(number))
+    return Markdown(f"{markdown_text(printed)} / {bold(number)}{marks}")
 
 
-def _markdown_files(entry: Entry, out: Path) -> str:
-    return ", ".join(f"[{entry.run_name(run)}]({_link(path, out)})" for path, run in entry.runs)
+def _markdown_files(entry: Entry, out: Path) -> Markdown:
+    files = (link(entry.run_name(run), _link(path, out)) for path, run in entry.runs)
+    return Markdown(", ".join(files))
 
 
 def _overview(tables: Sequence[PaperTable]) -> list[list[str]]:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from rifflemix.report.figure import figure_png
 from rifflemix.reproduction.sweep_table import metric_words, point_words
+from rifflemix.text import plot_text
 
 # Okabe and Ito's, told apart by all eyes.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")
@@ -85,7 +86,7 @@ def _set_axes(axes: Axes, results: Mapping[str, Any], axis: str, values: Sequenc
     axes.spines[["top", "right"]].set_visible(False)
     if _is_numeric(values) and min(values) > 0 and max(values) / min(values) >= _LOG_FROM_RATIO:
         axes.set_xscale("log")
-    axes.set_xticks([_place(value, values) for value in values], [str(value) for value in values])
+    axes.set_xticks([_place(value, values) for value in values], list(map(plot_text, values)))
     axes.minorticks_off()
     axes.legend(frameon=False, fontsize=9)
 

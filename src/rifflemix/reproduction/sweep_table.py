@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rifflemix.report.markdown import table_lines
 from rifflemix.report.units import MISSING, format_count, format_duration
+from rifflemix.text import bullet_lines, markdown_text, table_lines
 
 
 def sweep_headers(results: Mapping[str, Any]) -> list[str]:
@@ -58,11 +58,11 @@ def _batch(results: Mapping[str, Any]) -> str:
 def sweep_markdown(results: Mapping[str, Any]) -> str:
     """The whole of table.md."""
     headers = sweep_headers(results)
-    lines = [f"# Sweep of {results['recipe']['name']}", ""]
+    lines = [f"# Sweep of {markdown_text(results['recipe']['name'])}", ""]
     if results["status"] != "complete":
         lines += [f"Partial: {results['runs_done']} of {results['runs_planned']} runs.", ""]
     lines += table_lines(headers, sweep_cells(results), range(len(headers)))
-    lines += ["", *(f"- {note}" for note in sweep_notes(results)), "", "![curve](plot.png)", ""]
+    lines += ["", *bullet_lines(sweep_notes(results)), "", "![curve](plot.png)", ""]
     return "\n".join(lines)
 
 

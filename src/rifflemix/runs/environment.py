@@ -117,8 +117,10 @@ def _git() -> tuple[str | None, bool | None]:
 
 
 def _run(folder: Path, *command: str) -> str:
+    # GIT_DIR and its relatives name another repository, index or set of settings.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=True, timeout=10
+        command, cwd=folder, env=own, capture_output=True, text=True, check=True, timeout=10
     )
     return done.stdout.strip()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from rifflemix import __version__
 from rifflemix.mixers import mixer_card
 from rifflemix.models import model_card
+from rifflemix.text import bullet_lines, code, markdown_text, table_lines
 
 _FRONT = """---
 library_name: transformers
@@ -32,7 +34,9 @@ random.
 Written by rifflemix {version}. This card says what the model is, not how good it is: write down
 here what it was trained on and what was measured.
 """
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)  # of the hub
 _PLACE = "<this repository>"
+_HEADERS = ("Layer", "Mixer", "Heads", "Causal", "Options")
 
 
 def card_of_swap(model: Any, swap: Mapping[str, Any]) -> str:
@@ -45,18 +49,16 @@ def card_of_swap(model: Any, swap: Mapping[str, Any]) -> str:
     layers = swap["layers"]
     names = list(dict.fromkeys(layer["mixer"] for layer in layers.values()))
     origin = str(getattr(model.config, "_name_or_path", "") or "")
-    base = f"base_model: {origin}\n" if origin.count("/") == 1 and origin[0] not in "./~" else ""
+    base = f"base_model: {origin}\n" if _REPOSITORY.fullmatch(origin) else ""
     cls = type(model).__name__
     lines = [
-        f"# {cls} with {' and '.join(mixer_card(name).title for name in names)}",
+        f"# {cls} with {markdown_text(' and '.join(mixer_card(name).title for name in names))}",
         "",
         f"The self-attention of {len(layers)} layers was replaced by a token mixer; all else is as "
         "the model had it. Number of parameters: "
         f"{sum(p.numel() for p in model.parameters()):,}.",
         "",
-        "| Layer | Mixer | Heads | Causal | Options |",
-        "| --- | --- | ---: | --- | --- |",
-        *(_row(name, layer) for name, layer in layers.items()),
+        *table_lines(_HEADERS, [_row(name, layer) for name, layer in layers.items()], range(2, 3)),
         "",
         *_sources(names),
     ]
@@ -71,14 +73,14 @@ def card_of_preset(model: Any) -> str:
     """
     card, config = model_card(model.config.preset), model.config
     mixer = config.settings.get("mixer")
+    settings = ", ".join(f"{name} = {value!r}" for name, value in config.settings.items())
     lines = [
         f"# {card.name}",
         "",
-        f"{card.title} ({card.paper}). Number of parameters: {model.model.num_parameters():,}.",
+        markdown_text(f"{card.title} ({card.paper}).")
+        + f" Number of parameters: {model.model.num_parameters():,}.",
         "",
-        "Settings that were chosen: "
-        + (", ".join(f"{n} = {v!r}" for n, v in config.settings.items()) or "none")
-        + ".",
+        f"Settings that were chosen: {markdown_text(settings or 'none')}.",
         "",
     ]
     names = [mixer] if isinstance(mixer, str) else []
@@ -86,15 +88,15 @@ def card_of_preset(model: Any) -> str:
     return front + "\n".join([*lines, *_sources(names)]) + _load(type(model).__name__, own=True)
 
 
-def _row(name: str, layer: Mapping[str, Any]) -> str:
+def _row(name: str, layer: Mapping[str, Any]) -> tuple[object, ...]:
     options = ", ".join(f"{key}={value!r}" for key, value in layer["options"].items())
     causal = "yes" if layer["causal"] else "no"
-    return f"| `{name}` | {layer['mixer']} | {layer['num_heads']} | {causal} | {options} |"
+    return code(name), layer["mixer"], layer["num_heads"], causal, options
 
 
 def _sources(names: list[str]) -> list[str]:
     cards = [mixer_card(name) for name in names]
-    return [f"- {card.title}: {card.paper}. Cost: {card.complexity}." for card in cards]
+    return bullet_lines(f"{card.title}: {card.paper}. Cost: {card.complexity}." for card in cards)
 
 
 def _tags(names: list[str]) -> str:

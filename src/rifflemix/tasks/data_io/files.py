@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from rifflemix.errors import InputError
 from rifflemix.files import read_text, user_path
 from rifflemix.json_values import check_json, parse_json
+from rifflemix.locks import scratch_folder
 from rifflemix.tasks.core.base import Progress, Request, TaskCard, TaskStatus
-from rifflemix.tasks.data_io.scratch import scratch_folder
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -186,7 +186,10 @@ def check_ids(path: Path, name: str, values: NDArray[Any], below: int) -> None:
 def store_arrays(folder: Path, arrays: Arrays) -> None:
     """Write a folder of .npy files and their names; it appears whole, or not at all."""
     contents = {}
-    with scratch_folder(folder.parent) as part:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(folder.parent) as scratch:
+        part = scratch / "part"
+        part.mkdir()
         for name, values in arrays.items():
             with (part / f"{name}.npy").open("wb") as stream:
                 np.save(stream, values, allow_pickle=False)

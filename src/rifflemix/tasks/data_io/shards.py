@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from rifflemix.errors import InputError
-from rifflemix.files import FolderInUse, locked, make_folder
+from rifflemix.files import make_folder
+from rifflemix.locks import FolderInUse, locked
 from rifflemix.tasks.core.base import Progress, Sample
 from rifflemix.tasks.data_io.files import Array, cannot_keep, load_arrays, store_arrays
 

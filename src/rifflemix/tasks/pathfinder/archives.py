@@ -6,10 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
+from rifflemix.locks import scratch_folder
 from rifflemix.tasks.core.base import Progress
 from rifflemix.tasks.data_io.bounded import tar_members
 from rifflemix.tasks.data_io.files import cannot_keep, damaged, reading
-from rifflemix.tasks.data_io.scratch import scratch_folder
 
 _LARGEST_FILE = 1 << 24
 
@@ -29,7 +29,10 @@ def unpack(archive: Path, target: Path, wanted: re.Pattern[str], progress: Progr
             cannot be written, or nothing in the archive is wanted.
     """
     try:
-        with scratch_folder(target.parent) as part:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_folder(target.parent) as scratch:
+            part = scratch / "part"
+            part.mkdir()
             if _unpack_members(archive, part, wanted, progress) == 0:
                 raise damaged(archive, f"it holds no file named {wanted.pattern}")
             part.rename(target)

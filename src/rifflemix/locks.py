@@ -1,0 +1,138 @@
+"""Locks on folders, and temporary folders that their lock protects."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rifflemix.errors import InputError
+
+LOCK = ".lock"
+_TEMPORARY = re.compile(r"\.rifflemix-[0-9a-f]{16}\.tmp")
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # some network file systems
+_held: set[int] = set()  # descriptors of the locks of this process
+
+
+class FolderInUse(InputError):
+    """Another process holds a folder."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold `folder` against other processes; the system frees it however this process ends.
+
+    Raises:
+        FolderInUse: another process holds it.
+        InputError: the lock cannot be made.
+    """
+    try:
+        descriptor = _lock(folder)
+    except BlockingIOError:
+        raise FolderInUse(
+            f"{folder} is in use by another process; wait for it or choose another folder"
+        ) from None
+    except OSError as error:
+        raise InputError(f"cannot lock {folder / LOCK}: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        _unlock(descriptor)
+
+
+@contextlib.contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Make a temporary folder in `parent` and delete it at the end.
+
+    The folder is locked while it is used. An unlocked folder of this kind was left by a process
+    that was killed. Each call deletes the ones in `parent`, and no file with another name.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    _delete_leftovers(parent)
+    with contextlib.ExitStack() as stack:
+        yield _new_scratch(parent, stack)
+
+
+def _new_scratch(parent: Path, stack: contextlib.ExitStack) -> Path:
+    while True:
+        folder = parent / f".rifflemix-{secrets.token_hex(8)}.tmp"
+        folder.mkdir(mode=0o700)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            stack.callback(_unlock, _lock(folder))
+        except (BlockingIOError, FileNotFoundError):
+            continue  # another process took the folder for a leftover before it was locked
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+        if folder.is_dir():
+            return folder
+
+
+def _delete_leftovers(parent: Path) -> None:
+    # A leftover that cannot be deleted now, for whatever reason, is left to a later call.
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        found = [Path(e.path) for e in entries if _TEMPORARY.fullmatch(e.name) and _is_folder(e)]
+        for folder in found:
+            with contextlib.suppress(OSError):
+                descriptor = _lock(folder)
+                try:
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    _unlock(descriptor)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)
+
+
+def _lock(folder: Path) -> int:
+    """Lock a folder; raises BlockingIOError if another process holds it."""
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    _held.add(descriptor)
+    try:
+        _lock_file(descriptor)
+    except BaseException:
+        _unlock(descriptor)
+        raise
+    return descriptor
+
+
+def _unlock(descriptor: int) -> None:
+    if descriptor in _held:
+        _held.remove(descriptor)
+        with contextlib.suppress(OSError):  # the file is empty: a failed close loses nothing
+            os.close(descriptor)
+
+
+def _forget_locks() -> None:
+    """In a forked child: a data loading process that outlives a kill must not keep the lock."""
+    while _held:
+        os.close(_held.pop())
+
+
+if sys.platform == "win32":
+
+    def _lock_file(descriptor: int) -> None:
+        import msvcrt
+
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(*error.args) from error
+
+else:
+    import fcntl
+
+    os.register_at_fork(after_in_child=_forget_locks)
+
+    def _lock_file(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
