@@ -18,7 +18,8 @@ PAGE = FOLDER / "hosts.md"
 sys.path.insert(0, str(FOLDER.parent / "tests" / "surgery"))
 
 import torch  # noqa: E402
-from matrix import PROPERTIES, TRACED, Host, all_hosts, applies  # noqa: E402
+from matrix import PROPERTIES, TRACED, applies  # noqa: E402
+from matrix_hosts import Host, all_hosts  # noqa: E402
 
 import rifflemix as rm  # noqa: E402
 from rifflemix.report.markdown import marked_text, write_marked_text  # noqa: E402

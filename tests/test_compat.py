@@ -215,3 +215,15 @@ def test_modes_are_put_back_one_by_one() -> None:
     with compat.evaluation_mode(model):
         assert not any(module.training for module in model.modules())
     assert [module.training for module in model.modules()] == [True, True, False, True]
+
+
+def test_to_empty_is_known_from_other_conversions() -> None:
+    seen: list[bool] = []
+
+    class Watched(nn.Module):
+        def _apply(self, fn: Any, recurse: bool = True) -> Any:
+            seen.append(compat.is_to_empty(fn))
+            return super()._apply(fn, recurse)
+
+    Watched().to_empty(device="cpu").to("cpu").double().float()
+    assert seen == [True, False, False, False]

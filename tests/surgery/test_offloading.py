@@ -87,17 +87,23 @@ def test_a_checkpoint_is_dispatched_into_empty_weights(mixer: str, tmp_path: Pat
         assert torch.equal(outputs_of(loaded, inputs), expected)
 
 
-def test_a_checkpoint_of_another_mixer_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_swap_is_refused(tmp_path: Path) -> None:
     """The names and shapes of all tensors are equal; accelerate compares nothing else."""
-    model = swap(build("bert"), "softmax")
+    model = build("bert")
+    rm.replace_attention(model, "sinkformer", mixer_options={"num_iterations": 4})
     accelerate.Accelerator(cpu=True).save_model(model, str(tmp_path))
-    weights = tmp_path / "model.safetensors"
-    with accelerate.init_empty_weights():
-        empty = transformers.BertModel(model.config)
-        rm.replace_attention(empty, "softmax", mixer_options={"padded_queries": "mean"})
-    loaded = accelerate.load_checkpoint_and_dispatch(empty, str(weights), device_map={"": "cpu"})
-    with pytest.raises(rm.InputError, match=r"weights at encoder.layer.0.attention.self"):
-        outputs_of(loaded.eval(), inputs_of("bert"))
+    weights = str(tmp_path / "model.safetensors")
+    for iterations in (4, 5):
+        with accelerate.init_empty_weights():
+            empty = transformers.BertModel(model.config)
+            options = {"num_iterations": iterations}
+            rm.replace_attention(empty, "sinkformer", mixer_options=options)
+        loaded = accelerate.load_checkpoint_and_dispatch(empty, weights, device_map={"": "cpu"})
+        if iterations == 4:
+            outputs_of(loaded.eval(), inputs_of("bert"))
+        else:
+            with pytest.raises(rm.InputError, match=r"weights at encoder.layer.0.attention.self"):
+                outputs_of(loaded.eval(), inputs_of("bert"))
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

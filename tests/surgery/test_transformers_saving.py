@@ -240,6 +240,45 @@ def test_a_mixer_that_was_parametrised_since_is_refused_at_once(tmp_path: Path) 
     model.save_pretrained(tmp_path / "swap")
 
 
+@pytest.mark.parametrize("option", ["save_original_format", "distributed_checkpoint"])
+def test_formats_that_could_not_be_loaded_are_refused(option: str, tmp_path: Path) -> None:
+    model = build("vit")
+    replace_attention(model, "mega")
+    with pytest.raises(rm.InputError, match=option):
+        model.save_pretrained(tmp_path / "model", **{option: True})
+    assert not (tmp_path / "model").exists()
+
+
+def test_names_are_mapped_as_the_caller_says(tmp_path: Path) -> None:
+    """`key_mapping` also renames weights of mixers."""
+    model, folder = saved(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    renamed = {f"old.{name}": value for name, value in weights.items()}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    again = type(model).from_pretrained(folder, key_mapping={r"^old\.": ""})
+    state, found = model.state_dict(), again.state_dict()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("kind", ["state_dict", "bin"])
+def test_weights_from_elsewhere_are_checked_too(kind: str, tmp_path: Path) -> None:
+    model, folder = saved(tmp_path)
+    (folder / "model.safetensors").unlink()
+    state = model.state_dict()
+    config = transformers.AutoConfig.from_pretrained(folder)
+    for name in (None, "transformer.h.1.attn.mixer.in_proj.weight"):
+        part = {key: value for key, value in state.items() if key != name}
+        torch.save(part, folder / "pytorch_model.bin")
+        source = folder if kind == "bin" else None
+        arguments = {"config": config, "state_dict": None if kind == "bin" else part}
+        if name is None:
+            found = type(model).from_pretrained(source, **arguments).state_dict()
+            assert all(torch.equal(found[key], state[key]) for key in state)
+            continue
+        with pytest.raises(rm.InputError, match=r"weights: .*mixer.in_proj.weight missing"):
+            type(model).from_pretrained(source, **arguments)
+
+
 def test_weights_of_another_mixer_are_not_drawn(tmp_path: Path) -> None:
     """As many tensors as the config's mixer has, or more, under other names."""
     _, folder = saved(tmp_path)

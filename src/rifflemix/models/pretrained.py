@@ -179,9 +179,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{folder} holds no saved model: {CONFIG} is missing; save one with save_pretrained"
         )
     config = read_json(path, "save the model again")
-    for keys, kind, advice in _OTHER_FOLDERS if isinstance(config, dict) else ():
-        if keys <= config.keys():
-            raise bad_argument("folder", "a model that save_pretrained wrote", kind, advice)
+    for marks, other, advice in _OTHER_FOLDERS if isinstance(config, dict) else ():
+        if marks <= config.keys():
+            raise bad_argument("folder", "a model that save_pretrained wrote", other, advice)
     keys = {"format": str, "name": str, "settings": dict, "dtype": str}
     if not isinstance(config, dict) or any(
         not isinstance(config.get(key), kind) for key, kind in keys.items()

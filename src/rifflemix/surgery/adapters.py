@@ -120,8 +120,10 @@ class SwappedAttention(nn.Module):
     def name_mixer(self, settings: MixerSettings, adapter: str, place: str) -> None:
         """Set how the mixer was built, by which adapter and where, and add the label."""
         self.settings, self.adapter, self._place = settings, adapter, place
-        self.register_buffer(LABEL, make_label(settings))
-        if any(parameter.is_meta for parameter in self.mixer.parameters()):
+        label, where = make_label(settings), place_of(self.original)
+        has_memory = where is None or where[0].type != "meta"
+        self.register_buffer(LABEL, label.to(where[0]) if where and has_memory else label)
+        if not has_memory:
             self._check_at_next_call()  # some loaders set tensors one by one
 
     def check_loaded(self) -> None:

@@ -1,7 +1,8 @@
 """The label of a swapped attention: a buffer that names its mixer and the options of the mixer.
 
 Different mixers can have parameters of the same names and shapes. Loading compares labels, so that
-the weights of one mixer cannot end up in another.
+the weights of one mixer cannot end up in another. A label has small whole numbers as floats: it
+survives other dtypes, and moving averages of the weights and buffers of a model.
 """
 
 from __future__ import annotations
@@ -23,52 +24,54 @@ LABEL = "mixer_settings"
 
 
 def make_label(settings: MixerSettings) -> Tensor:
-    """Encode a mixer's name, heads, causality and options as (bytes,) uint8 JSON text."""
+    """Encode a mixer's name, heads, causality and options: the hexadecimal digits of JSON text."""
     text = json.dumps(_values(settings), sort_keys=True)
-    return torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+    digits = [int(digit, 16) for digit in text.encode().hex()]
+    return torch.tensor(digits, dtype=torch.float32, device="cpu")
 
 
 def check_label(place: str, label: Tensor, settings: MixerSettings) -> None:
     """Raise unless a label names the mixer of these settings.
 
-    Options that only one of the two has are from another version of rifflemix, and are ignored.
-
     Args:
         place: name of the swapped attention, for the message.
-        label: (bytes,) uint8; ignored if it has no values (meta device, traced graphs).
-        settings: of the mixer that is there.
+        label: of `make_label`; ignored if it has no values (meta device, traced graphs).
+        settings: of the mixer in the model.
 
     Raises:
-        InputError: another mixer, another setting, or no label.
+        InputError: the label names another mixer or another option, or is damaged.
     """
     if not (has_values(label) and values_can_be_read()):
         return
     own = _values(settings)
     try:
-        found = {**own, **parse_json(bytes(label.tolist()).decode())}
-    except (ValueError, TypeError):
-        found = {**own, "mixer": "a damaged label"}
-    for name in ("mixer", *own):
-        if found[name] != own[name]:
+        text = "".join(f"{round(digit):x}" for digit in label.tolist())
+        found = dict(parse_json(bytes.fromhex(text).decode()))
+    except (ValueError, TypeError, OverflowError):  # OverflowError: infinite digits
+        found = {"mixer": "a damaged label"}
+    for name in ("mixer", *sorted({*own, *found})):
+        wanted, got = (values.get(name, "the default") for values in (own, found))
+        if wanted != got:
             raise bad_argument(
                 f"weights at {place}",
-                f"weights of {own['mixer']} with {name} = {own[name]!r}",
-                f"{name} = {found[name]!r}",
+                f"weights of {own['mixer']} with {name} = {wanted!r}",
+                f"{name} = {got!r}",
                 f"load them into the swap that saved them, or remove {LABEL!r} from the state to "
                 "load them on purpose",
             )
 
 
 def _values(settings: MixerSettings) -> dict[str, Any]:
+    """Return the mixer, and the settings that change its function and are not defaults."""
     cls = class_of(settings.mixer)
-    name = settings.mixer if isinstance(settings.mixer, str) else cls.__qualname__
-    options = {**default_options(cls), **settings.options}
-    return {
-        **{key: _plain(value) for key, value in options.items() if not key.endswith("dropout")},
-        "mixer": name,
-        "num_heads": settings.num_heads,
-        "causal": settings.causal,
+    defaults = default_options(cls)
+    changed = {
+        name: _plain(value)
+        for name, value in settings.options.items()
+        if not name.endswith("dropout") and _plain(value) != _plain(defaults.get(name))
     }
+    mixer = settings.mixer if isinstance(settings.mixer, str) else cls.__qualname__
+    return {**changed, "mixer": mixer, "num_heads": settings.num_heads, "causal": settings.causal}
 
 
 def _plain(value: Any) -> Any:

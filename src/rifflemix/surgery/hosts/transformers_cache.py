@@ -61,8 +61,11 @@ class StreamLayer(CacheLayerMixin):
         return self.seen + query_length, 0
 
     def get_max_length(self) -> int:
-        """-1: the mixer itself refuses tokens past its `max_length`."""
+        """Return -1, no maximum: the mixer itself refuses tokens past its `max_length`."""
         return -1
+
+    get_max_cache_shape = get_max_length
+    """Name of `get_max_length` in earlier versions of transformers."""
 
     def reset(self) -> None:
         """Forget all tokens."""

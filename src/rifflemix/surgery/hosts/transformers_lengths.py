@@ -42,7 +42,8 @@ def longest(parents: Sequence[nn.Module]) -> int | None:
             limit = getattr(owner, name, None)
             if isinstance(limit, int):
                 return limit
-        series = [getattr(getattr(parent, "config", None), name, None) for name in _OF_SERIES]
-        if all(isinstance(length, int) for length in series):  # Informer, Autoformer
+        found = (getattr(getattr(parent, "config", None), name, None) for name in _OF_SERIES)
+        series = [length for length in found if isinstance(length, int)]
+        if len(series) == len(_OF_SERIES):  # Informer, Autoformer
             return sum(series)
     return None
