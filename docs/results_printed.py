@@ -68,18 +68,18 @@ def _says(rows: Sequence[Mapping[str, Any]]) -> str:
     begun = len({row_name(result) for result in rows})
     return (
         f"Of {numbers} recipes with a printed number, {begun} were begun. {_counted(whole, full)}"
-        f"Of these {len(full)}, {near} lie within two standard errors of the printed number. The "
-        "errors are those of the test samples of both numbers. "
+        f"Of these {len(full)}, {near} are within two standard errors of the printed number. The "
+        "errors count the test samples of both numbers. "
         f"{_one_sided(full)}"
-        "The table says what is known of the others. A recipe's notes, which its run prints, say "
-        "where it is not the published one. A reduced run reproduces nothing: it only shows that "
-        "the model learns. Filled circles are ours, rings are printed. "
+        "The table explains the others. A run prints the notes of its recipe: differences from "
+        "the published row. A reduced run reproduces nothing: it only shows that the model learns. "
+        "Filled circles are ours, rings are printed. "
         "[The whole table](reproduced/report.md)."
     )
 
 
 def _counted(whole: Sequence[Mapping[str, Any]], full: Sequence[Mapping[str, Any]]) -> str:
-    """Say how many rows in full count as reproduced, and why the others do not."""
+    """Count the rows in full, and those that have other data or settings than their recipe."""
     if len(whole) == len(full):
         return f"{len(full)} rows were run in full. "
     data = sum(result["changed"] == OTHER_DATA for result in whole)

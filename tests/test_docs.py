@@ -10,8 +10,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
-from document_scripts import PAGES
+import rifflemix as rm
+from document_scripts import PAGES, REPOSITORY
 
 FENCE = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 ANY_FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
@@ -147,3 +149,30 @@ def test_no_measured_number_is_typed(page: Path) -> None:
 def test_pages_with_measurements_are_known() -> None:
     names = {page.name for page in MEASURED_PAGES}
     assert names >= {"README.md", "performance.md", "comparing.md"}
+
+
+MIXER_PAGES = REPOSITORY / "docs" / "mixers"
+CARDS = [
+    (page.stem, name)
+    for page in sorted(MIXER_PAGES.glob("*.md"))
+    for block in re.findall(r"<!-- card: ([\w, ]+) -->", page.read_text(encoding="utf-8"))
+    for name in block.split(", ")
+]
+
+
+@pytest.mark.parametrize(("page", "name"), CARDS)
+def test_mixer_pages_tell_what_permuted_tokens_do(page: str, name: str) -> None:
+    """Read the page's table and try the layer, without the card between them."""
+    text = (MIXER_PAGES / f"{page}.md").read_text(encoding="utf-8")
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line[:1] == "|"]
+    header = next(line for line in lines if f"`{name}`" in line)
+    (told,) = (line[1:] for line in lines if line[0] == "outputs of permuted tokens")
+    mixer = rm.create_mixer(name, 16, num_heads=2, max_length=16).double().eval()
+    x, order = torch.randn(2, 16, 16).double(), torch.randperm(16)
+    y, permuted = mixer(x), mixer(x[:, order])
+    found = "different"
+    if torch.allclose(permuted, y):
+        found = "unchanged"
+    elif torch.allclose(permuted, y[:, order]):
+        found = "permuted in the same way"
+    assert told[header.index(f"`{name}`")] == found

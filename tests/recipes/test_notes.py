@@ -44,8 +44,8 @@ def test_one_cycle_is_noted_where_a_paper_prints_a_linear_schedule() -> None:
     ("start", "count", "words"),
     [
         ("sliceformer/table5-imdb", 3, "words in lower case"),
-        ("dimension_mixer/table3", 6, "prints none for Table 3"),
-        ("dimension_mixer/table9", 12, "prints none for Table 9"),
+        ("dimension_mixer/table3", 6, "prints no batch for Table 3"),
+        ("dimension_mixer/table9", 12, "prints no training for Table 9"),
         ("dimension_mixer/figure7", 10, "SGD with a rate of 0.1"),
         ("sinkhorn/table4", 4, "a stride of 64 with 8 summary positions"),
     ],
@@ -55,7 +55,7 @@ def test_settings_that_are_not_printed_are_noted(start: str, count: int, words: 
 
 
 def test_noted_settings_are_the_ones_that_run() -> None:
-    batches = {r.train.batch_size for r in RECIPES if notes_with(r, "batches of 64 are those of")}
+    batches = {r.train.batch_size for r in RECIPES if notes_with(r, "batches of 64 as in Table 4")}
     assert batches == {64}
     for recipe in RECIPES:
         if notes_with(recipe, "SGD with a rate of 0.1"):

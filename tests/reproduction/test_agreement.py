@@ -72,7 +72,7 @@ def test_a_metric_that_is_no_share_has_the_measured_error_alone(listed: list[Rec
     assert (found.reproduced_error, found.reported_error) == (pytest.approx(0.004), None)
     assert (found.error, found.is_beyond) == (pytest.approx(0.004), True)
     assert found.unknown == "print"
-    assert "without that of print" in dict(summary_rows(run))["standard error"]
+    assert "the error of print is unknown" in dict(summary_rows(run))["standard error"]
     del run["result"]["test"]["mae_deviation"]
     unknown = agreement([run])
     assert unknown is not None

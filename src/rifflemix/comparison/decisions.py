@@ -57,7 +57,7 @@ class Decisions:
     Args:
         scores: score of each row by name; rows without a score are None.
         higher_is_better: of the score.
-        baseline: name of the row of the first family, which may be absent.
+        baseline: row of the first family. It may be absent.
     """
 
     def __init__(

@@ -74,8 +74,8 @@ class Cell:
 class _Column:
     """How a column is shown and ranked; `value` is None for columns that rank nothing.
 
-    `decide` says which rows are ahead of others, and whether two rows are compared at all. Columns
-    of counts and bytes have no `decide`: what is not equal differs.
+    `decide` returns which rows are ahead of others, and whether two rows are compared at all.
+    Columns of counts and bytes have no `decide`: unequal numbers differ.
     """
 
     header: str

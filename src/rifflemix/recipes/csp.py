@@ -66,13 +66,14 @@ _AS_RELEASED_NOTE = (
 )
 _IMAGE_NOTES: dict[str, tuple[str, ...]] = {
     "sort": (
-        "sorted ascending, all tokens in one group: the layer of Sliceformer, whose accuracy on "
-        "ImageNet is printed here; for CIFAR the paper does not say the number of groups, and "
-        "csp/table3-COLUMN-group_sort has the groups of its Table 5",
+        "sorted ascending, all tokens in one group, as in Sliceformer; on ImageNet the printed "
+        "accuracy is Sliceformer's",
+        "for CIFAR the paper prints no number of groups; csp/table3-COLUMN-group_sort has the "
+        "groups of Table 5",
     ),
     "group_sort": (
-        "sorted ascending in pairs, without shifts: the groups that Table 5 prints for CSP; the "
-        "paper does not say whether this row has them, and csp/table3-COLUMN-sort has one group",
+        "sorted ascending in pairs, without shifts: the groups that Table 5 prints for CSP",
+        "the paper prints no number of groups for this row; csp/table3-COLUMN-sort has one group",
     ),
     "csp": (_AS_RELEASED_NOTE,),
     "shift": (

@@ -17,13 +17,13 @@ _CLASSES = {"cifar10": 10, "cifar100": 100}
 _BATCH = {"cifar10": 64, "cifar100": 128}
 _SPLIT_NOTE = "a tenth of the training images choose the model; the paper trains on all of them"
 _BEST_OF_3 = "the printed number is the best of 3 runs"
-_BATCH_NOTE = "batches of 64 are those of Table 4 on CIFAR-10; the paper prints none for Table 3"
+_BATCH_NOTE = "batches of 64 as in Table 4 on CIFAR-10; the paper prints no batch for Table 3"
 _TABLE_4_NOTE = (
-    "training is that of Table 4, whose numbers are the baseline; the paper prints none for Table 9"
+    "trained as Table 4, the source of the baseline; the paper prints no training for Table 9"
 )
 _RESNET_NOTE = (
-    "SGD with a rate of 0.1, a decay of 5e-4, batches of 64 and 200 epochs are those of the "
-    "released code; the paper prints none of them"
+    "SGD with a rate of 0.1, a decay of 5e-4, batches of 64 and 200 epochs as in the released "
+    "code; the paper prints no training for Figure 7"
 )
 _CROP_NOTE = "training images are cropped and mirrored as for Table 4; the paper does not say"
 

@@ -16,7 +16,7 @@ PAPER = "Sapkota and Bhattarai, Dimension Mixer"
 
 _ONE_CYCLE = (
     "the paper prints warm-up and linear decay; one cycle from a 25th of the rate, with a beta1 "
-    "that moves from 0.95 to 0.85 and back, is that of the released host"
+    "that moves from 0.95 to 0.85 and back, is in the released host"
 )
 # Table 5: words, options in the released host; ListOps, Text, Retrieval, Image, Pathfinder.
 _LRA: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {

@@ -89,7 +89,7 @@ def _host_notes(task: str, is_own: bool) -> tuple[str, ...]:
     return tuple(filter(None, (reach, warmup)))
 
 
-# The row without a sort: its shift is the printed one, which the preset has.
+# The row without a sort keeps the printed shift of its preset.
 _SHIFT_ONLY = "image"
 
 

@@ -89,8 +89,8 @@ _TPUS = (
     "weights head by head",
 )
 _STRIDE = (
-    "a stride of 64 with 8 summary positions is that of Table 2; section 5.2 prints a block length "
-    "of 128 for characters and does not say whether this row has it"
+    "a stride of 64 with 8 summary positions as in Table 2; section 5.2 prints a block length of "
+    "128 for characters, perhaps for this row too"
 )
 _MIXTURE = "the blocks of this table's mixture are not said: 32 here"
 _CORPORA: dict[bool, tuple[_Corpus, _Corpus]] = {  # by character: the paper's and a small one

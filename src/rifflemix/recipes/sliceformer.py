@@ -66,17 +66,17 @@ def _sort(variant: str, **options: Any) -> dict[str, Any]:
 
 
 _TWO_ROWS = "certain: the table prints two rows named Sliceformer without their variants"
-_ORDER = "their order is that of Table II, where interleave precedes ascending"
+_ORDER = "their order follows Table II: interleave, then ascending"
 _IMAGES_INFERRED = (
-    f"{_TWO_ROWS}; section 4.3 says that both models trained on CIFAR-10 have sorted columns",
+    f"{_TWO_ROWS}; by section 4.3 both models trained on CIFAR-10 have sorted columns",
     f"inferred: the two rows are interleave and ascending, the variants that sort; {_ORDER}",
-    "the released log of CIFAR names interleave next to max-exchange, which does not sort: a row "
-    "without a printed number",
+    "the released log of CIFAR names interleave next to max-exchange. Max-exchange does not sort, "
+    "so its row has no printed number",
 )
 _REVIEWS_INFERRED = (
     f"{_TWO_ROWS}; max-exchange is the active operator of the code released for this table",
-    "inferred: the other row is ascending; their order is that of Table II, where max-exchange "
-    "precedes ascending",
+    "inferred: the other row is ascending; their order follows Table II: max-exchange, then "
+    "ascending",
 )
 _MOLECULES_INFERRED = (
     f"{_TWO_ROWS}; the code released for this table adds an ascending sort, has interleave as a "
@@ -116,7 +116,7 @@ _CIFAR10_PATCHES: dict[int, str] = {
 
 _LOGGED = (
     "100 epochs as in the released configuration; its log also has runs of 300 epochs of this "
-    "data, and the paper does not say which runs it prints"
+    "data, and the paper leaves open which runs it prints"
 )
 
 # Table V.
@@ -162,8 +162,8 @@ _SIZE_NOTES: dict[str, str] = {
     "pathfinder": "released sizes: 2,160,322 parameters, the Transformer of this table has 26,530",
 }
 _SIZE_CLAIM = (
-    "the paper says that depth and width are equal and that Sliceformer has fewer parameters; "
-    "{} compares at equal size"
+    "the paper claims equal depth and width, and fewer parameters than the Transformer; {} "
+    "compares at equal size"
 )
 
 
@@ -223,7 +223,7 @@ def _matched_name(task: str, mixer: str) -> str:
 def table2_matched(task: str, mixer: str) -> Recipe:
     """Build a Transformer of Sliceformer's size, or a Sliceformer of the Transformer's size.
 
-    Host and training are those of the row whose size it has. Only the mixer differs.
+    Only the mixer differs from the row of that size: host and training are the same.
     """
     if mixer == "softmax":
         host, words = table2(task, "ascending"), "Transformer, Sliceformer's size"

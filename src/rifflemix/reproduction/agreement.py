@@ -17,7 +17,7 @@ Result = Mapping[str, Any]
 
 OTHER_DATA = "other data"
 OTHER_SETTINGS = "other settings"
-# Places in the paper, and what the command line changes and a report shows by itself.
+# Fields without an effect on a run, and settings that the command line changes.
 _NOT_SETTINGS = ("name", "paper", "table", "row", "column", "printed", "notes", "planned_steps")
 _OF_A_RUN = ("seed", "compile", "num_workers", "precision", "batch_size")
 
@@ -79,7 +79,7 @@ def agreement(runs: Sequence[Result]) -> Agreement | None:
 def count_test_samples(result: Result) -> int | None:
     """Return the samples of the test split that a result is of, None if unknown.
 
-    A reported value is taken to be of as many samples: its test split is the task's.
+    The reported value is assumed to have the same number: the task's test split is the paper's.
     """
     task, metric = result["task"], result["recipe"]["metric"]
     sizes = task.get("sizes")
@@ -107,7 +107,7 @@ def _share_error(metric: str, percent: float, samples: int | None) -> float | No
 
 
 def _measured_error(result: Result, samples: int | None) -> float | None:
-    """Standard error of a metric whose deviation over the samples was measured."""
+    """Standard error of a metric from its measured deviation over the samples."""
     metrics = result["result"].get("test") or {}
     deviation = metrics.get(f"{result['recipe']['metric']}_deviation")
     if deviation is None or samples is None or samples < 1:
@@ -128,7 +128,7 @@ def shares(result: Result) -> tuple[float, float, float]:
 
 
 def batch_sizes(result: Result) -> tuple[int, int]:
-    """Return the samples per update of a run, and those of its recipe."""
+    """Return the samples per update of a run and of its recipe."""
     recipe = result["recipe"]
     batch = recipe["train"]["batch_size"]
     listed = _listed(recipe["name"])
@@ -137,9 +137,9 @@ def batch_sizes(result: Result) -> tuple[int, int]:
 
 
 def changed_settings(result: Result) -> str:
-    """Say what a run has that its recipe has not: other data, other settings, or nothing.
+    """Return "other data" or "other settings" if a run differs from its recipe, else "".
 
-    A reduced run differs from its recipe in settings, so only its data are compared.
+    A reduced run has other settings by design, so only its data are compared.
     """
     today = _listed(result["recipe"]["name"])
     if today is None:
@@ -168,7 +168,7 @@ def _data(task: str, options: Mapping[str, Any]) -> str:
 
 
 def _settings(recipe: Recipe) -> str:
-    """Everything that a run is made of, except its data and what the command line changes."""
+    """Model and training of a recipe, without settings that the command line changes."""
     values = recipe.to_dict()
     for name in (*_NOT_SETTINGS, "task_options"):
         del values[name]

@@ -27,9 +27,9 @@ _EXPLAINED = (
     "model. Its number is no reproduction of the printed one.",
     "† marks a run of other data or settings than its recipe has now. It has no difference from "
     "the printed number.",
-    "A difference is ours minus the printed number. The standard error in brackets is that of the "
-    "test samples of both numbers, as if each had a test set of its own; a note says if only one "
-    "of them is known.",
+    "A difference is ours minus the printed number. The standard error in brackets counts the test "
+    "samples of both numbers, as if the two test sets were independent. A note names the number "
+    "whose error is unknown.",
     "A run that started from another's weights says so behind its name; a cell of a table holds "
     "it only where no finished run from its own weights is there.",
     "A run that was stopped shows its best validation value, marked (val.).",
@@ -76,7 +76,7 @@ def _run_cells(entry: Entry) -> list[str]:
 
 
 def _difference(entry: Entry) -> str:
-    """The difference from the printed number with its standard error, or why there is none."""
+    """The difference from the printed number with its standard error, or why it is missing."""
     found = entry.agreement
     if found is None:
         return entry.changed

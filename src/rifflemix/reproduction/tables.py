@@ -58,7 +58,7 @@ class Entry:
 
     @property
     def changed(self) -> str:
-        """What the runs have that the recipe has not: other data, other settings, or nothing."""
+        """Other data or other settings than the recipe has now, or an empty string."""
         return changed_settings(self.runs[0][1])
 
     @property
@@ -297,7 +297,7 @@ def _standard_error(results: Result) -> list[tuple[str, str]]:
     if found is None or found.error is None:
         return []
     text = _number(found.error, results["unit"])
-    of = f"without that of {found.unknown}, which is unknown" if found.unknown else "of both values"
+    of = f"the error of {found.unknown} is unknown" if found.unknown else "of both values"
     return [("standard error", f"{text}, {of}")]
 
 

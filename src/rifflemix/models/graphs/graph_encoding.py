@@ -220,8 +220,8 @@ class GraphAttention(KeepsConstants):
 def haar_columns(width: int, layer_index: int) -> list[int]:
     """List the columns of a head that the released Graphormer sorts in descending order.
 
-    The runs of columns are those of `rifflemix.ops.interleave_columns`. If they do not fill the
-    head, the rest begins one run after the last listed column.
+    The runs of columns follow `rifflemix.ops.interleave_columns`. If they do not fill the head,
+    the rest begins one run after the last listed column.
 
     Args:
         width: columns of a head.
