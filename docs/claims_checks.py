@@ -19,7 +19,7 @@ from rifflemix.analysis.measures import distinct_permutations
 from rifflemix.analysis.pattern import reach_after, reach_of
 from rifflemix.analysis.trace import undisturbed
 
-Make = Callable[..., nn.Module]
+Make = Callable[..., Any]
 
 
 def call_of(layer: nn.Module, x: Tensor) -> Call:
@@ -91,15 +91,13 @@ def transport(
     }
 
 
-def _values(layer: nn.Module, x: Tensor) -> Tensor:
+def _values(layer: Any, x: Tensor) -> Tensor:
     with undisturbed(layer):
         values: Tensor = layer.value(x)
     return values
 
 
-def _groups(
-    layer: nn.Module, values: Tensor, index: Tensor, sample: int, channel: int, size: int
-) -> Any:
+def _groups(layer: Any, values: Tensor, index: Tensor, sample: int, channel: int, size: int) -> Any:
     """Yield the reference, the shifted channel and the chosen order of every group."""
     length = values.shape[1]
     step = layer.size_and_steps(length)[1][channel]
@@ -188,7 +186,7 @@ def exchange(make: Make = rm.create_mixer) -> dict[str, Any]:
 
 
 def whole_vit(
-    models: Callable[[str], nn.Module] = lambda mixer: rm.create_model("vit_cifar10", mixer=mixer),
+    models: Callable[[str], Any] = lambda mixer: rm.create_model("vit_cifar10", mixer=mixer),
 ) -> dict[str, Any]:
     """Measure how much the logits of a ViT change if the patches of its images change places.
 

@@ -98,7 +98,7 @@ ABLATION = Runs(
         row: f"tost/table8-cifar10-{row}"
         for row in ("normalized-mlp", "normalized-ista", "plain-mlp", "plain-ista")
     },
-    steps=1000,
+    steps=2000,
     batch_size=64,
     scale=0.25,
 )
@@ -121,7 +121,7 @@ BUTTERFLY = Runs(
         for patch in (4, 2)
         for table, kind in ((4, "dense"), (4, "butterfly"), (8, "random"))
     },
-    steps=1000,
+    steps=2000,
     batch_size=64,
     scale=0.5,
 )
@@ -129,7 +129,7 @@ PARALLEL = Runs(
     "dimension-table9",
     "Table 9: token-parallel attention, CIFAR-10",
     {row: f"dimension_mixer/table9-p4-l4-{row}" for row in ("baseline", "no_wout", "tp2", "tp1")},
-    steps=1000,
+    steps=2000,
     batch_size=64,
     scale=0.5,
 )

@@ -115,7 +115,9 @@ def collapses(expected: str, kept: str, stacks: tuple[str, str]) -> Judge:
             texts.append(
                 f"{name} {own[key]:.{digits}f} and {lost[key]:.{digits}f}, collapsed up to {level}"
             )
-        names = (kept, expected) if kept != expected else stacks[::-1]
+        names = (kept, expected)
+        if kept == expected:
+            names = f"{kept} {stacks[1]}", f"{expected} {stacks[0]} alone"
         return Judgement(agreed(verdicts), f"{names[0]} and {names[1]}: {'; '.join(texts)}")
 
     return judge

@@ -30,15 +30,18 @@ def size_of(data: Data) -> str:
     return f"{', '.join(parts)}, {len(size['seeds'])} seeds"
 
 
-def advantage(data: Data, better: str, worse: str) -> Difference:
-    """Compare two rows: positive if the first one is better, in the unit of the table."""
+def advantage(data: Data, better: str, worse: str) -> Difference | None:
+    """Compare two rows: positive if the first one is better, in the unit of the table.
+
+    Returns:
+        None if fewer than two seeds of both rows are finished, since the others diverged.
+    """
     ours, theirs = (_scores(data, row) for row in (better, worse))
+    if not ours or not theirs:
+        return None
     if data["rows"][better]["unit"] not in _HIGHER_IS_BETTER:
         ours, theirs = theirs, ours
-    found = paired_difference(ours, theirs, _sampling_error(data, better, worse))
-    if found is None:
-        raise ValueError(f"{better}, {worse}: expected at least two common seeds")
-    return found
+    return paired_difference(ours, theirs, _sampling_error(data, better, worse))
 
 
 def _scores(data: Data, row: str) -> dict[int, float]:
@@ -54,11 +57,11 @@ def _sampling_error(data: Data, *rows: str) -> float:
     return 100 * math.sqrt(variance)
 
 
-def verdict_of(differences: Sequence[Difference], need: int | None = None) -> str:
+def verdict_of(differences: Sequence[Difference | None], need: int | None = None) -> str:
     """Judge whether differences are positive.
 
     Args:
-        differences: one for each comparison.
+        differences: one for each comparison; None if too few runs are finished.
         need: comparisons that suffice; all if None.
 
     Returns:
@@ -66,10 +69,11 @@ def verdict_of(differences: Sequence[Difference], need: int | None = None) -> st
         significantly negative, and UNDECIDED if no difference is significant.
     """
     need = len(differences) if need is None else need
-    corrected = holm([difference.probability for difference in differences])
+    known = [difference for difference in differences if difference is not None]
+    corrected = holm([difference.probability for difference in known])
     signs = [
         np.sign(difference.mean) if probability < LEVEL else 0
-        for difference, probability in zip(differences, corrected, strict=True)
+        for difference, probability in zip(known, corrected, strict=True)
     ]
     ahead, behind = sum(s > 0 for s in signs), sum(s < 0 for s in signs)
     if ahead >= need:
@@ -85,7 +89,7 @@ def is_better(*pairs: tuple[str, str], need: int | None = None) -> Judge:
     def judge(data: Data) -> Judgement:
         differences = [advantage(data, *pair) for pair in pairs]
         texts = [
-            f"{better} over {worse} {d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
+            f"{better} over {worse} {_interval(d)}"
             for (better, worse), d in zip(pairs, differences, strict=True)
         ]
         return Judgement(verdict_of(differences, need), _shows(data, texts))
@@ -98,18 +102,27 @@ def is_comparable(*pairs: tuple[str, str]) -> Judge:
 
     def judge(data: Data) -> Judgement:
         differences = [advantage(data, *pair) for pair in pairs]
-        verdicts = [
-            HOLDS if d.low > -MARGIN else FAILS if d.high < -MARGIN else UNDECIDED
-            for d in differences
-        ]
+        verdicts = [_within_margin(d) for d in differences]
         texts = [
-            f"{row} minus {baseline} {d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
+            f"{row} minus {baseline} {_interval(d)}"
             for (row, baseline), d in zip(pairs, differences, strict=True)
         ]
         texts.append(f"comparable means at most {MARGIN:g} points less")
         return Judgement(_common(verdicts), _shows(data, texts))
 
     return judge
+
+
+def _interval(d: Difference | None) -> str:
+    if d is None:
+        return "unknown, too few finished runs"
+    return f"{d.mean:+.2f} [{d.low:+.2f}, {d.high:+.2f}]"
+
+
+def _within_margin(d: Difference | None) -> str:
+    if d is None:
+        return UNDECIDED
+    return HOLDS if d.low > -MARGIN else FAILS if d.high < -MARGIN else UNDECIDED
 
 
 def _common(verdicts: Sequence[str]) -> str:
@@ -128,23 +141,18 @@ def splitting_does_not_help(dense: Sequence[str], split: Sequence[str]) -> Judge
     def judge(data: Data) -> Judgement:
         rows, excess = data["rows"], {}
         sizes = np.log([rows[row]["parameters"] for row in dense])
-        for seed in data["size"]["seeds"]:
+        finished = [_scores(data, row).keys() for row in (*dense, *split)]
+        for seed in set.intersection(*map(set, finished)):
             line = np.polyfit(sizes, [_scores(data, row)[seed] for row in dense], 1)
-            excess[seed] = float(
-                np.mean(
-                    [
-                        _scores(data, row)[seed] - np.polyval(line, np.log(rows[row]["parameters"]))
-                        for row in split
-                    ]
-                )
-            )
+            above = [
+                _scores(data, row)[seed] - np.polyval(line, np.log(rows[row]["parameters"]))
+                for row in split
+            ]
+            excess[seed] = float(np.mean(above))
         found = paired_difference(excess, dict.fromkeys(excess, 0.0))
+        text = f"split networks minus dense ones of equal size, points: {_interval(found)}"
         if found is None:
-            raise ValueError("seeds: expected at least two")
-        text = (
-            "accuracy of split networks minus dense ones of equal size, points: "
-            f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]"
-        )
+            return Judgement(UNDECIDED, _shows(data, [text]))
         verdict = HOLDS if found.high < 1 else FAILS if found.low > 1 else UNDECIDED
         return Judgement(verdict, _shows(data, [text]))
 
@@ -154,6 +162,13 @@ def splitting_does_not_help(dense: Sequence[str], split: Sequence[str]) -> Judge
 def _shows(data: Data, texts: Sequence[str]) -> str:
     rows: Mapping[str, Data] = data["rows"]
     unit = next(iter(rows.values()))["unit"]
-    means = ", ".join(f"{row} {np.mean(list(of['test'].values())):.2f}" for row, of in rows.items())
+    means = ", ".join(f"{name} {_mean(row)}" for name, row in rows.items())
     word = "accuracy in %" if unit == "%" else unit
     return f"at {size_of(data)}: test {word} {means}; {'; '.join(texts)}"
+
+
+def _mean(row: Data) -> str:
+    """Write the mean of a row over its finished runs, and the number that diverged."""
+    values, lost = list(row["test"].values()), len(row["diverged"])
+    mean = f"{np.mean(values):.2f}" if values else "unknown"
+    return f"{mean} ({lost} diverged)" if lost else mean

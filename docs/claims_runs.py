@@ -18,10 +18,12 @@ from rifflemix.analysis.drawing import legend, line_style, new_figure, tidy
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.interrupt import StopRequest
 from rifflemix.cli.output import progress_console
+from rifflemix.errors import RunFailed
 from rifflemix.recipes import Recipe, get_recipe
 from rifflemix.report.live import live_progress
 from rifflemix.reproduction import ReproduceOptions, plan_reproduction, run_reproduction
 from rifflemix.tasks import Task, load_task
+from rifflemix.train import TrainingDiverged
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Row:
         parameters: trainable parameters at this size.
         test, validation: seed -> value of the weights that the validation split chose.
         curves: seed -> (step, validation value) pairs.
-        wall_seconds: time of all seeds.
+        diverged: seeds of runs that diverged; they have no values.
+        wall_seconds: time of the finished runs.
     """
 
     recipe: str
@@ -45,6 +48,7 @@ class Row:
     test: Mapping[str, float]
     validation: Mapping[str, float]
     curves: Mapping[str, Sequence[tuple[int, float]]]
+    diverged: Sequence[int]
     wall_seconds: float
 
 
@@ -58,10 +62,15 @@ def train(runs: Runs, out: Path, data_dir: Path) -> dict[str, Any] | None:
 
     Returns:
         The content of the result file, or None after Ctrl-C.
+
+    Raises:
+        RunFailed: all runs diverged.
     """
     recipes = {row: get_recipe(name) for row, name in runs.rows.items()}
     live = live_progress(progress_console(), {r.name: r.row for r in recipes.values()}, runs.seeds)
     results: dict[str, list[dict[str, Any]]] = {row: [] for row in recipes}
+    diverged: dict[str, list[int]] = {row: [] for row in recipes}
+    parameters: dict[str, int] = {}
     with live, StopRequest(live.note) as stop:
         for row, recipe, seed, task in _in_order(runs, recipes, data_dir):
             options = ReproduceOptions(
@@ -74,11 +83,24 @@ def train(runs: Runs, out: Path, data_dir: Path) -> dict[str, Any] | None:
                 threads=1,
             )
             plan = plan_reproduction(recipe, out / row / f"seed{seed}", options, task=task)
-            result = run_reproduction(plan, on_status=live.update, should_stop=stop)
+            parameters[row] = plan.parameters
+            try:
+                result = run_reproduction(plan, on_status=live.update, should_stop=stop)
+            except TrainingDiverged as error:
+                live.note(f"{row}, seed {seed}: {error.reason}")
+                diverged[row].append(seed)
+                continue
             if result["status"] != "complete":
                 return None
             results[row].append(result)
-    return _stored(runs, recipes, results)
+    rows = {
+        row: _row(recipe, results[row], diverged[row], parameters[row])
+        for row, recipe in recipes.items()
+    }
+    finished = [result for of in results.values() for result in of]
+    if not finished:
+        raise RunFailed(f"{runs.name}: expected a finished run, got diverged runs only")
+    return _stored(runs, rows, finished[0])
 
 
 def _in_order(
@@ -99,10 +121,7 @@ def _in_order(
             yield row, recipe, seed, tasks[key]
 
 
-def _stored(
-    runs: Runs, recipes: Mapping[str, Recipe], results: Mapping[str, list[dict[str, Any]]]
-) -> dict[str, Any]:
-    first = next(iter(results.values()))[0]
+def _stored(runs: Runs, rows: Mapping[str, Row], first: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "title": runs.title,
         "caption": _CAPTION,
@@ -116,7 +135,7 @@ def _stored(
                 "seeds": list(runs.seeds),
                 "test_samples": first["task"]["sizes"]["test"],
             },
-            "rows": {row: asdict(_row(recipes[row], of)) for row, of in results.items()},
+            "rows": {name: asdict(row) for name, row in rows.items()},
         },
     }
 
@@ -127,12 +146,14 @@ _CAPTION = (
 )
 
 
-def _row(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> Row:
+def _row(
+    recipe: Recipe, results: Sequence[Mapping[str, Any]], diverged: Sequence[int], parameters: int
+) -> Row:
     return Row(
         recipe.name,
         recipe.printed,
         recipe.unit,
-        results[0]["parameters"],
+        parameters,
         {str(of["seed"]): of["ours"] for of in results},
         {str(of["seed"]): of["validation"] for of in results},
         {
@@ -141,6 +162,7 @@ def _row(recipe: Recipe, results: Sequence[Mapping[str, Any]]) -> Row:
             ]
             for of in results
         },
+        diverged,
         sum(of["wall_seconds"] for of in results),
     )
 
@@ -154,6 +176,8 @@ def draw(stored: Mapping[str, Any]) -> Figure:
     for number, (name, row) in enumerate(rows.items()):
         style = line_style(number)
         values = list(row["test"].values())
+        if not values:
+            continue
         left.plot(values, [number] * len(values), "o", color=style["color"], alpha=0.6)
         left.plot([np.mean(values)] * 2, [number - 0.3, number + 0.3], color=style["color"])
         curves = [np.array(curve) for curve in row["curves"].values()]

@@ -157,11 +157,18 @@ def scatter(title: str, drawn: Mapping[str, Sequence[Point]]) -> str:
     return _sheet(f"{title}. {said}.", bottom + _FOOT, parts)
 
 
+_OTHER_VERDICTS = """<style>
+rect.v3 { fill: #cc79a7; } text.v3 { fill: #222222; }
+rect.v4 { fill: #bdbdbd; } text.v4 { fill: #222222; }
+rect.v5 { fill: none; stroke: #8a8a8a; stroke-dasharray: 3 2; }
+</style>"""
+
+
 def verdicts(
     title: str, judged: Mapping[str, Sequence[tuple[int, str]]], kinds: Sequence[str]
 ) -> str:
     """Draw a row of numbered squares for each name, and a key of the verdicts `kinds`."""
-    parts = [_text(_NAMES + 30, 18, title, "title")]
+    parts = [_OTHER_VERDICTS, _text(_NAMES + 30, 18, title, "title")]
     for row, (name, of) in enumerate(judged.items()):
         y = _HEAD + 30 * row
         parts.append(_text(8, y + 17, name))
@@ -284,9 +291,6 @@ _SHEET = (
  rect.v0 {{ fill: #0072b2; }} text.v0 {{ fill: #ffffff; }}
  rect.v1 {{ fill: #ffffff; stroke: #b05000; stroke-width: 2; }}
  rect.v2 {{ fill: #f0c04a; }} text.v2 {{ fill: #222222; }}
- rect.v3 {{ fill: #cc79a7; }} text.v3 {{ fill: #222222; }}
- rect.v4 {{ fill: #bdbdbd; }} text.v4 {{ fill: #222222; }}
- rect.v5 {{ fill: none; stroke: #8a8a8a; stroke-dasharray: 3 2; }}
 """
     + _coloured(_CURVES)
     + """

@@ -88,6 +88,7 @@ def page() -> str:
         INTRODUCTION.format(digits=DIGITS, mnist=MNIST, reached=reached()),
         f"Of {len(claims)} claims: {counts}.\n",
         f"| Claim | Verdict |\n| --- | --- |\n{table}",
+        *_missing(claims),
     ]
     paper, shown = "", set[str]()
     for number, claim, judgement in claims:
@@ -96,6 +97,15 @@ def page() -> str:
             parts.append(f"\n## {paper}")
         parts.append(_section(number, claim, judgement, shown))
     return "\n".join(parts) + "\n"
+
+
+def _missing(claims: Sequence[tuple[int, Claim, Judgement]]) -> list[str]:
+    """Write one command for everything that is not run yet."""
+    names = [claim.evidence.name for _, claim, _ in claims if stored(claim.evidence) is None]
+    if not names:
+        return []
+    command = f"python docs/run_claims.py {' '.join(dict.fromkeys(names))}"
+    return [f"\nThis command makes all missing measurements, or continues:\n\n```\n{command}\n```"]
 
 
 def _section(number: int, claim: Claim, judgement: Judgement, shown: set[str]) -> str:

@@ -15,6 +15,7 @@ from claims_modules import claims_module
 import rifflemix.recipes
 from rifflemix.errors import InputError
 from rifflemix.report.figure import figure_png
+from rifflemix.train import TrainingDiverged
 from small_recipes import QUICK, small
 
 base, judges = claims_module("claims_base"), claims_module("claims_judges_runs")
@@ -38,6 +39,7 @@ def data(unit: str = "%", noise: float = 0.1, **means: float) -> dict[str, Any]:
         row: {
             "unit": unit,
             "parameters": 1000,
+            "diverged": [],
             "test": {str(seed): mean + noise * draws.normal() for seed in range(3)},
         }
         for row, mean in means.items()
@@ -89,6 +91,20 @@ def test_splitting_is_compared_at_equal_parameters() -> None:
     assert judge(networks(55.0)).verdict == HOLDS, "as good as a dense one of its size"
     assert judge(networks(50.0)).verdict == HOLDS
     assert judge(networks(60.0)).verdict == FAILS, "better than a dense one of its size"
+
+
+def test_runs_that_diverged_leave_a_claim_open() -> None:
+    found = data(a=60.0, b=50.0, c=50.0)
+    found["rows"]["b"] |= {"test": {"0": 50.0}, "diverged": [1, 2]}
+    judged = judges.is_better(("a", "b"))(found)
+    assert judged.verdict == UNDECIDED
+    assert "b 50.00 (2 diverged)" in judged.shows
+    assert judges.is_better(("a", "b"), ("a", "c"))(found).verdict == PART
+    assert judges.is_comparable(("b", "a"))(found).verdict == UNDECIDED
+    found["rows"]["b"] |= {"test": {}, "diverged": [0, 1, 2]}
+    assert judges.is_better(("a", "b"))(found).verdict == UNDECIDED
+    split = judges.splitting_does_not_help(("a", "c"), ("b",))(found)
+    assert split.verdict == UNDECIDED
 
 
 def test_the_size_of_the_runs_is_next_to_the_numbers() -> None:
@@ -164,6 +180,25 @@ def test_a_stopped_training_continues(
     assert not kept.exists(), "no verdict without a whole run"
     assert script.main(["small"]) == 0
     assert kept.is_file()
+
+
+@pytest.mark.slow
+def test_a_row_that_diverges_is_kept_without_a_value(
+    small_rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = runs.run_reproduction
+
+    def run(plan: Any, **options: Any) -> Any:
+        if plan.recipe.name.endswith("csp") and plan.seed == 1:
+            raise TrainingDiverged("the loss is not finite")
+        return right(plan, **options)
+
+    monkeypatch.setattr(runs, "run_reproduction", run)
+    assert script.main(["small"]) == 0
+    rows = json.loads((tmp_path / "claims" / "small.json").read_text())["data"]["rows"]
+    assert list(rows["sparse"]["test"]) == ["0"]
+    assert rows["sparse"]["diverged"] == [1]
+    assert list(rows["dense"]["test"]) == ["0", "1"]
 
 
 def test_unknown_evidence_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

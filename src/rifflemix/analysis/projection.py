@@ -31,7 +31,7 @@ def before_projection(call: Call) -> Tensor | None:
     Source: CSP, Figure 3; Sliceformer, Figure 4. Both show matrices before W_O.
     """
     if isinstance(call.module, TorchAttention):
-        projections = [call.module.attention.out_proj]
+        projections: list[nn.Module] = [call.module.attention.out_proj]
     else:
         projections = _projections(call.module)
     for projection in projections:
