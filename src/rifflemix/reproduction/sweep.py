@@ -251,7 +251,7 @@ def _has_all(
 
 
 def _entry(result: TrainResult) -> dict[str, Any]:
-    chosen = next(at for at in result.validation if at["step"] == result.best_step)
+    chosen = next((at for at in result.validation if at["step"] == result.best_step), {})
     return {
         "steps": result.step,
         "best_step": result.best_step,
@@ -290,7 +290,7 @@ def _results(
         "unit": plan.recipe.unit,
         "steps": plan.runs[0][1].recipe.train.max_steps,
         "steps_of_the_paper": plan.recipe.steps_of_the_paper,
-        "protocol": protocol(task),
+        "protocol": protocol(task, plan.recipe.weights),
         "environment": here,
         "wall_seconds": math.fsum(run["wall_seconds"] for run in (*runs, *failed)),
         "points": [_point(plan, point, runs, failed) for point in grid_points(plan.grid)],
