@@ -117,6 +117,13 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     )
 
 
+def test_another_batch_size_changes_the_tokens_in_proportion() -> None:
+    config = TrainConfig(batch_size=30, token_batches=(4_096, 256))
+    assert config.with_batch_size(15).token_batches == (2_048, 256)
+    assert config.with_batch_size(15).batch_size == 15
+    assert TrainConfig().with_batch_size(7) == TrainConfig(batch_size=7)
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     for value in ((0, 5), (5,), 5, (5, 0), ("5", 5)):
         with pytest.raises(InputError, match="token_batches"):

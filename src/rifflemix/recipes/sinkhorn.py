@@ -65,7 +65,7 @@ class _Classified:
         steps: updates.
         eval_every: updates between evaluations.
         model: preset.
-        notes: differences from Tensor2Tensor of its own.
+        notes: its differences from Tensor2Tensor.
     """
 
     column: str
@@ -187,7 +187,7 @@ _COPYING = (
     "an untrained model has a lower edit distance than every printed one, because its tied "
     "embeddings repeat the token before"
 )
-_DEVELOPMENT = "10,000 test sequences, as in Tensor2Tensor; the paper says 1,000"
+_DEVELOPMENT = "10,000 test sequences, as in Tensor2Tensor; 1,000 in the paper"
 _TRUNCATED = "longer texts are cut; Tensor2Tensor drops them from training"
 _PADDING = (
     "padding counts in the mean over the positions, as in Tensor2Tensor, so an output depends a "
@@ -197,14 +197,14 @@ _LAST_STEP = "the weights of the last step count, as in Tensor2Tensor"
 
 
 def _smoothing(classes: int) -> float:
-    """Our label smoothing for Tensor2Tensor's 0.1, which it spreads over the other classes."""
+    """Our label smoothing for 0.1 of Tensor2Tensor, spread over the wrong classes only."""
     return 0.1 * classes / (classes - 1)
 
 
 def table1(row: str, metric: str) -> Recipe:
     """An entry of Table 1: exact matches ("sort") or edit distance ("edit") of sorting.
 
-    "written" is the edit distance of what the model writes by itself, which is not printed.
+    "written" is the edit distance of free-running outputs. The paper does not print it.
     """
     words, mixing, distance, matches = _SORT[row]
     mixer, options = mixing

@@ -144,16 +144,13 @@ def _changed(recipe: Recipe, options: ReproduceOptions) -> tuple[Recipe, int]:
         "compile": options.compile,
         "num_workers": options.num_workers,
     }
-    if options.batch_size is not None:
-        changes["batch_size"] = options.batch_size
-        if recipe.train.token_batches is not None:
-            tokens, longest = recipe.train.token_batches
-            tokens = max(1, round(tokens * options.batch_size / recipe.train.batch_size))
-            changes["token_batches"] = (tokens, longest)
     if options.precision is not None:
         check_choice("precision", options.precision, PRECISIONS)
         changes["precision"] = PRECISIONS[options.precision]
-    return replace(recipe, train=replace(recipe.train, **changes)), recipe.train.batch_size
+    planned = recipe.train.batch_size
+    if options.batch_size is not None:
+        recipe = replace(recipe, train=recipe.train.with_batch_size(options.batch_size))
+    return replace(recipe, train=replace(recipe.train, **changes)), planned
 
 
 def run_reproduction(

@@ -162,7 +162,10 @@ def _varied(recipe: Recipe, point: Point) -> Recipe:
             model[name] = value
         else:
             train[name] = value
-    return replace(recipe, model_settings=model, train=replace(recipe.train, **train))
+    varied = recipe.train
+    if "batch_size" in train:
+        varied = varied.with_batch_size(train.pop("batch_size"))
+    return replace(recipe, model_settings=model, train=replace(varied, **train))
 
 
 def _settings(

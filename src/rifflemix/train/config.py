@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 from rifflemix.errors import bad_argument, check_choice, unknown_name
@@ -138,6 +138,14 @@ class TrainConfig:
             raise bad_argument(
                 "clip_value", "None beside clip_norm", self.clip_value, "clip one way"
             )
+
+    def with_batch_size(self, batch_size: int) -> TrainConfig:
+        """Return the settings with other batches; tokens of a batch change in proportion."""
+        if self.token_batches is None:
+            return replace(self, batch_size=batch_size)
+        tokens = max(1, round(self.token_batches[0] * batch_size / self.batch_size))
+        pair = (tokens, self.token_batches[1])
+        return replace(self, batch_size=batch_size, token_batches=pair)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON values; `from_dict` reads them back."""

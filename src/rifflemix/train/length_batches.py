@@ -21,7 +21,7 @@ def bucket_boundaries(longest: int) -> list[int]:
 
 
 def bucket_sizes(tokens: int, longest: int) -> list[int]:
-    """Samples of a batch of each bucket: as many as fit into `tokens` at the bucket's end."""
+    """Samples of a batch of each bucket, which fit into `tokens` at the bucket's end."""
     return [max(1, tokens // end) for end in (*bucket_boundaries(longest), longest)]
 
 
@@ -32,8 +32,9 @@ def sample_lengths(split: Split, task_name: str) -> NDArray[np.int64]:
         InputError: the split does not know its lengths.
     """
     if not isinstance(split, HasLengths):
-        expected = f"None for task {task_name}, whose samples have no lengths"
-        raise bad_argument("token_batches", expected, "a number of tokens")
+        expected = f"None for task {task_name}"
+        got = "tokens and a length"
+        raise bad_argument("token_batches", expected, got, "the task has no lengths of samples")
     return split.lengths()
 
 

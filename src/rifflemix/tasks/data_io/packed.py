@@ -77,7 +77,8 @@ class PackedSplit:
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sequence, (S,)."""
         each = [np.diff(part.ends.values, prepend=0) for part in self.parts]
-        return np.minimum(np.concatenate(each)[self.rows], self.max_length)
+        lengths: NDArray[np.int64] = np.minimum(np.concatenate(each)[self.rows], self.max_length)
+        return lengths
 
     def digest(self) -> bytes:
         """Hash of the split's sequences and labels, in order."""

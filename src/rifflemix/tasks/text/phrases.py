@@ -8,7 +8,7 @@ from rifflemix.tasks.core.base import content_order
 from rifflemix.tasks.text.words import Row
 
 _ONE_IN = 20
-# Sentences that share so many words in a row count as copies of each other.
+# Two sentences that share this many words in a row count as copies.
 _RUN = 6
 
 

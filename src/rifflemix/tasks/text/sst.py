@@ -30,7 +30,7 @@ class SST(SentenceTask):
         description=(
             "Sentences of film reviews, lower-cased and parted into words. labels binary: 6,920 / "
             "872 / 1,821 sentences, negative or positive; fine: 8,544 / 1,101 / 2,210 in five "
-            "classes; glue: SST-2 of GLUE, whose 67,349 training phrases are parts of sentences. "
+            "classes; glue: SST-2 of GLUE, with 67,349 training phrases, parts of sentences. "
             "Its 872 development sentences are the test, because its test labels are not "
             "published. level word: ids by frequency in the training split; byte: byte b is "
             "b + 1. " + SUBWORDS.format("16,384")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rifflemix.tasks.text.vocabulary import build_vocabulary
 
 RESERVED = 2
-"""Ids below those of words and subwords: 0 is padding, 1 an unknown word or the end of a text."""
+"""Reserved ids: 0 is padding, 1 is an unknown word, or the end of a text of subwords."""
 
 LEAST_SUBWORDS = RESERVED + 257
 """Fewest ids of a subword vocabulary: every byte and one pair."""
@@ -23,7 +23,7 @@ class Subwords:
 
     Args:
         texts: training texts.
-        vocab_size: most ids, those of padding and of the end token among them.
+        vocab_size: most ids, padding and the end token included.
 
     Raises:
         InputError: the tokenizers library is missing.

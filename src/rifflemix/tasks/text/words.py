@@ -87,7 +87,8 @@ class SentenceSplit:
         """Tokens of each sample, (M,); of a pair, of its longer sentence."""
         each = np.diff(self.ends.values, prepend=0).reshape(-1, self.sentences)
         joined = each.sum(axis=1) + 1 if self.separator is not None else each.max(axis=1)
-        return np.minimum(joined, self.max_length)
+        lengths: NDArray[np.int64] = np.minimum(joined, self.max_length)
+        return lengths
 
     def digest(self) -> bytes:
         """Hash of all token ids and labels, in order."""
