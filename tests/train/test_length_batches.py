@@ -12,6 +12,7 @@ from toy_training import SETTINGS, ToySplit, ToyTask, make_config, make_model
 from rifflemix.errors import InputError
 from rifflemix.train import TrainConfig, TrainResult, train
 from rifflemix.train.data import LengthOrder, evaluation_order, training_order
+from rifflemix.train.engine import check_batch
 from rifflemix.train.length_batches import batches_by_length, bucket_boundaries, bucket_sizes
 
 TOKENS, LONGEST = 60, 30
@@ -133,3 +134,5 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         TrainConfig(token_batches=(20, 6), batch_size=8, accumulation=2)
     with pytest.raises(InputError, match="token_batches"):
         run(tmp_path / "run", task=ToyTask())
+    with pytest.raises(InputError, match="processes"):
+        check_batch(TrainConfig(token_batches=(20, 6)), replicas=2)

@@ -97,11 +97,17 @@ def count_step(recipe: Recipe) -> StepCost:
         return _count_step(recipe, with_padding=False)
 
 
+def step_samples(recipe: Recipe) -> int:
+    """Samples of a training step whose work is counted."""
+    pair = recipe.train.token_batches
+    if pair is None:
+        return recipe.train.batch_size
+    return max(1, pair[0] // min(outline(recipe).tokens, pair[1]))
+
+
 def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
     plan, train = outline(recipe), recipe.train
-    samples = train.batch_size
-    if train.token_batches is not None:
-        samples = max(1, train.token_batches[0] // min(plan.tokens, train.token_batches[1]))
+    samples = step_samples(recipe)
     with shapes_only():
         with _watch():  # some look at numbers when they are made
             model = fit_model(recipe.model, plan.task, recipe.model_settings, train.seed).train()
