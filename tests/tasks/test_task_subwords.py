@@ -111,3 +111,12 @@ def test_bad_options_of_reviews_are_refused(name: str, value: object, imdb: Path
 def test_too_small_a_vocabulary_of_pairs_is_refused(snli: Path) -> None:
     with pytest.raises(rm.InputError, match="vocab_size"):
         load_task("snli", data_dir=snli, level="subword", vocab_size=258)
+
+
+@pytest.mark.slow
+def test_all_real_reviews_are_trained_on(shared_data: Path) -> None:
+    task = load_task("text", data_dir=shared_data, max_length=2_048, validation=False)
+    sizes = [len(task.split(name)) for name in ("train", "validation", "test")]
+    assert sizes == [25_000, 0, 25_000]
+    labels = [task.split("train")[index][1] for index in range(1_000)]
+    assert 400 < sum(labels) < 600  # in an order that mixes the classes
