@@ -21,7 +21,13 @@ import torch
 from rifflemix.bench.rows import write_dated
 from rifflemix.files import make_folder
 from rifflemix.recipes import Recipe, get_recipe
-from rifflemix.reproduction.cost import Speed, calibrate, count_step, recipe_costs
+from rifflemix.reproduction.cost import (
+    Speed,
+    calibrate,
+    count_step,
+    recipe_costs,
+    step_samples,
+)
 from rifflemix.reproduction.outlines import Outline, outline
 from rifflemix.reproduction.utilisation import matmul_flops_per_second
 from rifflemix.runs.environment import environment
@@ -49,7 +55,7 @@ def step_seconds(recipe: Recipe, repeats: int) -> float:
     plan = outline(recipe)
     model = fit_model(recipe.model, plan.task, recipe.model_settings, 0).train()
     optimizer = build_optimizer(model, recipe.train)
-    batch = random_batch(plan, recipe.train.batch_size)
+    batch = random_batch(plan, step_samples(recipe))
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()
@@ -104,7 +110,7 @@ def runs_in_full(speed: Speed) -> Iterator[dict[str, Any]]:
         if not 1 / AS_FAST < result["utilisation"]["matmul_flops_per_second"] / now < AS_FAST:
             continue
         name = result["recipe"]["name"]
-        (cost,) = recipe_costs([get_recipe(name)], speed)
+        (cost,) = recipe_costs([Recipe.from_dict(result["recipe"])], speed)
         estimate, seconds = cost["seconds"], result["seconds"]["train"]
         row = {"name": name, "seed": result["seed"], "estimate": estimate, "seconds": seconds}
         yield {**row, "ratio": estimate / seconds}

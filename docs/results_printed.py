@@ -34,7 +34,7 @@ _VARIED = {
 def printed() -> Answer:
     """Rows of the papers' tables that were run."""
     kept = sorted((RESULTS / "reproduce").glob("*.json"))
-    sources = [path for path in kept if read(path)["printed"] is not None]
+    sources = [path for path in kept if _has_a_printed_number(read(path))]
     found = sorted((read(path) for path in sources), key=row_key)
     rows = [over_seeds(list(seeds)) for _, seeds in groupby(found, row_key)]
     last_weights, sweeps = by_time("last-weights-*.json"), by_time("sweep-*.json")
@@ -58,6 +58,11 @@ def printed() -> Answer:
         commands,
         shown=_in_full(rows, by_last_weights, varied),
     )
+
+
+def _has_a_printed_number(result: Mapping[str, Any]) -> bool:
+    """Whether a result can be compared with the paper's number."""
+    return result["printed"] is not None and not result["recipe"].get("not_comparable")
 
 
 def _says(rows: Sequence[Mapping[str, Any]]) -> str:

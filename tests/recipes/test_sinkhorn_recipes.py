@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
+from rifflemix.errors import InputError
 from rifflemix.mixers.sinkhorn import Sinkhorn
 from rifflemix.models import GPT, Encoder, Model, create_model
 from rifflemix.nn.block import Block
 from rifflemix.recipes import Recipe, get_recipe, list_recipes
+from rifflemix.reproduction.outlines import outline
+from rifflemix.tasks import load_task
+from rifflemix.train.evaluate import run_model
+from rifflemix.train.length_batches import batches_by_length
 from rifflemix.train.schedules import learning_rate
 
 NAMES = [name for name in list_recipes() if name.startswith("sinkhorn/")]
@@ -132,21 +138,93 @@ def test_pairs_are_read_as_one_sequence(task: str, row: str) -> None:
 def test_both_edit_distances_are_offered() -> None:
     for row in ("transformer", "b32"):
         printed, written = (get_recipe(f"sinkhorn/table1-{m}-{row}") for m in ("edit", "written"))
-        assert printed.metric == "edit_distance"
+        assert printed.metric == "tail_edit_distance"
         assert any("given the right ones before each" in note for note in printed.notes)
         assert written.metric == "free_running_edit_distance"
-        assert (written.printed, written.task_options) == (None, {"free_running": True})
-        assert not printed.task_options
+        assert (written.printed, written.task_options["free_running"]) == (None, True)
+        assert "free_running" not in printed.task_options
         assert written.model_settings == printed.model_settings
         assert written.train == printed.train
 
 
-@pytest.mark.parametrize("name", ["table6-sst-word-b8", "table7-snli-transformer"])
-def test_classifiers_say_where_they_are_not_tensor2tensors(name: str) -> None:
-    recipe = get_recipe(f"sinkhorn/{name}")
-    model = tiny(recipe, vocab_size=20, max_length=64)
+SORTING = [name for name in NAMES if "/table1-" in name]
+
+
+@pytest.mark.parametrize("name", SORTING)
+def test_sorting_is_measured_as_in_tensor2tensor(name: str) -> None:
+    """10,000 test sequences; batches of 4,096 tokens, buckets up to transformer_base's 256."""
+    recipe = get_recipe(name)
+    assert recipe.task_options["num_test"] == 10_000
+    assert recipe.train.token_batches == (4_096, 256)
+    assert recipe.weights == "last"
+
+
+def test_no_difference_is_shown_where_an_untrained_model_is_better_than_print() -> None:
+    task = load_task("sort", num_train=2, num_validation=2, num_test=24)
+    split = task.split("test")
+    batches = list(batches_by_length(split.lengths(), range(24), (4_096, 256)))
+    for row in ("b8", "transformer"):
+        recipe = get_recipe(f"sinkhorn/table1-edit-{row}")
+        model = tiny(recipe, vocab_size=task.vocab_size, max_length=task.max_length).eval()
+        edits = symbols = 0.0
+        for batch in (task.collate([split[index] for index in of]) for of in batches):
+            with torch.no_grad():
+                outputs = run_model(model, batch)
+            value, count = task.metrics(outputs, batch)[recipe.metric]
+            edits, symbols = edits + value, symbols + count
+        assert recipe.printed is not None
+        looks_better = edits / symbols < recipe.printed
+        assert bool(recipe.not_comparable) == looks_better
+        assert not get_recipe(f"sinkhorn/table1-sort-{row}").not_comparable
+
+
+CLASSIFIERS = [name for name in NAMES if "/table6-" in name or "/table7-" in name]
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifiers_have_tensor2tensors_settings(name: str) -> None:
+    recipe = get_recipe(name)
+    classes = 3 if "/table7-" in name else 2
+    model = tiny(recipe, vocab_size=20, max_length=64, num_classes=classes, dim=128)
     assert isinstance(model, Encoder)
-    assert (model.pool.kind, model.embedding_scale) == ("mean", None)
-    (note,) = [note for note in recipe.notes if "smooths the labels" in note]
-    assert "padding count in the mean" in note
-    assert "multiplies embeddings" in note
+    assert model.pool.kind == "position_mean"
+    # Embeddings of deviation 128 ** -0.5, times 128 ** 0.5.
+    assert model.embedding_scale == pytest.approx(128**0.5)
+    assert model.embed.weight.std().item() == pytest.approx(128**-0.5, rel=0.1)
+    train = recipe.train
+    # Our smoothing spreads over all classes: the right one keeps 0.9.
+    assert 1 - train.label_smoothing + train.label_smoothing / classes == pytest.approx(0.9)
+    assert train.token_batches is not None
+    assert train.token_batches[0] == 4_096
+    assert recipe.weights == "last"
+    is_characters = "-char-" in name
+    assert recipe.task_options.get("level", "byte") == ("byte" if is_characters else "subword")
+    if "/table6-" in name:
+        assert recipe.task_options["max_length"] == (2_048 if is_characters else 512)
+        own = {"labels": "glue"} if "-sst-" in name else {"validation": False}
+        assert own.items() <= recipe.task_options.items()
+
+
+def test_choosing_by_validation_is_an_option() -> None:
+    for name, options in (("imdb-word-b8", {"validation": True}), ("sst-word-b8", {})):
+        recipe = get_recipe(f"sinkhorn/table6-{name}")
+        chosen = recipe.choosing("best")
+        assert chosen.weights == "best"
+        assert chosen.task_options == {**recipe.task_options, **options}
+        assert recipe.choosing("last") == recipe
+    with pytest.raises(InputError, match="weights"):
+        recipe.choosing("first")  # type: ignore[arg-type] # refused
+
+
+@pytest.mark.parametrize(("task", "size"), [("sst", 16_384), ("sick", 4_347)])
+@pytest.mark.slow
+def test_costs_are_counted_with_the_subwords_there_are(
+    task: str, size: int, shared_data: Path
+) -> None:
+    for recipe in map(get_recipe, CLASSIFIERS):
+        if recipe.task == task and recipe.task_options["level"] == "subword":
+            loaded = load_task(task, data_dir=shared_data, **recipe.task_options)
+            assert outline(recipe).task.vocab_size == loaded.vocab_size
+            joined = bool(recipe.task_options.get("joined"))
+            assert loaded.vocab_size == size + joined
+            return

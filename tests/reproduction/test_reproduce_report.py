@@ -158,12 +158,12 @@ def test_report_tables(tmp_path: Path, found: list[tuple[Path, dict[str, Any]]])
     ]
     runs = next(place for place, row in enumerate(page.rows) if row[0] == "Run")
     assert page.rows[runs + 1 :] == [
-        ["TSSA", "Digits", "50.00", "20.00", "", "4 of 8", "64 of 64", "1", "1", "12,345", "20.0",
-         "25.00", "256 MiB", "seed 0"],
-        ["TSSA", "Digits", "50.00", "62.00 ± 2.00", "+12.00 (0.70)", "8 of 8", "64 of 64", "1",
-         "3", "12,345", "20.0", "25.00", "256 MiB", "seed 0, seed 1, seed 2"],
-        ["CSP", "Digits", "-", "80.00 (val.)", "", "3 of 8", "64 of 64", "1", "1", "12,345",
-         "20.0", "", "256 MiB", "seed 0"],
+        ["TSSA", "Digits", "50.00", "20.00", "", "best", "", "20.00", "4 of 8", "64 of 64", "1",
+         "1", "12,345", "20.0", "25.00", "256 MiB", "seed 0"],
+        ["TSSA", "Digits", "50.00", "62.00 ± 2.00", "+12.00 (0.70)", "best", "", "62.00", "8 of 8",
+         "64 of 64", "1", "3", "12,345", "20.0", "25.00", "256 MiB", "seed 0, seed 1, seed 2"],
+        ["CSP", "Digits", "-", "80.00 (val.)", "", "best", "", "", "3 of 8", "64 of 64", "1", "1",
+         "12,345", "20.0", "", "256 MiB", "seed 0"],
     ]  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def test_markdown_tables_are_whole(
     widths = [
         {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()} for block in blocks
     ]
-    assert widths == [{5}, {3}, {15}]
+    assert widths == [{5}, {3}, {18}]
     assert "| TSSA | 50.00 / **62.00 ± 2.00** |" in text
     assert "| CSP | - / **80.00 (val.)**\\* |" in text
     assert "| Never \\| run | 70.25 |" in text

@@ -116,6 +116,51 @@ def test_metrics_of_right_and_wrong_sequences() -> None:
     assert task.metrics(right, batch)["exact_match"] == (20, 20)
 
 
+def test_the_tail_counts_as_in_tensor2tensor() -> None:
+    """Edits of all tokens of a padded row that are not padding, against the right sequence."""
+    task = load()
+    batch = batch_of(task)
+    labels = batch["labels"]
+    counted = labels != -100
+    tokens, behind = int(counted.sum()), int((~counted).sum())
+    assert behind > 10
+    for written, edits in (
+        (labels.masked_fill(~counted, PAD), 0),  # nothing behind the end
+        (labels.masked_fill(~counted, END), behind),  # every token behind it is an insertion
+    ):
+        metrics = task.metrics(logits_for(written, task.num_classes), batch)
+        assert metrics["tail_edit_distance"] == (edits, tokens)
+        assert metrics["edit_distance"] == (0, tokens)
+        assert metrics["exact_match"] == (20, 20)
+    # Padding in the midst is left out: a missing token is one edit, however many follow it.
+    holed = labels.masked_fill(~counted, PAD)
+    holed[:, 0] = PAD
+    metrics = task.metrics(logits_for(holed, task.num_classes), batch)
+    assert metrics["tail_edit_distance"] == (20, tokens)
+    everything = torch.full_like(labels, PAD)
+    metrics = task.metrics(logits_for(everything, task.num_classes), batch)
+    assert metrics["tail_edit_distance"] == (tokens, tokens)
+
+
+def test_the_tail_depends_on_the_batches() -> None:
+    """Why sequences of similar length are batched: alone, a sequence has no tail."""
+    task = load()
+    samples = [task.split("test")[index] for index in range(40)]
+    together, alone = task.collate(samples), [task.collate([sample]) for sample in samples]
+
+    def edits(batch: dict[str, Tensor]) -> float:
+        written = batch["labels"].clamp(min=END)
+        return task.metrics(logits_for(written, task.num_classes), batch)["tail_edit_distance"][0]
+
+    assert sum(map(edits, alone)) == 0
+    assert edits(together) == together["key_padding_mask"].sum()
+
+
+def test_lengths_are_those_of_the_samples() -> None:
+    split = load().split("test")
+    assert split.lengths().tolist() == [len(split[index][0]) for index in range(len(split))]
+
+
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_accuracy_of_repeating_the_token_before(split: str) -> None:
     """It can be had without a look at the sequence that is to be sorted."""

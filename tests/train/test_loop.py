@@ -134,7 +134,7 @@ def test_log(tmp_path: Path) -> None:
 def test_padded_tokens_are_not_counted(tmp_path: Path) -> None:
     task = ToyTask(samples=8, padded=True)
     result = run(tmp_path, task=task, max_steps=3)
-    assert result.tokens == 3 * int(ToySplit(8, 1, True, None).lengths.sum())
+    assert result.tokens == 3 * int(ToySplit(8, 1, True, None).sizes.sum())
 
 
 def test_what_is_updated_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ class ToySplit:
         rng = np.random.default_rng(seed)
         self.inputs = rng.normal(size=(samples, 6, 4)).astype(np.float32)
         self.labels = (self.inputs.mean(1) @ np.array([1.0, -2.0, 0.5, 1.5]) > 0).astype(np.int64)
-        self.lengths = rng.integers(3, 7, samples) if padded else np.full(samples, 6)
+        self.sizes = rng.integers(3, 7, samples) if padded else np.full(samples, 6)
         if spoiled is not None:
             self.inputs[spoiled, 2, 1] = np.nan
 
@@ -41,7 +41,7 @@ class ToySplit:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        return self.inputs[index, : self.lengths[index]], int(self.labels[index])
+        return self.inputs[index, : self.sizes[index]], int(self.labels[index])
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rifflemix.errors import InputError, bad_argument
+from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.models import model_settings
 from rifflemix.train import TrainConfig
+from rifflemix.train.run_folder import WEIGHTS, Weights
 from rifflemix.train.schedules import LEAST_WARMUP
 
 # Settings of models that are widths; `scaled` multiplies those that a model has.
@@ -42,6 +43,10 @@ class Recipe:
         new_head: the paper's run starts from trained weights (`--start-from`) of other classes:
             the head of the model is its own.
         planned_steps: what the paper's run trains; None means `train.max_steps`.
+        weights: the weights whose test value counts: "best" of the evaluations on the validation
+            split, or of the "last" update.
+        not_comparable: the reason why no difference from the printed number is shown; empty if
+            the two numbers measure the same.
     """
 
     name: str
@@ -61,6 +66,8 @@ class Recipe:
     width: float = 1.0
     new_head: bool = False
     planned_steps: int | None = None
+    weights: Weights = "best"
+    not_comparable: str = ""
 
     @property
     def steps_of_the_paper(self) -> int:
@@ -70,6 +77,17 @@ class Recipe:
     def shown(self, value: float) -> float:
         """A value of the metric in the unit of the printed number."""
         return 100.0 * value if self.unit == "%" else value
+
+    def choosing(self, weights: Weights) -> Recipe:
+        """Return the recipe with other weights that count.
+
+        "best" needs a validation split. A task that goes without one cuts it again.
+        """
+        check_choice("weights", weights, WEIGHTS)
+        options = dict(self.task_options)
+        if weights == "best" and options.get("validation") is False:
+            options["validation"] = True
+        return replace(self, weights=weights, task_options=options)
 
     def shortened(self, max_steps: int) -> Recipe:
         """The same with fewer updates: warm-up, decay and evaluations shrink in proportion.

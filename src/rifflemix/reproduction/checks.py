@@ -96,4 +96,9 @@ class _Results(TypedDict):
 
 
 # Entries that files of earlier versions do not have.
-_LATER_ENTRIES = {"started_from": _Origin | None, "batch_size_planned": int}
+_LATER_ENTRIES = {
+    "started_from": _Origin | None,
+    "batch_size_planned": int,
+    "ours_best": float | None,
+    "ours_last": float | None,
+}

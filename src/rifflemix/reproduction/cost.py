@@ -97,8 +97,17 @@ def count_step(recipe: Recipe) -> StepCost:
         return _count_step(recipe, with_padding=False)
 
 
+def step_samples(recipe: Recipe) -> int:
+    """Samples of a training step whose work is counted."""
+    pair = recipe.train.token_batches
+    if pair is None:
+        return recipe.train.batch_size
+    return max(1, pair[0] // min(outline(recipe).tokens, pair[1]))
+
+
 def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
     plan, train = outline(recipe), recipe.train
+    samples = step_samples(recipe)
     with shapes_only():
         with _watch():  # some look at numbers when they are made
             model = fit_model(recipe.model, plan.task, recipe.model_settings, train.seed).train()
@@ -106,7 +115,7 @@ def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
         count = _Count(model.parameters(), plan.valid)
         # The first batch makes the gradients, the second adds to them, and so do all others.
         for times in _times(train.accumulation):
-            batch = plan.batch(train.batch_size // train.accumulation)
+            batch = plan.batch(samples // train.accumulation)
             if not with_padding:
                 batch.pop("key_padding_mask", None)
             with count.of(times):
@@ -115,7 +124,7 @@ def _count_step(recipe: Recipe, *, with_padding: bool) -> StepCost:
             optimizer.step()  # makes its state
         with count.of(1):
             optimizer.step()
-    sequences = train.batch_size * plan.task.num_sequences
+    sequences = samples * plan.task.num_sequences
     return StepCost(
         sequences * plan.tokens, count.flops, count.moved_bytes, count.operators, count.peak_bytes
     )

@@ -54,6 +54,7 @@ def work(recipe: Recipe) -> str:
         "tokens": [plan.tokens, plan.valid],
         "model": [recipe.model, {**model_settings(recipe.model), **recipe.model_settings}],
         "train": [train.batch_size, train.accumulation, train.optimizer],
+        **({} if train.token_batches is None else {"token_batches": train.token_batches}),
     }
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

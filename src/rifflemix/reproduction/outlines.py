@@ -37,12 +37,18 @@ _IMAGES = {
 _LEVELS = {"digits": 17}  # of gray, else 256
 # Words of the corpora whose vocabulary no option sets.
 _WORDS = {"ptb": 10_000, "sst": 14_830, "sick": 2_177, "openwebtext": 50_304}
+# Subwords of the corpora whose vocabulary no option sets.
+_SUBWORDS = {"sst": 2**14, "sick": 4_347, "snli": 2**15, "mnli": 2**15}
 # Tokens of the longest sample of a batch, where that is far below the most the task allows: the
-# mean over batches of the data, rounded; of SNLI and MNLI, which are not at hand, guesses.
-_LONGEST = {
+# mean over batches of the data, rounded; of SNLI and MNLI, which are not at hand, guesses. Of level
+# subword and GLUE's phrases, batches are of similar lengths.
+_LONGEST: dict[Any, int] = {
     "listops": 1_850,
     ("sst", "word"): 47,
     ("sst", "byte"): 225,
+    ("sst", "subword"): 18,
+    ("sst", "byte", "glue"): 92,
+    ("sick", "subword"): 25,
     "sick": 43,
     "snli": 55,
     "mnli": 55,
@@ -186,7 +192,8 @@ def _sentences(name: str, options: Mapping[str, Any]) -> Outline:
     ids = _text_ids(name, options) + (name in _JOINED)
     most = options["max_length"]
     of_level = (name, options["level"])
-    longest = _LONGEST.get(name) or _LONGEST.get(of_level)
+    of_labels = (*of_level, options.get("labels"))
+    longest = _LONGEST.get(of_labels) or _LONGEST.get(of_level) or _LONGEST.get(name)
     valid = _VALID.get(name) or _VALID.get(of_level) or _VALID.get((*of_level, most))
     classes = 3 if name in _JOINED else 2
     return _tokens(name, ids, classes, most, longest, valid=valid, padding=True)
@@ -198,6 +205,8 @@ def _text_ids(name: str, options: Mapping[str, Any]) -> int:
         return _BYTES
     if level == "bpe":
         return int(options["bpe_size"])
+    if level == "subword":
+        return int(options.get("vocab_size") or _SUBWORDS[name])
     return int(options.get("vocab_size") or _WORDS[name])
 
 

@@ -20,9 +20,13 @@ from rifflemix.text import Markdown, bold, bullet_lines, link, markdown_text, ta
 _TITLE = "rifflemix: the papers' tables"
 _EXPLAINED = (
     "A cell of a table holds the printed number and, where it was run, ours: the test value of "
-    "the weights that the validation split chose, over several seeds the mean and the sample "
-    "standard deviation; of a seed in several precisions the recipe's own counts. What was not run "
-    "is empty; - stands where the paper prints no number for this data.",
+    "the chosen weights, over several seeds the mean and the sample standard deviation; of a seed "
+    "in several precisions the recipe's own counts. What was not run is empty; - stands where the "
+    "paper prints no number for this data.",
+    "The recipe chooses the weights: the last step, or the best evaluation on the validation "
+    "split. The table of runs names the choice and shows the test values of both. Runs of earlier "
+    "versions have no value of the last step, and runs without a validation split have no best "
+    "evaluation.",
     "* marks a reduced run: fewer steps than the paper's run makes, smaller batches, or a narrower "
     "model. Its number is no reproduction of the printed one.",
     "† marks a run of other data or settings than its recipe has now. It has no difference from "
@@ -32,13 +36,15 @@ _EXPLAINED = (
     "whose error is unknown.",
     "A run that started from another's weights says so behind its name; a cell of a table holds "
     "it only where no finished run from its own weights is there.",
+    "A value marked (not comparable) measures something else than the printed number, for the "
+    "reason that the recipe gives.",
     "A run that was stopped shows its best validation value, marked (val.).",
     "Memory is the peak of the process, on a GPU of its tensors. MFU is model FLOP utilisation; "
     "it counts multiplications only, sorting counts as nothing.",
 )
 _RUN_HEADERS = (
-    "Run", "Column", "Printed", "Ours", "Difference", "Steps", "Batch", "Width", "Seeds",
-    "Parameters", "Steps/s", "MFU, %", "Memory", "Files",
+    "Run", "Column", "Printed", "Ours", "Difference", "Weights", "Last step", "Best evaluation",
+    "Steps", "Batch", "Width", "Seeds", "Parameters", "Steps/s", "MFU, %", "Memory", "Files",
 )  # fmt: skip
 _OVERVIEW_HEADERS = ("Table", "Recipes", "Run", "In full")
 
@@ -64,6 +70,9 @@ def _run_cells(entry: Entry) -> list[str]:
         entry.printed(),
         entry.ours(),
         _difference(entry),
+        entry.weights,
+        entry.tested("last"),
+        entry.tested("best"),
         f"{first['steps']:,} of {first['steps_planned']:,}",
         f"{batch:,} of {planned:,}",
         f"{first['recipe']['width']:g}",
@@ -99,6 +108,8 @@ def _cell(entry: Entry | None) -> tuple[str, str]:
     ours = entry.ours() if entry.runs else ""
     if not ours:
         return entry.printed(), ""
+    if entry.recipe.not_comparable:
+        ours += " (not comparable)"
     return entry.printed(), ours + "*" * entry.is_reduced + "†" * bool(entry.changed)
 
 

@@ -41,16 +41,19 @@ def results_of(
 ) -> dict[str, Any]:
     """The whole of results.json.
 
-    "ours" is the test value of the weights that the validation split chose, in the unit of the
-    printed number, and None until the run is finished; "validation" is the same number of the
-    same weights there. "difference" is ours minus the printed. "batch_size_planned" is the
-    recipe's own. "started_from" says whose weights the run started from, None where they were its
-    own.
+    "ours" is the test value of the weights that the recipe chooses, in the unit of the printed
+    number, and None until the run is finished. "weights" says "best" or "last". "ours_best" is
+    the test value of the best evaluation's weights, None without a validation split. "ours_last"
+    is the test value of the last step's weights. "validation" is the best evaluation's value.
+    "difference" is ours minus the printed, None for a recipe that is `not_comparable`.
+    "batch_size_planned" is the recipe's own.
+    "started_from" names the weights that the run started from, None if they were its own.
     """
     ours = _in_unit(recipe, result.test or {})
+    tests = result.tests or ({recipe.weights: result.test} if result.test else {})
     chosen = _of_best(recipe, result)
     made_in = environment()
-    is_known = ours is not None and recipe.printed is not None
+    is_known = ours is not None and recipe.printed is not None and not recipe.not_comparable
     return {
         "format": FORMAT,
         "status": "complete" if result.finished else "partial",
@@ -58,6 +61,9 @@ def results_of(
         "seed": seed,
         "printed": recipe.printed,
         "ours": ours,
+        "weights": recipe.weights,
+        "ours_best": _in_unit(recipe, tests.get("best", {})),
+        "ours_last": _in_unit(recipe, tests.get("last", {})),
         "difference": ours - recipe.printed if is_known else None,  # type: ignore[operator] # both are there
         "validation": chosen,
         "unit": recipe.unit,
@@ -67,7 +73,7 @@ def results_of(
         "is_reduced": _is_reduced(recipe, result, batch_size_planned),
         "started_from": None if started_from is None else dict(started_from),
         "command": made_in["command"],
-        "protocol": protocol(task),
+        "protocol": protocol(task, recipe.weights, tests_both=True),
         "task": {
             "name": task.name,
             "options": dict(task.options),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
 
@@ -36,6 +36,7 @@ from rifflemix.runs.status import OnStatus, ShouldStop, StatusFeed
 from rifflemix.tasks import Task, load_task
 from rifflemix.train import TrainResult, train
 from rifflemix.train.engine import Engine, check_batch
+from rifflemix.train.run_folder import Weights
 from rifflemix.train.targets import check_targets
 
 
@@ -134,6 +135,8 @@ def plan_reproduction(
 def _changed(recipe: Recipe, options: ReproduceOptions) -> tuple[Recipe, int]:
     """The recipe with the options in it, and the samples per update before they were."""
     recipe = recipe.scaled(options.scale)
+    if options.weights is not None:
+        recipe = recipe.choosing(cast(Weights, options.weights))
     if options.max_steps is not None:
         recipe = recipe.shortened(options.max_steps)
     changes: dict[str, Any] = {
@@ -141,12 +144,13 @@ def _changed(recipe: Recipe, options: ReproduceOptions) -> tuple[Recipe, int]:
         "compile": options.compile,
         "num_workers": options.num_workers,
     }
-    if options.batch_size is not None:
-        changes["batch_size"] = options.batch_size
     if options.precision is not None:
         check_choice("precision", options.precision, PRECISIONS)
         changes["precision"] = PRECISIONS[options.precision]
-    return replace(recipe, train=replace(recipe.train, **changes)), recipe.train.batch_size
+    planned = recipe.train.batch_size
+    if options.batch_size is not None:
+        recipe = replace(recipe, train=recipe.train.with_batch_size(options.batch_size))
+    return replace(recipe, train=replace(recipe.train, **changes)), planned
 
 
 def run_reproduction(
@@ -183,6 +187,7 @@ def run_reproduction(
             on_status=on_status,
             should_stop=should_stop,
             time_is_up=lambda: end is not None and time.monotonic() >= end,
+            tests_both=True,
         )
         stored = _stored(plan.out / RESULTS_FILE)
         if stored.get("status") == "complete" and stored.get("result") == result.to_dict():
@@ -214,6 +219,7 @@ def train_plan(
     on_status: OnStatus | None = None,
     should_stop: ShouldStop | None = None,
     time_is_up: ShouldStop | None = None,
+    tests_both: bool = False,
 ) -> TrainResult:
     """Train a recipe's model, or go on; arguments and errors as for `rifflemix.train.train`."""
     recipe = plan.recipe
@@ -231,6 +237,8 @@ def train_plan(
         model_settings=_identity(plan),
         keep_weights=plan.keep_weights,
         context_parallel=plan.context_parallel,
+        weights=recipe.weights,
+        tests_both=tests_both,
     )
     feed.end(result)
     return result

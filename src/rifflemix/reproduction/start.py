@@ -25,7 +25,7 @@ class Start:
     """Weights of another run, or of a saved model.
 
     Attributes:
-        weights: by name, of the run's best evaluation.
+        weights: by name, those that the run has chosen.
         origin: what results say of them: "recipe", "step" and "blake2b" of the file; of a saved
             model its name, and step 0.
         width: the factor of its model's widths; None where it says none.
@@ -48,16 +48,17 @@ def read_start(run: Path) -> Start:
         raise bad_argument("start_from", expected, run)
     if (run / WEIGHTS).is_file():
         return _saved_model(run)
-    recipe, width = _model_of(folder.config)
-    if not folder.best.is_file():
-        raise bad_argument("start_from", "a run with an evaluation", f"{run}, which has none yet")
-    weights, about = read_tensors(folder.best)
+    recipe, width, chosen = _model_of(folder)
+    if not chosen.is_file():
+        expected = "a run with an evaluation" if chosen == folder.best else "a finished run"
+        raise bad_argument("start_from", expected, f"{run}, which has no {chosen.name} yet")
+    weights, about = read_tensors(chosen)
     step = about.get("step") if isinstance(about, dict) else None
     if type(step) is not int:
         raise bad_argument(
-            "start_from", f"the step of the weights in {folder.best} as a whole number", repr(step)
+            "start_from", f"the step of the weights in {chosen} as a whole number", repr(step)
         )
-    digest = hashlib.blake2b(folder.best.read_bytes(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(chosen.read_bytes(), digest_size=16).hexdigest()
     return Start(weights, {"recipe": recipe, "step": step, "blake2b": digest}, width)
 
 
@@ -69,8 +70,9 @@ def _saved_model(folder: Path) -> Start:
     return Start(model.state_dict(), origin)
 
 
-def _model_of(config: Path) -> tuple[str, float | None]:
-    """The name of a run's recipe and the factor of its widths."""
+def _model_of(folder: RunFolder) -> tuple[str, float | None, Path]:
+    """The name of a run's recipe, the factor of its widths and the file of its weights."""
+    config = folder.config
     stored = read_json(config)
     model = stored.get("model") if isinstance(stored, dict) else None
     settings = model.get("settings") if isinstance(model, dict) else None
@@ -83,7 +85,8 @@ def _model_of(config: Path) -> tuple[str, float | None]:
     recipe, width = settings.get("recipe", "another run"), settings.get("width")
     if not isinstance(recipe, str):
         raise bad_argument("start_from", f"the recipe in {config} as a text", repr(recipe))
-    return recipe, width if isinstance(width, int | float) else None
+    chosen = folder.chosen("last" if stored.get("weights") == "last" else "best")
+    return recipe, width if isinstance(width, int | float) else None, chosen
 
 
 def start_model(

@@ -162,7 +162,10 @@ def _varied(recipe: Recipe, point: Point) -> Recipe:
             model[name] = value
         else:
             train[name] = value
-    return replace(recipe, model_settings=model, train=replace(recipe.train, **train))
+    varied = recipe.train
+    if "batch_size" in train:
+        varied = varied.with_batch_size(train.pop("batch_size"))
+    return replace(recipe, model_settings=model, train=replace(varied, **train))
 
 
 def _settings(
@@ -251,7 +254,7 @@ def _has_all(
 
 
 def _entry(result: TrainResult) -> dict[str, Any]:
-    chosen = next(at for at in result.validation if at["step"] == result.best_step)
+    chosen = next((at for at in result.validation if at["step"] == result.best_step), {})
     return {
         "steps": result.step,
         "best_step": result.best_step,
@@ -290,7 +293,7 @@ def _results(
         "unit": plan.recipe.unit,
         "steps": plan.runs[0][1].recipe.train.max_steps,
         "steps_of_the_paper": plan.recipe.steps_of_the_paper,
-        "protocol": protocol(task),
+        "protocol": protocol(task, plan.recipe.weights),
         "environment": here,
         "wall_seconds": math.fsum(run["wall_seconds"] for run in (*runs, *failed)),
         "points": [_point(plan, point, runs, failed) for point in grid_points(plan.grid)],

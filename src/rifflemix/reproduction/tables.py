@@ -23,6 +23,8 @@ from rifflemix.reproduction.agreement import (
 )
 from rifflemix.reproduction.averages import Average, printed_averages
 
+_CHOICES = {"last": "the last step", "best": "the best evaluation on validation"}
+
 Found = Sequence[tuple[Path, Result]]
 
 
@@ -38,6 +40,25 @@ class Entry:
         """Ours of the finished runs, one of each seed."""
         finished = [run for _, run in self.runs if run["ours"] is not None]
         return [run["ours"] for run in one_per_seed(finished)]
+
+    @property
+    def weights(self) -> str:
+        """The weights whose value counts: "last" or "best"."""
+        recipe = self.runs[0][1]["recipe"] if self.runs else {"weights": self.recipe.weights}
+        return str(recipe.get("weights", "best"))
+
+    def tested_values(self, weights: str) -> list[float]:
+        """Test values of the "last" or the "best" weights, one of each seed, where known."""
+        runs = one_per_seed([run for _, run in self.runs])
+        values = [_of_best(run) if weights == "best" else run.get("ours_last") for run in runs]
+        return [value for value in values if value is not None]
+
+    def tested(self, weights: str) -> str:
+        """The mean of `tested_values`; empty if none is known."""
+        values = self.tested_values(weights)
+        if not values:
+            return ""
+        return f"{statistics.fmean(values):{decimals(self.recipe.unit, values[0])}}"
 
     def run_name(self, run: Result) -> str:
         """The seed of a run; its precision too where another run has the same seed."""
@@ -200,6 +221,9 @@ def summary_rows(results: Result) -> list[tuple[str, str]]:
     rows = [
         ("printed", _number(results["printed"], unit)),
         ("ours (test)", _number(results["ours"], unit)),
+        ("ours is of", _CHOICES[results["recipe"].get("weights", "best")]),
+        ("last step (test)", _number(results.get("ours_last"), unit)),
+        ("best evaluation (test)", _number(_of_best(results), unit)),
         ("difference", _difference(results)),
         *_standard_error(results),
         ("best on validation", _number(results["validation"], unit)),
@@ -211,6 +235,8 @@ def summary_rows(results: Result) -> list[tuple[str, str]]:
     planned = results.get("batch_size_planned", batch)
     if batch != planned:
         rows.append(("batch", f"{batch:,} of the recipe's {planned:,}"))
+    if reason := results["recipe"].get("not_comparable"):
+        rows.append(("no difference", reason))
     if results["is_reduced"]:
         rows.append(("reduced run", "its number is no reproduction of the printed one"))
     if results.get("started_from"):
@@ -228,6 +254,12 @@ def summary_rows(results: Result) -> list[tuple[str, str]]:
         ("wall time", format_duration(results["wall_seconds"])),
     ]
     return rows + [("note", note) for note in results["recipe"]["notes"]]
+
+
+def _of_best(results: Result) -> float | None:
+    """The test value of the best evaluation's weights; runs of earlier versions chose them."""
+    value: float | None = results.get("ours_best", results["ours"])
+    return value
 
 
 def decimals(unit: str, value: float) -> str:
@@ -248,6 +280,9 @@ def report_entries(found: Found) -> list[dict[str, Any]]:
             "ours": entry.values,
             "changed": entry.changed if entry.runs else "",
             **_compared(entry.agreement),
+            "weights": entry.weights,
+            "ours_last": entry.tested_values("last"),
+            "ours_best": entry.tested_values("best"),
             "files": [str(path) for path, _ in entry.runs],
         }
         for entry in _entries(found)
@@ -268,7 +303,14 @@ def _entries(found: Found) -> list[Entry]:
         recipe = run["recipe"]
         train = recipe["train"]
         start = (run.get("started_from") or {}).get("blake2b", "")
-        reduction = (train["max_steps"], run["steps"], recipe["width"], train["batch_size"], start)
+        reduction = (
+            train["max_steps"],
+            run["steps"],
+            recipe["width"],
+            train["batch_size"],
+            recipe.get("weights", "best"),
+            start,
+        )
         made_of = (changed_settings(run), data_of(run), "" if is_reduced(run) else settings_of(run))
         same = groups.setdefault(recipe["name"], {}).setdefault((*reduction, *made_of), [])
         same.append((path, run))

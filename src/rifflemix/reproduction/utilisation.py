@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -14,8 +16,11 @@ from rifflemix.runs.processes import count_processes
 from rifflemix.tasks import Task
 from rifflemix.tasks.core.base import Batch
 from rifflemix.train import TrainConfig
+from rifflemix.train.data import LengthOrder
 from rifflemix.train.evaluate import run_model
+from rifflemix.train.length_batches import sample_lengths
 
+_BATCHES = 8  # of similar lengths, on average
 _SAMPLES = 2  # samples of a batch on which FLOPs are counted, then multiplied up
 
 
@@ -65,14 +70,25 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
 
 def _step_flops(model: Model, task: Task, config: TrainConfig) -> int:
     split = task.split("train")
-    together = max(1, config.batch_size // (config.accumulation * count_processes()))
-    whole = task.collate([split[index * len(split) // together] for index in range(together)])
-    batch = {name: value[:_SAMPLES] for name, value in whole.items()}
     model.cpu().train()
+    if config.token_batches is not None:
+        batches = list(islice(LengthOrder(sample_lengths(split, task.name), config, 0), _BATCHES))
+        flops = [_flops(model, task, [index for index, _ in batch]) for batch in batches]
+        return round(sum(flops) / len(flops))
+    together = max(1, config.batch_size // (config.accumulation * count_processes()))
+    flops_together = _flops(model, task, [i * len(split) // together for i in range(together)])
+    return round(flops_together * config.batch_size / together)
+
+
+def _flops(model: Model, task: Task, samples: Sequence[int]) -> float:
+    """FLOPs of a backward pass on a batch of samples, counted on the first of them."""
+    split = task.split("train")
+    whole = task.collate([split[index] for index in samples])
+    batch = {name: value[:_SAMPLES] for name, value in whole.items()}
     flops = flops_of(
         lambda: task.loss(run_model(model, batch), batch).backward(), _valid_tokens(whole)
     )
-    return round(flops * config.batch_size / len(batch["labels"]))
+    return flops * len(samples) / len(batch["labels"])
 
 
 def _valid_tokens(batch: Batch) -> float:

@@ -154,6 +154,10 @@ class ReproduceOptions:
     num_workers: NumWorkers = 0
     context_parallel: ContextParallel = 1
     keep_weights: KeepWeights = False
+    weights: Annotated[
+        str | None,
+        Option("Weights whose test value counts, best or last; the recipe's if unset."),
+    ] = None
 
 
 def declared_options(owner: Any) -> dict[str, Option]:

@@ -10,14 +10,17 @@ from typing import Any
 from rifflemix.files import read_text
 from rifflemix.json_values import SEAL, check_seal, parse_json
 from rifflemix.tasks import Task
+from rifflemix.train.run_folder import Weights
 
 
-def protocol(task: Task) -> dict[str, str]:
-    """The split and metric that chose the weights, and the use of the test split."""
+def protocol(task: Task, weights: Weights = "best", *, tests_both: bool = False) -> dict[str, str]:
+    """What chose the weights, by which metric, and the use of the test split."""
+    both = "the weights of the last step and of the best evaluation"
+    tested = both if tests_both else "the chosen weights"
     return {
-        "model_chosen_on": "validation",
+        "model_chosen_on": "validation" if weights == "best" else "last step",
         "metric": task.metric,
-        "test_used_for": "reporting only, once, with the chosen weights",
+        "test_used_for": f"reporting only, once, with {tested}",
         "split_note": task.split_note,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 from rifflemix.errors import bad_argument, check_choice, unknown_name
@@ -36,6 +36,10 @@ class TrainConfig:
     Attributes:
         max_steps: optimiser updates.
         batch_size: samples per update over all processes and accumulation steps.
+        token_batches: (tokens, length), or None for batches of `batch_size` samples. Batches then
+            hold samples of similar length, at most `tokens` with their padding, as in
+            Tensor2Tensor, in training and in evaluation. Samples of `length` tokens or more share
+            one bucket. `batch_size` is then the usual number of samples, for estimates of cost.
         optimizer: "adamw" (decoupled decay, also what flax's Adam calls weight_decay), "adam"
             (decay added to the gradient), "sgd" (likewise; betas[0] is its momentum) or
             "adafactor" (decoupled decay; Shazeer and Stern 2018, algorithm 4, without momentum;
@@ -81,6 +85,7 @@ class TrainConfig:
 
     max_steps: int = 1000
     batch_size: int = 32
+    token_batches: tuple[int, int] | None = None
     optimizer: str = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -114,7 +119,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check every field; lists become tuples."""
-        for name in ("betas", "milestones", "cycle_beta1"):
+        for name in ("betas", "milestones", "cycle_beta1", "token_batches"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_numbers(self)
@@ -133,6 +138,14 @@ class TrainConfig:
             raise bad_argument(
                 "clip_value", "None beside clip_norm", self.clip_value, "clip one way"
             )
+
+    def with_batch_size(self, batch_size: int) -> TrainConfig:
+        """Return the settings with other batches; tokens of a batch change in proportion."""
+        if self.token_batches is None:
+            return replace(self, batch_size=batch_size)
+        tokens = max(1, round(self.token_batches[0] * batch_size / self.batch_size))
+        pair = (tokens, self.token_batches[1])
+        return replace(self, batch_size=batch_size, token_batches=pair)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON values; `from_dict` reads them back."""
@@ -210,11 +223,24 @@ def _check_pairs(config: TrainConfig) -> None:
         raise bad_argument("num_workers", expected, f"{config.num_workers:,}")
     if config.cycle_beta1 is not None and not _are_betas(config.cycle_beta1):
         raise bad_argument("cycle_beta1", "two numbers in [0, 1)", repr(config.cycle_beta1))
+    _check_token_batches(config)
     marks = config.milestones
     if not isinstance(marks, tuple) or not all(_is_count(mark, 1) for mark in marks):
         raise bad_argument("milestones", "whole numbers of at least 1", repr(marks))
     if list(marks) != sorted(set(marks)):
         raise bad_argument("milestones", "increasing steps", repr(marks))
+
+
+def _check_token_batches(config: TrainConfig) -> None:
+    pair = config.token_batches
+    if pair is None:
+        return
+    is_pair = isinstance(pair, tuple) and len(pair) == 2
+    if not (is_pair and all(_is_count(number, 1) for number in pair)):
+        expected = "None, or two whole numbers of at least 1: tokens and a length"
+        raise bad_argument("token_batches", expected, repr(pair))
+    if config.accumulation > 1:
+        raise bad_argument("accumulation", "1 with token_batches", config.accumulation)
 
 
 _UNREAD = {

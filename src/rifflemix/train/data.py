@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ from torch.utils.data import DataLoader, Sampler
 
 from rifflemix.errors import InputError, RunFailed, bad_argument
 from rifflemix.train.config import TrainConfig
+from rifflemix.train.length_batches import (
+    batches_by_length,
+    endless_batches,
+    sample_lengths,
+)
 from rifflemix.train.protocols import Batch, HasFurtherTests, Split, TrainableTask
 from rifflemix.train.seeds import derive_seed, seed_sequence
 from rifflemix.train.targets import change_batch
@@ -113,8 +119,66 @@ def micro_batch_size(config: TrainConfig, processes: int) -> int:
     return config.batch_size // (config.accumulation * processes)
 
 
+class LengthOrder(Sampler[list[tuple[int, int]]]):
+    """Batches of similar lengths from `first_step` to the end of the run; see `token_batches`.
+
+    Like `TrainOrder`, for one group of processes.
+    """
+
+    def __init__(self, lengths: np.ndarray, config: TrainConfig, first_step: int) -> None:
+        self.lengths = lengths
+        self.config = config
+        self.first_step = first_step
+        self._asked = iter(self)
+
+    def __len__(self) -> int:
+        return self.config.max_steps - self.first_step
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        config = self.config
+        if config.token_batches is None:
+            raise bad_argument("token_batches", "tokens and a length", "None")
+        order = partial(epoch_order, len(self.lengths), config.seed)
+        batches = endless_batches(self.lengths, order, config.token_batches, self.first_step)
+        return islice(batches, len(self))
+
+    def micro_batches(self, step: int) -> list[list[int]]:
+        """The samples of the next update; call it once for each update, in order."""
+        return [[index for index, _ in next(self._asked)]]
+
+
+def training_order(
+    task: TrainableTask,
+    split: Split,
+    config: TrainConfig,
+    first_step: int,
+    rank: int,
+    replicas: int,
+) -> TrainOrder | LengthOrder:
+    """The order in which one process trains on a split."""
+    if config.token_batches is None:
+        return TrainOrder(len(split), config, first_step, rank, replicas)
+    return LengthOrder(sample_lengths(split, task.name), config, first_step)
+
+
+def evaluation_order(
+    task: TrainableTask, split: Split, config: TrainConfig, rank: int, replicas: int
+) -> EvaluationOrder:
+    """The order in which one process evaluates a split."""
+    order = EvaluationOrder(len(split), micro_batch_size(config, replicas), rank, replicas)
+    if config.token_batches is not None:
+        lengths = sample_lengths(split, task.name)
+        order.batches = list(batches_by_length(lengths, range(len(split)), config.token_batches))
+        order.counts = [True] * len(order.batches)
+    return order
+
+
 def training_batches(
-    task: TrainableTask, split: Split, order: TrainOrder, config: TrainConfig, device: torch.device
+    task: TrainableTask,
+    split: Split,
+    order: TrainOrder | LengthOrder,
+    config: TrainConfig,
+    device: torch.device,
 ) -> Iterator[Batch]:
     """CPU batches of `split` in `order`, as a model in training sees them.
 
@@ -182,7 +246,7 @@ class _Shared:
 def _load(
     task: TrainableTask,
     split: Any,
-    order: TrainOrder | EvaluationOrder,
+    order: TrainOrder | LengthOrder | EvaluationOrder,
     collate: Callable[[Any], Batch],
     config: TrainConfig,
     device: torch.device,
@@ -252,10 +316,10 @@ def loading_processes() -> Iterator[None]:
         ) from error
 
 
-def check_splits(task: TrainableTask) -> None:
-    """Raise InputError if a split is empty."""
+def check_splits(task: TrainableTask, *, validates: bool = True) -> None:
+    """Raise InputError if a split is empty; without `validates` only that split may be."""
     for name in ("train", "validation", "test", *further_tests(task)):
-        if len(task.split(name)) == 0:
+        if len(task.split(name)) == 0 and (validates or name != "validation"):
             raise bad_argument(f"split {name!r} of task {task.name!r}", "at least one sample", 0)
 
 

@@ -282,6 +282,8 @@ def _check_sharing(accelerator: Any, context_parallel: int, is_sharded: bool) ->
 def check_batch(config: TrainConfig, replicas: int) -> None:
     """Raise InputError unless every process gets as many samples in each backward pass."""
     parts = config.accumulation * replicas
+    if config.token_batches is not None and replicas > 1:
+        raise bad_argument("processes", "1 with token_batches", replicas)
     if config.batch_size % parts:
         raise bad_argument(
             "batch_size",

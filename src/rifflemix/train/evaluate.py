@@ -12,11 +12,10 @@ from rifflemix.compat import evaluation_mode
 from rifflemix.errors import bad_argument
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.data import (
-    EvaluationOrder,
     check_finite,
     evaluation_batches,
+    evaluation_order,
     further_tests,
-    micro_batch_size,
     to_device,
 )
 from rifflemix.train.engine import Engine
@@ -85,8 +84,7 @@ def _sum_metrics(
     should_stop: Callable[[], bool],
 ) -> dict[str, tuple[float, float]] | None:
     split = task.split(split_name)
-    size = micro_batch_size(config, engine.replicas)
-    order = EvaluationOrder(len(split), size, engine.replica, engine.replicas)
+    order = evaluation_order(task, split, config, engine.replica, engine.replicas)
     sums: dict[str, tuple[float, float]] = {}
     batches = evaluation_batches(task, split, order, config, engine.device)
     stop = _Stop(should_stop)

@@ -1,4 +1,4 @@
-"""Training: updates, evaluation, choice of the best weights, checkpoints, exact resume."""
+"""Training: updates, evaluation, choice of the weights, checkpoints, exact resume."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rifflemix.errors import InputError
-from rifflemix.files import damaged_run, read_json, read_tensors, write_json
-from rifflemix.json_values import check_seal, sealed
-from rifflemix.train.checkpoint import check_tensors, load_model_weights, weight_shapes
+from rifflemix.errors import check_choice
+from rifflemix.files import damaged_run, write_json
+from rifflemix.json_values import sealed
 from rifflemix.train.config import TrainConfig
 from rifflemix.train.data import (
-    TrainOrder,
     check_finite,
     check_splits,
     count_tokens,
     loading_processes,
     to_device,
     training_batches,
+    training_order,
 )
 from rifflemix.train.engine import Engine
 from rifflemix.train.evaluate import evaluate, run_model
+from rifflemix.train.finished import claim, load_chosen, stored_result
 from rifflemix.train.optim import allocate_state, build_optimizer, decay_groups, set_rates
 from rifflemix.train.protocols import Batch, CountsLabels, TrainableTask
-from rifflemix.train.results import TrainEvent, TrainingDiverged, TrainResult
-from rifflemix.train.run_folder import RunFolder, describe_run
+from rifflemix.train.results import TrainEvent, TrainingDiverged, TrainResult, protocol
+from rifflemix.train.run_folder import WEIGHTS, RunFolder, Weights, describe_run
 from rifflemix.train.schedules import learning_rate, momentum
 from rifflemix.train.seeds import derive_seed
 from rifflemix.train.state import RunState
@@ -41,8 +41,6 @@ from rifflemix.train.targets import check_targets, training_loss
 OnEvent = Callable[[TrainEvent], None]
 ShouldStop = Callable[[], bool]
 
-_TEST_AGAIN = "remove it to have the trained model tested again"
-_WRITE_AGAIN = "remove {} to have the checkpoint's best weights written and tested again"
 _NOISE = 4  # purpose of derived seeds
 
 
@@ -60,11 +58,14 @@ def train(
     tests: bool = True,
     keep_weights: bool = False,
     context_parallel: int = 1,
+    weights: Weights = "best",
+    tests_both: bool = False,
 ) -> TrainResult:
-    """Train `model` on `task`, choose the best weights on validation, test them once.
+    """Train `model` on `task`, choose the weights, test them once.
 
     Everything is kept in `out_dir`: config.json, log.jsonl, checkpoint.safetensors,
-    best.safetensors and, at the end, training.json. Called again with the same arguments it goes
+    best.safetensors and, at the end, training.json. With `weights="last"` the end also writes
+    last.safetensors. Called again with the same arguments it goes
     on from the last checkpoint, on the CPU bit for bit as if it had never stopped, or returns
     the stored result of a finished run. The caller seeds before creating the model
     (`seed_everything`); data order and noise follow `config.seed` alone.
@@ -90,6 +91,10 @@ def train(
             weights/STEP.safetensors. Nothing else follows from it: a resumed run may change it.
         context_parallel: so many processes get the same samples, for a model whose sequences they
             share.
+        weights: "best" chooses the weights of the best evaluation on the validation split. "last"
+            chooses the weights of the last update; the validation split may then be empty.
+        tests_both: test the weights of the best evaluation and of the last update. The result's
+            `tests` contains both. The chosen weights stay the same.
 
     Returns:
         The result, the same in every process.
@@ -101,7 +106,8 @@ def train(
         TrainingDiverged: loss, metric or weights are not finite; the last checkpoint stays.
         RunFailed: a loading process was killed; the last checkpoint stays.
     """
-    check_splits(task)
+    check_choice("weights", weights, WEIGHTS)
+    check_splits(task, validates=weights == "best")
     check_targets(task, config)
     engine = Engine(config, device, context_parallel)
     # On a CPU torch's Adafactor is as fast tensor by tensor.
@@ -115,47 +121,31 @@ def train(
         engine.processes,
         engine.device.type,
         context_parallel,
+        weights,
     )
     folder = RunFolder(Path(out_dir))
     with ExitStack() as stack:
-        stored = engine.on_main(lambda: _open(folder, description, stack))
+        stored = engine.on_main(lambda: claim(folder, description, stack))
         if stored is not None:
-            result = _stored_result(folder, stored, task.metric)
-            _load_best(engine, folder, model)
+            result = stored_result(folder, stored, task.metric)
+            load_chosen(engine, folder, model, weights)
             return result
         stack.callback(engine.release, model)
         stops = (should_stop, time_is_up)
         run = _Run(
-            engine, model, optimizer, task, config, folder, on_event, stops, keeps=keep_weights
+            engine,
+            model,
+            optimizer,
+            task,
+            config,
+            folder,
+            on_event,
+            stops,
+            keeps=keep_weights,
+            weights=weights,
         )
         with loading_processes():
-            return run.to_the_end(tests=tests)
-
-
-def _open(folder: RunFolder, description: dict[str, Any], stack: ExitStack) -> Any:
-    stack.enter_context(folder.opened(description))
-    return read_json(folder.result, _TEST_AGAIN) if folder.result.exists() else None
-
-
-def _load_best(engine: Engine, folder: RunFolder, model: nn.Module) -> None:
-    path, advice = folder.best, _WRITE_AGAIN.format(folder.result)
-    if not path.exists():
-        raise InputError(f"{path} is missing; {advice}")
-    weights, _ = read_tensors(path, advice)
-    check_tensors(path, weights, weight_shapes(model), advice)
-    load_model_weights(model.to(engine.device), weights, processes=1)
-
-
-def _stored_result(folder: RunFolder, stored: Any, metric: str) -> TrainResult:
-    try:
-        check_seal(stored)
-        result = TrainResult.from_dict(stored)
-    except ValueError as error:
-        raise damaged_run(folder.result, str(error), _TEST_AGAIN) from error
-    if not result.finished or result.metric != metric:
-        reason = f"expected a finished run, chosen by {metric}"
-        raise damaged_run(folder.result, reason, _TEST_AGAIN)
-    return result
+            return run.to_the_end(tests=tests, both=tests_both)
 
 
 class _Run:
@@ -173,6 +163,7 @@ class _Run:
         stops: tuple[ShouldStop | None, ShouldStop | None],
         *,
         keeps: bool,
+        weights: Weights,
     ) -> None:
         self.engine = engine
         self.task = task
@@ -181,6 +172,8 @@ class _Run:
         self.on_event = on_event
         self.should_stop, self.time_is_up = stops
         self.keeps = keeps
+        self.weights: Weights = weights
+        self.validates = len(task.split("validation")) > 0
         split = task.split("train")
         sizes = {name: p.numel() for name, p in model.named_parameters()}
         groups = decay_groups(model, decay_all=config.decay_all)
@@ -204,20 +197,20 @@ class _Run:
         self.saved_time = time.monotonic()
         self.unread: list[Tensor] = []  # losses still on the device
         self.unread_tokens = 0
-        self.order = TrainOrder(
-            len(split), config, self.first_step, engine.replica, engine.replicas
+        self.order = training_order(
+            task, split, config, self.first_step, engine.replica, engine.replicas
         )
         self.batches = training_batches(task, split, self.order, config, engine.device)
 
     # The course of a run.
 
-    def to_the_end(self, *, tests: bool) -> TrainResult:
+    def to_the_end(self, *, tests: bool, both: bool) -> TrainResult:
         """Update, evaluate and save until done or asked to stop."""
         while True:
             if self._evaluation_is_due() and not self._validate():
                 return self._stop()
             if self.progress.step >= self.config.max_steps:
-                return self._finish() if tests else self._finish_untested()
+                return self._finish(both=both) if tests else self._finish_untested()
             stop, save = self._requests()
             if stop:
                 return self._stop()
@@ -228,7 +221,8 @@ class _Run:
     def _evaluation_is_due(self) -> bool:
         step, every = self.progress.step, self.config.eval_every
         history = self.progress.validation
-        if step == 0 or (history and history[-1]["step"] == step):
+        is_done = bool(history) and history[-1]["step"] == step
+        if step == 0 or is_done or not self.validates:
             return False
         return step >= self.config.max_steps or (every is not None and step % every == 0)
 
@@ -264,25 +258,41 @@ class _Run:
 
     def _stop(self) -> TrainResult:
         self._save()
-        return self._result(finished=False, test=None)
+        return self._result(finished=False, tests={})
 
-    def _finish(self) -> TrainResult:
+    def _finish(self, *, both: bool) -> TrainResult:
         self._save()
-        self.state.write_best(self.task.metric)  # it may have been lost meanwhile
-        self.state.load_best()
-        test = self._evaluate("test")
-        if test is None:
-            return self._result(finished=False, test=None)
-        result = self._result(finished=True, test=test)
-        self._log({"step": self.progress.best_step, "split": "test", **test})
+        tests = self._tests(both=both)
+        if tests is None:
+            return self._result(finished=False, tests={})
+        result, test = self._result(finished=True, tests=tests), tests[self.weights]
+        step = self.progress.best_step if self.weights == "best" else self.progress.step
+        self._log({"step": step, "split": "test", **test})
         self.engine.on_main(lambda: write_json(self.folder.result, sealed(result.to_dict())))
         self._tell("done", split="test", metrics=test)
         return result
 
+    def _tests(self, *, both: bool) -> dict[str, dict[str, float]] | None:
+        """Test metrics by name of the weights; None if stopped. The model ends with the chosen."""
+        best_step, tests = self.progress.best_step, dict[str, dict[str, float]]()
+        if best_step is not None:
+            self.state.write_best(self.task.metric)  # it may have been lost meanwhile
+        if self.weights == "last":
+            self.state.keep_last()
+        names = WEIGHTS if self.weights == "last" else WEIGHTS[::-1]
+        for name in names if both and best_step is not None else names[1:]:
+            self.state.load(name)
+            is_same = bool(tests) and best_step == self.progress.step
+            metrics = tests[names[0]] if is_same else self._evaluate("test")
+            if metrics is None:
+                return None
+            tests[name] = metrics
+        return tests
+
     def _finish_untested(self) -> TrainResult:
         """Leave the last checkpoint to the call that will test."""
         self._save()
-        return self._result(finished=True, test=None)
+        return self._result(finished=True, tests={})
 
     # One update.
 
@@ -297,7 +307,6 @@ class _Run:
                 loss += self._forward_backward(to_device(batch, self.engine.device), weight)
         self.unread.append(loss / config.accumulation)
         progress.step += 1
-        progress.samples += config.batch_size
         is_logged = progress.step % config.log_every == 0 or progress.step == config.max_steps
         if is_first or is_logged:
             self._read_losses(is_timed=not is_first)
@@ -321,6 +330,7 @@ class _Run:
         with self.progress.clock("data"):
             batch = next(self.batches)
             check_finite(batch, indices, "train")
+            self.progress.samples += len(indices) * self.engine.replicas
             self.unread_tokens += count_tokens(batch)
             return batch
 
@@ -459,7 +469,7 @@ class _Run:
             )
         )
 
-    def _result(self, *, finished: bool, test: dict[str, float] | None) -> TrainResult:
+    def _result(self, *, finished: bool, tests: dict[str, dict[str, float]]) -> TrainResult:
         progress, task = self.progress, self.task
         seconds = {
             name: progress.seconds.get(name, 0.0)
@@ -473,14 +483,9 @@ class _Run:
             best_step=progress.best_step,
             best_value=progress.best_value,
             validation=list(progress.validation),
-            test=test,
-            protocol={
-                "selected_by": "validation",
-                "metric": task.metric,
-                "higher_is_better": task.higher_is_better,
-                "split_note": task.split_note,
-                "test_evaluations": int(test is not None),
-            },
+            test=tests.get(self.weights),
+            tests=tests,
+            protocol=protocol(task, self.weights, len(tests)),
             train_loss=progress.train_loss,
             parameters=self.parameters,
             decayed_parameters=self.decayed,

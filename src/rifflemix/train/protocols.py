@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 Batch = dict[str, Tensor]
@@ -68,6 +70,14 @@ class TrainableTask(Protocol):
 
     def fingerprint(self) -> str:
         """Hash of the data and the options."""
+
+
+@runtime_checkable
+class HasLengths(Protocol):
+    """A split that knows how long its samples are."""
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample, (S,); of a pair, of its longer sequence."""
 
 
 @runtime_checkable

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from rifflemix.errors import InputError, RunFailed
 from rifflemix.json_values import check_json
+from rifflemix.train.protocols import TrainableTask
+from rifflemix.train.run_folder import Weights
 
 
 class TrainingDiverged(RunFailed):
@@ -47,6 +49,17 @@ class TrainEvent:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+def protocol(task: TrainableTask, weights: Weights, test_evaluations: int) -> dict[str, Any]:
+    """What chose the weights of a run, and how many weights were tested."""
+    return {
+        "selected_by": "validation" if weights == "best" else "last step",
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "split_note": task.split_note,
+        "test_evaluations": test_evaluations,
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
     """The outcome of a run, finished or stopped.
@@ -54,14 +67,16 @@ class TrainResult:
     Attributes:
         finished: False when `should_stop` ended it; call again with the same arguments to continue.
         step, max_steps: updates made and to make.
-        metric: the metric that chose the weights.
+        metric: the task's own metric.
         best_step, best_value: where it was best on the validation split, and its value there.
         validation: every evaluation: {"step", "loss", metric ...}.
         test: metrics of the chosen weights on the test split; None until finished, and where the
             caller wanted no test.
+        tests: metrics on the test split of the weights "best" (of the best evaluation) and "last"
+            (of the last update), as far as they were tested.
         protocol: {"selected_by", "metric", "higher_is_better", "split_note",
-            "test_evaluations"}: which split chose the weights and how often the test split was
-            looked at.
+            "test_evaluations"}: "validation" or "last step" chose the weights, and how many
+            weights were tested.
         train_loss: mean training loss of the newest log line.
         parameters: trainable numbers in the model; decayed_parameters of them feel weight decay.
         samples, tokens: training samples and valid (not padded) tokens seen, all processes.
@@ -93,6 +108,7 @@ class TrainResult:
     processes: int
     device: str
     precision: str
+    tests: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values; `from_dict` reads them back."""
@@ -106,13 +122,17 @@ class TrainResult:
             InputError: an entry is missing or of another kind, or there is no evaluation at
                 `best_step`.
         """
+        if isinstance(values, dict):
+            values = {"tests": {}, **values}  # older results have none
         try:
             check_json(values, cls, "result")
         except ValueError as error:
             raise InputError(f"training result: {error}") from error
         result = cls(**{entry.name: values[entry.name] for entry in fields(cls)})
+        is_last = result.protocol.get("selected_by") == "last step"
         chosen = [at for at in result.validation if at.get("step") == result.best_step]
-        if result.finished and not (chosen and result.metric in chosen[0] and result.test):
+        is_evaluated = bool(chosen) and result.metric in chosen[0]
+        if result.finished and not (result.test and (is_evaluated or is_last)):
             raise InputError(
                 f"training result: expected an evaluation of {result.metric} at best_step "
                 f"{result.best_step} and one on the test split, got none"

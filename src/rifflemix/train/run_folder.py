@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from torch import nn
 
@@ -25,10 +25,18 @@ from rifflemix.json_values import check_json, parse_json
 from rifflemix.train.config import TrainConfig, free_settings
 from rifflemix.train.protocols import TrainableTask
 
+Weights = Literal["best", "last"]
+"""Weights that a run chooses: of the best evaluation, or of the last update."""
+
+WEIGHTS: tuple[Weights, ...] = ("best", "last")
+
 
 class RunFolder:
-    """Names in `path`: config.json, log.jsonl, checkpoint.safetensors, best.safetensors,
-    training.json; and weights/STEP.safetensors, where a run keeps those of every evaluation.
+    """Files of a run in `path`.
+
+    config.json, log.jsonl, checkpoint.safetensors, best.safetensors (the best evaluation),
+    training.json, last.safetensors (the last update, if the run chooses its weights), and
+    weights/STEP.safetensors, where a run keeps the weights of every evaluation.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,8 +45,13 @@ class RunFolder:
         self.log = path / "log.jsonl"
         self.checkpoint = path / "checkpoint.safetensors"
         self.best = path / "best.safetensors"
+        self.last = path / "last.safetensors"
         self.result = path / "training.json"
         self.weights = path / "weights"
+
+    def chosen(self, weights: Weights) -> Path:
+        """The file of the weights that a run chooses."""
+        return self.best if weights == "best" else self.last
 
     def weights_at(self, step: int) -> Path:
         """Where the weights of an evaluation are kept."""
@@ -133,6 +146,7 @@ def describe_run(
     processes: int,
     device_type: str,
     context_parallel: int = 1,
+    weights: Weights = "best",
 ) -> dict[str, Any]:
     """The description of a run: two calls with equal descriptions compute the same.
 
@@ -149,6 +163,7 @@ def describe_run(
         "processes": processes,
         "device": device_type,
         **({"context_parallel": context_parallel} if context_parallel > 1 else {}),
+        **({"weights": weights} if weights != "best" else {}),
     }
     try:
         plain: dict[str, Any] = parse_json(json.dumps(description, allow_nan=False))

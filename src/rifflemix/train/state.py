@@ -23,7 +23,7 @@ from rifflemix.train.checkpoint import (
 from rifflemix.train.engine import Engine
 from rifflemix.train.progress import Progress
 from rifflemix.train.results import TrainingDiverged
-from rifflemix.train.run_folder import RunFolder
+from rifflemix.train.run_folder import RunFolder, Weights
 from rifflemix.train.seeds import rng_state, seed_everything, set_rng_state
 
 _NO_TENSORS = Checkpoint({}, {}, {}, {}, {})
@@ -51,7 +51,9 @@ class RunState:
         self.folder = folder
         self.model = model
         self.optimizer = optimizer
-        self.best: Tensors = {}  # on the CPU of the main process
+        self.best: Tensors = {}  # on the CPU of the main process, as the last weights
+        self.last: Tensors = {}
+        self.keeps_last = False
         self.progress = Progress()
         self.is_resumed = self._restore()
         if not self.is_resumed:
@@ -69,6 +71,12 @@ class RunState:
         meta = {"step": self.progress.best_step, metric: self.progress.best_value}
         self.engine.on_main(lambda: write_tensors(self.folder.best, self.best, meta))
 
+    def keep_last(self) -> None:
+        """Keep the current weights as the last ones and write them to last.safetensors."""
+        self.last, self.keeps_last = model_weights(self.model), True
+        meta = {"step": self.progress.step}
+        self.engine.on_main(lambda: write_tensors(self.folder.last, self.last, meta))
+
     def keep_weights(self) -> None:
         """Write the current weights to a file of their own."""
         weights, path = model_weights(self.model), self.folder.weights_at(self.progress.step)
@@ -79,9 +87,11 @@ class RunState:
 
         self.engine.on_main(write)
 
-    def load_best(self) -> None:
-        """Put the best weights into the model."""
-        load_model_weights(self.model, self.best, self.engine.processes)
+    def load(self, weights: Weights) -> None:
+        """Put the best or the last weights into the model; without `keep_last` it has the last."""
+        held = self.best if weights == "best" else self.last
+        if weights == "best" or self.keeps_last:
+            load_model_weights(self.model, held, self.engine.processes)
 
     def save(self) -> None:
         """Write a checkpoint.

@@ -74,6 +74,12 @@ class PackedSplit:
         values, label = self._row(int(self.rows[index]))
         return torch.from_numpy(values.astype(np.int64) + self.first_id), label
 
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sequence, (S,)."""
+        each = [np.diff(part.ends.values, prepend=0) for part in self.parts]
+        lengths: NDArray[np.int64] = np.minimum(np.concatenate(each)[self.rows], self.max_length)
+        return lengths
+
     def digest(self) -> bytes:
         """Hash of the split's sequences and labels, in order."""
         total = hashlib.blake2b(digest_size=16)

@@ -119,6 +119,10 @@ class SymbolSplit:
         last = torch.tensor([END])
         return torch.cat((symbols, last)), torch.cat((symbols.sort().values, last))
 
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sequence, (S,), the end token included."""
+        return np.diff(self.ends, prepend=0) + 1
+
     def digest(self) -> bytes:
         """Hash of the sequences, in order."""
         total = hashlib.blake2b(self.ends.astype("<i8").tobytes(), digest_size=16)
@@ -151,8 +155,10 @@ class SortingTask(Task):
     it ("decoder_inputs"). "exact_match" counts sequences of which every token is the likeliest:
     what greedy decoding gets right, no more and no less. "edit_distance" is that of the likeliest
     tokens, summed over all sequences and divided by the length of all right ones, end tokens
-    included: what Tensor2Tensor prints under this name. (A model that repeats the last token would
-    score well in it; see `FreeRunningSortingTask`.)
+    included. "tail_edit_distance" also counts the tokens behind the end of a sequence, up to the
+    longest sequence of the batch, except padding: Tensor2Tensor's edit distance, which depends on
+    the batches. A model that repeats the token before scores well in both; see
+    `FreeRunningSortingTask`.
     """
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
@@ -186,7 +192,7 @@ class SortingTask(Task):
         return int((batch["labels"] != _UNCOUNTED).sum().item())
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, tuple[float, int]]:
-        """Sums and counts of "loss", "accuracy" (of a token), "exact_match", "edit_distance"."""
+        """Sums and counts of the loss, the accuracy of a token and the metrics of sequences."""
         self._check_outputs(outputs, batch)
         labels, likeliest = batch["labels"], outputs.argmax(dim=2)
         counted = labels != _UNCOUNTED
@@ -199,6 +205,7 @@ class SortingTask(Task):
             "accuracy": (float(right.sum().item()), tokens),
             "exact_match": (float((right | ~counted).all(dim=1).sum().item()), len(labels)),
             "edit_distance": (float(distances.sum().item()), tokens),
+            "tail_edit_distance": (float(_with_tail(likeliest, labels, lengths)), tokens),
             **share_moments(right.sum(dim=1), lengths),
         }
 
@@ -288,6 +295,14 @@ def edit_distance(
         row = (best - column).cummin(dim=1).values + column
         result = torch.where((written_lengths == i + 1)[:, None], row, result)
     return result.gather(1, reference_lengths[:, None]).squeeze(1)
+
+
+def _with_tail(written: Tensor, labels: Tensor, lengths: Tensor) -> int:
+    """Edit distances of all tokens (B, M) but padding, summed."""
+    is_padding = written == PAD
+    others_first = written.gather(1, is_padding.long().argsort(dim=1, stable=True))
+    distances = edit_distance(others_first, labels, (~is_padding).sum(dim=1), lengths)
+    return int(distances.sum().item())
 
 
 def _generate(seed: int, part: int, count: int, max_length: int, symbols: int) -> SymbolSplit:

@@ -12,7 +12,7 @@ from rifflemix.tasks.core.base import TaskCard, content_order
 from rifflemix.tasks.data_io.bounded import read_text_lines
 from rifflemix.tasks.data_io.file_task import Options
 from rifflemix.tasks.data_io.files import damaged, reading
-from rifflemix.tasks.text.words import JOINED, Parts, Row, SentenceTask, plain_words
+from rifflemix.tasks.text.words import JOINED, SUBWORDS, Parts, Row, SentenceTask, plain_words
 
 _CLASSES = ("entailment", "neutral", "contradiction")
 _NO_MAJORITY = "-"
@@ -20,7 +20,7 @@ _OPTIONS = {"level": "word", "vocab_size": None, "max_length": 64, "joined": Fal
 _TOKENS = (
     "Lower-cased and parted into words and signs; pairs without a gold label are left out. level "
     "word: ids by frequency in the training split, at most vocab_size of them; byte: byte b is "
-    "b + 1. "
+    "b + 1. " + SUBWORDS.format("vocab_size, 32,768 if unset")
 )
 # One of so many training pairs of MultiNLI: about as many as either development set has.
 _HELD_OUT = 40
@@ -51,6 +51,11 @@ class SNLI(SentenceTask):
     endings = ("", ".xz")
     get_it = "snli_1.0_{train,dev,test}.jsonl from https://nlp.stanford.edu/projects/snli"
     split_note = "validation is the published development split"
+    subwords = 2**15
+
+    def plain(self, sentence: str) -> str:
+        """Lower-cased words and signs, parted by spaces."""
+        return plain_words(sentence)
 
     def num_classes(self, options: Options) -> int:
         """Entailment, neutral, contradiction."""
@@ -72,7 +77,7 @@ class SNLI(SentenceTask):
                 continue
             if label not in _CLASSES or not first.strip() or not second.strip():
                 raise damaged(path, f"line {number} is no pair of sentences with a gold_label")
-            yield (plain_words(first), plain_words(second)), _CLASSES.index(label)
+            yield (first, second), _CLASSES.index(label)
 
 
 class MultiNLI(SNLI):

@@ -29,7 +29,8 @@ from rifflemix.tasks.data_io.file_task import Form, Options, Paths
 from rifflemix.tasks.data_io.files import Array, Arrays, Source, check_ids, source_folder
 from rifflemix.tasks.data_io.packed import PackedRows, packed_rows
 from rifflemix.tasks.text.retrieval import Retrieval
-from rifflemix.tasks.text.words import RESERVED, plain_words, word_ids, words_to_ids
+from rifflemix.tasks.text.subwords import RESERVED
+from rifflemix.tasks.text.words import plain_words, word_ids, words_to_ids
 
 _COUNTS = {"num_train": 32_000, "num_validation": 2_000, "num_test": 2_000}
 _SHORTEST_WORD = 3

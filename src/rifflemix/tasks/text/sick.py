@@ -9,7 +9,7 @@ from rifflemix.tasks.core.base import SPLITS, TaskCard
 from rifflemix.tasks.data_io.bounded import read_text_lines
 from rifflemix.tasks.data_io.file_task import Options
 from rifflemix.tasks.data_io.files import damaged
-from rifflemix.tasks.text.words import JOINED, Row, SentenceTask, plain_words
+from rifflemix.tasks.text.words import JOINED, SUBWORDS, Row, SentenceTask, plain_words
 
 _CLASSES = ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")
 _COLUMNS = ("sentence_A", "sentence_B", "entailment_judgment")
@@ -33,7 +33,9 @@ class Sick(SentenceTask):
         description=(
             "4,500 / 500 / 4,927 pairs of sentences: the first entails the second, contradicts "
             "it, or neither. Lower-cased and parted into words and signs. level word: ids by "
-            "frequency in the training split; byte: byte b is b + 1. " + JOINED
+            "frequency in the training split; byte: byte b is b + 1. "
+            + SUBWORDS.format("8,192")
+            + JOINED
         ),
         needs_data=True,
         options={"level": "word", "max_length": 64, "joined": False},
@@ -41,6 +43,11 @@ class Sick(SentenceTask):
 
     get_it = "SICK_{train,trial,test_annotated}.txt from https://alt.qcri.org/semeval2014/task1"
     split_note = "validation is the published trial split"
+    subwords = 2**13
+
+    def plain(self, sentence: str) -> str:
+        """Lower-cased words and signs, parted by spaces."""
+        return plain_words(sentence)
 
     def num_classes(self, options: Options) -> int:
         """Entailment, neutral, contradiction."""
@@ -62,4 +69,4 @@ class Sick(SentenceTask):
             if len(fields) != len(header) or fields[positions[2]] not in _CLASSES:
                 raise damaged(path, f"line {number} is no pair of sentences with a judgment")
             first, second, judgment = (fields[position] for position in positions)
-            yield (plain_words(first), plain_words(second)), _CLASSES.index(judgment)
+            yield (first, second), _CLASSES.index(judgment)

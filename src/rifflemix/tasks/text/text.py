@@ -1,4 +1,4 @@
-"""IMDB sentiment, of bytes (the Long Range Arena's Text task) or of words."""
+"""IMDB sentiment, of bytes (the Long Range Arena's Text task), words or subwords."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rifflemix.errors import InputError, check_choice
+from rifflemix.errors import InputError, bad_argument, check_choice
 from rifflemix.json_values import parse_json
 from rifflemix.tasks.core.base import (
     Budget,
@@ -39,7 +39,8 @@ from rifflemix.tasks.data_io.files import (
 from rifflemix.tasks.data_io.hub import HubData, hub_source
 from rifflemix.tasks.data_io.packed import PackedRows, PackedSplit, pack_parts, packed_rows
 from rifflemix.tasks.text.reviews import count_ids, encode_reviews
-from rifflemix.tasks.text.words import LEVELS, RESERVED
+from rifflemix.tasks.text.subwords import LEAST_SUBWORDS, RESERVED
+from rifflemix.tasks.text.words import LEVELS, SUBWORDS
 
 _FOLDER = "aclImdb"
 _TAR = "aclImdb_v1.tar.gz"
@@ -74,20 +75,25 @@ class Text(FileTask):
             "or positive: the Long Range Arena's Text task. Reviews are cut to their first "
             "max_length bytes: 4,096, its quoted 4K (its configurations say 1,000). level word: "
             "the vocab_size - 2 likeliest words and marks of the training reviews, in lower case, "
-            "by frequency from id 2; 1 is any other."
+            "by frequency from id 2; 1 is any other. "
+            + SUBWORDS.format("vocab_size")
+            + "validation false: train on all 25,000 training reviews, without a validation split."
         ),
         needs_data=True,
-        options={"level": "byte", "max_length": 4096, "vocab_size": 16_000},
+        options={"level": "byte", "max_length": 4096, "vocab_size": 16_000, "validation": True},
         budget=Budget(batch_size=16, evaluations=2),
     )
 
     get_it = f"{_TAR} from https://ai.stanford.edu/~amaas/data/sentiment/"
 
     def check(self, options: Options) -> None:
-        """Check `max_length`, `level` and `vocab_size`."""
+        """Check every option."""
         check_integer(options, "max_length", 1)
         check_choice("level", options["level"], LEVELS)
-        check_integer(options, "vocab_size", RESERVED + 1)
+        least = LEAST_SUBWORDS if options["level"] == "subword" else RESERVED + 1
+        check_integer(options, "vocab_size", least)
+        if not isinstance(options["validation"], bool):
+            raise bad_argument("validation", "true or false", repr(options["validation"]))
 
     def forms(self, options: Options) -> Sequence[Form]:
         """The archive, or lines of JSON."""
@@ -115,42 +121,45 @@ class Text(FileTask):
     def prepared(self, request: Request) -> Path:
         """The folder of decoded reviews, or of their words."""
         source = self.source(request)
-        if request.options["level"] == "word":
-            source = replace(source, key=_word_key(source, request.options["vocab_size"]))
+        if request.options["level"] != "byte":
+            source = replace(source, key=_encoded_key(source, request.options))
         return source_folder(self.card, source)
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
-        """The task over bytes, or over words, which are decoded from the bytes."""
-        max_length, vocab_size = (request.options[name] for name in ("max_length", "vocab_size"))
+        """The task over bytes, or over words or subwords, which are decoded from the bytes."""
+        max_length, validates = (request.options[name] for name in ("max_length", "validation"))
         train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
         test_order = content_order(list(test), "text: order")
-        kept, held_out = _carve(train)
+        kept, held_out = _carve(train, validates=validates)
         held_out, dropped = _drop_known(train, held_out, test)
         shared = _drop_known(train, kept, test)[1]
         also_test = f"; {shared} training reviews are test reviews too, as published"
+        note = (
+            "validation is 10 % of the training reviews, stratified, chosen by a hash of "
+            f"their text, without {dropped} of them that are test reviews too (the Long Range "
+            "Arena validates on the test reviews)"
+            if validates
+            else "no validation split: all training reviews are trained on"
+        )
         first_id, num_ids = 1, _PAD_AND_BYTES
-        if request.options["level"] == "word":
-            words = _words_of(source, train, test, kept, vocab_size)
-            arrays = load_source(self.card, words, request)
+        if request.options["level"] != "byte":
+            encoded = _encoded(source, train, test, kept, request.options)
+            arrays = load_source(self.card, encoded, request)
             train, test = packed_rows(arrays, "train_"), packed_rows(arrays, "test_")
-            first_id, num_ids = 0, count_ids(arrays["words"].values)
+            first_id, num_ids = 0, count_ids(arrays)
             for part in (train, test):
-                folder = source_folder(self.card, words)
+                folder = source_folder(self.card, encoded)
                 check_ids(folder, "tokens", part.tokens.values, num_ids)
         return Task(
             name=self.card.name,
-            options=dict(request.options),
+            options=_recorded(request.options),
             input_kind="tokens",
             vocab_size=num_ids,
             num_features=None,
             num_classes=2,
             max_length=max_length,
             padding=True,
-            split_note=(
-                "validation is 10 % of the training reviews, stratified, chosen by a hash of "
-                f"their text, without {dropped} of them that are test reviews too (the Long Range "
-                f"Arena validates on the test reviews){also_test if shared else ''}"
-            ),
+            split_note=note + (also_test if shared else ""),
             data_source=source.description,
             splits={
                 "train": PackedSplit((train,), kept, max_length, first_id),
@@ -160,13 +169,18 @@ class Text(FileTask):
         )
 
 
-def _carve(train: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _recorded(options: Options) -> dict[str, Any]:
+    """The options, without `validation` as in earlier versions if it is True: their runs go on."""
+    return {name: value for name, value in options.items() if (name, value) != ("validation", True)}
+
+
+def _carve(train: PackedRows, *, validates: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows for training and for validation, chosen and ordered by the texts alone."""
     texts, labels = list(train), np.asarray(train.labels.values)
     # Two hashes: the first takes rows class by class, the second mixes the classes.
     chosen, order = content_order(texts, "text: split"), content_order(texts, "text: order")
     held_out = np.zeros(len(labels), dtype=bool)
-    for label in range(len(_CLASSES)):
+    for label in range(len(_CLASSES)) if validates else ():
         members = chosen[labels[chosen] == label]
         held_out[members[: len(members) // 10]] = True
     return order[~held_out[order]], order[held_out[order]]
@@ -181,24 +195,25 @@ def _drop_known(
     return np.array(fresh, dtype=np.int64), len(held_out) - len(fresh)
 
 
-def _words_of(
+def _encoded(
     source: Source,
     train: PackedRows,
     test: PackedRows,
     kept: NDArray[np.int64],
-    vocab_size: int,
+    options: Options,
 ) -> Source:
-    """The reviews of a source as ids of words."""
+    """The reviews of a source as ids of words or subwords."""
 
     def read(progress: Progress) -> Arrays:
-        progress("counting words", 0, None)
-        return encode_reviews(train, test, kept, vocab_size)
+        progress(f"counting {options['level']}s", 0, None)
+        return encode_reviews(train, test, kept, options["vocab_size"], options["level"])
 
-    return replace(source, key=_word_key(source, vocab_size), read=read)
+    return replace(source, key=_encoded_key(source, options), read=read)
 
 
-def _word_key(source: Source, vocab_size: int) -> str:
-    return f"{source.key}-word-{vocab_size}"
+def _encoded_key(source: Source, options: Options) -> str:
+    of_all = "" if options["validation"] else "-all"
+    return f"{source.key}-{options['level']}-{options['vocab_size']}{of_all}"
 
 
 def _texts(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Labelled sentences, or pairs of them, as ids of words or bytes."""
+"""Labelled sentences, or pairs of them, as ids of words, subwords or bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,12 @@ from rifflemix.errors import bad_argument, check_choice
 from rifflemix.tasks.core.base import SPLITS, Progress, Request, Task, check_integer
 from rifflemix.tasks.data_io.file_task import FileTask, Form, Options, Paths
 from rifflemix.tasks.data_io.files import Array, Arrays, Source, damaged
+from rifflemix.tasks.text.subwords import LEAST_SUBWORDS, RESERVED, Subwords
 
-LEVELS = ("word", "byte")
-RESERVED = 2
-"""Ids below those of words: 0 is padding, 1 an unknown word."""
+LEVELS = ("word", "subword", "byte")
+
+SUBWORDS = "level subword: cased byte pairs of the training split, at most {}, and an end token. "
+"""A sentence on level "subword", for the cards of tasks on text."""
 
 JOINED = (
     "joined: the two sentences as one sequence of at most max_length tokens, a token of its own "
@@ -81,6 +83,13 @@ class SentenceSplit:
             parts = [np.concatenate((parts[0], middle, parts[1]))]
         return tuple(part[: self.max_length] for part in parts)
 
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sample, (M,); of a pair, of its longer sentence."""
+        each = np.diff(self.ends.values, prepend=0).reshape(-1, self.sentences)
+        joined = each.sum(axis=1) + 1 if self.separator is not None else each.max(axis=1)
+        lengths: NDArray[np.int64] = np.minimum(joined, self.max_length)
+        return lengths
+
     def digest(self) -> bytes:
         """Hash of all token ids and labels, in order."""
         total = hashlib.blake2b(self.labels.values.astype("<i8").tobytes(), digest_size=16)
@@ -102,9 +111,11 @@ class SentenceTask(FileTask):
         split_note: where the validation split comes from.
         folders: folders of the data folder, one of which holds the files.
         endings: what may follow the names of the files.
+        subwords: most ids on level "subword" where option vocab_size does not say.
     """
 
     split_note: str
+    subwords: int
     folders: Sequence[str] = (".",)
     endings: Sequence[str] = ("",)
 
@@ -124,12 +135,21 @@ class SentenceTask(FileTask):
         """The splits from the rows of the files."""
         return rows
 
+    def plain(self, sentence: str) -> str:
+        """A sentence as levels "word" and "byte" read it."""
+        return sentence
+
+    def note(self, options: Options) -> str:
+        """Where the validation split comes from."""
+        return self.split_note
+
     def check(self, options: Options) -> None:
         """Check the level, the sizes and `joined`."""
         check_choice("level", options["level"], LEVELS)
         check_integer(options, "max_length", 1)
         if options.get("vocab_size") is not None:
-            check_integer(options, "vocab_size", RESERVED + 1)
+            least = LEAST_SUBWORDS if options["level"] == "subword" else RESERVED + 1
+            check_integer(options, "vocab_size", least)
         if not isinstance(options.get("joined", False), bool):
             raise bad_argument("joined", "true or false", repr(options["joined"]))
 
@@ -153,8 +173,14 @@ class SentenceTask(FileTask):
             rows[part] = list(self.read(path, options))
             if not rows[part]:
                 raise damaged(path, "it holds no samples")
-        parts = self.parts(rows, options)
-        return encode_rows(parts, options["level"], options.get("vocab_size"))
+        parts, level, size = self.parts(rows, options), options["level"], options.get("vocab_size")
+        if level == "subword":
+            return encode_rows(parts, level, size or self.subwords)
+        plain = {
+            name: [(tuple(map(self.plain, sentences)), label) for sentences, label in part]
+            for name, part in parts.items()
+        }
+        return encode_rows(plain, level, size)
 
     def build(self, request: Request, source: Source, arrays: Mapping[str, Array]) -> Task:
         """The task over tokens."""
@@ -182,7 +208,7 @@ class SentenceTask(FileTask):
             num_classes=self.num_classes(request.options),
             max_length=max_length,
             padding=True,
-            split_note=self.split_note,
+            split_note=self.note(request.options),
             data_source=source.description,
             splits=splits,
             num_sequences=1 if joined else sentences,
@@ -194,21 +220,18 @@ def encode_rows(parts: Parts, level: str, vocab_size: int | None = None) -> Arra
 
     Args:
         parts: samples of "train", "validation" and "test".
-        level: "word", ids by frequency in the training samples, or "byte", byte b as b + 1.
-        vocab_size: most ids of words; None for as many as there are.
+        level: "word", ids by frequency in the training samples; "subword", see `Subwords`; or
+            "byte", byte b as b + 1.
+        vocab_size: most ids; None, of words, for as many as there are.
 
     Raises:
-        InputError: an unknown level.
+        InputError: an unknown level, or the tokenizers library is missing.
     """
     check_choice("level", level, LEVELS)
-    table = None
-    if level == "word":
-        trained = (sentence.split() for row in parts["train"] for sentence in row[0])
-        table = word_ids(trained, vocab_size)
-    size = _PAD_AND_BYTES if table is None else len(table) + RESERVED
+    encode, size = _encoder([s for row in parts["train"] for s in row[0]], level, vocab_size)
     arrays: Arrays = {"vocab_size": np.array([size])}
     for name in SPLITS:
-        ids = [_ids(sentence, table) for row in parts[name] for sentence in row[0]]
+        ids = [encode(sentence) for row in parts[name] for sentence in row[0]]
         arrays[f"{name}_tokens"] = np.concatenate([np.zeros(0, np.int32), *ids])
         arrays[f"{name}_ends"] = np.cumsum([len(sentence) for sentence in ids], dtype=np.int64)
         arrays[f"{name}_labels"] = np.array([row[1] for row in parts[name]], dtype=np.int64)
@@ -238,7 +261,20 @@ def words_to_ids(words: Iterable[str], table: Mapping[str, int]) -> Ids:
     return np.array([table.get(word, RESERVED - 1) for word in words], dtype=np.int32)
 
 
-def _ids(sentence: str, table: Mapping[str, int] | None) -> Ids:
-    if table is None:
-        return np.frombuffer(sentence.encode(), dtype=np.uint8).astype(np.int32) + 1
-    return words_to_ids(sentence.split(), table)
+def _encoder(
+    trained: Sequence[str], level: str, vocab_size: int | None
+) -> tuple[Callable[[str], Ids], int]:
+    """The function from a sentence to its ids, and how many ids there are."""
+    if level == "word":
+        table = word_ids((sentence.split() for sentence in trained), vocab_size)
+        return lambda sentence: words_to_ids(sentence.split(), table), len(table) + RESERVED
+    if level == "subword":
+        if vocab_size is None:
+            raise bad_argument("vocab_size", "a number with level subword", "None")
+        subwords = Subwords(trained, vocab_size)
+        return subwords.encode, len(subwords)
+    return _byte_ids, _PAD_AND_BYTES
+
+
+def _byte_ids(sentence: str) -> Ids:
+    return np.frombuffer(sentence.encode(), dtype=np.uint8).astype(np.int32) + 1
