@@ -464,3 +464,61 @@ def test_tensors_that_hold_no_samples(values: torch.Tensor) -> None:
         rm.Task.from_arrays(values, np.arange(40) % 2)
     with pytest.raises(rm.InputError, match="expected"):
         rm.Task.from_arrays(np.zeros((40, 3)), values)
+
+
+EMPTY = [0, 7, 12]
+
+
+def some_are_empty(kind: str) -> dict[str, Any]:
+    """30 samples, three of them without a token: `x`, and perhaps `lengths`."""
+    counts = [0 if i in EMPTY else 1 + i % 4 for i in range(30)]
+    if kind == "texts":
+        return {"x": [chr(97 + i % 26) * n for i, n in enumerate(counts)]}
+    if kind == "lists":
+        return {"x": [[i] * n for i, n in enumerate(counts)]}
+    return {"x": np.arange(120).reshape(30, 4), "lengths": torch.tensor(counts)}
+
+
+@pytest.mark.parametrize("kind", ["texts", "lists", "lengths"])
+@pytest.mark.parametrize("split", ["shares", "names", "indices", "masks"])
+def test_empty_samples_are_left_out_with_all_that_belongs_to_them(kind: str, split: str) -> None:
+    codes = np.arange(30) % 3
+    given: Any = {
+        "shares": (0.6, 0.2, 0.2),
+        "names": [("train", "validation", "test")[code] for code in codes],
+        "indices": {n: np.flatnonzero(codes == i) for i, n in enumerate(SPLITS)},
+        "masks": {n: codes == i for i, n in enumerate(SPLITS)},
+    }[split]
+    options = {**some_are_empty(kind), "y": (np.arange(30) // 3) % 2, "split": given}
+    with pytest.raises(rm.InputError, match=r"drop_empty=True"):
+        rm.Task.from_arrays(**options)
+    groups = np.arange(30) if split == "shares" else None
+    task = rm.Task.from_arrays(**options, groups=groups, drop_empty=True)
+    kept = [i for i in range(30) if i not in EMPTY]
+    rows = {
+        key: [value[i] for i in kept] if key != "split" else value for key, value in options.items()
+    }
+    if split != "shares":
+        rows["split"] = [SPLITS[codes[i]] for i in kept]
+    rows["x"] = np.array(rows["x"]) if kind == "lengths" else rows["x"]
+    if kind == "lengths":
+        rows["lengths"] = np.array([int(n) for n in rows["lengths"]])
+    expected = rm.Task.from_arrays(**rows, groups=None if groups is None else groups[kept])
+    for name in SPLITS:
+        ours, theirs = task.split(name), expected.split(name)
+        assert len(ours) == len(theirs)
+        for i in range(len(ours)):
+            assert torch.equal(ours[i][0], theirs[i][0])
+            assert ours[i][1] == theirs[i][1]
+    assert task.split_note.endswith("3 empty samples left out")
+
+
+def test_what_cannot_be_left_out_is_refused() -> None:
+    with pytest.raises(rm.InputError, match="x: expected at least one sample with a token"):
+        rm.Task.from_arrays(["", ""], [0, 1], drop_empty=True)
+    with pytest.raises(rm.InputError, match="y: expected 3 values"):
+        rm.Task.from_arrays(["a", "", "b"], [0, 1], drop_empty=True)
+    with pytest.raises(rm.InputError, match="drop_empty"):
+        rm.Task.from_arrays(["a", "b"], [0, 1], drop_empty="yes")
+    full = rm.Task.from_arrays(list("abcdefghijklmnopqrst"), [0, 1] * 10, drop_empty=True)
+    assert "left out" not in full.split_note
