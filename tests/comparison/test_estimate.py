@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -177,6 +178,15 @@ def test_rm_compare_without_mixers_trains_the_headline_mixers() -> None:
     size = {"max_steps": 1, "batch_size": 8, "dim": 8, "num_layers": 1, "num_heads": 2}
     found = rm.compare("digits", task_options={"patch_size": 4}, **size)
     assert [run["mixer"] for run in found.results["runs"]] == list(HEADLINE)
+
+
+@pytest.mark.slow
+def test_all_trains_every_mixer(tmp_path: Path) -> None:
+    options = ["--mixers", "all", "--out", str(tmp_path / "out"), "--json"]
+    done = CliRunner().invoke(app, ["compare", *TINY, *options])
+    results = json.loads(done.stdout)
+    assert [mixer["name"] for mixer in results["mixers"]] == rm.list_mixers()
+    assert all(mixer["test"]["n"] == 1 for mixer in results["mixers"])
 
 
 def test_all_stands_for_every_mixer_of_the_task(tmp_path: Path) -> None:

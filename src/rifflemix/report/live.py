@@ -91,10 +91,7 @@ class LiveTable:
         self._live.console.print(text, markup=False, highlight=False)
 
     def _table(self) -> Table:
-        left = (
-            None if self._in_all is None else f"about {format_duration(self._in_all)} left in all"
-        )
-        table = Table(box=SIMPLE_HEAD, caption=left)
+        table = Table(box=SIMPLE_HEAD, caption=left_in_all(self._in_all) or None)
         table.add_column("Mixer")
         for header in ("Seed", "Status", "Step", "Loss", "Validation", "Steps/s", "ETA"):
             table.add_column(header, justify="left" if header == "Status" else "right")
@@ -163,9 +160,14 @@ def status_line(status: RunStatus) -> str:
         parts.append(f"{format_rate(status.steps_per_second)} steps/s")
     if (left := remaining(status)) != MISSING:
         parts.append(f"{left} left")
-    if status.seconds_left_in_all is not None:
-        parts.append(f"about {format_duration(status.seconds_left_in_all)} left in all")
+    if left := left_in_all(status.seconds_left_in_all):
+        parts.append(left)
     return ", ".join(parts)
+
+
+def left_in_all(seconds: float | None) -> str:
+    """Time left for the whole comparison; empty if it is not known or over."""
+    return "" if not seconds else f"about {format_duration(seconds)} left in all"
 
 
 def remaining(status: RunStatus) -> str:
