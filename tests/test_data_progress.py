@@ -1,4 +1,4 @@
-"""What the commands print while they prepare data."""
+"""Output of the commands while they prepare data."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def slow() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_the_estimate_is_near_the_time_that_the_run_takes(tmp_path: Path) -> None:
-    """Sleeping dominates here, which other programs on the machine do not lengthen."""
+    """The mixer sleeps most of the time. Other programs on the machine do not lengthen that."""
     config = settings(mixers=("slow",), seeds=(0,))
     config = replace(config, train=replace(config.train, max_steps=60, eval_every=20))
     results, (estimate,) = run(tmp_path / "out", config)

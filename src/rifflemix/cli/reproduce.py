@@ -80,7 +80,7 @@ def _tell(plan: ReproducePlan, results: dict[str, Any], as_json: bool) -> None:
 
 
 def _time_limit(minutes: float | None) -> Callable[[], bool]:
-    """Return a function that tells whether so many minutes have passed since now."""
+    """Return a function that is True after some minutes from now."""
     if minutes is None:
         return lambda: False
     if not minutes > 0:

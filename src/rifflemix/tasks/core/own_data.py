@@ -58,7 +58,7 @@ class OwnData:
             groups: M values; samples of one group (a patient, a document) stay in one split.
             max_length: longer sequences are cut to it, which the results say.
             drop_empty: leave out empty texts, empty sequences and rows of length 0, with their
-                labels; the results say how many. Otherwise they raise.
+                labels; the results contain their number. Otherwise they raise.
             patch_size: side of the patches that images are cut to; by default the smallest that
                 leaves at most 256.
             layout: "sequence", or "image" for models of whole images.
