@@ -99,7 +99,7 @@ def accuracy() -> Answer:
 
 
 def command_of(results: Mapping[str, Any]) -> str:
-    """The command of a comparison; it names all mixers, which were the default at first."""
+    """Return the command of a comparison, with its mixers if they are not the default."""
     command: str = results["command"]
     is_unnamed = command.startswith("rifflemix compare --task") and "--mixers" not in command
     if is_unnamed and len(results["config"]["mixers"]) > len(HEADLINE):

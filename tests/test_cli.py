@@ -296,15 +296,6 @@ def test_compare_takes_the_headline_mixers_or_all(
     assert list(planned[0].mixers) == mixers
 
 
-@pytest.mark.slow
-def test_compare_trains_every_mixer(cli: Cli, tmp_path: Path) -> None:
-    options = ("--mixers", "all", "--max-steps", "1", "--out", str(tmp_path), "--json")
-    outcome = cli("compare", *TINY, *options)
-    results = json.loads(outcome.out)
-    assert [mixer["name"] for mixer in results["mixers"]] == list_mixers()
-    assert all(mixer["test"]["n"] == 1 for mixer in results["mixers"])
-
-
 def test_train_end_to_end(cli: Cli, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = ("train", *TINY, "--mixer", "tssa", "--max-steps", "3", "--out", str(out))

@@ -42,12 +42,14 @@ def test_a_suite_stops_between_tasks_and_goes_on(
     monkeypatch.setattr(command, "run_shown", stopped_at_the_end)
     first = cli(*arguments)
     assert first.code == 130
+    assert "2 tasks, runs and trials to make: 2, about " in first.err
     assert "one, task 1 of 2" in first.err
     assert "two" not in first.err
     assert "1 of 2 tasks are done; run the same command to continue" in first.err
     monkeypatch.setattr(command, "run_shown", shown)
     second = cli(*arguments)
     assert second.code == 0, second.err
+    assert "2 tasks, runs and trials to make: 1, about " in second.err
     assert "identity seed 0: done, step 1/1" in second.err
     assert "One seed decides no difference" in second.out
     assert "Identity (no mixing)" in second.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -127,7 +128,7 @@ def slow() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("slow")
 def test_the_estimate_is_near_the_time_that_the_run_takes(tmp_path: Path) -> None:
-    """Sleeping dominates here, which other programs on the machine do not lengthen."""
+    """The mixer sleeps most of the time. Other programs on the machine do not lengthen that."""
     config = settings(mixers=("slow",), seeds=(0,))
     config = replace(config, train=replace(config.train, max_steps=60, eval_every=20))
     results, (estimate,) = run(tmp_path / "out", config)
@@ -177,6 +178,15 @@ def test_rm_compare_without_mixers_trains_the_headline_mixers() -> None:
     size = {"max_steps": 1, "batch_size": 8, "dim": 8, "num_layers": 1, "num_heads": 2}
     found = rm.compare("digits", task_options={"patch_size": 4}, **size)
     assert [run["mixer"] for run in found.results["runs"]] == list(HEADLINE)
+
+
+@pytest.mark.slow
+def test_all_trains_every_mixer(tmp_path: Path) -> None:
+    options = ["--mixers", "all", "--out", str(tmp_path / "out"), "--json"]
+    done = CliRunner().invoke(app, ["compare", *TINY, *options])
+    results = json.loads(done.stdout)
+    assert [mixer["name"] for mixer in results["mixers"]] == rm.list_mixers()
+    assert all(mixer["test"]["n"] == 1 for mixer in results["mixers"])
 
 
 def test_all_stands_for_every_mixer_of_the_task(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ import pytest
 
 import rifflemix.cli
 from command_line import Cli, Outcome
-from rifflemix.recipes import Recipe, list_recipes
+from rifflemix.recipes import Recipe, list_recipes, registry
+from rifflemix.tasks.listops import listops
+from small_recipes import QUICK, small
 
 pytestmark = pytest.mark.usefixtures("no_matmul_timing")
 
@@ -65,6 +67,26 @@ def test_a_budget_that_ends_is_no_error(tmp_path: Path, cli: Cli, listed: list[R
     assert json.loads((tmp_path / "run" / "results.json").read_text())["status"] == "complete"
 
 
+def test_the_budget_includes_the_preparation_of_data(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIFFLEMIX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(listops, "_SHARD", 40)
+    counts = {"num_train": 80, "num_validation": 40, "num_test": 40}
+    options = {"min_length": 5, "max_length": 20, **counts}
+    recipe = small(train=QUICK, task="listops", task_options=options)
+    monkeypatch.setattr(registry, "_RECIPES", {recipe.name: lambda: recipe})
+    arguments = ("reproduce", "test/digits", "--out", tmp_path / "run", "--batch-size", 8)
+    stopped = cli(*arguments, "--budget", 1e-9, "--json")
+    assert stopped.code == 0
+    assert "stopped, generating ListOps, train: 40 of 80; run the same command" in stopped.err
+    assert json.loads(stopped.out)["status"] == "partial"
+    assert not (tmp_path / "run").exists()
+    trained = cli(*arguments, "--budget", 1e-9, "--json")  # the other part, and an update
+    assert json.loads(trained.out)["steps"] == 1, trained.err
+    assert json.loads(cli(*arguments, "--json").out)["status"] == "complete"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -76,7 +98,10 @@ def test_a_budget_that_ends_is_no_error(tmp_path: Path, cli: Cli, listed: list[R
         (("test/digits", "--out", "{}/run", "--max-steps", "9"), "at most the 8"),
         (("test/digits", "--out", "{}/run", "--max-steps", "x"), "max-steps"),
         (("test/digits", "--out", "{}/run", "--scale", "0"), "scale: expected a number over 0"),
-        (("test/digits", "--out", "{}/run", "--budget", "0"), "budget: expected minutes over 0"),
+        *(
+            (("test/digits", "--out", "{}/run", "--budget", minutes), "budget: expected minutes")
+            for minutes in ("0", "-1", "nan")
+        ),
         (("test/digits", "--out", "{}/run", "--batch-size", "0"), "batch_size"),
         (("test/digits", "--out", "{}/run", "--seed", "-1"), "seed"),
         (("test/digits", "--out", "{}/run", "--device", "tpu"), "device"),

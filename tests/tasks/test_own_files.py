@@ -192,7 +192,7 @@ def test_a_validation_split_that_is_missing_comes_from_training(tmp_path: Path) 
         with pytest.raises(rm.InputError, match="split: expected none beside the splits"):
             rm.Task.from_folder(tmp_path, split=split, group="who")
     for same in ([0.6, 0.2, 0.2], np.array([0.6, 0.2, 0.2])):
-        assert sizes(rm.Task.from_folder(tmp_path, split=same)) == [32, 8, 6]
+        assert sizes(rm.Task.from_folder(tmp_path, split=same, group="who")) == [32, 8, 6]
 
 
 def test_a_folder_of_json_lines_is_split_here(tmp_path: Path) -> None:
@@ -324,9 +324,7 @@ def table(count: int, word: str = "text") -> str:
 
 def test_pickled_objects_are_not_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", x=np.array([{}] * 9, dtype=object), y=np.arange(9) % 2)
-    with pytest.raises(
-        rm.InputError, match=r"pickled objects, which can run code and are not read; save arrays of"
-    ) as caught:
+    with pytest.raises(rm.InputError, match=r"train\.npz: .*pickled objects") as caught:
         rm.Task.from_folder(tmp_path)
     assert "damaged" not in str(caught.value)
     np.savez(tmp_path / "train.npz", **arrays(20))

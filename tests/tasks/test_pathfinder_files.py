@@ -228,7 +228,7 @@ def test_lists_that_are_pickles_are_refused(data: Path) -> None:
     stream = io.BytesIO()
     np.save(stream, np.array([["imgs/1", "sample_3.png", 3, 1]], dtype=object), allow_pickle=True)
     write(data, {**files(), LIST: stream.getvalue()})
-    with pytest.raises(InputError, match=r"1\.npy: it holds pickled objects"):
+    with pytest.raises(InputError, match=r"1\.npy: .*pickled objects"):
         load_task("pathfinder32", data_dir=data)
 
 

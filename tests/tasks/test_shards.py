@@ -15,6 +15,7 @@ import pytest
 
 from rifflemix.errors import InputError
 from rifflemix.locks import locked
+from rifflemix.tasks import PreparationStopped
 from rifflemix.tasks.data_io import shards
 from rifflemix.tasks.data_io.shards import ShardedImages, prepare_shards, prepare_stack
 
@@ -213,3 +214,14 @@ def test_maps_files_and_pickles_as_paths(tmp_path: Path, maker: Numbered) -> Non
         for rows in ([0, 1, 5], [0, 5, 1], [0, 1], [0, 1, 5])
     }
     assert len(digests) == 3
+
+
+def test_a_stop_keeps_the_parts_and_each_call_makes_at_least_one(
+    tmp_path: Path, maker: Numbered
+) -> None:
+    for made in (4, 8, 12):
+        with pytest.raises(PreparationStopped, match=f"^making: {made} of 14$"):
+            prepare_shards(tmp_path / "x", maker, 14, lambda *_: True, "making")
+    prepare_shards(tmp_path / "x", maker, 14, lambda *_: True, "making")
+    assert maker.entries() == ["0+4", "12+2", "4+4", "8+4"]
+    assert content(tmp_path / "x", maker, 14) == list(range(14))

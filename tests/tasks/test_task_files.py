@@ -126,7 +126,7 @@ def test_read_idx_refuses(tmp_path: Path, name: str, content: bytes, message: st
 def test_read_npz_refuses_pickles(tmp_path: Path, write_npz_xz) -> None:
     path = tmp_path / "x.npz.xz"
     write_npz_xz(path, x=np.array([{"an": "object"}], dtype=object))
-    with pytest.raises(InputError, match=r"x\.npz\.xz: it holds pickled objects"):
+    with pytest.raises(InputError, match=r"x\.npz\.xz: .*pickled objects"):
         bounded.read_npz(path)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rifflemix.checks import check_integer
-from rifflemix.tasks import Task
+from rifflemix.tasks import Progress, Task
 
 _MOST_SAMPLES = 4096
 
@@ -39,7 +39,7 @@ class View:
     data_dir: Path | None = None
     data: Path | None = None
     task: Task | None = None
-    progress: Callable[[str, int, int | None], None] | None = None
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress
 
 from rifflemix.cli.data import DataProgress
 from rifflemix.cli.options import parse_model_settings, parse_names
-from rifflemix.cli.output import DescriptionColumn, print_json, progress_console, show
+from rifflemix.cli.output import print_json, progress_console, show
 from rifflemix.errors import bad_argument
 from rifflemix.runs.options import DataDir, Json, Option, Seed, Threads
 
@@ -76,8 +74,11 @@ def analyze(
             data=data,
             progress=progress,
         )
-        with _Bar(console) as bar:
-            written, left_out = analyze_into(out, kinds, target, view, tick=bar.update)
+
+        def tick(kind: str, text: str, done: int, total: int) -> None:
+            progress(f"{kind}: {text}", done, total)
+
+        written, left_out = analyze_into(out, kinds, target, view, tick=tick)
     _tell(out, kinds, written, left_out, as_json=json)
 
 
@@ -104,31 +105,3 @@ def _tell(
         show(f"{kind}: left out: {why}")
     names = ", ".join(path.name for path in written)
     show(f"Written to {out}: {names}" if written else f"All there already: {out}")
-
-
-class _Bar:
-    """A bar on a terminal, nothing elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self._bar = Progress(
-            DescriptionColumn(),
-            BarColumn(30),
-            MofNCompleteColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("loading", total=None)
-
-    def __enter__(self) -> _Bar:
-        """Start to show."""
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        """Stop to show."""
-        self._bar.stop()
-
-    def update(self, kind: str, text: str, done: int, total: int) -> None:
-        """Show how far the analysis has come."""
-        self._bar.update(self._task, description=f"{kind}: {text}", completed=done, total=total)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from threading import Event, Thread
 from typing import Annotated
 
 import typer
@@ -17,6 +20,9 @@ from rifflemix.cli.commands import Commands
 from rifflemix.cli.options import parse_task_options
 from rifflemix.cli.output import DescriptionColumn, plain_table, print_json, progress_console, show
 from rifflemix.runs.options import DataDir, Json, Option, TaskOptions
+
+_SECONDS_TO_FIRST_LINE = 5.0
+_SECONDS_BETWEEN_LINES = 10.0
 
 app = Commands(help="Find and prepare data.")
 
@@ -72,9 +78,16 @@ def prepare(
 
 
 class DataProgress:
-    """A progress bar on a terminal, nothing elsewhere: called with what, done, total."""
+    """A progress bar on a terminal, and a line every ten seconds elsewhere.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: where to write.
+        time_is_up: asked at each call whether preparation shall stop.
+    """
+
+    def __init__(self, console: Console, time_is_up: Callable[[], bool] = lambda: False) -> None:
+        self._console = console
+        self._time_is_up = time_is_up
         self._progress = Progress(
             DescriptionColumn(),
             BarColumn(),
@@ -85,18 +98,36 @@ class DataProgress:
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("loading data", total=None)
+        self._ended = Event()
+        self._lines = Thread(target=self._print_lines, daemon=True)
 
     def __enter__(self) -> DataProgress:
         """Start to show."""
         self._progress.start()
+        if not self._console.is_terminal:
+            self._lines.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop to show."""
         self._progress.stop()
+        self._ended.set()
+        if self._lines.is_alive():
+            self._lines.join()
 
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """Show how far the work has come."""
+    def __call__(self, what: str, done: int, total: int | None) -> bool:
+        """Show the progress of the work, and return whether it shall stop."""
         if what != self._progress.tasks[0].description:
             self._progress.reset(self._task, description=what, total=total)
         self._progress.update(self._task, completed=done, total=total)
+        return self._time_is_up()
+
+    def _print_lines(self) -> None:
+        start, wait = time.monotonic(), _SECONDS_TO_FIRST_LINE
+        while not self._ended.wait(wait):
+            task, wait = self._progress.tasks[0], _SECONDS_BETWEEN_LINES
+            parts = [task.description]
+            if task.total is not None:
+                parts.append(f"{task.completed:,.0f} of {task.total:,.0f}")
+            parts.append(f"{time.monotonic() - start:.0f} s")
+            self._console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)

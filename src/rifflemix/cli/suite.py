@@ -66,6 +66,7 @@ def compare_suite(
     }
     with DataProgress(progress_console()) as progress:
         plan = plan_suite(chosen, configs, out, data_dir=run.data_dir, progress=progress)
+    _print_estimate(plan)
     finished: dict[str, Any] = {}
 
     stops: list[bool] = []
@@ -85,6 +86,25 @@ def compare_suite(
         check_any_finished(results)
     if summary["status"] != "complete":
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _print_estimate(plan: SuitePlan) -> None:
+    from rifflemix.comparison.estimate import suite_seconds
+    from rifflemix.report.units import format_duration
+    from rifflemix.runs.processes import is_one_of_many
+
+    if is_one_of_many():
+        return
+    console = progress_console()
+    with DataProgress(console) as progress:
+        seconds = suite_seconds(
+            plan.plans.values(), lambda status: progress(f"estimating {status.mixer}", 0, None)
+        )
+    console.print(
+        f"{len(plan.plans)} tasks, runs and trials to make: {len(seconds):,}, about "
+        f"{format_duration(sum(seconds))} in all (within a factor of 2 as a rule)",
+        soft_wrap=True,
+    )
 
 
 def _check_others(given: Mapping[str, Any], suite: str) -> None:

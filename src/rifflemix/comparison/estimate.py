@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from rifflemix.comparison.config import CompareConfig
 from rifflemix.comparison.models import build_model, first_parts, outputs_of, update
-from rifflemix.comparison.plan import ComparePlan
-from rifflemix.comparison.progress import Progress
+from rifflemix.comparison.plan import RESULTS_FILE, ComparePlan
+from rifflemix.comparison.progress import Progress, stored_progress
+from rifflemix.comparison.stored import check_stored
 from rifflemix.compat import evaluation_mode
+from rifflemix.files import read_json
 from rifflemix.report.units import format_duration
+from rifflemix.runs.device import using_threads
 from rifflemix.runs.grid import point_label
 from rifflemix.runs.measure import Call, median, seconds_of
-from rifflemix.runs.status import OnStatus, RunStatus, ShouldStop
+from rifflemix.runs.status import OnStatus, RunStatus, ShouldStop, never
 from rifflemix.tasks import Task
 from rifflemix.train.data import further_tests
 from rifflemix.train.optim import build_optimizer
@@ -32,13 +35,13 @@ RunKey = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a comparison still has to train, and how long that takes.
+    """The runs that a comparison still has to make, and their time.
 
     Attributes:
         steps: updates of a run.
         trials: runs that tune a setting.
         seconds: run -> its estimated time, trials included; runs that have ended are left out.
-        is_writing: the test writes sequences token by token, which the estimate leaves out.
+        is_writing: the test writes sequences token by token. The estimate leaves out their time.
     """
 
     steps: int
@@ -60,21 +63,21 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Cost:
-    """Seconds of the parts of a run: all updates and evaluations, and the test."""
+    """Seconds of all updates and evaluations of a run, and of its test."""
 
     training: float
     test: float
 
 
 def estimate_comparison(
-    plan: ComparePlan, progress: Progress, say: OnStatus, should_stop: ShouldStop
+    plan: ComparePlan, progress: Progress, on_status: OnStatus, should_stop: ShouldStop
 ) -> Estimate | None:
     """Time a few updates of every mixer that has not finished.
 
     Args:
         plan: the comparison.
-        progress: what has been done.
-        say: called before each mixer.
+        progress: the runs that have ended.
+        on_status: called before each mixer.
         should_stop: polled before each mixer.
 
     Returns:
@@ -96,7 +99,7 @@ def estimate_comparison(
         if should_stop():
             return None
         if mixer not in costs:
-            say(RunStatus(mixer, seed, "estimating", 0, config.train.max_steps))
+            on_status(RunStatus(mixer, seed, "estimating", 0, config.train.max_steps))
             costs[mixer] = _run_cost(config, task, mixer, parts, data)
     # A tuned run is one of the trials. Only its test is left.
     own = {mixer: 0.0 if config.tuned else cost.training for mixer, cost in costs.items()}
@@ -108,6 +111,26 @@ def estimate_comparison(
     return Estimate(config.train.max_steps, len(trials), seconds, is_writing)
 
 
+def suite_seconds(plans: Iterable[ComparePlan], on_status: OnStatus) -> list[float]:
+    """Estimate the time of every run and trial that comparisons still have to make."""
+    seconds: list[float] = []
+    for plan in plans:
+        with using_threads(plan.config.threads):
+            estimate = estimate_comparison(plan, _stored_progress(plan), on_status, never)
+        seconds += [] if estimate is None else estimate.seconds.values()
+    return seconds
+
+
+def _stored_progress(plan: ComparePlan) -> Progress:
+    """Read the progress in results.json. The run itself reports a damaged file."""
+    try:
+        results = read_json(plan.out / RESULTS_FILE)
+        check_stored(results, plan)
+    except ValueError:
+        return Progress()
+    return stored_progress(results)
+
+
 class TimeLeft:
     """Adds the time until the end of the whole comparison to every status.
 
@@ -115,12 +138,12 @@ class TimeLeft:
 
     Args:
         estimate: of the comparison.
-        say: called with the statuses.
+        on_status: called with the statuses.
     """
 
-    def __init__(self, estimate: Estimate, say: OnStatus) -> None:
+    def __init__(self, estimate: Estimate, on_status: OnStatus) -> None:
         self._left = dict(estimate.seconds)
-        self._say = say
+        self._on_status = on_status
         self._run: RunKey | None = None
         self._start = self._spent = self._expected = 0.0
 
@@ -139,13 +162,13 @@ class TimeLeft:
         if status.seconds_left is not None and run in self._left:
             own = status.seconds_left
         others = sum(seconds for key, seconds in self._left.items() if key != run)
-        self._say(replace(status, seconds_left_in_all=own + pace * others))
+        self._on_status(replace(status, seconds_left_in_all=own + pace * others))
 
 
 def _run_cost(
     config: CompareConfig, task: Task, mixer: str, parts: list[Batch], data: float
 ) -> _Cost:
-    """The cost of a run on batches of these parts, which `data` seconds make."""
+    """Measure a run on batches of these parts. Making such a batch takes `data` seconds."""
     device, train = torch.device(config.device), config.train
     model = build_model(config, task, mixer, config.seeds[0]).to(device).train()
     optimizer = build_optimizer(model, train)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rifflemix.files import check_same_settings
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.grid import Point
 from rifflemix.runs.split import check_processes
-from rifflemix.tasks import Task, card_of, load_task
+from rifflemix.tasks import Progress, Task, card_of, load_task
 from rifflemix.tasks.core.base import AnswersBlindly
 from rifflemix.train.config import free_settings
 from rifflemix.train.targets import check_targets
@@ -74,7 +74,7 @@ def plan_comparison(
     *,
     task: Task | None = None,
     data_dir: Path | None = None,
-    progress: Callable[[str, int, int | None], None] | None = None,
+    progress: Progress | None = None,
 ) -> ComparePlan:
     """Check everything; write nothing.
 

@@ -29,7 +29,7 @@ from rifflemix.runs.environment import environment
 from rifflemix.runs.folder import check_folder
 from rifflemix.runs.processes import is_main_process
 from rifflemix.runs.status import OnStatus, ShouldStop, never
-from rifflemix.tasks import Task, load_task, task_card, task_status
+from rifflemix.tasks import Progress, Task, load_task, task_card, task_status
 
 FORMAT = "rifflemix.suite/1"
 OF_THE_SUITE = ("model", "task_options")
@@ -134,7 +134,7 @@ def plan_suite(
     out: Path,
     *,
     data_dir: Path | None = None,
-    progress: Callable[[str, int, int | None], None] | None = None,
+    progress: Progress | None = None,
 ) -> SuitePlan:
     """Check everything; write nothing.
 
@@ -164,7 +164,7 @@ def _load_tasks(
     suite: Suite,
     configs: Mapping[str, CompareConfig],
     data_dir: Path | None,
-    progress: Callable[[str, int, int | None], None] | None,
+    progress: Progress | None,
 ) -> dict[str, Task]:
     """The data of every task; what is missing is told before images are drawn for minutes."""
     status = {name: task_status(config.task, data_dir) for name, config in configs.items()}

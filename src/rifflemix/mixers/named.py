@@ -19,7 +19,7 @@ from rifflemix.plugins import Outside, check_new_name
 _Class = TypeVar("_Class", bound=type[TokenMixer])
 
 ALL = "all"
-"""Stands for every mixer where a comparison takes names."""
+"""Stands for every mixer in the mixers of a comparison."""
 
 _MIXERS: dict[str, type[TokenMixer]] = {}
 

@@ -93,8 +93,7 @@ class LiveTable:
     def _table(self) -> Table:
         rows = ((t, *self._cells(self._latest.get(name))) for name, t in self._titles.items())
         table = text_table(_HEADERS, rows, right=(1, 3, 4, 5, 6, 7))
-        if self._in_all is not None:
-            table.caption = f"about {format_duration(self._in_all)} left in all"
+        table.caption = left_in_all(self._in_all) or None
         return table
 
     def _cells(self, status: RunStatus | None) -> tuple[str, ...]:
@@ -158,9 +157,14 @@ def status_line(status: RunStatus) -> str:
         parts.append(f"{format_rate(status.steps_per_second)} steps/s")
     if (left := remaining(status)) != MISSING:
         parts.append(f"{left} left")
-    if status.seconds_left_in_all is not None:
-        parts.append(f"about {format_duration(status.seconds_left_in_all)} left in all")
+    if left := left_in_all(status.seconds_left_in_all):
+        parts.append(left)
     return ", ".join(parts)
+
+
+def left_in_all(seconds: float | None) -> str:
+    """Time left for the whole comparison; empty if it is not known or over."""
+    return "" if not seconds else f"about {format_duration(seconds)} left in all"
 
 
 def remaining(status: RunStatus) -> str:

@@ -52,7 +52,7 @@ class Speed:
 
 
 def recipe_costs(
-    recipes: Sequence[Recipe], speed: Speed, progress: Callable[[int, int], None] | None = None
+    recipes: Sequence[Recipe], speed: Speed, progress: Callable[[int, int], object] | None = None
 ) -> Iterator[dict[str, Any]]:
     """The cost of each recipe, as JSON values.
 

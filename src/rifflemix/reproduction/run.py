@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, TypedDict, cast
 import torch
 
 from rifflemix.checks import check_integer
-from rifflemix.errors import bad_argument, check_choice
+from rifflemix.errors import check_choice
 from rifflemix.files import read_text, write_json
 from rifflemix.json_values import check_json, check_seal, parse_json, sealed
 from rifflemix.models import Model
@@ -33,7 +32,7 @@ from rifflemix.runs.options import MOST_THREADS, PRECISIONS, ReproduceOptions
 from rifflemix.runs.processes import count_processes, is_main_process
 from rifflemix.runs.split import check_processes, check_split, split_model
 from rifflemix.runs.status import OnStatus, ShouldStop, StatusFeed
-from rifflemix.tasks import Task, load_task
+from rifflemix.tasks import Progress, Task, load_task
 from rifflemix.train import TrainResult, train
 from rifflemix.train.engine import Engine, check_batch
 from rifflemix.train.run_folder import Weights
@@ -78,7 +77,7 @@ def plan_reproduction(
     *,
     task: Task | None = None,
     vary: Callable[[Recipe], Recipe] | None = None,
-    progress: Callable[[str, int, int | None], None] | None = None,
+    progress: Progress | None = None,
 ) -> ReproducePlan:
     """Check everything; write nothing.
 
@@ -88,9 +87,10 @@ def plan_reproduction(
         options: what differs from the recipe, and where to run it.
         task: the data, where it is loaded already.
         vary: changes the recipe that has the options in it.
-        progress: called with the progress of loading data.
+        progress: called with the progress of loading data; see `rifflemix.tasks.Progress`.
 
     Raises:
+        PreparationStopped: `progress` returned True.
         InputError: data is missing, the model cannot be built, started from those weights or
             split over processes as asked, or `out` cannot be used.
     """
@@ -156,18 +156,17 @@ def _changed(recipe: Recipe, options: ReproduceOptions) -> tuple[Recipe, int]:
 def run_reproduction(
     plan: ReproducePlan,
     *,
-    budget_minutes: float | None = None,
     on_status: OnStatus | None = None,
     should_stop: ShouldStop | None = None,
+    time_is_up: ShouldStop | None = None,
 ) -> dict[str, Any]:
     """Train to the end, or until stopped; the same call continues.
 
     Args:
         plan: a checked recipe.
-        budget_minutes: stop cleanly after so long, or after the evaluation that is being
-            made then, to be continued.
-        on_status: told where the run stands, at every step.
+        on_status: called with the status of the run at every step.
         should_stop: polled at every step.
+        time_is_up: polled after every step, so that each call makes a step and ends an evaluation.
 
     Returns:
         What results.json holds: "status" is "complete" or "partial".
@@ -176,17 +175,14 @@ def run_reproduction(
         InputError: the folder cannot be written, is in use or belongs to another run.
         TrainingDiverged: loss, metric or weights are not finite.
     """
-    if budget_minutes is not None and not budget_minutes > 0:
-        raise bad_argument("budget", "minutes over 0", budget_minutes)
     recipe = plan.recipe
-    end = None if budget_minutes is None else time.monotonic() + 60.0 * budget_minutes
     with using_threads(plan.threads):
         forget_memory(plan.device)
         result = train_plan(
             plan,
             on_status=on_status,
             should_stop=should_stop,
-            time_is_up=lambda: end is not None and time.monotonic() >= end,
+            time_is_up=time_is_up,
             tests_both=True,
         )
         stored = _stored(plan.out / RESULTS_FILE)

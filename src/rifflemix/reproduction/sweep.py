@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from rifflemix.runs.options import ReproduceOptions
 from rifflemix.runs.processes import is_one_of_many
 from rifflemix.runs.results import protocol, stored_results, summarise
 from rifflemix.runs.status import OnStatus, ShouldStop, silent
-from rifflemix.tasks import Task, load_task
+from rifflemix.tasks import Progress, Task, load_task
 from rifflemix.train import TrainConfig, TrainingDiverged, TrainResult
 from rifflemix.train.config import free_settings
 
@@ -85,7 +85,7 @@ def plan_sweep(
     out: Path,
     options: ReproduceOptions | None = None,
     *,
-    progress: Callable[[str, int, int | None], None] | None = None,
+    progress: Progress | None = None,
 ) -> SweepPlan:
     """Check everything; write nothing.
 

@@ -35,7 +35,7 @@ EXTRAS = {
     "hf": ("transformers",),
     "gpu": ("triton",),
 }
-# Modules to import where the name of a distribution is none, or imports only a part of it.
+# Modules to import instead of the name of the distribution.
 _MODULES = {
     "matplotlib": "matplotlib.figure",
     "pillow": "PIL.Image",
@@ -68,7 +68,7 @@ class Finding:
 def examine(data_dir: Path | None = None) -> list[Finding]:
     """Examine the installation, its fast paths, extras, plugins, devices, cache folder and data.
 
-    Optional packages are imported in processes of their own.
+    Optional packages are imported in new processes.
 
     Args:
         data_dir: folder of data files, as the commands take it.

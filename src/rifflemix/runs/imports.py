@@ -1,4 +1,4 @@
-"""Try imports in processes of their own, which may fail, crash or hang."""
+"""Import packages in new processes, since an import may fail, crash or hang."""
 
 from __future__ import annotations
 

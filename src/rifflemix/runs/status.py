@@ -23,7 +23,7 @@ class RunStatus:
         steps_per_second: training speed since the first step, without evaluations.
         seconds_left: to the last step, at the pace since this process began or continued the
             run, with evaluations; None before it is known.
-        seconds_left_in_all: to the end of the comparison, an estimate; None if there is none.
+        seconds_left_in_all: estimated time to the end of the comparison, or None.
         trial: the settings that are tried, where the run is a trial of tuning.
     """
 

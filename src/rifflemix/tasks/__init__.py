@@ -3,6 +3,7 @@
 from rifflemix.tasks.core.base import (
     Batch,
     Budget,
+    PreparationStopped,
     Progress,
     Sample,
     Split,
@@ -24,6 +25,7 @@ from rifflemix.tasks.registry import (
 __all__ = [
     "Batch",
     "Budget",
+    "PreparationStopped",
     "Progress",
     "Sample",
     "Split",

@@ -32,8 +32,22 @@ Batch = dict[str, Tensor]
 Pairs: inputs (B, 2, N) or (B, 2, N, F), key_padding_mask (B, 2, N).
 """
 
-Progress = Callable[[str, int, int | None], None]
-"""Called with what is being done, how much is done, and of how much (None: not known)."""
+Progress = Callable[[str, int, int | None], object]
+"""Called with the kind of work, how much is done, and of how much (None: not known).
+
+If it returns True, preparation stops after the current part: see `PreparationStopped`.
+"""
+
+
+class PreparationStopped(Exception):
+    """The caller stopped the preparation of data. The same call continues after the stored parts.
+
+    Only data that is stored in parts stops, after at least one part. Other data is prepared to the
+    end, since a stop would lose the work.
+    """
+
+    def __init__(self, what: str, done: int, total: int) -> None:
+        super().__init__(f"{what}: {done:,} of {total:,}")
 
 
 Output = Literal["classes", "next_token", "sequence", "number"]

@@ -33,6 +33,7 @@ class OwnData:
         kind: str = "auto",
         groups: Any = None,
         max_length: int | None = None,
+        drop_empty: bool = False,
         patch_size: int | None = None,
         layout: str = "sequence",
         name: str = "arrays",
@@ -56,6 +57,8 @@ class OwnData:
             kind: "classification" or "regression" where the type of y does not say; "auto".
             groups: M values; samples of one group (a patient, a document) stay in one split.
             max_length: longer sequences are cut to it, which the results say.
+            drop_empty: leave out empty texts, empty sequences and rows of length 0, with their
+                labels; the results contain their number. Otherwise they raise.
             patch_size: side of the patches that images are cut to; by default the smallest that
                 leaves at most 256.
             layout: "sequence", or "image" for models of whole images.
@@ -67,7 +70,8 @@ class OwnData:
         """
         return _make(
             "from_arrays", x, y, lengths=lengths, split=split, seed=seed, kind=kind, groups=groups,
-            max_length=max_length, patch_size=patch_size, layout=layout, name=name,
+            max_length=max_length, drop_empty=drop_empty, patch_size=patch_size, layout=layout,
+            name=name,
         )  # fmt: skip
 
     @classmethod
@@ -156,9 +160,9 @@ class OwnData:
         Args:
             path: a folder with train.npz, or train.jsonl, and more splits; or with a folder of
                 images for each class, which task `image_folder` reads.
-            options: of .npz files `input` ("x"), `label` ("y") and `lengths`, names of their
-                arrays, of .jsonl files columns; else as for `from_arrays`, of images as for task
-                `image_folder`.
+            options: of .npz files the names of their arrays: `input` ("x"), `label` ("y") and
+                `lengths` ("lengths" if the file has it); of .jsonl files the names of columns.
+                Further options are those of `from_arrays`, or of task `image_folder` for images.
 
         Raises:
             InputError: none of these files, damaged ones, and as `from_arrays`.

@@ -32,6 +32,12 @@ _MOST_LINE = 1 << 26
 _MOST_MEMBER = 1 << 28
 _MOST_ARCHIVE = 1 << 36
 _MOST_HEADER = 1 << 20  # of a tar archive's long names and extended headers
+# Code for the user: np.resize repeats a sequence, and what follows its length is not read.
+_SAVE_TEXTS = "np.savez(path, x=np.array(x.tolist()), y=y)"
+_SAVE_SEQUENCES = (
+    "lengths = [len(s) for s in x]; np.savez(path, x=np.array([np.resize(s, (max(lengths), "
+    "*np.shape(s)[1:])) for s in x]), y=y, lengths=lengths)"
+)
 
 
 def open_data(path: Path) -> IO[bytes]:
@@ -177,8 +183,9 @@ def read_npy(path: Path, content: bytes) -> NDArray[Any]:
         size, left = math.prod(shape) * dtype.itemsize, len(content) - stream.tell()
         if dtype.hasobject:
             raise InputError(
-                f"{path}: it holds pickled objects, which can run code and are not read; save "
-                "arrays of numbers or texts, such as np.array(values.tolist())"
+                f"{path}: expected arrays of numbers or texts, got pickled objects, which can run "
+                f"code and are not read. Save texts with `{_SAVE_TEXTS}`. Save sequences of "
+                f"unequal length with `{_SAVE_SEQUENCES}`"
             )
         if size != left or any(length < 0 for length in shape):
             raise damaged(path, f"its header says shape {shape} of {dtype}, {left} bytes follow")

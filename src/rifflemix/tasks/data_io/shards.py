@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from rifflemix.errors import InputError
 from rifflemix.files import make_folder
 from rifflemix.locks import FolderInUse, locked
-from rifflemix.tasks.core.base import Progress, Sample
+from rifflemix.tasks.core.base import PreparationStopped, Progress, Sample
 from rifflemix.tasks.data_io.files import Array, cannot_keep, load_arrays, store_arrays
 
 _SHARD = 1000
@@ -206,7 +206,8 @@ def _make_missing(shards: list[_Shard], make: ImageMaker, progress: Progress, wh
         if error:
             raise InputError(error)
         done += shard.count
-        progress(what, done, count)
+        if progress(what, done, count) is True and done < count:
+            raise PreparationStopped(what, done, count)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rifflemix.errors import bad_argument
 from rifflemix.tasks.core.base import (
     SPLITS,
     Budget,
+    PreparationStopped,
     Progress,
     Request,
     Task,
@@ -36,6 +37,7 @@ from rifflemix.tasks.listops.tsv import FILES, find_tsv
 
 _SHARD = 4000
 _REPORT_EVERY = 500
+_WHAT = "generating ListOps, {}"
 # Part of the cache's folder names: raised when the generator gives other expressions.
 _VERSION = 1
 _GRAMMAR_OPTIONS = ("min_length", "max_depth", "max_args")
@@ -186,11 +188,14 @@ def _generate(
         rows = unique_rows(request.seed, stream, grammar, partial(_belongs, split), seen)
         return pack(_count_rows(rows, split, len(shards) * _SHARD, count, request.progress))
 
-    while len(shards) * _SHARD < count:
-        arrays = cached_arrays(
-            folder / f"{split}-{len(shards):05d}", make, must_keep=request.must_keep
-        )
-        shards.append(packed_rows(arrays))
+    while (done := len(shards) * _SHARD) < count:
+        part = folder / f"{split}-{len(shards):05d}"
+        is_new = not part.is_dir()
+        shards.append(packed_rows(cached_arrays(part, make, must_keep=request.must_keep)))
+        what, done = _WHAT.format(split), min(done + _SHARD, count)
+        is_stopped = is_new and request.progress(what, done, count) is True
+        if is_stopped and done < count and part.is_dir():
+            raise PreparationStopped(what, done, count)
     return tuple(shards)
 
 
@@ -206,7 +211,7 @@ def _count_rows(
     end = min(done + _SHARD, total)
     for row in itertools.islice(rows, end - done):
         if done % _REPORT_EVERY == 0:
-            progress(f"generating ListOps, {split}", done, total)
+            progress(_WHAT.format(split), done, total)
         done += 1
         yield row
     if done < end:

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rifflemix.checks import check_integer
+from rifflemix.checks import check_bool, check_integer
 from rifflemix.errors import InputWarning, bad_argument, check_choice
 from rifflemix.tasks.core.base import SPLITS, Budget, Sample, Task, TaskCard
 from rifflemix.tasks.core.leaks import leaks
 from rifflemix.tasks.core.numbers import NumberTask
 from rifflemix.tasks.core.own_data import DEFAULT_SPLIT
 from rifflemix.tasks.images.pixels import LAYOUTS, WholeImages
+from rifflemix.tasks.own.empty import Given
 from rifflemix.tasks.own.labels import Labels, read_labels
 from rifflemix.tasks.own.samples import Samples, contents, read_samples
 from rifflemix.tasks.own.splitting import Division, divide
@@ -109,6 +110,7 @@ def from_arrays(
     kind: str = "auto",
     groups: Any = None,
     max_length: int | None = None,
+    drop_empty: bool = False,
     patch_size: int | None = None,
     layout: str = "sequence",
     name: str = "arrays",
@@ -120,14 +122,19 @@ def from_arrays(
     check_choice("layout", layout, LAYOUTS)
     if max_length is not None:
         max_length = min(check_integer("max_length", max_length, 1), _MOST_LENGTH)
-    samples = read_samples(x, lengths, max_length)
-    labels = read_labels(y, len(samples), kind)
-    division = divide(split, labels, groups, seed)
+    check_bool("drop_empty", drop_empty)
+    given = Given(x, y, lengths, groups, split)
+    if drop_empty:
+        given = given.without_empty()
+    samples = read_samples(given.x, given.lengths, max_length)
+    labels = read_labels(given.y, len(samples), kind)
+    division = divide(given.split, labels, given.groups, seed)
     origin = origin or Origin(name)
     options = {
         **origin.options,
         "kind": "classification" if labels.are_classes else "regression",
         **({"max_length": max_length} if max_length else {}),
+        **({"drop_empty": True} if drop_empty else {}),
     }
     if samples.kind == "images":
         patch = _patch_size(samples, patch_size, layout)
@@ -138,6 +145,8 @@ def from_arrays(
     else:
         shape = _sequence_shape(samples, division, labels)
     note = _note(samples, division, max_length, origin)
+    if given.dropped:
+        note += f"; {given.dropped:,} empty samples left out"
     return _task(samples, labels, division, shape, origin, options, note)
 
 

@@ -27,11 +27,13 @@ _SHARED = {
     "split_seed": 0,
     "kind": "auto",
     "max_length": None,
+    "drop_empty": False,
 }
 _OF_IMAGES = {"patch_size": None, "layout": "sequence"}
 _COMMON = (
     "kind says classification or regression where the labels do not: numbers with a decimal point "
-    "are regression. split: three shares, drawn with split_seed; a group stays together."
+    "are regression. split: three shares, drawn with split_seed; a group stays together. "
+    "drop_empty=true leaves out empty texts and sequences."
 )
 
 
@@ -143,7 +145,7 @@ OWN_FILES = (
         "npz",
         "Arrays",
         "Your own .npz of arrays: input (x) holds tokens (M, N), vectors (M, N, F) or images "
-        "(M, H, W, C), label (y) the answers, lengths the valid tokens.",
+        "(M, H, W, C), label (y) the answers, lengths (lengths, if it is there) the valid tokens.",
         _read_npz,
         lengths=None,
         **_OF_IMAGES,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from rifflemix.errors import InputError, bad_argument, unknown_name
+from rifflemix.errors import InputError, InputWarning, bad_argument, unknown_name
 from rifflemix.files import user_path
 from rifflemix.tasks.core.base import Request, Task
 from rifflemix.tasks.data_io.bounded import read_npz
@@ -19,6 +20,7 @@ from rifflemix.tasks.own.rows import ending
 from rifflemix.tasks.own.tables import ENDINGS, read_table, table_parts, wanted_columns
 
 _ARRAYS = ".npz"
+_LENGTHS = "lengths"
 _KINDS = (_ARRAYS, *ENDINGS)
 
 
@@ -50,18 +52,32 @@ def from_folder(path: str | PathLike[str], *, origin: Origin | None = None, **op
     else:
         input, label = input or "text", label or "label"
         wanted = wanted_columns(input, label, group)
-        tables = [read_table(file, wanted) for file in files.values()]
+        empty = input if options.get("drop_empty") else ""
+        tables = [read_table(file, wanted, empty=empty) for file in files.values()]
         read = table_parts(tables, input, label, group, options.get("kind", "auto"))
         parts = dict(zip(files, read, strict=True))
     return from_parts(parts, origin, options)
 
 
 def npz_part(file: Path, x: str, y: str, group: str | None, lengths: str | None) -> Part:
-    """The arrays of these names of an .npz file."""
+    """Read the arrays of these names of an .npz file; array "lengths" is read if it is there.
+
+    Arrays that nothing reads are named in a warning.
+    """
     arrays = read_npz(file)
+    if lengths is None and _LENGTHS in arrays and _LENGTHS not in (x, y, group):
+        lengths = _LENGTHS
     samples, labels, counts, groups = (
         None if name is None else _array(file, arrays, name) for name in (x, y, lengths, group)
     )
+    unused = [name for name in arrays if name not in (x, y, lengths, group)]
+    if unused:
+        warnings.warn(
+            f"{file.name}: not used: {', '.join(unused)}; used: x = {x}, y = {y}, "
+            f"lengths = {lengths or 'none'}, group = {group or 'none'}",
+            InputWarning,
+            stacklevel=4,
+        )
     return Part(samples, labels, counts, groups, file.name)
 
 

@@ -62,6 +62,7 @@ def from_parts(parts: Mapping[str, Part], origin: Origin, options: Mapping[str, 
     by_source = {parts[name].source or name: parts[name] for name in given}
     _check_alike(by_source, options)
     _check_sizes(by_source)
+    _check_same(by_source)
     whole = {
         name: _joined([getattr(parts[part], name) for part in given])
         for name in ("x", "y", "lengths", "groups")
@@ -96,6 +97,14 @@ def split_name(name: str) -> str:
     if name not in NAMES:
         raise unknown_name("split", name, NAMES)
     return NAMES[name]
+
+
+def _check_same(parts: Mapping[str, Part]) -> None:
+    """Raise if some parts have lengths or groups and others have none."""
+    for name in ("lengths", "groups"):
+        lack = [where for where, part in parts.items() if getattr(part, name) is None]
+        if 0 < len(lack) < len(parts):
+            raise bad_argument(name, "one array in every part or in none", f"none in {lack[0]}")
 
 
 def _check_counts(parts: Mapping[str, Part]) -> None:

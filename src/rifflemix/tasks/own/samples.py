@@ -169,7 +169,8 @@ def _check_lengths(lengths: Any, array: NDArray[Any]) -> NDArray[np.int64]:
     wrong = np.flatnonzero((found < 1) | (found > tokens))
     if len(wrong):
         row = int(wrong[0])
-        raise bad_argument("lengths", f"1 to {tokens}", f"{found[row]} for sample {row}")
+        hint = "" if found[row] else "drop_empty=True leaves out such samples"
+        raise bad_argument("lengths", f"1 to {tokens}", f"{found[row]} for sample {row}", hint)
     return found.astype(np.int64)
 
 
@@ -200,7 +201,8 @@ def _ragged(items: Sequence[Any], max_length: int | None) -> Samples:
         raise bad_argument("x", "as many features in every vector", sorted(shapes))
     for number, row in enumerate(rows):
         if len(row) == 0:
-            raise bad_argument("x", "at least one token a sample", f"none in sample {number}")
+            hint = "drop_empty=True leaves out such samples"
+            raise bad_argument("x", "at least one token a sample", f"none in sample {number}", hint)
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     kept = np.minimum(lengths, max_length) if max_length else lengths
     values = np.concatenate([row[:length] for row, length in zip(rows, kept, strict=True)])

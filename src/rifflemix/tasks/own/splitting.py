@@ -43,6 +43,19 @@ def divide(split: Any, labels: Labels, groups: Any, seed: int) -> Division:
     return division
 
 
+def split_of_rows(split: Any, rows: NDArray[np.int64], count: int) -> Any:
+    """Return the same split for some rows of `count` samples."""
+    if isinstance(split, Mapping):
+        place = np.full(count, -1)
+        place[rows] = np.arange(len(rows))
+        given = {name: place[of] for name, of in _given_rows(split, count).items()}
+        return {name: of[of >= 0] for name, of in given.items()}
+    if _are_names(split):
+        named = _named_rows(split, count)
+        return split_of_rows(named, rows, count)
+    return split
+
+
 def _are_names(split: Any) -> bool:
     values = as_numpy(split)
     is_one = isinstance(values, str) or (isinstance(values, np.ndarray) and values.ndim == 0)

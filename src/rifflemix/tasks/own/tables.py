@@ -62,7 +62,8 @@ def from_csv(
     wanted = wanted_columns(input, label, group)
     if isinstance(split, str):
         wanted.append(split)
-    table = read_table(file, wanted)
+    empty = input if options.get("drop_empty") else ""
+    table = read_table(file, wanted, empty=empty)
     [part] = table_parts([table], input, label, group, options.get("kind", "auto"))
     if isinstance(split, str):
         split = _split_names(table, split)
@@ -104,8 +105,13 @@ def table_parts(
     ]
 
 
-def read_table(file: Path, wanted: Sequence[str]) -> Table:
+def read_table(file: Path, wanted: Sequence[str], *, empty: Any = "") -> Table:
     """The wanted columns of a table; every row has a value in each.
+
+    Args:
+        file: the table.
+        wanted: names of columns.
+        empty: the one column whose texts may be empty.
 
     Raises:
         InputError: another kind of file, a row that cannot be read, a missing column or value, no
@@ -125,11 +131,12 @@ def read_table(file: Path, wanted: Sequence[str]) -> Table:
         for line, row in table_rows(file):
             for name in columns:
                 value = row.get(name)
-                if value is None or value == "":
+                if value is None or (value == "" and name != empty):
                     if name not in row and kind != ".jsonl":
                         raise unknown_name(f"column of {file.name}", name, row)
                     raise InputError(
-                        f"{file}, line {line}: expected a value of column {name!r}, got none"
+                        f"{file}, line {line}: expected a value of column {name!r}, got none; "
+                        "drop_empty=true leaves out rows whose input is an empty text"
                     )
                 columns[name].append(value)
             lines.append(line)
@@ -142,7 +149,7 @@ def read_table(file: Path, wanted: Sequence[str]) -> Table:
 def _inputs(table: Table, input: str | Sequence[str]) -> Any:
     if isinstance(input, str):
         values = table.columns[input]
-        if ending(table.file) != ".jsonl" and are_numbers(values):
+        if ending(table.file) != ".jsonl" and are_numbers([text for text in values if text]):
             raise InputError(
                 f"{table.file}: expected texts in column {input!r}, got numbers alone; for a "
                 f"vector of one number give --input {input}, (in Python input=[{input!r}]), texts "
