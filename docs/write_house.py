@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape
 FOLDER = Path(__file__).resolve().parent
 SOURCE = FOLDER.parent / "src" / "rifflemix"
 PICTURE = FOLDER / "house.svg"
-GROUND = ("errors", "json_values", "files", "checks", "compat", "plugins")
+GROUND = ("text", "errors", "json_values", "locks", "files", "checks", "compat", "plugins")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -15,6 +16,7 @@ from safetensors.torch import save_file
 from rifflemix import files
 from rifflemix.errors import InputError
 from rifflemix.files import (
+    claimed_folder,
     first_difference,
     make_folder,
     read_json,
@@ -164,6 +166,63 @@ def test_little_memory_is_no_damage(
     monkeypatch.setattr(files, "safe_open", fail)
     with pytest.raises(InputError, match=r"cannot read .*x: (no room|.*allocate memory)"):
         read_tensors(tmp_path / "x")
+
+
+SETTINGS = {"format": "test/1", "seed": 0}
+
+
+def failing_at(monkeypatch: pytest.MonkeyPatch, name: str, end: str) -> None:
+    """Let a method of Path fail as on a broken disk, for paths with this end."""
+    method = getattr(Path, name)
+
+    def fail(self: Path, *given: Any, **more: Any) -> Any:
+        if str(self).endswith(end):
+            raise OSError(errno.EIO, "Input/output error", str(self))
+        return method(self, *given, **more)
+
+    monkeypatch.setattr(Path, name, fail)
+
+
+@pytest.mark.parametrize(
+    ("method", "end"),
+    [("exists", "out"), ("is_dir", "out"), ("iterdir", "out"), ("exists", "config.json"),
+     ("mkdir", "out")],
+)  # fmt: skip
+def test_a_disk_that_fails_while_a_folder_is_claimed(
+    method: str, end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    if method != "mkdir":
+        out.mkdir()
+    with monkeypatch.context() as broken:
+        failing_at(broken, method, end)
+        with (
+            pytest.raises(InputError, match="out: Input/output error"),
+            claimed_folder(out, SETTINGS),
+        ):
+            pass
+    with claimed_folder(out, SETTINGS):
+        assert read_json(out / "config.json") == SETTINGS
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_folder_that_cannot_be_claimed_keeps_the_files_of_others(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as of a process that claimed it a moment before and is done."""
+    out = tmp_path / "out"
+
+    def fail(path: Path, value: Any) -> None:
+        if is_there:
+            (out / "results.json").write_text("theirs")
+        raise InputError("no space")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(files, "write_json", fail)
+        with pytest.raises(InputError, match="no space"), claimed_folder(out, SETTINGS):
+            pass
+    assert out.exists() == is_there
+    assert not is_there or (out / "results.json").read_text() == "theirs"
 
 
 def test_files_with_the_longest_names(tmp_path: Path) -> None:

@@ -50,13 +50,12 @@ def locked(folder: Path) -> Iterator[None]:
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """Make a temporary folder in `parent` and delete it at the end.
 
-    The folder is locked while it is used. An unlocked folder of this kind was left by a process
-    that was killed. Each call deletes the ones in `parent`, and no file with another name.
+    The folder is locked while it is used. Every call first deletes what killed processes left.
 
     Raises:
         OSError: the folder cannot be made.
     """
-    _delete_leftovers(parent)
+    delete_leftovers(parent)
     with contextlib.ExitStack() as stack:
         yield _new_scratch(parent, stack)
 
@@ -77,8 +76,11 @@ def _new_scratch(parent: Path, stack: contextlib.ExitStack) -> Path:
             return folder
 
 
-def _delete_leftovers(parent: Path) -> None:
-    # A leftover that cannot be deleted now, for whatever reason, is left to a later call.
+def delete_leftovers(parent: Path) -> None:
+    """Delete the unlocked temporary folders in `parent`: a killed process left them.
+
+    Nothing with another name is deleted. A leftover that cannot be deleted stays for a later call.
+    """
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         found = [Path(e.path) for e in entries if _TEMPORARY.fullmatch(e.name) and _is_folder(e)]
         for folder in found:

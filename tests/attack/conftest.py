@@ -11,12 +11,14 @@ import json
 import os
 import random
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_commands import Server
+from run_commands import Straight
 
 HERE = Path(__file__).parent
 TIMES = float(os.environ.get("RIFFLEMIX_ATTACK", "1"))
@@ -67,6 +69,19 @@ def attack(request: pytest.FixtureRequest, record_property: Callable[..., None])
     print(f"RIFFLEMIX_ATTACK={TIMES:g} RIFFLEMIX_ATTACK_SEED={SEED}")
     record_property("attack", attack.figures)  # filled before the report of the test is made
     return attack
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The process that all commands are forked from."""
+    with Server(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def straight(server: Server) -> Straight:
+    """What each command leaves without a disturbance."""
+    return Straight(server)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,7 +12,6 @@ import enum
 import importlib
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -69,7 +68,6 @@ class Command:
         injection: what happens to its file operations; None counts none.
         signals: (seconds after the start, number) of the signals that it gets.
         environment: variables, for it alone.
-        most_bytes: of any file that it may write; None: no bound.
         user: number of the user that it runs as; None: the one who runs the tests.
         is_clock_mad: time.time() runs backwards, in leaps.
     """
@@ -78,7 +76,6 @@ class Command:
     injection: Injection | None = None
     signals: Sequence[tuple[float, int]] = ()
     environment: dict[str, str] = field(default_factory=dict)
-    most_bytes: int | None = None
     user: int | None = None
     is_clock_mad: bool = False
 
@@ -120,6 +117,8 @@ class Server:
         self.folder = folder
 
     def __enter__(self) -> Server:
+        preloaded = _preloaded(self.folder)
+        self.injects = bool(preloaded)
         self.process = subprocess.Popen(
             [sys.executable, __file__],
             cwd=self.folder,
@@ -130,7 +129,7 @@ class Server:
                 **os.environ,
                 "PYTHONPATH": str(SOURCE),
                 "OMP_NUM_THREADS": "1",
-                **_preloaded(self.folder),
+                **preloaded,
             },
         )
         assert self._answer() == "ready"
@@ -211,17 +210,24 @@ def _prepare() -> None:
 
     import rifflemix.cli
     import rifflemix.reproduction.utilisation
-    from rifflemix.comparison import suites
+    from rifflemix.analysis import gallery
+    from rifflemix.comparison import plot, suites
     from rifflemix.recipes import registry
+    from rifflemix.reproduction import sweep_plot, tables
+    from rifflemix.runs import environment
     from rifflemix.tasks.data_io import shards
     from small_recipes import QUICK, small
 
     for name in _IMPORTED:
         importlib.import_module(name)
     torch.set_num_threads(1)
-    # Several pieces in little time, and no reading of the processor's speed, which takes longer.
+    # Several pieces in little time, and nothing that takes long and writes no file.
     shards._SHARD, shards._cores = 6, lambda: 1
     rifflemix.reproduction.utilisation.matmul_flops_per_second = lambda *_: 1e12
+    tables.list_recipes = lambda: ["test/digits"]
+    environment._git = lambda: (None, None)
+    for module in (plot, gallery, sweep_plot):
+        module.figure_png = lambda figure: b"a picture"
     registry._RECIPES["test/digits"] = lambda: small(train=QUICK)
     pieces = suites.SuiteTask("digits", {"patch_size": 4}, {"max_steps": 2, "batch_size": 8})
     tasks = {"a": pieces, "b": pieces}
@@ -240,8 +246,6 @@ def _child(folder: Path, number: int, command: dict[str, Any]) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(command["environment"])
-    if command["most_bytes"] is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (command["most_bytes"],) * 2)
     if command["user"] is not None:
         os.setgid(command["user"])
         os.setuid(command["user"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forked_commands import Command, Ended, Server
+from forked_commands import ALL_OPERATIONS, CHANGES, Command, Ended, Injection, Server
 
 from rifflemix.files import read_tensors
 
@@ -120,3 +121,43 @@ def finish(server: Server, name: str, out: Path) -> Ended:
     make_inputs(server, COMMANDS[name](str(out)))
     (ended,) = server.run(command(name, out))
     return ended
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A run of a command without a disturbance.
+
+    Attributes:
+        files: what it leaves, see `outcome`.
+        seconds: how long it takes.
+        operations: number of its file operations by kind; empty without a C compiler.
+    """
+
+    files: dict[str, Any]
+    seconds: float
+    operations: dict[int, int]
+
+
+class Straight:
+    """What each command leaves without a disturbance; each runs at its first use."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.known: dict[str, Undisturbed] = {}
+
+    def __call__(self, name: str) -> Undisturbed:
+        if name not in self.known:
+            folder = self.server.folder / "straight" / name.replace(" ", "-")
+            out = folder / "out"
+            ended = finish(self.server, name, out)
+            assert ended.code == 0, ended.err
+            counts = {kind: self._counted(name, folder / f"{kind}" / "out", kind)
+                      for kind in (CHANGES, ALL_OPERATIONS) if self.server.injects}  # fmt: skip
+            self.known[name] = Undisturbed(outcome(out), ended.seconds, counts)
+        return self.known[name]
+
+    def _counted(self, name: str, out: Path, kinds: int) -> int:
+        injection = Injection((str(out.parent),), kinds=kinds)
+        (ended,) = self.server.run(command(name, out, injection=injection))
+        assert ended.code == 0, ended.err
+        return ended.operations

@@ -5,42 +5,14 @@ from __future__ import annotations
 import random
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked_commands import HUNG, Command, Server
-from run_commands import COMMANDS, command, difference, finish, outcome
+from run_commands import TRAININGS, Straight, command, difference, finish, outcome
 
 INTERRUPTED = 130
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(tmp_path_factory.mktemp("server")) as server:
-        yield server
-
-
-class Straight:
-    """What each command leaves where nothing happens, and how long it takes."""
-
-    def __init__(self, server: Server, folder: Path) -> None:
-        self.server, self.folder = server, folder
-        self.known: dict[str, tuple[dict[str, Any], float]] = {}
-
-    def __call__(self, name: str) -> tuple[dict[str, Any], float]:
-        if name not in self.known:
-            out = self.folder / name.replace(" ", "-") / "out"
-            ended = finish(self.server, name, out)
-            assert ended.code == 0, ended.err
-            self.known[name] = (outcome(out), ended.seconds)
-        return self.known[name]
-
-
-@pytest.fixture(scope="module")
-def straight(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    return Straight(server, tmp_path_factory.mktemp("straight"))
 
 
 STORMS: dict[str, tuple[int, ...]] = {
@@ -59,9 +31,9 @@ def storm(draw: random.Random, kind: str, seconds: float) -> list[tuple[float, i
     ]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", TRAININGS)
 def test_a_storm_of_signals(name: str, server: Server, straight: Straight, attack: Any) -> None:
-    expected, seconds = straight(name)
+    expected, seconds = straight(name).files, straight(name).seconds
 
     def case(draw: random.Random) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -81,10 +53,10 @@ def test_a_storm_of_signals(name: str, server: Server, straight: Straight, attac
     attack.each(1, case)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", TRAININGS)
 def test_two_at_once(name: str, server: Server, straight: Straight, attack: Any) -> None:
     """One of them works, the other waits or says that the folder is in use."""
-    expected, seconds = straight(name)
+    expected, seconds = straight(name).files, straight(name).seconds
 
     def case(draw: random.Random) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -97,6 +97,20 @@ def test_the_commit_is_that_of_the_package_wherever_it_is_called(
     assert found() == (commit, True)
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.parametrize("name", ["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_CONFIG_COUNT"])
+def test_variables_of_git_do_not_change_the_commit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> tuple[str | None, bool | None]:
+        now = environment()
+        return now["git_commit"], now["git_dirty"]
+
+    before = found()
+    monkeypatch.setenv(name, str(tmp_path))
+    assert found() == before
+
+
 @pytest.mark.parametrize(
     ("given", "start"),
     [

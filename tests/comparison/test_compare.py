@@ -377,9 +377,11 @@ def test_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_what_a_kill_leaves_at_the_start_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
-    (tmp_path / ".config.json.123.tmp").write_text("{")
+    leftover = tmp_path / ".rifflemix-0123456789abcdef.tmp"
+    leftover.mkdir()
+    (leftover / "file").write_text("{")
     assert start(tmp_path, mixers=("tssa",))["status"] == "complete"
-    assert not list(tmp_path.glob(".*.tmp"))
+    assert not leftover.exists()
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_training_is_as_chosen(tmp_path: Path) -> None:
     assert {name: config["train"][name] for name in expected} == expected
     assert config["train"]["weight_decay"] == 0.01
     table = (tmp_path / "run" / "table.md").read_text()
-    assert "betas [0.8, 0.95], warmup_steps 1, label_smoothing 0.1, the same data" in table
+    assert r"betas \[0.8, 0.95\], warmup_steps 1, label_smoothing 0.1, the same data" in table
     again = rm.compare("digits", ["identity"], out=tmp_path / "run", **settings)
     assert again.results["runs"] == found.results["runs"]
     with pytest.raises(rm.InputError, match=r"train\.betas = \[0\.8, 0\.95\]"):

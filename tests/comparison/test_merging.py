@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ import rifflemix as rm
 import rifflemix.cli
 from rifflemix.comparison.merging import merge_comparisons
 from rifflemix.comparison.notes import comparison_notes
+from rifflemix.errors import InputError
 from rifflemix.json_values import sealed
 
 RATES = {"tuned": {"lr": (1e-3, 1e-2)}}
@@ -61,6 +63,27 @@ def test_mixers_and_seeds_make_the_comparison_of_all(folders: Path, tmp_path: Pa
     assert "Differences from softmax attention" in table
     assert "Mean ± sample standard deviation over 2 seeds." in comparison_notes(results)
     assert rm.Comparison.load(tmp_path / "out").results == results
+
+
+@pytest.mark.slow
+def test_a_merge_is_known_by_what_it_merged(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by the names of the folders, which may be equal in two working directories."""
+    for place, parts in (("a", ("softmax0", "tssa0")), ("b", ("softmax1", "tssa1"))):
+        for name, part in zip(("one", "two"), parts, strict=True):
+            shutil.copytree(folders / part, tmp_path / place / name)
+    out = tmp_path / "out"
+    monkeypatch.chdir(tmp_path / "a")
+    first = merge_comparisons(["one", "two"], out).results
+    content = (out / "results.json").read_bytes()
+    monkeypatch.chdir(tmp_path / "b")
+    with pytest.raises(InputError, match="out"):
+        merge_comparisons(["one", "two"], out)
+    assert (out / "results.json").read_bytes() == content
+    (tmp_path / "a").rename(tmp_path / "moved")
+    again = merge_comparisons([tmp_path / "moved" / name for name in ("one", "two")], out).results
+    assert measured(dict(again)) == measured(dict(first))
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rifflemix.errors import InputError
 from rifflemix.files import read_text, user_path
 from rifflemix.json_values import check_json, parse_json
-from rifflemix.locks import scratch_folder
+from rifflemix.locks import delete_leftovers, scratch_folder
 from rifflemix.tasks.core.base import Progress, Request, TaskCard, TaskStatus
 
 Arrays = dict[str, NDArray[Any]]
@@ -130,6 +130,7 @@ def cached_arrays(
     Raises:
         InputError: the arrays cannot be kept, but must be.
     """
+    delete_leftovers(folder.parent)
     stored = load_arrays(folder)
     if stored is not None:
         return stored

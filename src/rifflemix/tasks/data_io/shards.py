@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from rifflemix.errors import InputError
 from rifflemix.files import make_folder
-from rifflemix.locks import FolderInUse, locked
+from rifflemix.locks import FolderInUse, delete_leftovers, locked
 from rifflemix.tasks.core.base import PreparationStopped, Progress, Sample
 from rifflemix.tasks.data_io.files import Array, cannot_keep, load_arrays, store_arrays
 
@@ -185,6 +185,7 @@ def _whole_shards(
     by_image: bool,
 ) -> list[_Shard]:
     """The shards of images number 0 to `count` - 1; missing ones are made."""
+    delete_leftovers(folder)
     shards = [
         _Shard(folder, start, min(length, count - start), length, by_image)
         for start in range(0, count, length)

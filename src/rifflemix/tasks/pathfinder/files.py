@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rifflemix.errors import InputError, bad_argument
+from rifflemix.locks import delete_leftovers
 from rifflemix.tasks.core.base import SPLITS, Request, TaskCard
 from rifflemix.tasks.data_io.bounded import read_bytes, read_npy
 from rifflemix.tasks.data_io.files import cache_root, damaged, reading, stat_key
@@ -170,7 +171,10 @@ def _kept(size: int, preset: str, paths: list[Path]) -> Path:
 
 
 def _unpack(release: Release, request: Request) -> None:
-    if release.archive is None or release.root.is_dir():
+    if release.archive is None:
+        return
+    delete_leftovers(release.root.parent)
+    if release.root.is_dir():
         return
     wanted = re.compile(
         rf"(?:\./)?(?:lra_release/)*{re.escape(release.name)}/"
