@@ -245,7 +245,7 @@ def cases() -> Iterator[object]:
             yield pytest.param(name, mixer, marks=[] if is_fast else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("name", "mixer"), cases())
+@pytest.mark.parametrize(("name", "mixer"), list(cases()))
 def test_a_host_whose_weights_are_renamed_comes_back(name: str, mixer: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = HOSTS[name]()
