@@ -87,6 +87,8 @@ class SwappedAttention(nn.Module):
     """False where the host's tokens are (N, B, C)."""
     _place: str = ""
     _awaited: frozenset[str] = frozenset()
+    _came: frozenset[str] = frozenset()
+    # Tensors that a labelled state lacked, and tensors that came without a label.
 
     def __init__(self, mixer: TokenMixer, original: nn.Module) -> None:
         super().__init__()
@@ -159,9 +161,9 @@ class SwappedAttention(nn.Module):
                     f"a state with mixer.{min(there - own)}",
                     "load the state that was saved from this swap",
                 )
-            self._awaited = frozenset(own - there)
-        else:
-            self._awaited -= there  # the next file of a sharded checkpoint
+            self._awaited, self._came = frozenset(own - there - self._came), frozenset()
+        else:  # the files of a sharded checkpoint come in any order
+            self._awaited, self._came = self._awaited - there, self._came | there
         if self._awaited:
             self._check_at_next_call()
         super()._load_from_state_dict(state_dict, prefix, *others)

@@ -63,7 +63,7 @@ _CROSS = re.compile(r"cross|encoder_attn|(?<![a-z])x_attn|pooling", re.IGNORECAS
 _CROSS_AROUND = re.compile(r"cross_?att", re.IGNORECASE)
 # What hosts hand on beside the mask, which then does not say it.
 _OF_PACKED_SEQUENCES = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-CACHES = ("past_key_values", "layer_past")
+CACHES = ("past_key_values", "layer_past", "cache")
 _KNOWN_ARGUMENTS = {
     "self",
     "hidden_states",

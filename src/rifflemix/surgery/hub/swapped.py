@@ -125,7 +125,7 @@ def _check_keys(model: Any, info: Any) -> None:
     for problem, keys in (
         ("missing", info.missing_keys),
         ("unexpected", info.unexpected_keys),
-        ("of another shape", {key for key, *_ in info.mismatched_keys}),
+        ("from another mixer or with other options", {key for key, *_ in info.mismatched_keys}),
     ):
         found = sorted(key for key in keys if _is_in(key.removeprefix(prefix), places))
         if found:
