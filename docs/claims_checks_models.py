@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from claims_checks import Make, noise
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 import rifflemix as rm
 from rifflemix.analysis import Subject, View, find_subjects, matrix_of, trace
@@ -23,6 +23,7 @@ from rifflemix.plugins.loading import load_plugin
 from rifflemix.recipes import Recipe, get_recipe
 from rifflemix.reproduction.outlines import outline
 from rifflemix.runs.fit import fit_model
+from rifflemix.runs.measure import peak_memory, processor_seconds
 
 DATA, RUNS = Path("data"), Path("runs")
 PLUGIN = Path(__file__).resolve().parent / "claims_models.py"
@@ -128,6 +129,39 @@ _DIMENSION: Mapping[str, float] = {
     "table9-p2-l4-tp2": 245_000,
     "table9-p2-l4-tp1": 241_000,
 }
+
+
+def model_of(row: str, **changes: Any) -> nn.Module:
+    """Build the model of a row of Dimension Mixer."""
+    recipe = get_recipe(f"dimension_mixer/{row}")
+    return rm.create_model(recipe.model, **recipe.model_settings, **changes)
+
+
+def butterfly_cost(models: Callable[[str], nn.Module] = model_of, batch: int = 8) -> dict[str, Any]:
+    """Measure a training step of ViTs with dense and butterfly attention, by patch size.
+
+    Processor time of one thread, and the peak of the memory that the step allocates.
+
+    Source: Dimension Mixer, Table 4, 4 layers on CIFAR-10.
+    """
+    cpu, found = torch.device("cpu"), {}
+    for patch in (4, 2, 1):
+        cost: dict[str, dict[str, float]] = {}
+        for kind in ("dense", "butterfly"):
+            model = models(f"table4-cifar10-p{patch}-l4-{kind}").train()
+            images = noise(batch, 3, 32, 32).float()
+
+            def step(model: nn.Module = model, images: Tensor = images) -> None:
+                model(images).square().mean().backward()
+
+            step()
+            cost[kind] = {
+                "seconds": processor_seconds(step),
+                "bytes": peak_memory(step, cpu),
+            }
+        ratio = {key: cost["dense"][key] / cost["butterfly"][key] for key in cost["dense"]}
+        found[str((32 // patch) ** 2)] = {"cost": cost, "dense_over_butterfly": ratio}
+    return {"batch": batch, "tokens": found}
 
 
 def tied_step(make: Make = rm.create_mixer) -> dict[str, Any]:

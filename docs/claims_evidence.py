@@ -13,6 +13,7 @@ from claims_checks import (
     whole_vit,
 )
 from claims_checks_models import (
+    butterfly_cost,
     csp_parameters,
     dimension_parameters,
     foreground,
@@ -88,6 +89,9 @@ FOREGROUND = Check(
 REPEATED = Check("butterfly-repeated", "Butterfly layers of equal stride", repeated_butterfly)
 DIMENSION_SIZE = Check(
     "dimension-parameters", "Parameters of Tables 3, 4 and 9", dimension_parameters
+)
+BUTTERFLY_COST = Check(
+    "dimension-cost", "Time and memory of dense and butterfly attention", butterfly_cost
 )
 REACH = Check("sinkhorn-reach", "Attention weight on other blocks", sinkhorn_reach, (DIGITS,))
 

@@ -199,6 +199,23 @@ def quasi_global(data: Data) -> Judgement:
     return Judgement(HOLDS if min(reached) > 0.5 else PART, shows)
 
 
+def cheaper_when_long(data: Data) -> Judgement:
+    """Judge whether butterfly attention saves time and memory, and more with more tokens."""
+    ratios = {int(n): of["dense_over_butterfly"] for n, of in data["tokens"].items()}
+    texts, holds = [], []
+    for key, name in (("seconds", "processor time"), ("bytes", "peak memory")):
+        values = [ratios[n][key] for n in sorted(ratios)]
+        listed = ", ".join(f"{value:.2f}" for value in values)
+        texts.append(f"{name} {listed}")
+        holds.append(values[-1] > 1.2 and values[-1] > values[0])
+    shows = (
+        f"a training step with dense attention over one with butterfly attention, with "
+        f"{', '.join(map(str, sorted(ratios)))} tokens: {'; '.join(texts)}. "
+        "Attention here keeps no N x N weights, dense or not"
+    )
+    return Judgement(HOLDS if all(holds) else PART if any(holds) else FAILS, shows)
+
+
 def printed_parameters(data: Data) -> Judgement:
     """Judge the counted parameters against the printed ones."""
     rows = data["rows"]

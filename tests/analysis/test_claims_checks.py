@@ -228,6 +228,32 @@ def test_weight_must_leave_the_own_block() -> None:
     assert judges.quasi_global(wrong).verdict == FAILS
 
 
+def costs(*ratios: tuple[float, float]) -> dict[str, Any]:
+    rows = {
+        str(64 * 4**n): {"dense_over_butterfly": {"seconds": seconds, "bytes": size}}
+        for n, (seconds, size) in enumerate(ratios)
+    }
+    return {"tokens": rows}
+
+
+def test_time_and_memory_must_both_fall_with_length() -> None:
+    judge = judges.cheaper_when_long
+    assert judge(costs((1.0, 1.0), (2.0, 1.5), (4.0, 3.0))).verdict == HOLDS
+    assert judge(costs((1.0, 1.0), (2.0, 1.0), (4.0, 1.0))).verdict == PART
+    assert judge(costs((1.0, 1.0), (1.0, 1.0), (1.0, 1.0))).verdict == FAILS
+
+
+@pytest.mark.slow
+def test_dense_attention_in_both_models_costs_the_same() -> None:
+    def dense(name: str) -> nn.Module:
+        row = name.replace("butterfly", "dense")
+        return models.model_of(row, dim=16, num_layers=1, num_heads=2)
+
+    found = models.butterfly_cost(dense, batch=1)
+    assert judges.cheaper_when_long(found).verdict == FAILS
+    assert all(row["dense_over_butterfly"]["bytes"] == 1.0 for row in found["tokens"].values())
+
+
 def test_other_parameters_than_the_printed_ones_are_named() -> None:
     rows = {n: {"parameters": 1000, "printed": 1001} for n in ("a", "b", "c")}
     assert judges.printed_parameters({"rows": rows}).verdict == HOLDS
