@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from test_surroundings import CALLS, Inputs, first, inputs
@@ -61,6 +59,7 @@ def test_changes_are_noticed_or_do_not_matter(name: str, backend: str) -> None:
             try:
                 found = gradients(name, changed)
             except RuntimeError as error:
-                assert VERSION_ERROR in str(error), changed
+                if VERSION_ERROR not in str(error):
+                    raise
                 continue
             require_same(found, doubled if changed == "output" else expected)

@@ -15,7 +15,6 @@ from rifflemix.mixers._attention.multi_head import MultiHeadMixer
 from rifflemix.mixers.padding import block_of, missing_tokens
 from rifflemix.ops.precision import without_autocast
 
-
 # Tokens whose products a matrix product of torch's adds one after another.
 _TOKENS_TOGETHER = 1024
 
