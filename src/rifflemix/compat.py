@@ -145,6 +145,15 @@ def take_first(table: Tensor, length: int, dim: int) -> Tensor:
     return table.index_select(dim, torch.arange(length, device=table.device))
 
 
+def running_count(flags: Tensor, dim: int) -> Tensor:
+    """Count the flags up to each place along `dim`.
+
+    The sum runs along the first axis. Otherwise torch.export compares strides N and N^2 of a batch
+    of one, and for sizes with a maximum in them it cannot tell that they differ.
+    """
+    return flags.movedim(dim, 0).cumsum(0).movedim(0, dim)
+
+
 def constant_for_compiler(function: _F) -> _F:
     """Mark a function of constants whose result, not whose steps, belongs into a traced graph.
 
@@ -436,6 +445,7 @@ __all__ = [
     "leaves_package",
     "memory_changes",
     "outside_graphs",
+    "running_count",
     "runs_on_gpu",
     "sent_bytes",
     "shapes_only",
@@ -444,4 +454,5 @@ __all__ = [
     "storage_key",
     "take_first",
     "values_can_be_read",
+    "widest_float",
 ]

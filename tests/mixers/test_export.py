@@ -24,6 +24,12 @@ from rifflemix.testing.forms import DIM, MAX_LENGTH
 from rifflemix.testing.graphs import runs_as_onnx
 
 FORMS = [form for name in HEADLINE for form in forms_of(mixer_class(name))]
+ALL_FORMS = [
+    form
+    for name in rm.list_mixers()
+    for form in forms_of(mixer_class(name))
+    if not form.card.one_length
+]
 slow = pytest.mark.slow
 SIZES = ((3, 24), (2, 17), (5, 64), (2, 33), (1, 7), (4, 2), (1, 1))
 
@@ -69,6 +75,20 @@ def test_one_program_without_a_mask_serves_all_lengths(form: Form) -> None:
         torch.testing.assert_close(program.module()(x), mixer(x), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("form", parameters(ALL_FORMS, {"csp"}))
+def test_one_program_for_a_batch_of_one_serves_all_lengths(form: Form) -> None:
+    mixer, masked = form.build(dtype=torch.float32), form.card.padding
+    axes = {1: torch.export.Dim("N", max=MAX_LENGTH)}
+    x, keywords = batch(1, 24, masked=masked)
+    program = torch.export.export(
+        mixer, (x,), keywords, dynamic_shapes=dict.fromkeys(("x", *keywords), axes), strict=False
+    ).module()
+    for length in (24, 17, 64, 33, 2, 1):
+        x, keywords = batch(1, length, masked=masked)
+        expected = mixer(x, **keywords)
+        torch.testing.assert_close(program(x, **keywords), expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -103,15 +123,18 @@ def test_butterfly_has_one_stride_for_all_lengths(options: dict[str, Any]) -> No
     ],
     ids=str,
 )
-def test_groups_of_csp_are_filled_for_any_length(options: dict[str, Any], fewest: int) -> None:
+@pytest.mark.parametrize("size", [1, 3])
+def test_groups_of_csp_are_filled_for_any_length(
+    size: int, options: dict[str, Any], fewest: int
+) -> None:
     mixer = rm.create_mixer("csp", DIM, max_length=MAX_LENGTH, **options).eval()
-    x, keywords = batch(3, 24)
+    x, keywords = batch(size, 24)
     axes = {1: torch.export.Dim("N", min=fewest, max=MAX_LENGTH)}
     shapes = {"x": axes, "key_padding_mask": axes}
     exported = torch.export.export(mixer, (x,), keywords, dynamic_shapes=shapes, strict=False)
     program = exported.module()
     for length in {fewest, 2 + fewest, 17, 24, 33, MAX_LENGTH}:
-        x, keywords = batch(3, length)
+        x, keywords = batch(size, length)
         torch.testing.assert_close(
             program(x, **keywords), mixer(x, **keywords), atol=1e-5, rtol=1e-4
         )

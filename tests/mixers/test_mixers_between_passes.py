@@ -49,7 +49,8 @@ def test_changes_are_noticed_or_do_not_matter(form: Form, backend: str) -> None:
                 try:
                     found = gradients(form, masked, changed)
                 except RuntimeError as error:
-                    assert VERSION_ERROR in str(error), changed
+                    if VERSION_ERROR not in str(error):
+                        raise
                     continue
                 factor = 2 if changed == "output" else 1
                 for gradient, wanted in zip(found, expected, strict=True):

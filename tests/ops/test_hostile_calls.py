@@ -139,12 +139,12 @@ def test_settings_of_8_bits(name: str) -> None:
 def test_mixers_refuse_floats_of_8_bits(name: str) -> None:
     causal = rm.mixer_card(name).streaming
     mixer = rm.create_mixer(name, 32, num_heads=4, max_length=64, causal=causal)
-    with pytest.raises(InputError, match="^x: "):
+    with pytest.raises(InputError, match=r"^x: "):
         mixer(torch.ones(2, 8, 32).to(EIGHT.dtype))
     if causal:
-        with pytest.raises(InputError, match="^x_t: "):
+        with pytest.raises(InputError, match=r"^x_t: "):
             mixer.step(torch.ones(2, 32).to(EIGHT.dtype), mixer.init_state(2))
-        with pytest.raises(InputError, match="^dtype: "):
+        with pytest.raises(InputError, match=r"^dtype: "):
             mixer.init_state(2, dtype=EIGHT.dtype)
 
 

@@ -59,6 +59,7 @@ def test_changes_are_noticed_or_do_not_matter(name: str, backend: str) -> None:
             try:
                 found = gradients(name, changed)
             except RuntimeError as error:
-                assert VERSION_ERROR in str(error), changed
+                if VERSION_ERROR not in str(error):
+                    raise
                 continue
             require_same(found, doubled if changed == "output" else expected)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sound_mixers import BothWays, Mean, NotStreaming, Packed, WithoutMasks
+from sound_mixers import BothWays, GatedAverage, Mean, NotStreaming, Packed, WithoutMasks
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
@@ -390,6 +390,15 @@ class RoundsTokensToHalf(Mean):
     def values(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         rounded = x.half().float() if x.dtype == torch.float32 else x
         return super().values(rounded, key_padding_mask)
+
+
+@breaks("low_precision_follows_float64")
+class AveragesInHalf(GatedAverage):
+    """A recurrence of float32 tokens that rounds what it carries on to float16."""
+
+    def blended(self, gate: Tensor, average: Tensor, value: Tensor) -> Tensor:
+        mixed = super().blended(gate, average, value)
+        return mixed.half().float() if mixed.dtype == torch.float32 else mixed
 
 
 @breaks("exports", "runs_as_onnx")

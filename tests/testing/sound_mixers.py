@@ -82,4 +82,49 @@ class Packed(Mean):
     card = replace(Mean.card, packed=True)
 
 
-SOUND = (Mean, BothWays, WithoutMasks, NotStreaming, Packed)
+class GatedAverage(TokenMixer):
+    """A gated moving average with a long memory: roundings add up within `mix`."""
+
+    card = replace(
+        Mean.card,
+        name="gated_average",
+        padding=False,
+        permutation_equivariant=False,
+        one_length="the recurrence is unrolled",
+    )
+
+    def __init__(self, dim: int, **shared: Any) -> None:
+        super().__init__(dim, **shared)
+        self.value, self.gate = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.proj = nn.Linear(dim, dim)
+        nn.init.constant_(self.gate.bias, 6.0)
+
+    def mix(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        averages = self._averages(x, torch.zeros_like(x[:, 0]))
+        if not self.causal:
+            averages = averages + self._averages(x.flip(1), torch.zeros_like(x[:, 0])).flip(1)
+        y: Tensor = self.proj(averages)
+        return y
+
+    def _averages(self, x: Tensor, average: Tensor) -> Tensor:
+        gates, values = self.gate(x).sigmoid(), self.value(x)
+        averages = []
+        for gate, value in zip(gates.unbind(1), values.unbind(1), strict=True):
+            average = self.blended(gate, average, value)
+            averages.append(average)
+        return torch.stack(averages, 1)
+
+    def blended(self, gate: Tensor, average: Tensor, value: Tensor) -> Tensor:
+        return gate * average + (1 - gate) * value
+
+    def start_stream(self, batch_size: int, device: Any, dtype: Any) -> dict[str, Tensor]:
+        return {"average": torch.zeros(batch_size, self.dim, device=device, dtype=dtype)}
+
+    def advance_stream(
+        self, x_t: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        average = self._averages(x_t.unsqueeze(1), state["average"]).squeeze(1)
+        return self.proj(average), {"average": average}
+
+
+SOUND = (Mean, BothWays, WithoutMasks, NotStreaming, Packed, GatedAverage)

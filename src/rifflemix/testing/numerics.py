@@ -3,49 +3,83 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rifflemix.mixers.base import TokenMixer
 from rifflemix.testing.forms import DIM, Form, require, require_close, tokens
 
 DRAWS = 8
 ROUNDINGS = 16
-"""Roundings in a row between two modules that the measured error knows of, at most."""
+"""Roundings in a row within one operator, at most. The measured error has one for each operator."""
 QUANTILES = ((0.5, 0.55), (0.9, 0.95))
 """Of the errors and, a step further out against chance, of what they may be."""
 
 
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values off by up to half a unit in the last place, as a computation in `dtype` has them."""
-    if not x.is_floating_point():
-        return x
-    return x * (1 + torch.finfo(dtype).eps / 2 * (2 * torch.rand_like(x) - 1))
+class Roundings(TorchDispatchMode):
+    """Inside, every operator rounds its float64 results to `dtype`, up or down at random.
+
+    An operator that only moves numbers changes nothing, because a number that `dtype` holds stays.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        kept = round(-math.log2(torch.finfo(dtype).eps))
+        self.dropped = 1 << (52 - kept)  # of the 52 bits behind the first bit of a float64
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator and round what it computed: new tensors, and those it wrote to."""
+        out = func(*args, **(kwargs or {}))
+        returns = func._schema.returns
+        results = [out] if len(returns) == 1 else list(out or ())
+        for at, (result, described) in enumerate(zip(results, returns, strict=True)):
+            alias = described.alias_info
+            if not isinstance(result, Tensor) or (alias is not None and not alias.is_write):
+                continue  # no tensor, or a view
+            results[at] = result.copy_(self.round(result)) if alias else self.round(result)
+        return results[0] if len(returns) == 1 else type(out)(results) if returns else out
+
+    def round(self, x: Tensor) -> Tensor:
+        """Numbers next to those of `x`: bits that the dtype lacks go, or carry over at random."""
+        if x.dtype == torch.complex128:
+            return torch.view_as_complex(self.round(torch.view_as_real(x).contiguous()))
+        if x.dtype != torch.float64:
+            return x
+        bits = x.view(torch.int64)
+        return (bits + torch.randint_like(bits, self.dropped) & -self.dropped).view(x.dtype)
 
 
 def rounding_error(mixer: TokenMixer, x: Tensor, dtype: torch.dtype) -> Tensor:
     """How far roundings to `dtype` move the float64 outputs: (draws, B, N, C), absolute.
 
-    Input, parameters, buffers and what each module inside gives out are moved by independent
-    roundings. No code for low precision runs, so none can excuse itself.
+    The parameters, the input and the result of every operator are moved by independent roundings.
+    No code for low precision runs, so none can excuse itself.
     """
-    moved = copy.deepcopy(mixer)
-    for module in moved.modules():
-        module.register_forward_hook(
-            lambda _, __, y: rounded(y, dtype) if isinstance(y, Tensor) else y
-        )
     exact = mixer(x)
     errors = []
     for _ in range(DRAWS):
-        tensors = {name: rounded(tensor, dtype) for name, tensor in mixer.state_dict().items()}
-        y = torch.func.functional_call(moved, tensors, (rounded(x, dtype),))
+        tensors = {name: moved(tensor, dtype) for name, tensor in mixer.state_dict().items()}
+        with Roundings(dtype):
+            y = torch.func.functional_call(mixer, tensors, (moved(x, dtype),))
         errors.append((y - exact).abs())
     return torch.stack(errors)
+
+
+def moved(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values off by up to half a unit in the last place of `dtype`."""
+    if not x.is_floating_point():
+        return x
+    return x * (1 + torch.finfo(dtype).eps / 2 * (2 * torch.rand_like(x) - 1))
 
 
 @torch.no_grad()

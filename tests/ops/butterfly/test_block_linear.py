@@ -248,7 +248,7 @@ def test_bad_strides(name: str, stride: Any) -> None:
         block_linear(torch.randn(2, 18), torch.randn(6, 3, 4), **{name: stride})
 
 
-@pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
+@needs_kernels
 def test_gradients_over_a_million_rows_keep_their_digits() -> None:
     x, rows = torch.full((1, 1 << 20, 4), 0.3), 1 << 20
     weight, bias = torch.full((2, 2, 2), 0.7).requires_grad_(), torch.zeros(2, 2).requires_grad_()

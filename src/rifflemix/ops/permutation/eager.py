@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rifflemix.compat import as_operand, leaves_package, stable_order, statically_known_true
+from rifflemix.compat import (
+    as_operand,
+    leaves_package,
+    running_count,
+    stable_order,
+    statically_known_true,
+)
 from rifflemix.ops.permutation.spec import Permuted, SortSpec
 
 KEY_DTYPES = {
@@ -256,8 +262,8 @@ def shift_index(x: Tensor, steps: Tensor, mask: Tensor | None) -> Tensor:
 def valid_first(mask: Tensor, dim: int) -> Tensor:
     """The rank of each position when valid positions come first, each kind in its own order."""
     valid = ~mask
-    among_padding = mask.cumsum(dim) + valid.sum(dim, keepdim=True)
-    return torch.where(valid, valid.cumsum(dim), among_padding) - 1
+    among_padding = running_count(mask, dim) + valid.sum(dim, keepdim=True)
+    return torch.where(valid, running_count(valid, dim), among_padding) - 1
 
 
 def invert(permutation: Tensor, dim: int) -> Tensor:
