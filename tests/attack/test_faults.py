@@ -49,18 +49,20 @@ def _injected(server: Server) -> None:
 @pytest.mark.parametrize("kind", STRIKES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_at_any_file_operation(
-    name: str, kind: str, server: Server, straight: Straight, attack: Any, tmp_path: Path
+    name: str, kind: str, server: Server, straight: Straight, attack: Any
 ) -> None:
     strike, number = STRIKES[kind], CASES[name]
+    # As far from the inputs as the undisturbed run: results name their folders.
+    folder = server.folder / "struck" / "case"
     total = straight(name).operations[strike.kinds]
     if number is None:
         for at in range(1, total + 1):
-            struck_once(name, strike, at, server, straight, tmp_path / "case")
+            struck_once(name, strike, at, server, straight, folder)
             attack.count(f"faults ({kind})")
         return
 
     def case(draw: random.Random) -> None:
-        struck_once(name, strike, draw.randint(1, total), server, straight, tmp_path / "case")
+        struck_once(name, strike, draw.randint(1, total), server, straight, folder)
         attack.count(f"faults ({kind})")
 
     attack.each(number, case)
