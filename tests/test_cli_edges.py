@@ -303,3 +303,25 @@ def test_a_run_that_diverged(
     words = ["train", *TINY, "--mixer", "average", "--lr", "1e30", "--out", str(tmp_path / "out")]
     assert main(monkeypatch, *words) == 1
     assert "error: training diverged" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(5, "Input/output error", "runs/\x1b[31mx"), "runs/\\x1b[31mx: Input/output error"),
+        (OSError(5, "Input/output error"), "Input/output error"),
+    ],
+    ids=["with a name", "without"],
+)
+def test_a_disk_that_fails_anywhere_is_one_sentence(
+    error: OSError, said: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("rifflemix.reproduction.load_results", fail)
+    ended = cli("report", tmp_path, "--out", tmp_path / "out")
+    assert ended.code == 2
+    assert ended.err.startswith("error: ")
+    assert ended.err.endswith(f"{said}\n")
+    assert ended.err.count("\n") == 1

@@ -71,7 +71,7 @@ def test_progress_bars() -> None:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """A foreign result of a recipe whose names are hostile."""
+    """A foreign result of a recipe with hostile names."""
     recipe = small(train=QUICK, name="test/hostile", paper=HOSTILE, table=HOSTILE, row=HOSTILE,
                    column=HOSTILE)  # fmt: skip
     path = tmp_path / "runs" / "[red]\x1b[31m" / "results.json"

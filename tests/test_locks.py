@@ -49,7 +49,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_lock_is_not_kept_by_a_forked_child(tmp_path: Path) -> None:
-    """As data loading processes are, which outlive a killed parent by seconds."""
+    """Data loading processes outlive a killed parent by seconds."""
     command = [sys.executable, "-c", HOLD_AND_FORK, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
@@ -165,7 +165,7 @@ def test_a_file_or_a_link_with_the_name_of_a_temporary_folder_stays(tmp_path: Pa
 def test_writes_on_a_file_system_without_locks(
     leftover: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can tell there whether a temporary folder is in use, so none is deleted."""
+    """Without locks a temporary folder may be in use, so rifflemix does not delete it."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")

@@ -59,7 +59,7 @@ def test_readable_texts_stay_as_they_are() -> None:
 
 
 def visible(html: str) -> str:
-    """The text of HTML that has no tags but those of its block."""
+    """The text of HTML without tags except block tags."""
     assert not re.search(r"<(?!/?(?:p|h1|li|ul|table|thead|tbody|tr|th|td)\b)", html), html
     return unescape(re.sub(r"<[^>]*>", "", html)).strip("\n")
 

@@ -21,7 +21,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(terminal_text(" ".join(str(message).splitlines())))
+        super().__init__(_one_line(message))
 
 
 class RunFailed(InputError):
@@ -29,10 +29,17 @@ class RunFailed(InputError):
 
 
 class InputWarning(UserWarning):
-    """What a user should know of files, data or packages of his that work only in part.
+    """A file, data set or package of the user works only in part.
 
     The command line prints it as one sentence.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_one_line(message))
+
+
+def _one_line(message: object) -> str:
+    return terminal_text(" ".join(str(message).splitlines()))
 
 
 _NO_MEMORY = re.compile("out ?of ?memory|can(?:no|')t allocate memory", re.IGNORECASE)

@@ -28,7 +28,7 @@ def terminal_text(value: object) -> str:
 
 
 def plot_text(value: object) -> str:
-    """Write a text for matplotlib, which then reads no formula in it."""
+    """Write a text for matplotlib without formulas."""
     return re.sub(r"(?<!\\)\$", r"\\$", terminal_lines(value))
 
 
@@ -55,7 +55,7 @@ def bold(value: object) -> Markdown:
 
 
 def code(value: object) -> Markdown:
-    """Write a text as code, whatever backticks it has."""
+    """Write a text as code, also if it has backticks."""
     text = terminal_text(value)
     ticks = "`" * (max(map(len, re.findall("`+", text)), default=0) + 1)
     space = " " if len(ticks) > 1 else ""

@@ -14,13 +14,13 @@ import pytest
 from forked_commands import ALL_OPERATIONS, CHANGES, Fault, Injection, Server
 from run_commands import COMMANDS, Straight, command, difference, finish, outcome
 
-# Commands that take a moment: every operation is struck. Others: so many of them, drawn at random.
+# None: strike every file operation. A number: strike this many random ones.
 CASES: dict[str, int | None] = {
     "save_pretrained": None, "save_swapped": None, "report": None, "merge": 20, "analyze": 12,
     "data prepare": 8, "compare": 8, "train": 8, "reproduce": 8, "sweep": 6, "merge suites": 6,
     "suite": 4, "analyze all": 4, "bench": 2,
 }  # fmt: skip
-# Names that look like those of temporary files, but are a user's.
+# Files of a user with names similar to temporary files.
 MINE = (".notes.tmp", ".0123456789abcdef.tmp", ".rifflemix-notes.tmp")
 
 
@@ -49,18 +49,20 @@ def _injected(server: Server) -> None:
 @pytest.mark.parametrize("kind", STRIKES)
 @pytest.mark.parametrize("name", CASES)
 def test_a_fault_at_any_file_operation(
-    name: str, kind: str, server: Server, straight: Straight, attack: Any, tmp_path: Path
+    name: str, kind: str, server: Server, straight: Straight, attack: Any
 ) -> None:
     strike, number = STRIKES[kind], CASES[name]
+    # As far from the inputs as the undisturbed run: results name their folders.
+    folder = server.folder / "struck" / "case"
     total = straight(name).operations[strike.kinds]
     if number is None:
         for at in range(1, total + 1):
-            struck_once(name, strike, at, server, straight, tmp_path / "case")
+            struck_once(name, strike, at, server, straight, folder)
             attack.count(f"faults ({kind})")
         return
 
     def case(draw: random.Random) -> None:
-        struck_once(name, strike, draw.randint(1, total), server, straight, tmp_path / "case")
+        struck_once(name, strike, draw.randint(1, total), server, straight, folder)
         attack.count(f"faults ({kind})")
 
     attack.each(number, case)
@@ -69,7 +71,7 @@ def test_a_fault_at_any_file_operation(
 def struck_once(
     name: str, strike: Strike, at: int, server: Server, straight: Straight, folder: Path
 ) -> None:
-    """Strike a command at an operation, then run it again; nothing may tell that it was struck."""
+    """Strike a command at an operation, then run it again and compare with an undisturbed run."""
     shutil.rmtree(folder, ignore_errors=True)
     out, mine = folder / "out", user_files(folder, in_out=at % 2 == 0)
     injection = Injection((str(folder),), strike.fault, at, strike.error, strike.kinds)

@@ -137,7 +137,8 @@ def _run() -> int:
             _fail(f"not enough memory ({reason}); a smaller batch or model needs less")
             return EXIT_FAILED
         if isinstance(error, OSError) and error.strerror:
-            return _fail(f"cannot use {error.filename or 'a file'}: {error.strerror}")
+            what = f"cannot use {error.filename}" if error.filename else "the system refused"
+            return _fail(f"{what}: {error.strerror}")
         raise
     return code if isinstance(code, int) else 0
 

@@ -63,8 +63,8 @@ def merge_suites(folders: Sequence[str | Path], out: str | Path) -> SuiteCompari
     done = {name: merged.results for name, merged in made.items()}
     _check_alike(done)
     summary = suite_summary(suite, list(done), done)
-    parts = {name: merged.parts for name, merged in made.items()}
-    with claimed_folder(target, merge_settings(parts)):
+    merged_parts = {name: merged.parts for name, merged in made.items()}
+    with claimed_folder(target, merge_settings(merged_parts)):
         for merged in made.values():
             merged.write()
         write_suite_files(target, summary, done)

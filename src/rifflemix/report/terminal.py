@@ -1,4 +1,4 @@
-"""Texts and tables for rich, which reads no markup in them."""
+"""Texts and tables for rich, without markup."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def text_table(
         rows: cells; a `Text` is shown as it is.
         title: above the table.
         right: columns that are aligned there.
-        whole: columns whose texts are never cut.
+        whole: columns that are never cut.
     """
     table = Table(box=SIMPLE_HEAD, title=plain(title) if title else None)
     for index, header in enumerate(headers):

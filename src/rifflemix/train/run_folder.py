@@ -19,6 +19,7 @@ from rifflemix.files import (
     damaged_run,
     flush,
     read_json_lines,
+    reported,
     user_path,
 )
 from rifflemix.json_values import check_json, parse_json
@@ -79,7 +80,7 @@ class RunFolder:
         Raises:
             InputError: the log is shorter than that, or what stays is no log or another one.
         """
-        try:
+        with reported("write", self.log):
             if self.log.exists():
                 check_regular(self.log)
             with open(self.log, "ab") as file:
@@ -89,27 +90,23 @@ class RunFolder:
                         f"{file.tell()}; remove the folder to start over"
                     )
                 file.truncate(size)
-        except OSError as error:
-            raise InputError(f"cannot write {self.log}: {error.strerror}") from error
         read_log(self.log)
-        if sha256 and sha256 != self._log_digest():
+        with reported("read", self.log):
+            digest = self._log_digest()
+        if sha256 not in ("", digest):
             raise damaged_run(self.log, "its checksum does not match")
 
     def append_log(self, entry: Mapping[str, Any]) -> None:
         """Add one line of JSON."""
-        try:
-            with open(self.log, "a", encoding="utf-8") as file:
-                file.write(json.dumps(entry, allow_nan=False) + "\n")
-        except OSError as error:
-            raise InputError(f"cannot write {self.log}: {error.strerror}") from error
+        line = json.dumps(entry, allow_nan=False) + "\n"
+        with reported("write", self.log), open(self.log, "a", encoding="utf-8") as file:
+            file.write(line)
 
     def settle_log(self) -> tuple[int, str]:
         """Flush the log to disk; its size in bytes and its checksum."""
-        try:
+        with reported("write", self.log):
             flush(self.log)
             return self.log.stat().st_size, self._log_digest()
-        except OSError as error:
-            raise InputError(f"cannot write {self.log}: {error.strerror}") from error
 
     def _log_digest(self) -> str:
         return hashlib.sha256(self.log.read_bytes()).hexdigest()
