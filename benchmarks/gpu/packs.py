@@ -26,7 +26,7 @@ _PART = 55_000_000
 # Pack -> files of the data folder.
 FILES = {
     "text": ("imdb_train.jsonl.xz", "imdb_test.jsonl.xz"),
-    "sst": tuple(f"sst_binary.{split}.txt.xz" for split in ("train", "dev", "test")),
+    "sst": ("sst2_glue_train.tsv.xz", "sst2_glue_dev.tsv.xz"),
     "retrieval": (
         "aan_docs.jsonl.xz",
         "aan_pairs.train.tsv",

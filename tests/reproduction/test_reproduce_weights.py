@@ -104,6 +104,7 @@ def test_the_command_chooses_the_weights(tmp_path: Path, cli: Cli, listed: list[
     assert results["ours"] == results["ours_last"]
 
 
+@pytest.mark.slow
 def test_another_run_starts_from_the_weights_that_count(tmp_path: Path) -> None:
     for weights in ("best", "last"):
         folder = tmp_path / weights
@@ -138,6 +139,7 @@ def test_an_unfinished_run_of_other_settings_is_refused_untouched(tmp_path: Path
     assert run_reproduction(plan_reproduction(earlier, out))["status"] == "complete"
 
 
+@pytest.mark.slow
 def test_smaller_batches_are_smaller_in_tokens(tmp_path: Path) -> None:
     recipe = get_recipe("sinkhorn/table1-sort-transformer")
     sizes = {"num_train": 60, "num_validation": 8, "num_test": 8}
