@@ -18,7 +18,10 @@ Result = Mapping[str, Any]
 OTHER_DATA = "other data"
 OTHER_SETTINGS = "other settings"
 # Fields without an effect on a run, and settings that the command line changes.
-_NOT_SETTINGS = ("name", "paper", "table", "row", "column", "printed", "notes", "planned_steps")
+_NOT_SETTINGS = (
+    "name", "paper", "table", "row", "column", "printed", "notes", "planned_steps",
+    "not_comparable",
+)  # fmt: skip
 _OF_A_RUN = ("seed", "compile", "num_workers", "precision", "batch_size")
 
 
@@ -59,14 +62,14 @@ def agreement(runs: Sequence[Result]) -> Agreement | None:
     """Compare the mean over runs of one recipe with the reported value.
 
     Returns:
-        None without a reported value or a finished run, and for runs that are reduced or have
-        other data or settings than the recipe.
+        None without a reported value or a finished run, for runs that are reduced or have other
+        data or settings than the recipe, and for recipes that are not comparable with print.
     """
     first = runs[0]
     reported, ours = first["recipe"]["printed"], [run["ours"] for run in runs]
     if reported is None or None in ours or any(map(is_reduced, runs)):
         return None
-    if any(map(changed_settings, runs)):
+    if any(map(changed_settings, runs)) or _is_not_comparable(first["recipe"]["name"]):
         return None
     value = statistics.fmean(ours)
     return Agreement(
@@ -175,6 +178,11 @@ def _settings(recipe: Recipe) -> str:
     for name in _OF_A_RUN:
         del values["train"][name]
     return json.dumps(values, sort_keys=True, default=list)
+
+
+def _is_not_comparable(name: str) -> bool:
+    today = _listed(name)
+    return today is not None and bool(today.not_comparable)
 
 
 def _listed(name: str) -> Recipe | None:

@@ -303,15 +303,9 @@ def _entries(found: Found) -> list[Entry]:
         recipe = run["recipe"]
         train = recipe["train"]
         start = (run.get("started_from") or {}).get("blake2b", "")
-        reduction = (
-            train["max_steps"],
-            run["steps"],
-            recipe["width"],
-            train["batch_size"],
-            recipe.get("weights", "best"),
-            start,
-        )
-        made_of = (changed_settings(run), data_of(run), "" if is_reduced(run) else settings_of(run))
+        reduction = (train["max_steps"], run["steps"], recipe["width"], train["batch_size"], start)
+        settings = recipe.get("weights", "best") if is_reduced(run) else settings_of(run)
+        made_of = (changed_settings(run), data_of(run), settings)
         same = groups.setdefault(recipe["name"], {}).setdefault((*reduction, *made_of), [])
         same.append((path, run))
     entries = []
